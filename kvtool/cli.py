@@ -1,0 +1,177 @@
+"""The command line: parse, call a command, render, exit. The only place that exits.
+
+How to add a command
+--------------------
+1. Write `kvtool/commands/<verb>.py` with a function `command` (and below it whatever it calls):
+
+       @dataclass(frozen=True)
+       class Built(Result):
+           command: ClassVar[str] = "build"
+           seconds: float
+           def render(self, console: Console) -> None:
+               console.line(f"built in {self.seconds:.1f} s")
+
+       def run(project: Project, console: Console, options: Options) -> Built: ...
+
+       def command(env: Env, jobs: Annotated[int, typer.Option("--jobs", "-j", help="...")] = 0) -> Built:
+           '''Build the patched tree.          <- first line: the summary that `kvtool --help` lists
+
+           The rest: what `kvtool build --help` teaches, with an example.'''
+           return run(env.project, env.console, Options(jobs))
+
+2. Add the verb to COMMANDS below, in the order of use.
+
+`command` takes `env: Env` first, then typer-annotated parameters. The options every command has (--json, --quiet,
+--verbose, --project, --tree) are added here and arrive as env. It returns a Result; it never prints (env.console does)
+and never exits: errors are raised (KvtoolError) or carried by Result.failure, and this module turns either into the
+exit code. env.project is looked up on first use, so a command that needs no project works anywhere.
+Import Env (from kvtool.env) at run time, not under TYPE_CHECKING: the signature is evaluated. Import heavy libraries
+inside run(), not at the top: `kvtool --help` imports every command module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from kvtool import __version__
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.errors import KvtoolError, UsageError
+from kvtool.result import Result
+
+# The order in which one uses them; `kvtool --help` lists them so.
+COMMANDS = ("doctor", "fetch", "apply", "status", "build", "verify", "export")
+
+EPILOG = "Start: kvtool doctor, then fetch, apply, build, verify. Each command's --help has an example."
+
+
+_SHARED: dict[str, Any] = {
+    "json": Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="No steps and no progress on stderr.")],
+    "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="Show each command that is run.")],
+    "project": Annotated[
+        Path | None,
+        typer.Option("--project", metavar="DIR", help="Directory with patches/series.toml.", show_default=False),
+    ],
+    "tree": Annotated[
+        Path | None, typer.Option("--tree", metavar="DIR", help="Patched tree [PROJECT/llama.cpp].", show_default=False)
+    ],
+}
+
+
+def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
+    """Wrap a command: its own parameters plus the shared ones, returning the exit code."""
+
+    def call(**given: Any) -> int:
+        shared = {name: given.pop(name) for name in _SHARED}
+        console = Console(json=shared["json"], quiet=shared["quiet"], verbose=shared["verbose"])
+        result = command(Env(console, shared["project"], shared["tree"]), **given)
+        console.result(result)
+        return result.failure.exit_code if result.failure else 0
+
+    own = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    ]
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False if name in ("json", "quiet", "verbose") else None,
+            annotation=hint,
+        )
+        for name, hint in _SHARED.items()
+    ]
+    call.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    call.__doc__ = inspect.getdoc(command)
+    return call
+
+
+def build_app() -> typer.Typer:
+    """The typer app with every command of COMMANDS that exists."""
+    app = typer.Typer(
+        name="kvtool",
+        help=(
+            "Give llama.cpp a KV cache that grows on demand: carry a patch set over a pinned upstream.\n\n"
+            "doctor: is everything here? -> fetch: the pinned llama.cpp -> apply: the patched tree -> "
+            "build -> verify: dynamic equals static, bit for bit."
+        ),
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    ) -> None:
+        if version:
+            Console().line(f"kvtool {__version__}")
+            raise typer.Exit(0)
+
+    for verb in COMMANDS:
+        if importlib.util.find_spec(f"kvtool.commands.{verb}") is not None:
+            module = importlib.import_module(f"kvtool.commands.{verb}")
+            app.command(verb)(_typer_command(module.command))
+    return app
+
+
+def _interrupted(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt  # a `kill` unwinds like Ctrl-C: children ended, temporary files removed
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line; the exit code. Never raises."""
+    edge = Console(json="--json" in argv)
+    try:
+        code = build_app()(args=argv, prog_name="kvtool", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KvtoolError as err:
+        edge.error(err)
+        return err.exit_code
+    except typer.Exit as done:
+        return done.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        edge.error(_Interrupted("interrupted"))
+        return 130
+    except BrokenPipeError:
+        return 0
+    except Exception as err:
+        if hasattr(err, "format_message"):  # the parser's own usage errors, whichever click typer carries
+            if message := err.format_message():
+                edge.error(UsageError(message, next_step=f"kvtool {_verb(argv)}--help"))
+            elif hasattr(err, "show"):
+                err.show()
+            return 2
+        edge.error(KvtoolError(f"internal error: {type(err).__name__}", why=str(err), next_step="please report this"))
+        edge.traceback(traceback.format_exc())
+        return 1
+
+
+class _Interrupted(KvtoolError):
+    exit_code = 130
+    code = "interrupted"
+
+
+def _verb(argv: list[str]) -> str:
+    return next((f"{a} " for a in argv if a in COMMANDS), "")
+
+
+def main() -> NoReturn:
+    """Entry point of the `kvtool` script."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""The only module that prints.
+
+Results go to stdout: a human rendering, or with --json one document and nothing else. Everything on the way (steps,
+progress, commands, errors) goes to stderr, so that stdout can be piped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console as RichConsole
+from rich.markup import escape
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+from kvtool import process
+from kvtool.errors import KvtoolError
+from kvtool.result import Result
+
+_QUIET_SECONDS = 10.0  # how often a progress is told where nobody sees a bar (CI logs)
+
+
+class Progress(Protocol):
+    """A running progress; done and total are in the unit the caller chose."""
+
+    def update(self, done: float, note: str = "") -> None: ...
+
+    def set_total(self, total: float | None) -> None: ...
+
+
+class _Bar:
+    """On a terminal: a bar that redraws itself."""
+
+    def __init__(self, bars: RichProgress, task: TaskID) -> None:
+        self._bars, self._task = bars, task
+
+    def update(self, done: float, note: str = "") -> None:
+        self._bars.update(self._task, completed=done, note=escape(note))
+
+    def set_total(self, total: float | None) -> None:
+        self._bars.update(self._task, total=total)
+
+
+class _Lines:
+    """Elsewhere: a line now and then."""
+
+    def __init__(self, console: Console, text: str, total: float | None) -> None:
+        self._console, self._text, self._total = console, text, total
+        self._last = time.monotonic()
+
+    def update(self, done: float, note: str = "") -> None:
+        now = time.monotonic()
+        if now - self._last >= _QUIET_SECONDS:
+            self._last = now
+            share = f" {100 * done / self._total:.0f}%" if self._total else ""
+            self._console.step(f"{self._text}{share} {note}".rstrip())
+
+    def set_total(self, total: float | None) -> None:
+        self._total = total
+
+
+class Console:
+    """Made by cli.py, handed to every command."""
+
+    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        self.json, self.quiet, self.verbose = json, quiet, verbose
+        self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._err = RichConsole(file=sys.stderr, highlight=False, soft_wrap=True)
+        process.observe(self.echo_command if verbose else None)
+
+    def step(self, text: str) -> None:
+        """One line of what is going on, on stderr."""
+        if not self.quiet:
+            self._err.print(escape(text))
+
+    def echo_command(self, argv: Sequence[str | Path]) -> None:
+        """`+ command` on stderr, when verbose."""
+        if self.verbose:
+            self._err.print(f"[dim]+ {escape(process.quote(argv))}[/dim]")
+
+    @contextlib.contextmanager
+    def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:
+        """A bar on stderr while the block runs (total None: unknown); sparse lines where stderr is no terminal."""
+        if self.quiet or not self._err.is_terminal:
+            self.step(text)
+            yield _Lines(self, text, total)
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+        )
+        with RichProgress(*columns, console=self._err, transient=True) as bars:
+            yield _Bar(bars, bars.add_task(escape(text), total=total, note=""))
+
+    def line(self, text: str = "", style: str | None = None) -> None:
+        """One line of a result, on stdout; for Result.render() only. style: a rich style such as "bold red"."""
+        self._out.print(escape(text), style=style)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
+        """A table of a result, on stdout; a column whose name starts with ">" is right-aligned."""
+        table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(
+                escape(column.removeprefix(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
+            )
+        for row in rows:
+            table.add_row(*(escape(str(cell)) for cell in row))
+        self._out.print(table, soft_wrap=False)
+
+    def result(self, result: Result) -> None:
+        """Render a result: as JSON, or for people (followed by its failure, if it is one)."""
+        if self.json:
+            self.document(result.to_json())
+            return
+        result.render(self)
+        if result.failure is not None:
+            self.error(result.failure)
+
+    def error(self, err: KvtoolError) -> None:
+        """An error: one JSON document on stdout, or what / why / next on stderr."""
+        if self.json:
+            self.document({"ok": False, "error": err.to_json()})
+            return
+        self._err.print(f"[bold red]error:[/bold red] {escape(err.what)}")
+        if err.why:
+            self._err.print(f"  why:  {escape(err.why)}")
+        if err.next_step:
+            self._err.print(f"  next: {escape(err.next_step)}")
+        if err.output:
+            self._err.print(escape(err.output.rstrip()), style="dim")
+
+    def traceback(self, text: str) -> None:
+        """The traceback of an internal error, on stderr."""
+        self._err.print(escape(text.rstrip()), style="dim")
+
+    def document(self, doc: object) -> None:
+        """One JSON document on stdout, plain (no wrapping, no colour)."""
+        sys.stdout.write(json.dumps(doc, indent=2, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,224 @@
+"""Run other programs. The only importer of subprocess.
+
+capture() for short commands whose output is data, stream() for long ones whose lines drive a progress bar, spawn() for
+servers. The executable is resolved first, so that a missing one is a clear error and never a traceback. A failed
+captured run shows its output in the error; a streamed one has shown it already, so the caller decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from kvtool.errors import KvtoolError, MissingToolError
+
+Process: TypeAlias = subprocess.Popen[bytes]
+
+_observer: Callable[[Sequence[str]], None] | None = None
+
+
+def observe(callback: Callable[[Sequence[str]], None] | None) -> None:
+    """Call `callback` with each argv before it runs (console.py echoes it when verbose)."""
+    global _observer
+    _observer = callback
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished process. stdout and stderr are text ("" for what was not captured); seconds is wall time."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def quote(argv: Sequence[str | Path]) -> str:
+    """The command as one would type it."""
+    return shlex.join(str(a) for a in argv)
+
+
+def which(name: str) -> Path | None:
+    """A program on PATH, then beside the running python (a venv that is not activated has cmake and ninja there)."""
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    return Path(found) if found else None
+
+
+def _resolve(argv: Sequence[str | Path]) -> list[str]:
+    out = [str(a) for a in argv]
+    if os.sep not in out[0] and (os.altsep is None or os.altsep not in out[0]):
+        found = which(out[0])
+        if found is None:
+            raise MissingToolError(
+                f"{out[0]} is not installed", why=f"it is not on PATH and not beside {sys.executable}"
+            )
+        out[0] = str(found)
+    if _observer is not None:
+        _observer(out)
+    return out
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, **(env or {})}
+
+
+def _failed_to_start(argv: Sequence[str], err: OSError) -> KvtoolError:
+    return MissingToolError(f"cannot run {argv[0]}", why=str(err))
+
+
+def capture(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | bytes | None = None,
+    check: bool = True,
+    error: type[KvtoolError] = KvtoolError,
+    timeout: float | None = None,
+) -> Completed:
+    """Run to the end and return both outputs as text (UTF-8, undecodable bytes as surrogates, so nothing is lost).
+
+    env is merged over os.environ. With check, a non-zero exit or a timeout (seconds) raises `error` with the output.
+    """
+    args = _resolve(argv)
+    data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            args,
+            cwd=cwd,
+            env=_environment(env),
+            input=data if data is not None else b"",
+            capture_output=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired as err:
+        raise error(f"{Path(args[0]).name} did not finish within {timeout:g} s", why=quote(argv)) from err
+    except OSError as err:
+        raise _failed_to_start(args, err) from err
+    out = done.stdout.decode("utf-8", "surrogateescape")
+    text = done.stderr.decode("utf-8", "surrogateescape")
+    if check and done.returncode != 0:
+        raise error(
+            f"{Path(args[0]).name} failed with exit code {done.returncode}",
+            why=quote(argv),
+            output=(text + out).strip(),
+        )
+    return Completed(tuple(args), done.returncode, out, text, time.monotonic() - start)
+
+
+def _own_group() -> dict[str, int]:
+    """A group of its own, so that the whole family can be ended at once."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"process_group": 0}
+
+
+def _end(process: Process, grace: float = 5.0) -> None:
+    """End the process and everything it started; never raises."""
+    if sys.platform == "win32":
+        if process.poll() is None:
+            subprocess.run(["taskkill", "/T", "/F", "/PID", str(process.pid)], capture_output=True)
+            process.wait()
+        return
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, sig)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+            if sig == signal.SIGTERM:
+                continue  # the leader is gone; KILL still reaches children that ignored TERM
+            break
+
+
+def _lines(process: Process) -> Iterator[str]:
+    """Lines as they come, ended by LF, CR or CRLF (progress counters use CR)."""
+    assert process.stdout is not None
+    pending = b""
+    while chunk := os.read(process.stdout.fileno(), 65536):
+        pending += chunk
+        *whole, pending = pending.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace")
+    if pending:
+        yield pending.decode("utf-8", "replace")
+
+
+def stream(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None],
+) -> Completed:
+    """Run to the end, giving each line of merged stdout and stderr to on_line as it comes; never checks the exit code.
+
+    Completed.stdout has all of it. An exception out of on_line, or Ctrl-C, ends the whole process group.
+    """
+    args = _resolve(argv)
+    start = time.monotonic()
+    collected: list[str] = []
+    try:
+        process = subprocess.Popen(
+            args,
+            cwd=cwd,
+            env=_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            **_own_group(),  # type: ignore[call-overload]
+        )
+    except OSError as err:
+        raise _failed_to_start(args, err) from err
+    try:
+        for line in _lines(process):
+            collected.append(line)
+            on_line(line)
+        process.wait()
+    except BaseException:
+        _end(process)
+        raise
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
+    return Completed(tuple(args), process.returncode, "\n".join(collected), "", time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def spawn(
+    argv: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Path,
+) -> Iterator[Process]:
+    """A process that runs beside us, its merged output in the file `stdout`; ended, with its children, on exit."""
+    args = _resolve(argv)
+    with stdout.open("wb") as log:
+        try:
+            process = subprocess.Popen(
+                args,
+                cwd=cwd,
+                env=_environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                **_own_group(),  # type: ignore[call-overload]
+            )
+        except OSError as err:
+            raise _failed_to_start(args, err) from err
+        try:
+            yield process
+        finally:
+            _end(process)

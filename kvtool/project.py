@@ -1,0 +1,79 @@
+"""Where things are: the project (patches/ and cpp/), the patched tree, the user-wide cache."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from kvtool.errors import UsageError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Project:
+    """All paths are absolute. tree and cache need not exist yet."""
+
+    root: Path
+    patches: Path
+    cpp: Path
+    tree: Path
+    cache: Path
+
+    @property
+    def series(self) -> Path:
+        return self.patches / "series.toml"
+
+    @property
+    def lock(self) -> Path:
+        return self.patches / "upstream.lock"
+
+
+def user_cache() -> Path:
+    """KVTOOL_CACHE, or the cache directory of this user on this system."""
+    named = os.environ.get("KVTOOL_CACHE")
+    return Path(named).expanduser().absolute() if named else platformdirs.user_cache_path("kvtool", appauthor=False)
+
+
+def _is_project(path: Path) -> bool:
+    return (path / "patches" / "series.toml").is_file()
+
+
+def _root(start: Path | None) -> Path:
+    named = start or (Path(os.environ["KVTOOL_PROJECT"]) if os.environ.get("KVTOOL_PROJECT") else None)
+    if named is not None:
+        root = named.expanduser().absolute()
+        if not _is_project(root):
+            raise UsageError(
+                f"{root} is not a kvtool project",
+                why="it has no patches/series.toml",
+                next_step="name the directory that has one with --project DIR or KVTOOL_PROJECT",
+            )
+        return root
+    here = Path.cwd()
+    # An installed wheel carries the patch set as data; an editable install has it beside the package.
+    candidates = (here, *here.parents, _PACKAGE.parent, _PACKAGE / "_data")
+    for candidate in candidates:
+        if _is_project(candidate):
+            return candidate
+    raise UsageError(
+        "no kvtool project found",
+        why=f"there is no patches/series.toml in {here} or above, and this kvtool carries none",
+        next_step="run kvtool inside a checkout, or name one with --project DIR or KVTOOL_PROJECT",
+    )
+
+
+def find_project(start: Path | None = None, tree: Path | None = None) -> Project:
+    """start: --project, or None for KVTOOL_PROJECT, upward from here, this kvtool's own checkout, packaged data.
+
+    tree: --tree, or None for KVTOOL_TREE, `<root>/llama.cpp`; packaged data has no place for a tree, so there it is
+    ./llama.cpp. Raises UsageError when there is no project.
+    """
+    root = _root(start)
+    packaged = root == _PACKAGE / "_data"
+    named = tree or (Path(os.environ["KVTOOL_TREE"]) if os.environ.get("KVTOOL_TREE") else None)
+    checkout = named.expanduser().absolute() if named else (Path.cwd() if packaged else root) / "llama.cpp"
+    return Project(root, root / "patches", root / "cpp", checkout, user_cache())
