@@ -1,0 +1,169 @@
+"""Run a build plan: configure when needed, then ninja with a live progress bar. Errors show the failing command."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from kvtool import ninja, process
+from kvtool.cmake import Plan
+from kvtool.console import Console
+from kvtool.errors import BuildError, UsageError
+
+_STAMP = "kvtool-configure.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a build did. steps: how many of ninja's steps ran; cache_hits and cache_misses: ccache's, 0 without it."""
+
+    targets: tuple[str, ...]
+    configured: bool = False
+    steps: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+
+def run(planned: Plan, console: Console) -> Outcome:
+    """Configure when something changed, then build. BuildError with the failing command's own output.
+
+    The build directory is locked: two builds in it at once would spoil each other.
+    """
+    planned.build_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(planned.build_dir):
+        configured = _configure(planned, console)
+        targets = _existing_targets(planned)
+        stats = planned.build_dir / "ccache.stats"
+        stats.unlink(missing_ok=True)
+        steps = _build(planned, targets, console)
+        hits, misses = ccache_counts(stats)
+    return Outcome(targets, configured, steps, hits, misses)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    lock = filelock.FileLock(directory / "kvtool.lock")
+    try:
+        with lock.acquire(blocking=False):
+            yield
+    except filelock.Timeout:
+        raise BuildError(
+            "another kvtool is building there", why=f"{directory} is locked", next_step="wait for it, then try again"
+        ) from None
+
+
+def _configure(planned: Plan, console: Console) -> bool:
+    """Configure from scratch when the plan changed or the last attempt failed; otherwise ninja decides."""
+    stamp = planned.build_dir / _STAMP
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(stamp.read_text())["key"] == planned.key and (planned.build_dir / "build.ninja").is_file():
+            # regenerate if a CMakeLists.txt changed, so that the list of targets below is the true one
+            _capture_build((planned.ninja, "-C", str(planned.build_dir), "build.ninja"), planned, "configure failed")
+            return False
+    stamp.unlink(missing_ok=True)
+    console.step(f"configuring {planned.backend}-{planned.preset}")
+    _capture_build(planned.configure, planned, "configure failed")
+    stamp.write_text(json.dumps({"key": planned.key, "configure": planned.configure}))
+    return True
+
+
+def _capture_build(argv: Sequence[str], planned: Plan, what: str) -> process.Completed:
+    done = process.capture(argv, env=planned.env, check=False)
+    if done.returncode != 0:
+        output = (done.stdout + done.stderr).strip()
+        raise BuildError(what, why=_cmake_reason(output), next_step=_advice(output), output=output)
+    return done
+
+
+def _cmake_reason(output: str) -> str:
+    """The first error CMake names, or the last line it printed."""
+    lines = output.splitlines()
+    for at, line in enumerate(lines):
+        if line.startswith("CMake Error"):
+            message = (text.strip() for text in lines[at + 1 :] if text.strip())
+            return f"{line.removesuffix(':')}: {next(message, '')}".rstrip(": ")
+    return lines[-1] if lines else ""
+
+
+def _existing_targets(planned: Plan) -> tuple[str, ...]:
+    """The targets to build: the default ones that this upstream has, or the named ones, which must exist."""
+    listing = _capture_build(
+        (planned.ninja, "-C", str(planned.build_dir), "-t", "targets", "all"), planned, "cannot list the targets"
+    )
+    known = ninja.parse_targets(listing.stdout) | {"all"}
+    unknown = [target for target in planned.targets if target not in known]
+    if unknown and planned.chosen:
+        close = difflib.get_close_matches(unknown[0], sorted(known), n=3)
+        raise UsageError(
+            f"there is no target {unknown[0]}",
+            why=f"did you mean {' or '.join(close)}?" if close else "",
+            next_step="--target all builds everything",
+        )
+    # a tree with none of them is not llama.cpp as we know it; everything is then the sensible default
+    return tuple(target for target in planned.targets if target in known) or ("all",)
+
+
+def _build(planned: Plan, targets: Sequence[str], console: Console) -> int:
+    """Run ninja through cmake with a live progress bar; the number of steps that ran."""
+    parser = ninja.OutputParser()
+    # Ninja looks at the terminal for colours and counters; both are fixed here so that the output can be parsed.
+    env = {**planned.env, "NINJA_STATUS": ninja.STATUS_FORMAT}
+    with console.progress(f"building {planned.backend}-{planned.preset}") as bar:
+
+        def on_line(line: str) -> None:
+            step = parser.feed(line)
+            if step is not None:
+                bar.set_total(step.total)
+                bar.update(step.done, ninja.short(step.description))
+
+        argv = planned.build(targets)
+        done = process.stream(argv, env=env, on_line=on_line)
+    if done.returncode != 0:
+        raise _build_error(parser, argv)
+    return parser.steps
+
+
+def _build_error(parser: ninja.OutputParser, argv: Sequence[str]) -> BuildError:
+    failures = parser.failures
+    if not failures:
+        return BuildError(
+            "the build failed",
+            why=parser.message,
+            next_step=_advice(parser.tail) or f"see for yourself: {process.quote(argv)}",
+            output=parser.tail,
+        )
+    text = "\n\n".join(f"{failure.command}\n{failure.output}" for failure in failures)
+    names = ", ".join(ninja.short(failure.outputs) for failure in failures)
+    return BuildError(
+        f"the build failed at {names}",
+        why=parser.message,
+        next_step=_advice(text) or f"after a change, run kvtool build again; by hand: {process.quote(argv)}",
+        output=text,
+    )
+
+
+_ADVICE = (
+    ("No space left on device", "free disk space (a build takes up to 1 GB), then run kvtool build again"),
+    ("Killed signal terminated program", "the machine ran out of memory: try kvtool build --jobs 1"),
+    ("out of memory", "try kvtool build --jobs 1"),
+)
+
+
+def _advice(output: str) -> str:
+    return next((advice for needle, advice in _ADVICE if needle in output), "")
+
+
+def ccache_counts(stats: Path) -> tuple[int, int]:
+    """(hits, misses) from the file that CCACHE_STATSLOG names; (0, 0) without one."""
+    try:
+        words = stats.read_text().split("\n")
+    except OSError:
+        return 0, 0
+    hits = sum(word in ("direct_cache_hit", "preprocessed_cache_hit") for word in words)
+    return hits, words.count("cache_miss")

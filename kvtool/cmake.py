@@ -1,0 +1,227 @@
+"""How llama.cpp is configured and built, as values: backends, presets, flags, targets, the exact commands.
+
+Pure: nothing here runs anything, so that `kvtool build --dry-run` and the tests see what a build runs on any system.
+builder.py runs a plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# What kvtool sets for every backend. Nothing here may let configure or build use the network.
+COMMON_FLAGS: Mapping[str, str] = {
+    "LLAMA_BUILD_TESTS": "ON",  # test-llama-archs, which writes the models that verify needs, and our own unit tests
+    "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server: npm
+    "LLAMA_USE_PREBUILT_UI": "OFF",  # the same page, downloaded while the server is built
+    "LLAMA_OPENSSL": "OFF",  # a system library that may be there or not; -D LLAMA_OPENSSL=ON for https in llama-server
+    "GGML_CCACHE": "OFF",  # the launchers below are the one way to ccache
+    # bin/ can be copied or moved as a whole: programs look for their libraries beside themselves
+    "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+}
+
+_RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend adds to the common flags. system: the only one it builds on, or "" for any."""
+
+    name: str
+    flags: Mapping[str, str]
+    targets: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ("C", "CXX")
+    system: str = ""
+
+
+# GGML_METAL is upstream's default on macOS, so every other backend says OFF: a backend means the same everywhere.
+# EMBED_LIBRARY compiles the shaders at start-up from inside the library: no full Xcode needed, and bin/ can be moved.
+BACKENDS: Mapping[str, Backend] = {
+    b.name: b
+    for b in (
+        Backend("cpu", {"GGML_METAL": "OFF"}),
+        Backend(
+            "metal",
+            {
+                "GGML_METAL": "ON",
+                "GGML_METAL_EMBED_LIBRARY": "ON",
+                "GGML_ACCELERATE": "ON",
+                "GGML_BLAS": "ON",
+                "GGML_BLAS_VENDOR": "Apple",
+                "GGML_NATIVE": "ON",
+            },
+            system="Darwin",
+        ),
+        Backend("cuda", {"GGML_CUDA": "ON", "GGML_METAL": "OFF"}, languages=("C", "CXX", "CUDA")),
+        Backend("vulkan", {"GGML_VULKAN": "ON", "GGML_METAL": "OFF"}),
+        Backend("rpc", {"GGML_RPC": "ON", "GGML_METAL": "OFF"}, targets=("ggml-rpc-server",)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A kind of build. A debugger needs the true directory of the sources, so debug keeps it in ccache's key."""
+
+    name: str
+    flags: Mapping[str, str]
+    ccache_any_dir: bool = True
+
+
+# Upstream's sanitizer options do not reach ggml: both sets are needed.
+PRESETS: Mapping[str, Preset] = {
+    p.name: p
+    for p in (
+        Preset("release", {"CMAKE_BUILD_TYPE": "Release"}),
+        Preset("debug", {"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
+        Preset(
+            "asan",
+            {
+                "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+                "LLAMA_SANITIZE_ADDRESS": "ON",
+                "LLAMA_SANITIZE_UNDEFINED": "ON",
+                "GGML_SANITIZE_ADDRESS": "ON",
+                "GGML_SANITIZE_UNDEFINED": "ON",
+            },
+        ),
+        Preset(
+            "tsan",
+            {
+                "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+                "LLAMA_SANITIZE_THREAD": "ON",
+                "GGML_SANITIZE_THREAD": "ON",
+                "GGML_OPENMP": "OFF",  # its barriers are invisible to the sanitizer: nothing but false reports
+            },
+        ),
+    )
+}
+
+# What someone who wants the dynamic cache runs, and what verify runs. One that an older upstream lacks is left out.
+USER_TARGETS = ("llama-server", "llama-cli", "llama-completion", "llama-bench", "llama-perplexity")
+VERIFY_TARGETS = ("kv-check", "test-llama-archs")
+
+# Environment that CMake reads when it configures: part of what decides whether to configure again.
+_CMAKE_ENV = ("CC", "CXX", "CUDACXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CMAKE_PREFIX_PATH", "VULKAN_SDK")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One build, complete: what runs, where, with which additions to the environment.
+
+    targets: as named or the default ones. chosen: the user named them, so that an unknown one is an error.
+    """
+
+    tree: Path
+    build_dir: Path
+    backend: str
+    preset: str
+    targets: tuple[str, ...]
+    chosen: bool
+    jobs: int
+    ninja: str
+    configure: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cmake(self) -> str:
+        return self.configure[0]
+
+    def build(self, targets: Sequence[str] | None = None) -> tuple[str, ...]:
+        """The command that builds `targets` (the plan's own by default)."""
+        named = tuple(self.targets if targets is None else targets)
+        return (self.cmake, "--build", str(self.build_dir), "--parallel", str(self.jobs), "--target", *named)
+
+    @property
+    def key(self) -> str:
+        """Changes when the build directory must be configured again."""
+        env = {name: os.environ.get(name, "") for name in _CMAKE_ENV}
+        return hashlib.sha256(json.dumps([self.configure, env], sort_keys=True).encode()).hexdigest()
+
+
+def build_dir(tree: Path, backend: str = "cpu", preset: str = "release") -> Path:
+    return tree / "build" / f"{backend}-{preset}"
+
+
+def binary(tree: Path, name: str, backend: str = "cpu", preset: str = "release") -> Path:
+    """Where a build puts a program (it need not exist)."""
+    return build_dir(tree, backend, preset) / "bin" / (f"{name}.exe" if os.name == "nt" else name)
+
+
+def default_targets(backend: str, cpp: Path) -> tuple[str, ...]:
+    """Programs for the user, for verify, and the unit tests that cpp/ brings."""
+    tests = sorted(path.stem for path in (cpp / "tests").glob("test-kv-*.cpp"))
+    return (*USER_TARGETS, *BACKENDS[backend].targets, *VERIFY_TARGETS, *tests)
+
+
+def flags(backend: str, preset: str, *, system: str, ccache: Path | None = None) -> dict[str, str]:
+    """Every cache variable of a build, in the order in which they are given to CMake."""
+    chosen = BACKENDS[backend]
+    out = {**PRESETS[preset].flags, **COMMON_FLAGS}
+    target_system = chosen.system or system
+    if target_system in _RPATH:
+        out["CMAKE_INSTALL_RPATH"] = _RPATH[target_system]
+    else:
+        del out["CMAKE_BUILD_WITH_INSTALL_RPATH"]
+    out.update(chosen.flags)
+    if ccache is not None:
+        out.update({f"CMAKE_{language}_COMPILER_LAUNCHER": str(ccache) for language in chosen.languages})
+    return out
+
+
+def ccache_env(tree: Path, directory: Path, preset: str) -> dict[str, str]:
+    """What makes ccache hit in a checkout at another path: paths below the tree count relative to the build."""
+    env = {
+        "CCACHE_BASEDIR": str(tree),
+        "CCACHE_STATSLOG": str(directory / "ccache.stats"),
+    }
+    if PRESETS[preset].ccache_any_dir:
+        env["CCACHE_NOHASHDIR"] = "1"
+    return env
+
+
+def plan(
+    tree: Path,
+    cpp: Path,
+    *,
+    backend: str,
+    preset: str,
+    cmake: Path | str,
+    ninja_path: Path | str,
+    system: str,
+    jobs: int,
+    targets: Sequence[str] = (),
+    defines: Mapping[str, str] | None = None,
+    ccache: Path | None = None,
+    extra_flags: Mapping[str, str] | None = None,
+) -> Plan:
+    """The plan of a build. defines: the user's own -D, which win; extra_flags: what the toolchain found out."""
+    directory = build_dir(tree, backend, preset)
+    values = {**flags(backend, preset, system=system, ccache=ccache), **(extra_flags or {}), **(defines or {})}
+    configure = (
+        str(cmake),
+        "--fresh",  # forget what an earlier configure left behind; objects stay, ninja compares commands
+        "-S",
+        str(tree),
+        "-B",
+        str(directory),
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={ninja_path}",
+        *(f"-D{name}={value}" for name, value in values.items()),
+    )
+    return Plan(
+        tree,
+        directory,
+        backend,
+        preset,
+        tuple(targets) or default_targets(backend, cpp),
+        bool(targets),
+        jobs,
+        str(ninja_path),
+        configure,
+        ccache_env(tree, directory, preset) if ccache else {},
+    )

@@ -1,0 +1,197 @@
+"""`kvtool build`: configure and build the patched tree."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from kvtool import builder, cmake, process, toolchain
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.errors import UsageError
+from kvtool.project import Project
+from kvtool.result import Result
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to build. targets: none means the default ones; jobs: 0 means one per core; defines: (name, value)."""
+
+    backend: str = "cpu"
+    preset: str = "release"
+    targets: tuple[str, ...] = ()
+    jobs: int = 0
+    defines: tuple[tuple[str, str], ...] = ()
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as data: argv, and what it needs added to the environment."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+    def __str__(self) -> str:
+        return process.quote([*(f"{name}={value}" for name, value in self.env.items()), *self.argv])
+
+
+@dataclass(frozen=True)
+class Built(Result):
+    """A build that succeeded, or with dry_run the commands of one that did not start.
+
+    steps: how many of ninja's steps ran (0: everything was up to date); cache_hits, cache_misses: compilations that
+    ccache answered or had to pass on; seconds: of the whole command.
+    """
+
+    command: ClassVar[str] = "build"
+
+    tree: Path
+    build_dir: Path
+    bin_dir: Path
+    backend: str
+    preset: str
+    targets: tuple[str, ...]
+    jobs: int
+    dry_run: bool
+    commands: tuple[Command, ...]
+    configured: bool = False
+    steps: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    seconds: float = 0.0
+
+    def render(self, console: Console) -> None:
+        if self.dry_run:
+            for command in self.commands:
+                console.line(str(command))
+            return
+        cached = f", {self.cache_hits} compilations from ccache" if self.cache_hits else ""
+        steps = f"{self.steps} steps" if self.steps else "everything was up to date"
+        console.line(f"built {self.backend}-{self.preset} in {self.seconds:.1f} s ({steps}{cached})")
+        console.line(f"programs: {self.bin_dir}")
+
+
+def default_jobs() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) -> cmake.Plan:
+    """The plan; UsageError for a preset or a number of jobs that does not exist."""
+    if options.preset not in cmake.PRESETS:
+        raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
+    return cmake.plan(
+        project.tree,
+        project.cpp,
+        backend=options.backend,
+        preset=options.preset,
+        cmake=tools.cmake,
+        ninja_path=tools.ninja,
+        system=platform.system(),
+        jobs=options.jobs or default_jobs(),
+        targets=options.targets,
+        defines=dict(options.defines),
+        ccache=tools.ccache,
+        extra_flags=tools.flags,
+    )
+
+
+def run(project: Project, console: Console, options: Options) -> Built:
+    """Build the applied tree. MissingToolError before anything starts, TreeError for a stale tree, BuildError."""
+    started = time.monotonic()
+    if options.dry_run:
+        planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
+        return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
+    from kvtool.worktree import require_applied  # GitPython: not for `kvtool --help`
+
+    planned = make_plan(project, options, toolchain.require(options.backend))
+    require_applied(project)
+    return _built(planned, builder.run(planned, console), started, dry_run=False)
+
+
+def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
+    env = dict(planned.env)
+    return Built(
+        planned.tree,
+        planned.build_dir,
+        planned.build_dir / "bin",
+        planned.backend,
+        planned.preset,
+        outcome.targets,
+        planned.jobs,
+        dry_run,
+        (Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
+        outcome.configured,
+        outcome.steps,
+        outcome.cache_hits,
+        outcome.cache_misses,
+        time.monotonic() - started,
+    )
+
+
+def parse_backend(chosen: dict[str, bool]) -> str:
+    """The one backend named on the command line; cpu when none is."""
+    named = [name for name, given in chosen.items() if given]
+    if len(named) > 1:
+        options = " and ".join(f"--{name}" for name in named)
+        raise UsageError(
+            f"{options} are two builds", next_step="name one backend; each has a build directory of its own"
+        )
+    return named[0] if named else "cpu"
+
+
+def parse_defines(given: list[str]) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE pairs of -D."""
+    pairs = [text.partition("=") for text in given]
+    wrong = next((text for text, (name, equals, _) in zip(given, pairs, strict=True) if not (name and equals)), None)
+    if wrong is not None:
+        raise UsageError(f"-D {wrong} is not NAME=VALUE", next_step="for example -D LLAMA_OPENSSL=ON")
+    return tuple((name, value) for name, _, value in pairs)
+
+
+def command(
+    env: Env,
+    cpu: Annotated[bool, typer.Option("--cpu", help="CPU only (the default).")] = False,
+    metal: Annotated[bool, typer.Option("--metal", help="Apple GPUs; on macOS.")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="NVIDIA GPUs; needs nvcc.")] = False,
+    vulkan: Annotated[bool, typer.Option("--vulkan", help="Any GPU with Vulkan; needs glslc.")] = False,
+    rpc: Annotated[bool, typer.Option("--rpc", help="CPU plus other machines (ggml-rpc-server).")] = False,
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help=f"One of {', '.join(cmake.PRESETS)}.")
+    ] = "release",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")] = 0,
+    define: Annotated[
+        list[str] | None,
+        typer.Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False,
+) -> Built:
+    """Build the patched llama.cpp.
+
+    Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
+    be copied elsewhere as a whole. ccache is used when it is installed.
+
+    kvtool build --metal            llama-server and friends for a Mac's GPU
+
+    kvtool build --preset debug     with assertions and for a debugger
+
+    kvtool build -D LLAMA_OPENSSL=ON --target llama-server
+    """
+    backend = parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc})
+    options = Options(backend, preset, tuple(target or ()), jobs, parse_defines(define or []), dry_run)
+    return run(env.project, env.console, options)

@@ -1,0 +1,156 @@
+"""`kvtool doctor`: can this machine run the main job, and what would each missing thing take?"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from kvtool import process, toolchain
+from kvtool.cmake import BACKENDS
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.errors import KvtoolError, MissingToolError, UsageError
+from kvtool.project import user_cache
+from kvtool.result import Result
+
+# Measured on Linux: checkout 0.2 GB, release build 0.1 GB, cached upstream 0.1 GB, models and logs of verify 0.3 GB.
+NEEDED_BYTES = 2 * 1000**3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. found: a version, a size or a path; problem: why it is not good; how: what to do on each
+    system (lines). required: the main job needs it."""
+
+    name: str
+    ok: bool
+    required: bool
+    found: str
+    problem: str = ""
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis(Result):
+    """The checks, in the order in which they matter, and for each backend why it cannot be built ("" when it can)."""
+
+    command: ClassVar[str] = "doctor"
+
+    system: str
+    checks: tuple[Check, ...]
+    backends: dict[str, str]
+
+    @property
+    def failure(self) -> KvtoolError | None:
+        wanting = [check for check in self.checks if check.required and not check.ok]
+        if not wanting:
+            return None
+        return MissingToolError(
+            f"not ready: {', '.join(check.name for check in wanting)}",
+            why="; ".join(check.problem for check in wanting),
+            next_step="\n".join(dict.fromkeys(check.how for check in wanting if check.how)),
+        )
+
+    def render(self, console: Console) -> None:
+        rows = [(_mark(check), check.name, check.found or check.problem) for check in self.checks]
+        console.table(("", "needed", "found"), rows)
+        console.line()
+        console.table(
+            ("", "backend", ""),
+            [("-" if why else "ok", f"kvtool build --{name}", why) for name, why in self.backends.items()],
+        )
+        for check in self.checks:
+            # what is required and missing comes in the error below
+            if not check.ok and not check.required and check.how:
+                console.line()
+                console.line(f"{check.name} is optional; to get it:")
+                console.line(check.how)
+        if self.failure is None:
+            console.line()
+            console.line("ready: kvtool fetch, then apply, build, verify")
+
+
+def _mark(check: Check) -> str:
+    if check.ok:
+        return "ok"
+    return "MISSING" if check.required else "optional"
+
+
+def _check(tool: toolchain.Tool, *, required: bool, purpose: str = "") -> Check:
+    if tool.path is not None:
+        return Check(tool.name, True, required, f"{tool.version} ({tool.path})".strip())
+    problem = f"{tool.missing}{'; ' + purpose if purpose else ''}"
+    return Check(tool.name, False, required, "", problem, str(tool.hints or ""))
+
+
+def _existing(path: Path) -> Path:
+    """The path itself or its nearest parent that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _disk(name: str, path: Path) -> Check:
+    free = shutil.disk_usage(_existing(path)).free
+    found = f"{free / 1000**3:.1f} GB free at {path}"
+    if free >= NEEDED_BYTES:
+        return Check(name, True, True, found)
+    problem = f"{found}, and {NEEDED_BYTES / 1000**3:.0f} GB are needed"
+    return Check(
+        name, False, True, "", problem, "free some, or name another place with --tree DIR and KVTOOL_CACHE=DIR"
+    )
+
+
+def _writable(name: str, path: Path, how: str) -> Check:
+    """Whether files can be made in a directory; tried for real, because permissions alone do not tell."""
+    try:
+        with tempfile.TemporaryFile(dir=_existing(path)):
+            return Check(name, True, True, str(path))
+    except OSError as err:
+        return Check(name, False, True, "", f"cannot write in {path}: {err.strerror}", how)
+
+
+def _backend(name: str, system: str) -> str:
+    """Why a backend cannot be built here, or ""."""
+    if BACKENDS[name].system not in ("", system):
+        tools = toolchain.backend_tools(name, system)
+    else:
+        tools = (toolchain.find_compiler("C"), toolchain.find_compiler("C++"), *toolchain.backend_tools(name, system))
+    return "; ".join(tool.missing for tool in tools if not tool.found)
+
+
+def diagnose(tree: Path, cache: Path) -> Diagnosis:
+    """Look at everything; nothing is changed and nothing is fetched."""
+    system = platform.system()
+    git = toolchain.look("git", process.which("git"), toolchain.HINTS["git"])
+    npm = toolchain.look("npm", process.which("npm"), toolchain.HINTS["npm"])
+    checks = (
+        Check("python", True, True, f"{platform.python_version()} ({sys.executable})"),
+        _check(git, required=True),
+        _check(toolchain.find_compiler("C"), required=True),
+        _check(toolchain.find_compiler("C++"), required=True),
+        _check(toolchain.find_cmake(), required=True),
+        _check(toolchain.find_ninja(), required=True),
+        _check(toolchain.find_ccache(), required=False, purpose="without it every rebuild compiles everything"),
+        _check(npm, required=False, purpose="one of the ways to fetch upstream"),
+        _disk("disk", tree),
+        _writable("tree", tree, "name another place with --tree DIR or KVTOOL_TREE"),
+        _writable("cache", cache, "name another place with KVTOOL_CACHE=DIR"),
+    )
+    return Diagnosis(system, checks, {name: _backend(name, system) for name in BACKENDS})
+
+
+def command(env: Env) -> Diagnosis:
+    """Say what this machine has and lacks for the main job.
+
+    Exit code 0 when `kvtool fetch`, apply, build and verify can run on the CPU, else 7. What is missing comes with the
+    way to get it on Debian, macOS and Windows.
+    """
+    try:
+        tree, cache = env.project.tree, env.project.cache
+    except UsageError:  # a machine can be looked at from anywhere
+        tree, cache = Path.cwd() / "llama.cpp", user_cache()
+    return diagnose(tree, cache)

