@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from kvtool.errors import KvtoolError, MissingToolError
 
@@ -73,10 +73,6 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     return {**os.environ, **(env or {})}
 
 
-def _failed_to_start(argv: Sequence[str], err: OSError) -> KvtoolError:
-    return MissingToolError(f"cannot run {argv[0]}", why=str(err))
-
-
 def capture(
     argv: Sequence[str | Path],
     *,
@@ -86,43 +82,74 @@ def capture(
     check: bool = True,
     error: type[KvtoolError] = KvtoolError,
     timeout: float | None = None,
+    on_tick: Callable[[], None] | None = None,
 ) -> Completed:
     """Run to the end and return both outputs as text (UTF-8, undecodable bytes as surrogates, so nothing is lost).
 
     env is merged over os.environ. With check, a non-zero exit or a timeout (seconds) raises `error` with the output.
+    on_tick is called a few times a second meanwhile. An exception, or Ctrl-C, ends the process and what it started.
     """
     args = _resolve(argv)
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
     start = time.monotonic()
+    process = _start(args, cwd, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        done = subprocess.run(
-            args,
-            cwd=cwd,
-            env=_environment(env),
-            input=data if data is not None else b"",
-            capture_output=True,
-            timeout=timeout,
-        )
+        out_bytes, err_bytes = _communicate(process, data or b"", timeout, on_tick)
     except subprocess.TimeoutExpired as err:
+        _end(process)
         raise error(f"{Path(args[0]).name} did not finish within {timeout:g} s", why=quote(argv)) from err
-    except OSError as err:
-        raise _failed_to_start(args, err) from err
-    out = done.stdout.decode("utf-8", "surrogateescape")
-    text = done.stderr.decode("utf-8", "surrogateescape")
-    if check and done.returncode != 0:
+    except BaseException:
+        _end(process)
+        raise
+    out, text = out_bytes.decode("utf-8", "surrogateescape"), err_bytes.decode("utf-8", "surrogateescape")
+    if check and process.returncode != 0:
         raise error(
-            f"{Path(args[0]).name} failed with exit code {done.returncode}",
+            f"{Path(args[0]).name} failed with exit code {process.returncode}",
             why=quote(argv),
             output=(text + out).strip(),
         )
-    return Completed(tuple(args), done.returncode, out, text, time.monotonic() - start)
+    return Completed(tuple(args), process.returncode, out, text, time.monotonic() - start)
 
 
-def _own_group() -> dict[str, int]:
-    """A group of its own, so that the whole family can be ended at once."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"process_group": 0}
+def _start(
+    args: Sequence[str],
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    *,
+    stdin: int,
+    stdout: int | IO[bytes],
+    stderr: int,
+) -> Process:
+    """Start in a process group of its own, so that the whole family can be ended at once."""
+    windows = sys.platform == "win32"
+    try:
+        return subprocess.Popen(
+            args,
+            cwd=cwd,
+            env=_environment(env),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            process_group=None if windows else 0,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+    except OSError as err:
+        raise MissingToolError(f"cannot run {args[0]}", why=str(err)) from err
+
+
+def _communicate(
+    process: Process, data: bytes, timeout: float | None, on_tick: Callable[[], None] | None
+) -> tuple[bytes, bytes]:
+    if on_tick is None:
+        return process.communicate(data, timeout)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        try:
+            return process.communicate(data, 0.2)
+        except subprocess.TimeoutExpired:
+            if deadline is not None and time.monotonic() > deadline:
+                raise
+            on_tick()
 
 
 def _end(process: Process, grace: float = 5.0) -> None:
@@ -169,18 +196,7 @@ def stream(
     args = _resolve(argv)
     start = time.monotonic()
     collected: list[str] = []
-    try:
-        process = subprocess.Popen(
-            args,
-            cwd=cwd,
-            env=_environment(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            **_own_group(),  # type: ignore[call-overload]
-        )
-    except OSError as err:
-        raise _failed_to_start(args, err) from err
+    process = _start(args, cwd, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         for line in _lines(process):
             collected.append(line)
@@ -206,18 +222,7 @@ def spawn(
     """A process that runs beside us, its merged output in the file `stdout`; ended, with its children, on exit."""
     args = _resolve(argv)
     with stdout.open("wb") as log:
-        try:
-            process = subprocess.Popen(
-                args,
-                cwd=cwd,
-                env=_environment(env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                **_own_group(),  # type: ignore[call-overload]
-            )
-        except OSError as err:
-            raise _failed_to_start(args, err) from err
+        process = _start(args, cwd, env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
             yield process
         finally:
