@@ -1,0 +1,205 @@
+#include "args.h"
+
+#include "scenarios.h"
+
+#include "ggml-backend.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+void kv_check_usage(const char * prog) {
+    printf("usage: %s -m MODEL [options]\n\n", prog);
+    printf("Runs one model through a static and a dynamic KV cache with the same tokens and compares the results bit for bit.\n");
+    printf("Prints one line of JSON. Exit code: 0 no difference, 1 a difference or a failure of the dynamic side only,\n");
+    printf("2 bad arguments or a model that cannot be loaded.\n\n");
+    printf("  -h,    --help                 show this help\n");
+    printf("  -m,    --model FILE           the model\n");
+    printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
+    printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");
+    printf("  -ctv,  --cache-type-v TYPE    type of the V cache (default: f16)\n");
+    printf("  -np,   --seqs N               number of sequences (default: 1)\n");
+    printf("  -kvu,  --unified              one stream for all sequences (default: a stream for each)\n");
+    printf("         --swa-full             full-size sliding window cache\n");
+    printf("         --embeddings           compare embeddings as well\n");
+    printf("         --pooling none|mean|cls|last   pooling of the embeddings (default: none)\n");
+    printf("  -c,    --ctx-size N           cells over all streams (default: what --fill needs)\n");
+    printf("  -ub,   --ubatch-size N        physical batch size (default: 128)\n");
+    printf("  -n,    --fill N               cells per stream that the long checks fill (default: 1100 with one stream, else 560)\n");
+    printf("         --rs-seq N             rollback snapshots of recurrent layers (default: 4)\n");
+    printf("  -t,    --threads N            threads (default: 1)\n");
+    printf("  -dev,  --device NAME          run on this device (default: the CPU alone)\n");
+    printf("  -ngl,  --n-gpu-layers N       layers on the device (default: all)\n");
+    printf("  -nkvo, --no-kv-offload        keep the KV cache in host memory\n");
+    printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
+    printf("         --list-devices         print the devices and exit\n");
+    printf("         --checks LIST          comma separated, of:");
+    for (const auto & def : kv_check_scenarios()) {
+        printf(" %s", def.name);
+    }
+    printf("\n");
+    printf("         --quick                shorter: fill 560 cells, fewer batch splits\n");
+    printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
+    printf("         --timeout S            seconds for one side (default: 300)\n");
+    printf("         --self                 compare the static cache with itself\n");
+    printf("         --memory               only create a context and report its resident memory and the time it took\n");
+    printf("         --kv-dynamic on|off    the context that --memory creates (default: off)\n");
+    printf("  -v,    --verbose              show the logs of both sides on stderr\n");
+}
+
+static bool parse_u32(const char * str, uint32_t & res) {
+    char * end = nullptr;
+    const long long val = strtoll(str, &end, 10);
+    if (end == str || *end != '\0' || val < 0 || val > 0x7fffffff) {
+        return false;
+    }
+    res = (uint32_t) val;
+    return true;
+}
+
+static bool parse_on_off(const std::string & str, bool & res) {
+    if (str == "on" || str == "1" || str == "true") {
+        res = true;
+        return true;
+    }
+    if (str == "off" || str == "0" || str == "false") {
+        res = false;
+        return true;
+    }
+    return false;
+}
+
+static bool parse_type(const std::string & str, ggml_type & res) {
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+        const char * name = ggml_type_name((ggml_type) i);
+        if (name != nullptr && str == name) {
+            res = (ggml_type) i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_flash_attn(const std::string & str, llama_flash_attn_type & res) {
+    bool on;
+    if (str == "auto") {
+        res = LLAMA_FLASH_ATTN_TYPE_AUTO;
+        return true;
+    }
+    if (!parse_on_off(str, on)) {
+        return false;
+    }
+    res = on ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    return true;
+}
+
+static bool parse_pooling(const std::string & str, enum llama_pooling_type & res) {
+    const struct { const char * name; enum llama_pooling_type type; } types[] = {
+        { "none", LLAMA_POOLING_TYPE_NONE },
+        { "mean", LLAMA_POOLING_TYPE_MEAN },
+        { "cls",  LLAMA_POOLING_TYPE_CLS  },
+        { "last", LLAMA_POOLING_TYPE_LAST },
+    };
+    for (const auto & t : types) {
+        if (str == t.name) {
+            res = t.type;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_checks(const std::string & str, std::vector<std::string> & res) {
+    size_t pos = 0;
+    while (pos <= str.size()) {
+        size_t end = str.find(',', pos);
+        if (end == std::string::npos) {
+            end = str.size();
+        }
+        const std::string name = str.substr(pos, end - pos);
+        if (!name.empty()) {
+            if (kv_check_find_scenario(name) == nullptr) {
+                fprintf(stderr, "error: no check is called '%s' (see --help)\n", name.c_str());
+                return false;
+            }
+            res.push_back(name);
+        }
+        pos = end + 1;
+    }
+    return !res.empty();
+}
+
+args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params) {
+    for (int i = 1; i < argc; ++i) {
+        const std::string arg = argv[i];
+        const auto is = [&](const char * a, const char * b = nullptr) {
+            return arg == a || (b != nullptr && arg == b);
+        };
+
+        // options without a value
+        if (is("-h", "--help"))                 { return args_result::help; }
+        if (is("-kvu", "--unified"))            { params.unified     = true;  continue; }
+        if (is("-kvu", "--kv-unified"))         { params.unified     = true;  continue; }
+        if (is("--swa-full"))                   { params.swa_full    = true;  continue; }
+        if (is("--embeddings"))                 { params.embeddings  = true;  continue; }
+        if (is("-nkvo", "--no-kv-offload"))     { params.offload_kqv = false; continue; }
+        if (is("--quick"))                      { params.quick       = true;  continue; }
+        if (is("--self"))                       { params.self        = true;  continue; }
+        if (is("--memory"))                     { params.memory      = true;  continue; }
+        if (is("-v", "--verbose"))              { params.verbose     = true;  continue; }
+        if (is("--list-devices")) {
+            ggml_backend_load_all();
+            for (size_t d = 0; d < ggml_backend_dev_count(); ++d) {
+                ggml_backend_dev_t dev = ggml_backend_dev_get(d);
+                printf("%s: %s\n", ggml_backend_dev_name(dev), ggml_backend_dev_description(dev));
+            }
+            exit(0);
+        }
+
+        // options with one
+        if (i + 1 >= argc) {
+            fprintf(stderr, "error: unknown option or missing value: %s\n", arg.c_str());
+            return args_result::error;
+        }
+        const std::string val = argv[++i];
+
+        bool ok = true;
+        uint32_t u = 0;
+        if      (is("-m",   "--model"))         { params.model = val; }
+        else if (is("-fa",  "--flash-attn"))    { ok = parse_flash_attn(val, params.flash_attn); }
+        else if (is("-ctk", "--cache-type-k"))  { ok = parse_type(val, params.type_k); }
+        else if (is("-ctv", "--cache-type-v"))  { ok = parse_type(val, params.type_v); }
+        else if (is("-np",  "--seqs"))          { ok = parse_u32(val.c_str(), params.n_seqs) && params.n_seqs > 0; }
+        else if (is("--pooling"))               { ok = parse_pooling(val, params.pooling); }
+        else if (is("-c",   "--ctx-size"))      { ok = parse_u32(val.c_str(), params.n_ctx); }
+        else if (is("-ub",  "--ubatch-size"))   { ok = parse_u32(val.c_str(), params.n_ubatch) && params.n_ubatch > 0; }
+        else if (is("-n",   "--fill"))          { ok = parse_u32(val.c_str(), params.n_fill); }
+        else if (is("--rs-seq"))                { ok = parse_u32(val.c_str(), params.n_rs_seq); }
+        else if (is("-t",   "--threads"))       { ok = parse_u32(val.c_str(), u) && u > 0; params.n_threads = (int32_t) u; }
+        else if (is("-ngl", "--n-gpu-layers"))  { ok = parse_u32(val.c_str(), u); params.n_gpu_layers = (int32_t) u; }
+        else if (is("-dev", "--device"))        { params.device = val; }
+        else if (is("--rpc"))                   { params.rpc = val; }
+        else if (is("--checks"))                { ok = parse_checks(val, params.checks); }
+        else if (is("-s",   "--seed"))          { ok = parse_u32(val.c_str(), params.seed); }
+        else if (is("--timeout"))               { ok = parse_u32(val.c_str(), params.timeout_s) && params.timeout_s > 0; }
+        else if (is("--kv-dynamic"))            { ok = parse_on_off(val, params.kv_dynamic); }
+        else {
+            fprintf(stderr, "error: unknown option: %s\n", arg.c_str());
+            return args_result::error;
+        }
+        if (!ok) {
+            fprintf(stderr, "error: bad value for %s: %s\n", arg.c_str(), val.c_str());
+            return args_result::error;
+        }
+    }
+
+    if (params.model.empty()) {
+        fprintf(stderr, "error: no model, use -m FILE (--help shows all options)\n");
+        return args_result::error;
+    }
+    if (params.device == "CPU" || params.device == "none") {
+        params.device.clear();
+    }
+
+    return args_result::ok;
+}

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "llama.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+// everything the command line says; the same values go to the static and to the dynamic side
+struct kv_check_params {
+    std::string model;
+
+    llama_flash_attn_type flash_attn = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    ggml_type             type_k     = GGML_TYPE_F16;
+    ggml_type             type_v     = GGML_TYPE_F16;
+
+    uint32_t n_seqs     = 1;
+    bool     unified    = false;
+    bool     swa_full   = false;
+    bool     embeddings = false;
+
+    enum llama_pooling_type pooling = LLAMA_POOLING_TYPE_NONE; // only looked at with embeddings
+
+    uint32_t n_ctx    = 0;   // cells over all streams, 0: enough for n_fill
+    uint32_t n_ubatch = 128;
+    uint32_t n_fill   = 0;   // cells per stream that the long checks use, 0: by n_seqs and quick
+    uint32_t n_rs_seq = 4;   // rollback snapshots of recurrent layers, where the model supports them
+
+    int32_t n_threads    = 1;
+    int32_t n_gpu_layers = -1; // -1: all of them with a device, none without
+
+    std::string device; // "": the CPU alone
+    std::string rpc;    // HOST:PORT[,HOST:PORT...]
+    bool        offload_kqv = true;
+
+    std::vector<std::string> checks; // empty: all of them
+
+    uint32_t seed      = 1;
+    uint32_t timeout_s = 300; // for one side of the whole run
+    bool     quick     = false;
+    bool     verbose   = false;
+    bool     self      = false; // both sides static: a test of the model and of this program
+
+    bool memory     = false; // report what a context costs instead of comparing
+    bool kv_dynamic = false; // which context --memory creates
+
+    // set by main when the static cache cannot go beyond a number of positions
+    bool fallback = false;
+};
+
+enum class args_result { ok, help, error };
+
+args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params);
+
+void kv_check_usage(const char * prog);

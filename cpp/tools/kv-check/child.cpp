@@ -1,0 +1,370 @@
+#include "child.h"
+
+#include "scenarios.h"
+#include "session.h"
+
+#include "ggml-backend.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#ifndef _WIN32
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
+//
+// in the child
+//
+
+struct log_state {
+    const kv_check_params * params = nullptr;
+    trace_writer *          out    = nullptr;
+    side *                  s      = nullptr;
+
+    std::string line; // a line may come in pieces
+    ggml_log_level level = GGML_LOG_LEVEL_INFO;
+};
+
+static log_state g_log;
+
+static std::string trimmed(const std::string & text) {
+    const char * space = " \t\r\n";
+    const size_t a = text.find_first_not_of(space);
+    return a == std::string::npos ? "" : text.substr(a, text.find_last_not_of(space) - a + 1);
+}
+
+static void log_line(ggml_log_level level, const std::string & line) {
+    unsigned a = 0;
+    unsigned b = 0;
+    double mib = 0.0;
+    if (const char * str = strstr(line.c_str(), "resizing KV cache from ")) {
+        if (sscanf(str, "resizing KV cache from %u to %u cells", &a, &b) == 2) {
+            g_log.out->event(TRACE_GROWTH, "", a, b);
+        }
+    } else if (const char * str = strstr(line.c_str(), "dynamic KV cache: start = ")) {
+        if (sscanf(str, "dynamic KV cache: start = %u cells", &a) == 1) {
+            g_log.out->event(TRACE_START, "", a);
+        }
+    } else if (line.find("dynamic KV cache") != std::string::npos || line.find("kv_dynamic") != std::string::npos) {
+        if (g_log.s == nullptr || g_log.s->first_context) {
+            g_log.out->event(TRACE_NOTE, line);
+        }
+    }
+    if (const char * str = strstr(line.c_str(), " KV buffer size =")) {
+        if (g_log.s != nullptr && g_log.s->first_context && sscanf(str, " KV buffer size = %lf MiB", &mib) == 1) {
+            g_log.out->event(TRACE_KV_SIZE, "", (int64_t) (mib*1024.0*1024.0));
+        }
+    }
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        g_log.out->event(TRACE_ERROR, line);
+        if (g_log.s != nullptr) {
+            g_log.s->last_error = line;
+        }
+    }
+}
+
+static void log_callback(ggml_log_level level, const char * text, void *) {
+    if (g_log.params->verbose) {
+        fputs(text, stderr);
+    }
+    if (level != GGML_LOG_LEVEL_CONT) {
+        g_log.level = level;
+    }
+    for (const char * c = text; *c != '\0'; ++c) {
+        if (*c != '\n') {
+            g_log.line += *c;
+        } else {
+            log_line(g_log.level, trimmed(g_log.line));
+            g_log.line.clear();
+        }
+    }
+}
+
+// the text of a failed GGML_ASSERT
+static void abort_callback(const char * text) {
+    g_log.out->event(TRACE_FAIL, trimmed(text));
+    fputs(text, stderr);
+    fputc('\n', stderr);
+}
+
+void child_load_backends(const kv_check_params & params) {
+    ggml_backend_load_all();
+    if (params.rpc.empty()) {
+        return;
+    }
+
+    ggml_backend_reg_t rpc_reg = ggml_backend_reg_by_name("RPC");
+    if (rpc_reg == nullptr) {
+        throw std::runtime_error("--rpc: this build has no RPC backend (configure with -DGGML_RPC=ON)");
+    }
+    typedef ggml_backend_reg_t (*add_server_t)(const char * endpoint);
+    const auto add_server = (add_server_t) ggml_backend_reg_get_proc_address(rpc_reg, "ggml_backend_rpc_add_server");
+    if (add_server == nullptr) {
+        throw std::runtime_error("--rpc: the RPC backend has no ggml_backend_rpc_add_server");
+    }
+    size_t pos = 0;
+    while (pos < params.rpc.size()) {
+        size_t end = params.rpc.find(',', pos);
+        if (end == std::string::npos) {
+            end = params.rpc.size();
+        }
+        const std::string server = params.rpc.substr(pos, end - pos);
+        ggml_backend_reg_t reg = add_server(server.c_str());
+        if (reg == nullptr) {
+            throw std::runtime_error("--rpc: no RPC server answers at " + server);
+        }
+        ggml_backend_register(reg);
+        pos = end + 1;
+    }
+}
+
+llama_model_params child_model_params(const kv_check_params & params, std::vector<ggml_backend_dev_t> & devices) {
+    llama_model_params res = llama_model_default_params();
+    devices.clear();
+    if (!params.device.empty()) {
+        ggml_backend_dev_t dev = ggml_backend_dev_by_name(params.device.c_str());
+        if (dev == nullptr) {
+            std::string names;
+            for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+                names += std::string(i > 0 ? ", " : "") + ggml_backend_dev_name(ggml_backend_dev_get(i));
+            }
+            throw std::runtime_error("there is no device '" + params.device + "', only: " + names);
+        }
+        devices.push_back(dev);
+    }
+    devices.push_back(nullptr);
+    res.devices      = devices.data();
+    res.n_gpu_layers = params.device.empty() ? 0 : params.n_gpu_layers >= 0 ? params.n_gpu_layers : 999;
+    return res;
+}
+
+static void describe_model(trace_writer & out, side & s) {
+    const llama_model * model = s.model;
+    char buf[128];
+    if (llama_model_meta_val_str(model, "general.architecture", buf, sizeof(buf)) >= 0) {
+        out.model("arch", buf);
+    }
+    s.n_vocab      = (uint32_t) llama_vocab_n_tokens(llama_model_get_vocab(model));
+    s.n_embd_out   = (uint32_t) llama_model_n_embd_out(model);
+    s.is_recurrent = llama_model_is_recurrent(model);
+    s.is_hybrid    = llama_model_is_hybrid(model);
+    out.model("n_vocab",      std::to_string(s.n_vocab));
+    out.model("n_ctx_train",  std::to_string(llama_model_n_ctx_train(model)));
+    out.model("n_swa",        std::to_string(llama_model_n_swa(model)));
+    out.model("is_recurrent", s.is_recurrent ? "1" : "0");
+    out.model("is_hybrid",    s.is_hybrid    ? "1" : "0");
+}
+
+static void run_check(side & s, const std::string & name) {
+    const kv_check_scenario * def = kv_check_find_scenario(name);
+    s.last_error.clear();
+    s.out.begin(name);
+    try {
+        def->run(s);
+        s.out.event(TRACE_END);
+    } catch (const check_skipped & err) {
+        s.out.event(TRACE_SKIP, err.what());
+        s.out.event(TRACE_END);
+    } catch (const check_failed & err) {
+        s.out.event(TRACE_FAIL, err.what());
+    } catch (const std::exception & err) {
+        s.out.event(TRACE_FAIL, std::string("an exception left the library: ") + err.what());
+    }
+}
+
+static void run_checks(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks, FILE * file) {
+    trace_writer out(file);
+
+    g_log.params = &params;
+    g_log.out    = &out;
+    g_log.s      = nullptr;
+    llama_log_set(log_callback, nullptr);
+    ggml_set_abort_callback(abort_callback);
+
+    llama_model * model = nullptr;
+    try {
+        child_load_backends(params);
+        std::vector<ggml_backend_dev_t> devices;
+        model = llama_model_load_from_file(params.model.c_str(), child_model_params(params, devices));
+    } catch (const std::exception & err) {
+        out.event(TRACE_FAIL, err.what());
+        return;
+    }
+    if (model == nullptr) {
+        out.model("load", "failed");
+        return;
+    }
+
+    side s(params, model, out, dynamic);
+    g_log.s = &s;
+    describe_model(out, s);
+    if (s.n_vocab == 0) {
+        out.event(TRACE_FAIL, "the model has no vocabulary, not even its size");
+    } else {
+        for (const auto & name : checks) {
+            run_check(s, name);
+        }
+        out.event(TRACE_DONE);
+    }
+
+    g_log.s = nullptr;
+    llama_model_free(model);
+    llama_backend_free();
+}
+
+//
+// in the parent
+//
+
+#ifndef _WIN32
+
+// the line of a child's stderr that says most about its end
+static std::string telling_line(FILE * file, bool verbose) {
+    rewind(file);
+    std::string res;
+    std::string last;
+    char buf[4096];
+    while (fgets(buf, sizeof(buf), file) != nullptr) {
+        if (verbose) {
+            fputs(buf, stderr);
+        }
+        const std::string line = trimmed(buf);
+        if (line.empty()) {
+            continue;
+        }
+        last = line;
+        if (res.empty() && (line.find("ERROR: ") != std::string::npos || line.find("WARNING: ThreadSanitizer") != std::string::npos ||
+                            line.find("runtime error: ") != std::string::npos || line.find("GGML_ASSERT") != std::string::npos)) {
+            res = line;
+        }
+    }
+    return res.empty() ? last : res;
+}
+
+static bool is_sanitizer_line(const std::string & line) {
+    return line.find("Sanitizer") != std::string::npos || line.find("runtime error: ") != std::string::npos;
+}
+
+// waits for the child, kills it at the deadline; "" after a normal end, else what happened
+static std::string wait_for(pid_t pid, std::chrono::steady_clock::time_point deadline) {
+    int status = 0;
+    int delay_us = 200;
+    while (true) {
+        const pid_t res = waitpid(pid, &status, WNOHANG);
+        if (res == pid) {
+            break;
+        }
+        if (res < 0 && errno != EINTR) {
+            return "lost the process that ran it";
+        }
+        if (std::chrono::steady_clock::now() > deadline) {
+            kill(pid, SIGKILL);
+            waitpid(pid, &status, 0);
+            return "timeout";
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+        delay_us = delay_us < 5000 ? delay_us*2 : 5000;
+    }
+    if (WIFSIGNALED(status)) {
+        const int sig = WTERMSIG(status);
+        const char * name =
+            sig == SIGABRT ? "SIGABRT" : sig == SIGSEGV ? "SIGSEGV" : sig == SIGBUS ? "SIGBUS" :
+            sig == SIGFPE  ? "SIGFPE"  : sig == SIGILL  ? "SIGILL"  : sig == SIGKILL ? "SIGKILL" : nullptr;
+        return name != nullptr ? name : "signal " + std::to_string(sig);
+    }
+    const int rc = WEXITSTATUS(status);
+    return rc == 0 ? "" : "exit code " + std::to_string(rc);
+}
+
+static std::string run_child(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks, FILE * file,
+                             std::chrono::steady_clock::time_point deadline) {
+    FILE * err = trace_open_temp();
+    if (err == nullptr) {
+        return "no temporary file can be made";
+    }
+
+    fflush(nullptr); // what is buffered here must not be written twice
+    const pid_t pid = fork();
+    if (pid < 0) {
+        fclose(err);
+        return std::string("fork: ") + strerror(errno);
+    }
+    if (pid == 0) {
+        dup2(fileno(err), STDERR_FILENO);
+        dup2(fileno(err), STDOUT_FILENO);
+        setenv("GGML_NO_BACKTRACE", "1", 0); // it starts a debugger, which takes seconds
+        run_checks(params, dynamic, checks, file);
+        exit(0); // not _exit: sanitizers report at exit
+    }
+
+    std::string how = wait_for(pid, deadline);
+    const std::string line = telling_line(err, params.verbose);
+    fclose(err);
+    if (how.empty() && is_sanitizer_line(line)) {
+        how = "sanitizer";
+    }
+    return how.empty() ? "" : line.empty() ? how : how + ": " + line;
+}
+
+trace run_side(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(params.timeout_s);
+
+    FILE * file = trace_open_temp();
+    if (file == nullptr) {
+        throw std::runtime_error("no temporary file can be made (TMPDIR names the directory)");
+    }
+
+    std::vector<std::string> todo = checks;
+    while (true) {
+        const std::string death = run_child(params, dynamic, todo, file, deadline);
+
+        trace res = trace_read(file);
+        const trace_check * cur = res.checks.empty() ? nullptr : &res.checks.back();
+        if (death.empty()) {
+            return res;
+        }
+        if (cur == nullptr) { // while loading the model
+            res.load_error = death;
+            return res;
+        }
+
+        trace_writer out(file);
+        if (cur->ended) { // all checks were through: the cleanup, or a sanitizer's verdict at exit
+            out.begin("exit");
+            out.event(TRACE_FAIL, death);
+            return trace_read(file);
+        }
+        out.event(TRACE_FAIL, cur->fail.empty() ? death : cur->fail + " (" + death.substr(0, death.find(':')) + ")");
+
+        // go on behind the check that ended it
+        while (!todo.empty()) {
+            const bool found = todo.front() == cur->name;
+            todo.erase(todo.begin());
+            if (found) {
+                break;
+            }
+        }
+        if (todo.empty()) {
+            return trace_read(file);
+        }
+    }
+}
+
+#else
+
+trace run_side(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks) {
+    FILE * file = trace_open_temp();
+    if (file == nullptr) {
+        throw std::runtime_error("no temporary file can be made");
+    }
+    run_checks(params, dynamic, checks, file);
+    return trace_read(file);
+}
+
+#endif

@@ -1,0 +1,135 @@
+#include "memory.h"
+
+#include "child.h"
+#include "json.h"
+#include "session.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#include <psapi.h>
+#elif defined(__APPLE__)
+#include <mach/mach.h>
+#else
+#include <unistd.h>
+#endif
+
+// resident bytes of this process, -1 where that is not known
+static int64_t resident_bytes() {
+#if defined(_WIN32)
+    PROCESS_MEMORY_COUNTERS counters;
+    if (GetProcessMemoryInfo(GetCurrentProcess(), &counters, sizeof(counters))) {
+        return (int64_t) counters.WorkingSetSize;
+    }
+    return -1;
+#elif defined(__APPLE__)
+    mach_task_basic_info_data_t info;
+    mach_msg_type_number_t count = MACH_TASK_BASIC_INFO_COUNT;
+    if (task_info(mach_task_self(), MACH_TASK_BASIC_INFO, (task_info_t) &info, &count) == KERN_SUCCESS) {
+        return (int64_t) info.resident_size;
+    }
+    return -1;
+#else
+    long long size     = 0;
+    long long resident = -1;
+    FILE * file = fopen("/proc/self/statm", "r");
+    if (file == nullptr) {
+        return -1;
+    }
+    if (fscanf(file, "%lld %lld", &size, &resident) != 2) {
+        resident = -1;
+    }
+    fclose(file);
+    return resident < 0 ? -1 : (int64_t) resident*sysconf(_SC_PAGESIZE);
+#endif
+}
+
+struct memory_log {
+    bool     verbose     = false;
+    int64_t  kv_bytes    = 0;
+    unsigned cells_start = 0;
+    std::string error;
+};
+
+static void log_callback(ggml_log_level level, const char * text, void * user_data) {
+    memory_log & log = *(memory_log *) user_data;
+    if (log.verbose) {
+        fputs(text, stderr);
+    }
+    double mib = 0.0;
+    if (const char * str = strstr(text, " KV buffer size =")) {
+        if (sscanf(str, " KV buffer size = %lf MiB", &mib) == 1) {
+            log.kv_bytes += (int64_t) (mib*1024.0*1024.0);
+        }
+    }
+    if (const char * str = strstr(text, "dynamic KV cache: start = ")) {
+        sscanf(str, "dynamic KV cache: start = %u cells", &log.cells_start);
+    }
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        log.error = text;
+        while (!log.error.empty() && log.error.back() == '\n') {
+            log.error.pop_back();
+        }
+    }
+}
+
+int memory_report(const kv_check_params & params) {
+    memory_log log;
+    log.verbose = params.verbose;
+    llama_log_set(log_callback, &log);
+
+    std::vector<ggml_backend_dev_t> devices;
+    llama_model * model = nullptr;
+    try {
+        child_load_backends(params);
+        model = llama_model_load_from_file(params.model.c_str(), child_model_params(params, devices));
+    } catch (const std::exception & err) {
+        log.error = err.what();
+    }
+
+    session_params sp;
+    sp.dynamic = params.kv_dynamic;
+    sp.unified = params.unified;
+    sp.n_seqs  = params.n_seqs;
+    sp.n_cells = (params.n_ctx > 0 ? params.n_ctx : 131072)/sp.n_streams();
+
+    llama_context_params cparams = session_context_params(params, sp);
+    cparams.n_batch = 2048; // what a server would take: the context's output buffers depend on it
+
+    const int64_t rss_before = resident_bytes();
+    const auto t_start = std::chrono::steady_clock::now();
+    llama_context * ctx = model == nullptr ? nullptr : llama_init_from_model(model, cparams);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
+    const int64_t rss_after = resident_bytes();
+
+    const char * type_k = ggml_type_name(params.type_k);
+    const char * type_v = ggml_type_name(params.type_v);
+
+    json_line out;
+    out.begin_object();
+    out.str("mode", "memory").str("model", params.model).flag("kv_dynamic", params.kv_dynamic);
+    out.num("n_ctx", ctx != nullptr ? (int64_t) llama_n_ctx(ctx) : 0).num("n_ubatch", params.n_ubatch);
+    out.num("seqs", params.n_seqs).flag("unified", params.unified).str("type_k", type_k).str("type_v", type_v);
+    out.str("device", params.device.empty() ? "CPU" : params.device);
+    out.str("status", ctx != nullptr ? "ok" : model != nullptr ? "context-fails" : "load-fails");
+    out.str("reason", ctx != nullptr ? "" : log.error);
+    out.num("cells_start", ctx == nullptr ? 0 : log.cells_start > 0 ? (int64_t) log.cells_start : (int64_t) llama_n_ctx_seq(ctx));
+    out.num("kv_bytes", log.kv_bytes);
+    out.num("rss_before", rss_before).num("rss_after", rss_after).num("rss_context", rss_after - rss_before);
+    out.real("create_seconds", seconds);
+    out.end_object();
+    printf("%s\n", out.text().c_str());
+
+    const int rc = ctx != nullptr ? 0 : 2;
+    llama_free(ctx);
+    if (model != nullptr) {
+        llama_model_free(model);
+    }
+    llama_backend_free();
+    return rc;
+}

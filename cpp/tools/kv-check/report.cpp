@@ -1,0 +1,281 @@
+#include "report.h"
+
+#include "json.h"
+#include "scenarios.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+// what two records of the same step have that is not the same; "" if nothing
+static std::string compare_step(const trace & st, const trace & dy, const trace_record & a, const trace_record & b, check_result & res) {
+    if (a.kind != b.kind || a.label != b.label) {
+        return "the two sides went different ways: static at " + a.label + ", dynamic at " + b.label;
+    }
+    if (a.kind == TRACE_VALUE && a.a != b.a) {
+        return a.label + " is " + std::to_string(a.a) + " on the static side, " + std::to_string(b.a) + " on the dynamic side";
+    }
+    if (a.kind == TRACE_BLOB) {
+        if (a.a != b.a) {
+            return a.label + " has " + std::to_string(a.a) + " bytes on the static side, " + std::to_string(b.a) + " on the dynamic side";
+        }
+        if (a.text != b.text) {
+            size_t i = 0;
+            while (i < a.text.size() && a.text[i] == b.text[i]) {
+                i++;
+            }
+            return a.label + " differs within the " + std::to_string(trace_blob_block) + " bytes from " +
+                std::to_string(i/sizeof(uint64_t)*trace_blob_block) + " of " + std::to_string(a.a);
+        }
+    }
+    if (a.kind != TRACE_DECODE) {
+        return "";
+    }
+
+    res.n_decodes++;
+    if (a.a != b.a) {
+        return a.label + " returned " + std::to_string(a.a) + " on the static side, " + std::to_string(b.a) + " on the dynamic side";
+    }
+    if (a.rows != b.rows || a.cols != b.cols) {
+        return a.label + " gave " + std::to_string(a.rows) + "x" + std::to_string(a.cols) + " values on the static side, " +
+            std::to_string(b.rows) + "x" + std::to_string(b.cols) + " on the dynamic side";
+    }
+    std::vector<float> va;
+    std::vector<float> vb;
+    if (!st.read_floats(a, va) || !dy.read_floats(b, vb)) {
+        return a.label + " cannot be read back";
+    }
+    res.n_values += (int64_t) va.size();
+    if (va.empty() || memcmp(va.data(), vb.data(), va.size()*sizeof(float)) == 0) {
+        return "";
+    }
+
+    res.n_differ++;
+    size_t i = 0;
+    while (memcmp(&va[i], &vb[i], sizeof(float)) == 0) {
+        i++;
+    }
+    if (!res.diff.found) {
+        res.diff = { true, res.n_decodes - 1, (uint32_t) (i/a.cols), (uint32_t) (i%a.cols), va[i], vb[i] };
+    }
+    return a.label + " differs from row " + std::to_string(i/a.cols) + ", value " + std::to_string(i%a.cols);
+}
+
+static int64_t count_nan(const trace & tr, const trace_check & check) {
+    int64_t res = 0;
+    std::vector<float> data;
+    for (const auto & rec : check.steps) {
+        if (rec.kind == TRACE_DECODE && tr.read_floats(rec, data)) {
+            res += std::count_if(data.begin(), data.end(), [](float x) { return std::isnan(x); });
+        }
+    }
+    return res;
+}
+
+static check_result compare_check(const std::string & name, const trace & st, const trace & dy, const trace_check & a, const trace_check & b) {
+    check_result res;
+    res.name  = name;
+    res.grown = !b.growths.empty();
+
+    // as far as both got
+    std::string diff;
+    const size_t n = std::min(a.steps.size(), b.steps.size());
+    for (size_t i = 0; i < n; ++i) {
+        const std::string text = compare_step(st, dy, a.steps[i], b.steps[i], res);
+        if (diff.empty()) {
+            diff = text;
+        }
+        if (a.steps[i].label != b.steps[i].label) {
+            break;
+        }
+    }
+
+    const bool a_fails = !a.ended;
+    const bool b_fails = !b.ended;
+    if (!diff.empty()) {
+        res.status = "differs";
+        res.reason = diff + (b_fails && !b.fail.empty() ? "; then the dynamic side failed: " + b.fail : "");
+    } else if (b_fails && (!a_fails || b.steps.size() < a.steps.size())) {
+        res.status = "dynamic-fails";
+        res.reason = b.fail.empty() ? b.last_error : b.fail;
+    } else if (a_fails) {
+        res.status = "static-fails";
+        res.reason = a.fail.empty() ? a.last_error : a.fail;
+        if (!b_fails) {
+            res.reason += "; the dynamic side does not fail";
+        }
+    } else if (a.skip != b.skip) {
+        res.status = "differs";
+        res.reason = a.skip.empty() ? "only the dynamic side says: " + b.skip : "only the static side says: " + a.skip;
+    } else if (a.steps.size() != b.steps.size()) {
+        res.status = "differs";
+        res.reason = "the static side took " + std::to_string(a.steps.size()) + " steps, the dynamic side " + std::to_string(b.steps.size());
+    } else {
+        res.status = a.skip.empty() ? "same" : "skipped";
+        res.reason = a.skip;
+    }
+
+    const int64_t n_nan = res.status == "same" ? count_nan(st, a) : 0;
+    if (n_nan > 0) {
+        res.reason = std::to_string(n_nan) + " of " + std::to_string(res.n_values) + " values are NaN on both sides";
+    }
+    return res;
+}
+
+// why nothing grew, or ""
+static std::string why_not_grown(const trace & dy) {
+    if (dy.model_val("is_recurrent") == "1") {
+        return "recurrent state only: it has a fixed size and no cells that could grow";
+    }
+    for (const auto & note : dy.notes) {
+        if (note.find("start =") == std::string::npos) {
+            return note;
+        }
+    }
+    return dy.cells_start == 0 ? "the dynamic side never said that its cache is dynamic" : "nothing needed more cells than there were";
+}
+
+static void sum_up(run_result & res, const trace & dy) {
+    const auto first_with = [&](const char * status) -> const check_result * {
+        for (const auto & check : res.checks) {
+            if (check.status == status) {
+                return &check;
+            }
+        }
+        return nullptr;
+    };
+    const auto all_are = [&](const char * x, const char * y) {
+        return std::all_of(res.checks.begin(), res.checks.end(), [&](const check_result & c) { return c.status == x || c.status == y; });
+    };
+
+    for (const char * status : { "differs", "dynamic-fails" }) {
+        if (const check_result * check = first_with(status)) {
+            res.status = status;
+            res.reason = check->name + ": " + check->reason;
+            return;
+        }
+    }
+    const check_result * failed = first_with("static-fails");
+    if (failed != nullptr && (res.checks.front().status == "static-fails" || all_are("static-fails", "skipped"))) {
+        res.status = "static-fails";
+        res.reason = failed->name + ": " + failed->reason;
+        return;
+    }
+    if (all_are("skipped", "skipped") && res.checks.front().reason.find("no memory") != std::string::npos) {
+        res.status = "no-cache";
+        res.reason = res.checks.front().reason;
+        return;
+    }
+    res.status = res.n_growths > 0 ? "same" : "same-not-grown";
+    res.reason = res.n_growths > 0 ? "" : why_not_grown(dy);
+    for (const auto & check : res.checks) {
+        if (check.status == "static-fails") {
+            res.reason += (res.reason.empty() ? "" : "; ") + ("static fails in " + check.name + ": " + check.reason);
+        }
+    }
+}
+
+run_result report_compare(const std::vector<std::string> & checks, const trace & st, const trace & dy) {
+    run_result res;
+    res.arch             = st.model_val("arch");
+    res.cells_start      = dy.cells_start;
+    res.cells_end        = dy.cells_start;
+    res.kv_bytes_static  = st.kv_bytes;
+    res.kv_bytes_dynamic = dy.kv_bytes;
+
+    for (const trace * tr : { &st, &dy }) {
+        if (tr->checks.empty()) {
+            // the static side comes first: what it cannot load nobody can
+            res.status = tr == &st ? "load-fails" : "dynamic-fails";
+            res.reason = tr->load_error.empty() ? "the model cannot be loaded" : tr->load_error;
+            return res;
+        }
+    }
+
+    static const trace_check missing;
+    std::vector<std::string> names = checks;
+    names.push_back("exit"); // only there if a side failed after its last check
+    for (const auto & name : names) {
+        const kv_check_scenario * def = kv_check_find_scenario(name);
+        const trace_check * a = st.find(def != nullptr ? def->reference : name);
+        const trace_check * b = dy.find(name);
+        if (name == "exit") {
+            if (a == nullptr && b == nullptr) {
+                continue;
+            }
+            check_result exit_res;
+            exit_res.name   = name;
+            exit_res.status = a != nullptr ? "static-fails" : "dynamic-fails";
+            exit_res.reason = a != nullptr ? a->fail : b->fail;
+            res.checks.push_back(exit_res);
+            continue;
+        }
+        res.checks.push_back(compare_check(name, st, dy, a != nullptr ? *a : missing, b != nullptr ? *b : missing));
+    }
+
+    for (const auto & check : dy.checks) {
+        for (const auto & growth : check.growths) {
+            res.n_growths++;
+            res.cells_end = std::max(res.cells_end, growth.second);
+            if (std::find(res.growths.begin(), res.growths.end(), growth) == res.growths.end()) {
+                res.growths.push_back(growth);
+            }
+        }
+    }
+
+    sum_up(res, dy);
+    return res;
+}
+
+static void json_check(json_line & out, const check_result & check) {
+    out.begin_object();
+    out.str("name", check.name).str("status", check.status);
+    out.num("decodes", check.n_decodes).num("decodes_differ", check.n_differ).num("values", check.n_values).flag("grown", check.grown);
+    if (check.diff.found) {
+        out.begin_object("first_diff");
+        out.num("decode", check.diff.decode).num("row", check.diff.row).num("index", check.diff.index);
+        out.real("static", check.diff.val_static).real("dynamic", check.diff.val_dynamic);
+        out.end_object();
+    } else {
+        out.null("first_diff");
+    }
+    out.str("reason", check.reason);
+    out.end_object();
+}
+
+std::string report_json(const kv_check_params & params, const run_result & res, double seconds) {
+    const uint32_t n_streams = params.unified ? 1 : params.n_seqs;
+
+    json_line out;
+    out.begin_object();
+    out.str("model", params.model).str("arch", res.arch);
+    if (params.flash_attn == LLAMA_FLASH_ATTN_TYPE_AUTO) {
+        out.str("fa", "auto");
+    } else {
+        out.flag("fa", params.flash_attn == LLAMA_FLASH_ATTN_TYPE_ENABLED);
+    }
+    out.str("type_k", ggml_type_name(params.type_k)).str("type_v", ggml_type_name(params.type_v));
+    out.num("seqs", params.n_seqs).flag("unified", params.unified).flag("swa_full", params.swa_full);
+    out.num("n_ctx", (int64_t) kv_check_n_cells(params)*n_streams).num("n_ubatch", params.n_ubatch);
+    out.str("device", params.device.empty() ? "CPU" : params.device);
+    out.str("status", res.status).str("reason", res.reason);
+    out.flag("grown", res.n_growths > 0).flag("fallback", params.fallback);
+
+    out.begin_array("growths");
+    for (const auto & growth : res.growths) {
+        out.begin_array().num(nullptr, growth.first).num(nullptr, growth.second).end_array();
+    }
+    out.end_array();
+    out.num("n_growths", res.n_growths).num("cells_start", res.cells_start).num("cells_end", res.cells_end);
+
+    out.begin_array("checks");
+    for (const auto & check : res.checks) {
+        json_check(out, check);
+    }
+    out.end_array();
+
+    out.begin_object("kv_bytes").num("static", res.kv_bytes_static).num("dynamic_start", res.kv_bytes_dynamic).end_object();
+    out.real("seconds", seconds);
+    out.end_object();
+    return out.text();
+}

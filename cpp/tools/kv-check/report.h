@@ -1,0 +1,48 @@
+#pragma once
+
+#include "args.h"
+#include "trace.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+// the first float that differs
+struct first_diff {
+    bool     found  = false;
+    int64_t  decode = 0; // which of the check's decodes
+    uint32_t row    = 0;
+    uint32_t index  = 0; // within the row
+    float    val_static  = 0.0f;
+    float    val_dynamic = 0.0f;
+};
+
+struct check_result {
+    std::string name;
+    std::string status; // same | differs | static-fails | dynamic-fails | skipped
+    std::string reason;
+    int64_t n_decodes = 0;
+    int64_t n_differ  = 0; // decodes with any difference
+    int64_t n_values  = 0;
+    bool    grown     = false;
+    first_diff diff;
+};
+
+struct run_result {
+    std::string status;
+    std::string reason;
+    std::string arch;
+    std::vector<check_result> checks;
+    std::vector<std::pair<int64_t, int64_t>> growths; // each once, in the order of their first appearance
+    int64_t n_growths   = 0;
+    int64_t cells_start = 0;
+    int64_t cells_end   = 0;
+    int64_t kv_bytes_static  = 0; // of a fresh context
+    int64_t kv_bytes_dynamic = 0;
+
+    bool failed() const { return status == "differs" || status == "dynamic-fails"; }
+};
+
+run_result report_compare(const std::vector<std::string> & checks, const trace & st, const trace & dy);
+
+std::string report_json(const kv_check_params & params, const run_result & res, double seconds);

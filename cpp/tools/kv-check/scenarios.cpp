@@ -1,0 +1,479 @@
+#include "scenarios.h"
+
+#include <algorithm>
+#include <cstdio>
+
+uint32_t kv_check_n_fill(const kv_check_params & params) {
+    const uint32_t n_streams = params.unified ? 1 : params.n_seqs;
+
+    uint32_t res = params.n_fill > 0 ? params.n_fill : params.quick || n_streams > 1 ? 560 : 1100;
+    if (params.n_ctx > 0) {
+        res = std::min(res, params.n_ctx/n_streams); // never more than there is room for
+    }
+    return res;
+}
+
+uint32_t kv_check_n_cells(const kv_check_params & params) {
+    const uint32_t n_streams = params.unified ? 1 : params.n_seqs;
+    if (params.n_ctx > 0) {
+        return params.n_ctx/n_streams;
+    }
+    return 256*((kv_check_n_fill(params) + 255)/256 + 3); // room for what some checks decode beyond the fill
+}
+
+// powers of two where a cache that starts with 256 cells and doubles has to grow
+static std::vector<uint32_t> boundaries(const side & s) {
+    std::vector<uint32_t> res;
+    for (uint32_t b = 256; b + 8 <= kv_check_n_fill(s.params); b *= 2) {
+        res.push_back(b);
+    }
+    return res;
+}
+
+// the context that the command line asks for
+static session_params base(const side & s) {
+    session_params res;
+    res.dynamic = s.dynamic;
+    res.unified = s.params.unified;
+    res.n_seqs  = s.params.n_seqs;
+    res.n_cells = kv_check_n_cells(s.params);
+    return res;
+}
+
+// at least n sequences; with a single one on the command line, unified decides whether they share a stream
+static session_params multi(const side & s, uint32_t n, bool unified) {
+    session_params res = base(s);
+    res.n_seqs = std::max(res.n_seqs, n);
+    if (s.params.n_seqs == 1) {
+        res.unified = unified;
+    }
+    return res;
+}
+
+// both kinds where the command line leaves it open
+static std::vector<bool> stream_kinds(const side & s) {
+    if (s.params.n_seqs == 1) {
+        return { true, false };
+    }
+    return { s.params.unified };
+}
+
+static const char * kind_name(bool unified) {
+    return unified ? "unified" : "streams";
+}
+
+// cells to fill in a check whose contexts hold n cells per stream at the least
+static uint32_t at_most(const side & s, uint32_t n) {
+    return std::min(n, kv_check_n_cells(s.params));
+}
+
+//
+// decoding
+//
+
+static void check_prompt(side & s) {
+    const auto     bounds = boundaries(s);
+    const uint32_t n_fill = kv_check_n_fill(s.params);
+
+    // batches that end one before, exactly at and one after each boundary
+    for (int delta = -1; delta <= 1; ++delta) {
+        if (delta == 1 && s.params.quick) {
+            continue;
+        }
+        session c(s, base(s), "split" + std::to_string(delta));
+        uint32_t at = 0;
+        for (uint32_t b : bounds) {
+            c.fill(b + delta - at);
+            at = b + delta;
+            while (at < b + 2) {
+                c.fill(1);
+                at++;
+            }
+        }
+        c.fill(n_fill - at);
+    }
+
+    // everything at once: one growth has to bring what the whole batch needs
+    session c(s, base(s), "whole");
+    c.fill(n_fill);
+    c.generate(2);
+}
+
+static void check_generate(side & s) {
+    session c(s, base(s), "gen");
+    uint32_t at = 0;
+    for (uint32_t b : boundaries(s)) {
+        c.fill(b - 6 - at);
+        c.generate(13);
+        at = b + 7;
+    }
+}
+
+static void check_tail(side & s) {
+    session_params sp = base(s);
+    sp.n_rs_seq = s.is_recurrent || s.is_hybrid ? s.params.n_rs_seq : 0;
+
+    session c(s, sp, "tail");
+    const uint32_t n = at_most(s, 540) - 20;
+
+    const auto remove = [&](llama_seq_id seq, llama_pos n_rm) {
+        return c.past(seq) > n_rm && c.rm(seq, c.past(seq) - n_rm, -1);
+    };
+
+    for (uint32_t round = 0; round < 2; ++round) {
+        c.fill(round == 0 ? n : n/2);
+        c.generate(4);
+        for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
+            // recurrent layers can go back a few tokens, or not at all
+            const llama_pos half = c.past((llama_seq_id) seq)/2;
+            if (!remove((llama_seq_id) seq, half) && !remove((llama_seq_id) seq, 2)) {
+                c.rm((llama_seq_id) seq, -1, -1);
+            }
+        }
+        c.salt(1 + round); // not the tokens that were there
+        c.generate(3);
+    }
+}
+
+//
+// sequences
+//
+
+static void check_copy(side & s) {
+    for (bool unified : stream_kinds(s)) {
+        const session_params sp = multi(s, 2, unified);
+        const llama_seq_id   a  = 0;
+        const llama_seq_id   b  = (llama_seq_id) sp.n_seqs - 1;
+
+        // a copy while small, and the growth in the very next decode: the copy may still be pending
+        {
+            session c(s, sp, std::string("early.") + kind_name(unified));
+            c.fill_seq(a, 100);
+            c.rm(b, -1, -1);
+            c.cp(a, b);
+            c.fill_seq(b, 170);
+            c.fill_seq(a, 20);
+            c.fill(20);
+        }
+        // a copy after a growth, then both go on
+        {
+            session c(s, sp, std::string("late.") + kind_name(unified));
+            c.fill_seq(a, 150);
+            c.fill(unified ? 200 : 150);
+            c.rm(b, -1, -1);
+            c.cp(a, b);
+            c.generate(4);
+            c.fill(200);
+            c.rm(a, -1, -1);
+            c.fill_seq(b, 30);
+            if (sp.unified && !s.is_recurrent && !s.is_hybrid) {
+                // a part of a sequence, which only works within a stream
+                c.cp(b, a, 0, 40);
+                c.fill_seq(a, 10);
+                c.fill_seq(b, 10);
+            }
+        }
+    }
+}
+
+static void check_keep(side & s) {
+    for (bool unified : stream_kinds(s)) {
+        session c(s, multi(s, 2, unified), std::string("keep.") + kind_name(unified));
+        c.fill(320);
+        c.keep(1);
+        c.fill_seq(1, 130);
+        c.generate(3);
+    }
+}
+
+static void check_fragmented(side & s) {
+    session c(s, multi(s, 3, true), "frag");
+    for (uint32_t i = 0; i < 12; ++i) {
+        c.fill(i < 6 ? 31 : 30);
+    }
+    const auto data = c.state_seq_get(1);
+    c.rm(1, -1, -1);
+    c.fill_seq(0, 60);  // into the holes
+    c.fill_seq(2, 140); // beyond them
+    if (c.state_seq_set(1, data) != 0) {
+        c.generate(6);
+        c.fill(60);
+    }
+}
+
+static void check_clear(side & s) {
+    for (bool data : { false, true }) {
+        session c(s, base(s), data ? "data" : "cells");
+        c.fill(at_most(s, 530) - 10);
+        c.clear(data);
+        c.salt(1);
+        c.fill(100);
+        c.generate(3);
+        c.fill(at_most(s, 530) - 110);
+        c.generate(3);
+    }
+}
+
+//
+// shifts
+//
+
+static void check_shift(side & s) {
+    session_params sp = base(s);
+    sp.n_cells = std::min<uint32_t>(sp.n_cells, 1024);
+
+    // the answer must not change with the size
+    session c(s, sp, "grown");
+    const bool ok = c.can_shift("at creation");
+    c.fill(100);
+    c.can_shift("small");
+    c.fill(at_most(s, 1024) < 512 ? 160 : 300);
+    c.can_shift("grown");
+    if (!ok) {
+        throw check_skipped("the static cache cannot be shifted");
+    }
+    const uint32_t n_each = 400/(sp.unified ? sp.n_seqs : 1);
+
+    c.shift(4, n_each/2);
+    c.generate(3);
+    c.fill(200);
+    c.shift(0, n_each/4);
+    c.fill(100);
+
+    // a shift that is still pending when the batch needs a growth
+    session d(s, sp, "pending");
+    d.fill(250);
+    d.shift(2, 8);
+    d.fill(100);
+    d.generate(2);
+
+    // full, shifted, full again, as generation without end does it
+    sp.n_cells = std::min<uint32_t>(sp.n_cells, 512);
+    session e(s, sp, "endless");
+    e.fill(sp.n_cells - 4);
+    for (uint32_t i = 0; i < 2; ++i) {
+        e.generate(4);
+        e.shift(4, n_each/4);
+    }
+    e.generate(3);
+}
+
+static void check_div(side & s) {
+    session c(s, base(s), "div");
+    c.fill(240);
+    if (!c.can_shift("small")) {
+        throw check_skipped("the static cache cannot be shifted");
+    }
+    for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
+        const llama_pos n = c.past((llama_seq_id) seq);
+        c.div((llama_seq_id) seq, n/2, n, 2);
+    }
+    c.fill(60);
+    c.generate(3);
+}
+
+//
+// state
+//
+
+static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
+    for (bool unified : stream_kinds(s)) {
+        if (!unified && s.params.n_seqs == 1 && s.params.quick) {
+            continue;
+        }
+        session_params from = base(s);
+        if (s.params.n_seqs == 1 && !unified) {
+            from = multi(s, 2, false);
+        }
+        from.dynamic = from_dynamic;
+
+        session_params into = from;
+        into.dynamic = into_dynamic;
+
+        const std::string kind = kind_name(from.unified || from.n_seqs == 1);
+
+        const uint32_t n_big = at_most(s, 560) - 50;
+
+        session a(s, from, "a." + kind);
+        a.fill(100);
+        const auto small = a.state_get();
+        if (from.n_streams() > 1) {
+            // uneven: the first stream fits into what there is, the second one has to grow
+            a.fill_seq(1, n_big - 100);
+        } else {
+            a.fill(n_big - 100);
+        }
+        const auto big = a.state_get();
+        s.out.blob("a." + kind + ".small", small);
+        s.out.blob("a." + kind + ".big",   big);
+
+        // into a fresh context, then on in both
+        session b(s, into, "b." + kind);
+        if (b.state_set(big) == 0) {
+            throw check_failed("llama_state_set_data() returned 0: " + s.last_error);
+        }
+        a.generate(3);
+        b.generate(3);
+        a.fill(40);
+        b.fill(40);
+        b.record_state();
+
+        // into a context that has computed: a graph of before must not be used again after
+        session c(s, into, "c." + kind);
+        c.generate(3);
+        c.state_set(small);
+        c.generate(3);
+        c.state_set(big);
+        c.generate(3);
+        c.state_set(small);
+        c.generate(3);
+        c.record_state();
+    }
+}
+
+static void check_state_self        (side & s) { state_roundtrip(s, s.dynamic, s.dynamic); }
+static void check_state_into_dynamic(side & s) { state_roundtrip(s, false,     s.dynamic); }
+static void check_state_into_static (side & s) { state_roundtrip(s, s.dynamic, false);     }
+
+static void check_state_seq(side & s) {
+    for (bool unified : stream_kinds(s)) {
+        const session_params sp   = multi(s, 2, unified);
+        const std::string    kind = kind_name(sp.unified);
+        const llama_seq_id   last = (llama_seq_id) sp.n_seqs - 1;
+
+        session a(s, sp, "a." + kind);
+        a.fill_seq(0, 180);
+        a.fill(sp.unified ? 40 : 20);
+        const auto data = a.state_seq_get(0);
+        s.out.blob("a." + kind + ".seq", data);
+
+        // into another sequence of the same context, which may have to grow for it
+        a.state_seq_set(last, data);
+        a.generate(4);
+        a.fill(100);
+
+        // into a fresh context, then the large one into one that has computed
+        const auto large = a.state_seq_get(last);
+        s.out.blob("a." + kind + ".large", large);
+        session b(s, sp, "b." + kind);
+        b.generate(2);
+        b.state_seq_set(last, large);
+        b.generate(3);
+        b.state_seq_set(0, data);
+        b.generate(3);
+        b.fill(60);
+    }
+}
+
+static void check_state_file(side & s) {
+    session a(s, base(s), "a");
+    a.fill(at_most(s, 560) - 150);
+
+    const std::string path = trace_temp_path("state");
+    session b(s, base(s), "b");
+    const bool saved  = a.file_save(path);
+    const bool loaded = saved && b.file_load(path);
+    remove(path.c_str());
+    if (!loaded) {
+        throw check_failed("the state file could not be " + std::string(saved ? "loaded: " : "saved: ") + s.last_error);
+    }
+    a.generate(2);
+    b.generate(2);
+    b.fill(120);
+}
+
+// a state that is larger than the maximum is refused, as a static cache of that size does it
+static void check_state_refuse(side & s) {
+    session_params large = base(s);
+    large.n_cells = 768;
+    session_params small = large;
+    small.n_cells = 512;
+
+    session a(s, large, "large");
+    a.fill(600);
+    const auto data = a.state_get();
+    const auto seq  = a.state_seq_get(0);
+
+    session b(s, small, "small");
+    b.fill(100);
+    b.state_set(data);
+    b.fill(50);
+    b.generate(2);
+
+    session c(s, small, "seq");
+    c.fill(100);
+    c.state_seq_set(0, seq);
+    c.fill(50);
+    c.generate(2);
+}
+
+static void check_state_device(side & s) {
+#ifdef LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
+    session c(s, base(s), "device");
+    c.fill(200);
+    const auto data = c.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+    c.fill(150); // grows: what was saved must not point into what is gone
+    c.state_seq_set(0, data, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+    c.generate(4);
+    c.fill(100);
+#else
+    (void) s;
+    throw check_skipped("this upstream has no states on the device");
+#endif
+}
+
+//
+// limits
+//
+
+static void check_full(side & s) {
+    session_params sp = base(s);
+    sp.n_cells = 512;
+
+    session c(s, sp, "full");
+    c.fill(500);
+    c.fill(40, false);
+    c.fill(12, false);
+    c.fill(1, false);
+    for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
+        const llama_pos n = c.past((llama_seq_id) seq);
+        if (!c.rm((llama_seq_id) seq, n - 10, -1)) {
+            c.rm((llama_seq_id) seq, -1, -1);
+        }
+    }
+    c.fill(5, false);
+    c.fill(512, false); // as much as an empty context holds
+    c.fill(3, false);
+}
+
+const std::vector<kv_check_scenario> & kv_check_scenarios() {
+    static const std::vector<kv_check_scenario> res = {
+        { "prompt",             check_prompt,             "prompt"       },
+        { "generate",           check_generate,           "generate"     },
+        { "tail",               check_tail,               "tail"         },
+        { "copy",               check_copy,               "copy"         },
+        { "shift",              check_shift,              "shift"        },
+        { "state-self",         check_state_self,         "state-self"   },
+        { "state-into-dynamic", check_state_into_dynamic, "state-self"   },
+        { "state-into-static",  check_state_into_static,  "state-self"   },
+        { "state-seq",          check_state_seq,          "state-seq"    },
+        { "clear",              check_clear,              "clear"        },
+        { "keep",               check_keep,               "keep"         },
+        { "full",               check_full,               "full"         },
+        { "fragmented",         check_fragmented,         "fragmented"   },
+        { "state-refuse",       check_state_refuse,       "state-refuse" },
+        { "state-file",         check_state_file,         "state-file"   },
+        { "state-device",       check_state_device,       "state-device" },
+        { "div",                check_div,                "div"          },
+    };
+    return res;
+}
+
+const kv_check_scenario * kv_check_find_scenario(const std::string & name) {
+    for (const auto & def : kv_check_scenarios()) {
+        if (name == def.name) {
+            return &def;
+        }
+    }
+    return nullptr;
+}

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "session.h"
+
+#include <string>
+#include <vector>
+
+struct kv_check_scenario {
+    const char * name;
+
+    // runs on one side and throws check_failed or check_skipped
+    void (*run)(side & s);
+
+    // the check whose static run this one's dynamic run is compared with: saving and restoring is one
+    // computation for a static cache, and three for a dynamic one
+    const char * reference;
+};
+
+const std::vector<kv_check_scenario> & kv_check_scenarios();
+
+// nullptr if there is none of that name
+const kv_check_scenario * kv_check_find_scenario(const std::string & name);
+
+// cells per stream that the long checks fill
+uint32_t kv_check_n_fill(const kv_check_params & params);
+
+// cells per stream of the contexts that the long checks create
+uint32_t kv_check_n_cells(const kv_check_params & params);

@@ -1,0 +1,128 @@
+#pragma once
+
+#include "args.h"
+#include "trace.h"
+
+#include "llama.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+// a check cannot go on; the text becomes its reason
+struct check_failed : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// a check does not apply to this model
+struct check_skipped : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// one of the two sides that are compared: its model, and where it writes down what it sees
+struct side {
+    side(const kv_check_params & params, llama_model * model, trace_writer & out, bool dynamic) :
+        params(params), model(model), out(out), dynamic(dynamic) {}
+
+    const kv_check_params & params;
+    llama_model *           model;
+    trace_writer &          out;
+    bool                    dynamic;
+
+    std::string last_error; // the last error line that was logged
+
+    uint32_t n_vocab      = 0;
+    uint32_t n_embd_out   = 0;
+    bool     is_recurrent = false; // nothing but recurrent state
+    bool     is_hybrid    = false; // recurrent state beside a KV cache
+
+    bool first_context = true; // whose buffer sizes are worth writing down
+};
+
+// what distinguishes one context from another within a check
+struct session_params {
+    bool     dynamic;
+    bool     unified;
+    uint32_t n_seqs;
+    uint32_t n_cells;  // per stream
+    uint32_t n_rs_seq = 0;
+
+    uint32_t n_streams() const { return unified ? 1 : n_seqs; }
+};
+
+// sets llama_context_params::kv_dynamic
+void session_set_dynamic(llama_context_params & cparams, bool dynamic);
+
+llama_context_params session_context_params(const kv_check_params & params, const session_params & sp);
+
+// a context and how far each of its sequences is; every call writes its result into the side's trace
+class session {
+  public:
+    session(side & s, const session_params & sp, const std::string & name);
+    ~session();
+
+    session(const session &) = delete;
+    session & operator=(const session &) = delete;
+
+    // n more cells in each stream, spread over its sequences, in one llama_decode()
+    // must: a return code other than 0 ends the check, otherwise it is only written down
+    int32_t fill(uint32_t n, bool must = true);
+
+    // n more tokens of one sequence
+    int32_t fill_seq(llama_seq_id seq, uint32_t n, bool must = true);
+
+    // the same one token at a time
+    void generate(uint32_t n);
+
+    // memory operations, with their result written down and the positions kept up to date
+    bool rm (llama_seq_id seq, llama_pos p0, llama_pos p1);
+    void cp (llama_seq_id src, llama_seq_id dst, llama_pos p0 = -1, llama_pos p1 = -1);
+    void keep(llama_seq_id seq);
+    void add(llama_seq_id seq, llama_pos p0, llama_pos p1, llama_pos delta);
+    void div(llama_seq_id seq, llama_pos p0, llama_pos p1, int d);
+    void clear(bool data);
+    bool can_shift(const std::string & label);
+
+    // drops n tokens of each sequence after the first n_keep and moves the rest down, as llama-server does
+    void shift(uint32_t n_keep, uint32_t n_drop);
+
+    std::vector<uint8_t> state_get();
+    size_t               state_set(const std::vector<uint8_t> & data);
+    std::vector<uint8_t> state_seq_get(llama_seq_id seq, llama_state_seq_flags flags = 0);
+    size_t               state_seq_set(llama_seq_id seq, const std::vector<uint8_t> & data, llama_state_seq_flags flags = 0);
+
+    bool file_save(const std::string & path);
+    bool file_load(const std::string & path);
+
+    // the state's bytes as something to compare
+    void record_state();
+
+    uint32_t n_seqs() const { return sp.n_seqs; }
+    uint32_t n_cells() const { return sp.n_cells; }
+    llama_pos past(llama_seq_id seq) const { return n_past[seq]; }
+
+    void salt(uint32_t val) { token_salt = val; } // other tokens from here on
+
+    llama_context * ctx = nullptr;
+
+  private:
+    int32_t decode(const std::vector<llama_seq_id> & order, bool must);
+    void    record_rows(const std::string & label, int32_t rc, const std::vector<int32_t> & outputs);
+    void    record_positions();
+    void    sync_positions();
+    void    encode();
+
+    llama_token token(llama_seq_id seq, llama_pos pos) const;
+
+    side &         s;
+    session_params sp;
+    std::string    name;
+
+    llama_memory_t mem = nullptr;
+
+    std::vector<llama_pos> n_past;
+
+    uint32_t turn       = 0; // whose token comes next in a unified cache
+    uint32_t token_salt = 0;
+    uint32_t n_decodes  = 0;
+};
