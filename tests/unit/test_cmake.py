@@ -1,0 +1,169 @@
+"""Flags, presets and commands of a build, as values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtool import cmake
+
+TREE = Path("/t")
+CPP = Path("/nothing")
+
+
+def make(backend: str, preset: str = "release", *, system: str = "Linux", **more: object) -> cmake.Plan:
+    return cmake.plan(
+        TREE,
+        CPP,
+        backend=backend,
+        preset=preset,
+        cmake="cmake",
+        ninja_path="ninja",
+        system=system,
+        jobs=2,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+START = "cmake --fresh -S /t -B /t/build/{} -G Ninja -DCMAKE_MAKE_PROGRAM=ninja "
+COMMON = (
+    "-DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DGGML_CCACHE=OFF "
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "
+)
+RELEASE = "-DCMAKE_BUILD_TYPE=Release " + COMMON
+
+# The commands are a contract: someone without kvtool can type them.
+CONFIGURE = {
+    "cpu": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_METAL=OFF",
+    "metal": RELEASE + "-DCMAKE_INSTALL_RPATH=@loader_path -DGGML_METAL=ON -DGGML_METAL_EMBED_LIBRARY=ON "
+    "-DGGML_ACCELERATE=ON -DGGML_BLAS=ON -DGGML_BLAS_VENDOR=Apple -DGGML_NATIVE=ON",
+    "cuda": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_CUDA=ON -DGGML_METAL=OFF",
+    "vulkan": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_VULKAN=ON -DGGML_METAL=OFF",
+    "rpc": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_RPC=ON -DGGML_METAL=OFF",
+}
+PRESETS = {
+    "release": RELEASE,
+    "debug": "-DCMAKE_BUILD_TYPE=Debug " + COMMON,
+    "asan": "-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLLAMA_SANITIZE_ADDRESS=ON -DLLAMA_SANITIZE_UNDEFINED=ON "
+    "-DGGML_SANITIZE_ADDRESS=ON -DGGML_SANITIZE_UNDEFINED=ON " + COMMON,
+    "tsan": "-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLLAMA_SANITIZE_THREAD=ON -DGGML_SANITIZE_THREAD=ON "
+    "-DGGML_OPENMP=OFF " + COMMON,
+}
+
+
+@pytest.mark.parametrize("backend", cmake.BACKENDS)
+def test_configure_command_of_each_backend(backend: str) -> None:
+    expected = START.format(f"{backend}-release") + CONFIGURE[backend]
+    assert " ".join(make(backend).configure) == expected
+
+
+@pytest.mark.parametrize("preset", cmake.PRESETS)
+def test_configure_command_of_each_preset(preset: str) -> None:
+    expected = START.format(f"cpu-{preset}") + PRESETS[preset] + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_METAL=OFF"
+    assert " ".join(make("cpu", preset).configure) == expected
+
+
+def test_build_command_and_default_targets() -> None:
+    assert " ".join(make("cpu").build()) == (
+        "cmake --build /t/build/cpu-release --parallel 2 --target llama-server llama-cli llama-completion llama-bench "
+        "llama-perplexity kv-check test-llama-archs"
+    )
+    assert make("rpc").targets == (*cmake.USER_TARGETS, "ggml-rpc-server", *cmake.VERIFY_TARGETS)
+    assert make("cpu", targets=["all"]).build()[-2:] == ("--target", "all")
+
+
+def test_default_targets_take_our_unit_tests_from_cpp(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    for name in ("test-kv-growth.cpp", "test-kv-alloc.cpp", "helper.cpp", "test-kv.h"):
+        (tmp_path / "tests" / name).touch()
+    assert cmake.default_targets("cpu", tmp_path)[-2:] == ("test-kv-alloc", "test-kv-growth")
+
+
+@pytest.mark.parametrize(("system", "rpath"), [("Linux", "$ORIGIN"), ("Darwin", "@loader_path"), ("Windows", None)])
+def test_programs_find_their_libraries_beside_themselves(system: str, rpath: str | None) -> None:
+    flags = cmake.flags("cpu", "release", system=system)
+    assert flags.get("CMAKE_INSTALL_RPATH") == rpath
+    assert ("CMAKE_BUILD_WITH_INSTALL_RPATH" in flags) == (rpath is not None)
+
+
+def test_nothing_in_a_build_may_download() -> None:
+    for backend in cmake.BACKENDS:
+        flags = cmake.flags(backend, "release", system="Linux")
+        assert {flags["LLAMA_BUILD_UI"], flags["LLAMA_USE_PREBUILT_UI"]} == {"OFF"}
+        assert not any("FETCH" in name or "BORINGSSL" in name for name in flags)
+
+
+def test_sanitizers_reach_ggml_too() -> None:
+    for preset in ("asan", "tsan"):
+        flags = cmake.PRESETS[preset].flags
+        llama = {name.removeprefix("LLAMA_") for name in flags if name.startswith("LLAMA_SANITIZE")}
+        assert llama and llama == {name.removeprefix("GGML_") for name in flags if name.startswith("GGML_SANITIZE")}
+
+
+def test_ccache_is_the_launcher_of_every_language() -> None:
+    flags = cmake.flags("cuda", "release", system="Linux", ccache=Path("/c/ccache"))
+    launchers = {name: value for name, value in flags.items() if "LAUNCHER" in name}
+    assert launchers == {f"CMAKE_{name}_COMPILER_LAUNCHER": "/c/ccache" for name in ("C", "CXX", "CUDA")}
+    assert "CMAKE_CUDA_COMPILER_LAUNCHER" not in cmake.flags("cpu", "release", system="Linux", ccache=Path("/c/ccache"))
+
+
+def test_ccache_counts_paths_from_the_tree_and_debug_keeps_its_directory() -> None:
+    planned = make("cpu", ccache=Path("/c/ccache"))
+    assert planned.env == {
+        "CCACHE_BASEDIR": "/t",
+        "CCACHE_STATSLOG": "/t/build/cpu-release/ccache.stats",
+        "CCACHE_NOHASHDIR": "1",
+    }
+    assert "CCACHE_NOHASHDIR" not in make("cpu", "debug", ccache=Path("/c/ccache")).env
+    assert make("cpu").env == {}
+
+
+def test_user_defines_win_and_come_once() -> None:
+    planned = make("cpu", defines={"LLAMA_OPENSSL": "ON", "GGML_LTO": "ON"}, extra_flags={"GGML_LTO": "OFF"})
+    assert [arg for arg in planned.configure if "OPENSSL" in arg or "LTO" in arg] == [
+        "-DLLAMA_OPENSSL=ON",
+        "-DGGML_LTO=ON",
+    ]
+
+
+def test_key_follows_flags_and_compiler_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    key = make("cpu").key
+    assert make("cpu").key == key
+    assert make("cpu", targets=["all"]).key == key, "what is built is no reason to configure again"
+    assert make("cpu", defines={"A": "1"}).key != key
+    monkeypatch.setenv("CXX", "clang++")
+    assert make("cpu").key != key
+
+
+def test_places() -> None:
+    assert cmake.build_dir(TREE) == Path("/t/build/cpu-release")
+    assert cmake.build_dir(TREE, "metal", "debug") == Path("/t/build/metal-debug")
+    assert cmake.binary(TREE, "llama-server").parent == Path("/t/build/cpu-release/bin")
+
+
+def _added_presets() -> dict[str, dict[str, object]]:
+    """The presets that our patch adds to upstream's CMakePresets.json, by name."""
+    patches = Path(__file__).parents[2] / "patches"
+    for patch in patches.glob("*.patch"):
+        _, found, rest = patch.read_text().partition("diff --git a/CMakePresets.json b/CMakePresets.json\n")
+        if found:
+            hunks = rest.partition("\ndiff --git ")[0].partition("\n-- \n")[0].splitlines()
+            added = "".join(line[1:] for line in hunks if line.startswith("+") and not line.startswith("+++"))
+            return {preset["name"]: preset for preset in json.loads(f"[{added.rstrip().rstrip(',')}]")}
+    pytest.skip("no patch on CMakePresets.json yet")
+
+
+def test_upstream_metal_preset_says_what_kvtool_builds() -> None:
+    """`cmake --preset apple-metal-release` and `kvtool build --metal` must not drift apart."""
+    presets = _added_presets()
+    ours = cmake.flags("metal", "release", system="Darwin")
+    # kvtool's own choices (tests, no downloads) are no business of the preset
+    expected = {name: value for name, value in ours.items() if name not in cmake.COMMON_FLAGS}
+    expected["CMAKE_BUILD_WITH_INSTALL_RPATH"] = "ON"
+    del expected["CMAKE_BUILD_TYPE"]  # comes from upstream's hidden preset "release"
+    assert presets["apple-metal"]["cacheVariables"] == expected
+    assert presets["apple-metal-release"]["inherits"] == ["apple-metal", "release"]
+    assert presets["apple-metal-debug"]["inherits"] == ["apple-metal", "debug"]

@@ -1,0 +1,89 @@
+"""`kvtool doctor`: what it reports and its exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvtool import cli
+from kvtool.commands import doctor
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KVTOOL_TREE", str(tmp_path / "tree"))
+    return tmp_path
+
+
+def test_ready_here(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor", "--json"]) == 0
+    doc = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in doc["checks"]] == [
+        "python", "git", "C compiler", "C++ compiler", "cmake", "ninja", "ccache", "npm", "disk", "tree", "cache",
+    ]  # fmt: skip
+    assert {check["name"] for check in doc["checks"] if not check["required"]} == {"ccache", "npm"}
+    assert list(doc["backends"]) == ["cpu", "metal", "cuda", "vulkan", "rpc"]
+    assert doc["backends"]["cpu"] == ""
+    assert not (place / "cache").exists(), "looking changes nothing"
+
+
+def test_a_person_sees_one_line_each(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "ready: kvtool fetch" in out
+    assert "C++ compiler" in out
+
+
+def test_nothing_installed_is_exit_7_and_says_how_to_get_each(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.run(["doctor", "--json"]) == 7
+    doc = json.loads(capsys.readouterr().out)
+    assert doc["ok"] is False
+    assert doc["error"]["what"] == "not ready: git, C compiler, C++ compiler, cmake, ninja"
+    for check in doc["checks"]:
+        if not check["ok"]:
+            assert [line.partition(":")[0] for line in check["how"].splitlines()] == [
+                "Debian/Ubuntu",
+                "macOS",
+                "Windows",
+            ]
+    assert all(reason for reason in doc["backends"].values())
+
+
+def test_optional_things_do_not_fail(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which
+    monkeypatch.setattr("shutil.which", lambda name, **more: None if name in ("npm", "ccache") else real(name, **more))
+    assert cli.run(["doctor"]) == 0
+    assert "npm is optional; to get it" in capsys.readouterr().out
+
+
+def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(place)._replace(free=doctor.NEEDED_BYTES - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
+    failure = doctor.diagnose(place / "tree", place / "cache").failure
+    assert failure is not None and failure.what == "not ready: disk"
+    assert failure.exit_code == 7
+
+
+def test_a_cache_that_cannot_be_written(place: Path) -> None:
+    (place / "file").touch()
+    found = {check.name: check for check in doctor.diagnose(place / "tree", place / "file" / "cache").checks}
+    assert not found["cache"].ok
+    assert "KVTOOL_CACHE" in found["cache"].how
+
+
+def test_outside_of_a_project(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("KVTOOL_PROJECT", str(place / "no-project"))
+    assert cli.run(["doctor"]) == 0

@@ -1,0 +1,189 @@
+"""What a machine has and lacks: fake machines with nothing but the programs a test puts there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtool import toolchain
+from kvtool.errors import MissingToolError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake programs are shell scripts")
+
+
+class Machine:
+    """A PATH and a Python environment of our own, empty at first."""
+
+    def __init__(self, root: Path) -> None:
+        self.bin = root / "bin"
+        self.python = root / "venv" / "bin"
+        self.bin.mkdir()
+        self.python.mkdir(parents=True)
+
+    def add(self, *names: str, where: Path | None = None, says: str = "version 1.2.3", code: int = 0) -> Path:
+        for name in names:
+            path = (where or self.bin) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"#!/bin/sh\necho '{says}'\nexit {code}\n")
+            path.chmod(0o755)
+        return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path)
+    monkeypatch.setenv("PATH", str(made.bin))
+    monkeypatch.setattr(sys, "executable", str(made.python / "python3"))
+    monkeypatch.setattr(toolchain, "CUDA_BIN", tmp_path / "cuda" / "bin")
+    monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))
+    for name in ("CC", "CXX", "CUDACXX", "CUDA_PATH", "CUDA_HOME", "VULKAN_SDK", "CMAKE_PREFIX_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+def everything_for_cpu(machine: Machine) -> None:
+    machine.add("cc", "c++")
+    machine.add("cmake", "ninja", where=machine.python)
+
+
+def test_cpu_needs_compilers_cmake_and_ninja_and_no_more(machine: Machine) -> None:
+    everything_for_cpu(machine)
+    found = toolchain.require("cpu", "Linux")
+    assert (found.cmake, found.ninja) == (machine.python / "cmake", machine.python / "ninja")
+    assert found.ccache is None
+    assert found.flags == {}
+    assert toolchain.require("rpc", "Linux") == found
+
+
+def test_cmake_beside_python_wins_over_path(machine: Machine) -> None:
+    everything_for_cpu(machine)
+    machine.add("cmake", "ninja")
+    assert toolchain.require("cpu", "Linux").cmake == machine.python / "cmake"
+    (machine.python / "cmake").unlink()
+    assert toolchain.require("cpu", "Linux").cmake == machine.bin / "cmake"
+
+
+def test_ccache_is_used_when_it_is_there(machine: Machine) -> None:
+    everything_for_cpu(machine)
+    machine.add("ccache")
+    assert toolchain.require("cpu", "Linux").ccache == machine.bin / "ccache"
+
+
+@pytest.mark.parametrize(
+    ("lacking", "name", "debian"),
+    [
+        ("c++", "C++ compiler", "apt-get install build-essential"),
+        ("cc", "C compiler", "apt-get install build-essential"),
+        ("cmake", "cmake", "-m pip install cmake"),
+        ("ninja", "ninja", "-m pip install ninja"),
+    ],
+)
+def test_each_missing_tool_is_named_with_the_way_to_get_it(
+    machine: Machine, lacking: str, name: str, debian: str
+) -> None:
+    everything_for_cpu(machine)
+    for folder in (machine.bin, machine.python):
+        (folder / lacking).unlink(missing_ok=True)
+    with pytest.raises(MissingToolError) as caught:
+        toolchain.require("cpu", "Linux")
+    assert caught.value.what == f"cannot build --cpu here: no {name}"
+    assert caught.value.exit_code == 7
+    lines = caught.value.next_step.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["Debian/Ubuntu", "macOS", "Windows"]
+    assert debian in lines[0]
+
+
+def test_all_that_is_missing_comes_in_one_error_and_one_hint_for_both_compilers(machine: Machine) -> None:
+    machine.add("cmake", "ninja", where=machine.python)
+    with pytest.raises(MissingToolError) as caught:
+        toolchain.require("cpu", "Linux")
+    assert caught.value.what == "cannot build --cpu here: no C compiler, C++ compiler"
+    assert caught.value.next_step.count("build-essential") == 1
+
+
+def test_a_compiler_that_cannot_run_is_missing(machine: Machine) -> None:
+    """macOS has a c++ that only says that the command line tools must be installed."""
+    everything_for_cpu(machine)
+    stub = machine.add("c++", says="xcrun: error: invalid active developer path", code=1)
+    with pytest.raises(MissingToolError) as caught:
+        toolchain.require("cpu", "Darwin")
+    assert f"{stub} does not run" in caught.value.why
+
+
+def test_cxx_decides_and_may_carry_arguments(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything_for_cpu(machine)
+    other = machine.add("mycxx", says="mycxx 9.9")
+    monkeypatch.setenv("CXX", "mycxx -m64")
+    assert toolchain.find_compiler("C++") == toolchain.Tool("C++ compiler", other, "9.9")
+    monkeypatch.setenv("CXX", "nowhere")
+    with pytest.raises(MissingToolError, match=r"\$CXX names nowhere"):
+        toolchain.require("cpu", "Linux")
+
+
+def test_metal_elsewhere_says_so_and_nothing_else(machine: Machine) -> None:
+    with pytest.raises(MissingToolError) as caught:
+        toolchain.require("metal", "Linux")
+    assert caught.value.why == "Metal exists on macOS only, and this is Linux"
+    assert "kvtool build --metal" in caught.value.next_step
+
+
+def test_metal_on_a_mac_needs_an_sdk(machine: Machine) -> None:
+    everything_for_cpu(machine)
+    with pytest.raises(MissingToolError, match="xcrun finds no macOS SDK"):
+        toolchain.require("metal", "Darwin")
+    machine.add("xcrun", says="/sdk")
+    assert toolchain.require("metal", "Darwin").cmake == machine.python / "cmake"
+
+
+def test_cuda_needs_nvcc_and_tells_cmake_where_it_is(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything_for_cpu(machine)
+    with pytest.raises(MissingToolError) as caught:
+        toolchain.require("cuda", "Linux")
+    assert "nvcc (CUDA compiler)" in caught.value.what
+    assert "developer.nvidia.com" in caught.value.next_step
+    off_path = machine.add("nvcc", where=toolchain.CUDA_BIN, says="Cuda compilation tools, release 13.0")
+    assert toolchain.require("cuda", "Linux").flags == {"CMAKE_CUDA_COMPILER": str(off_path)}
+    machine.add("nvcc")
+    assert toolchain.require("cuda", "Linux").flags == {}, "CMake finds it on PATH itself"
+
+
+def test_vulkan_names_each_part_that_is_missing(machine: Machine, tmp_path: Path) -> None:
+    everything_for_cpu(machine)
+    with pytest.raises(MissingToolError) as caught:
+        toolchain.require("vulkan", "Linux")
+    assert caught.value.what.endswith("no glslc (Vulkan shader compiler), Vulkan headers, SPIRV headers")
+    assert caught.value.next_step.count("glslc libvulkan-dev spirv-headers") == 1
+    machine.add("glslc")
+    header = tmp_path / "usr" / "include" / "vulkan" / "vulkan.h"
+    config = tmp_path / "usr" / "share" / "cmake" / "SPIRV-Headers" / "SPIRV-HeadersConfig.cmake"
+    for path in (header, config):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert toolchain.require("vulkan", "Linux").flags == {}
+
+
+def test_a_dry_run_needs_nothing_installed(machine: Machine) -> None:
+    for backend in ("cpu", "metal", "cuda", "vulkan", "rpc"):
+        found = toolchain.for_dry_run(backend, "Linux")
+        assert (found.cmake, found.ninja, found.ccache) == (Path("cmake"), Path("ninja"), None)
+
+
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0"),
+        ("Apple clang version 17.0.0 (clang-1700.0.13.5)", "17.0.0"),
+        ("git version 2.39.5", "2.39.5"),
+        ("no number here", ""),
+    ],
+)
+def test_versions(machine: Machine, says: str, expected: str) -> None:
+    assert toolchain.version_of(machine.add("tool", says=says)) == expected
+
+
+def test_a_program_that_fails_or_is_none_has_no_version(machine: Machine, tmp_path: Path) -> None:
+    assert toolchain.version_of(machine.add("tool", code=3)) is None
+    (tmp_path / "text").write_text("no program")
+    assert toolchain.version_of(tmp_path / "text") is None
