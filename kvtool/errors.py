@@ -1,7 +1,7 @@
 """Every error kvtool raises on purpose: what failed, why, what to do next, and one exit code each.
 
-Exit codes: 0 ok, 1 internal, 2 usage, 3 conflict, 4 stale or dirty tree, 5 lock mismatch, 6 export drift,
-7 build (also a missing tool), 8 verify, 9 network. 130 is an interrupt, as in every shell.
+Exit codes: 0 ok, 1 internal (also a full disk), 2 usage, 3 conflict, 4 stale or dirty tree, 5 lock mismatch,
+6 export drift, 7 build (also a missing tool), 8 verify, 9 network. 130 is an interrupt, as in every shell.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class KvtoolError(Exception):
             "next": self.next_step,
             "output": self.output,
         }
+
+
+class DiskError(KvtoolError):
+    """The disk is full, or a directory kvtool must write to cannot be written."""
+
+    code = "disk"
 
 
 class UsageError(KvtoolError):

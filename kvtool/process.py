@@ -23,6 +23,7 @@ from typing import IO, TypeAlias
 from kvtool.errors import KvtoolError, MissingToolError
 
 Process: TypeAlias = subprocess.Popen[bytes]
+Environment: TypeAlias = Mapping[str, str | None]  # merged over os.environ; None removes a variable
 
 _observer: Callable[[Sequence[str]], None] | None = None
 
@@ -69,16 +70,16 @@ def _resolve(argv: Sequence[str | Path]) -> list[str]:
     return out
 
 
-def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    return {**os.environ, **(env or {})}
+def _environment(env: Environment | None) -> dict[str, str]:
+    return {k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None}
 
 
 def capture(
     argv: Sequence[str | Path],
     *,
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    input: str | bytes | None = None,
+    env: Environment | None = None,
+    input: str | bytes | Path | None = None,
     check: bool = True,
     error: type[KvtoolError] = KvtoolError,
     timeout: float | None = None,
@@ -87,14 +88,16 @@ def capture(
     """Run to the end and return both outputs as text (UTF-8, undecodable bytes as surrogates, so nothing is lost).
 
     env is merged over os.environ. With check, a non-zero exit or a timeout (seconds) raises `error` with the output.
-    on_tick is called a few times a second meanwhile. An exception, or Ctrl-C, ends the process and what it started.
+    input is text, bytes, or a file to read from. on_tick is called a few times a second meanwhile. An exception, or
+    Ctrl-C, ends the process and what it started.
     """
     args = _resolve(argv)
-    data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
     start = time.monotonic()
-    process = _start(args, cwd, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with input.open("rb") if isinstance(input, Path) else contextlib.nullcontext(subprocess.PIPE) as stdin:
+        process = _start(args, cwd, env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
     try:
-        out_bytes, err_bytes = _communicate(process, data or b"", timeout, on_tick)
+        out_bytes, err_bytes = _communicate(process, data if isinstance(data, bytes) else None, timeout, on_tick)
     except subprocess.TimeoutExpired as err:
         _end(process)
         raise error(f"{Path(args[0]).name} did not finish within {timeout:g} s", why=quote(argv)) from err
@@ -114,9 +117,9 @@ def capture(
 def _start(
     args: Sequence[str],
     cwd: Path | None,
-    env: Mapping[str, str] | None,
+    env: Environment | None,
     *,
-    stdin: int,
+    stdin: int | IO[bytes],
     stdout: int | IO[bytes],
     stderr: int,
 ) -> Process:
@@ -138,7 +141,7 @@ def _start(
 
 
 def _communicate(
-    process: Process, data: bytes, timeout: float | None, on_tick: Callable[[], None] | None
+    process: Process, data: bytes | None, timeout: float | None, on_tick: Callable[[], None] | None
 ) -> tuple[bytes, bytes]:
     if on_tick is None:
         return process.communicate(data, timeout)
@@ -186,7 +189,7 @@ def stream(
     argv: Sequence[str | Path],
     *,
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Environment | None = None,
     on_line: Callable[[str], None],
 ) -> Completed:
     """Run to the end, giving each line of merged stdout and stderr to on_line as it comes; never checks the exit code.
@@ -216,7 +219,7 @@ def spawn(
     argv: Sequence[str | Path],
     *,
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Environment | None = None,
     stdout: Path,
 ) -> Iterator[Process]:
     """A process that runs beside us, its merged output in the file `stdout`; ended, with its children, on exit."""

@@ -1,0 +1,117 @@
+"""Take upstream's tree out of a package: a file out of an npm tarball, a folder of a source archive into git."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from kvtool.errors import LockError
+
+_BACKEND = '''\
+"""A build backend that builds nothing: it answers pip with the name and version that PKG-INFO states."""
+import os
+import re
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    with open("PKG-INFO", encoding="utf-8") as file:
+        head = file.read().split("\\n\\n")[0]
+    name = re.search(r"^Name: (.*)$", head, re.M)[1].strip()
+    version = re.search(r"^Version: (.*)$", head, re.M)[1].strip()
+    info = f"{name}-{version}.dist-info"
+    os.makedirs(os.path.join(metadata_directory, info))
+    with open(os.path.join(metadata_directory, info, "METADATA"), "w", encoding="utf-8") as file:
+        file.write(f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return info
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    raise RuntimeError("nothing is built here")
+'''
+
+
+def write_backend_stub(folder: Path) -> None:
+    """Write the stand-in for setuptools' build backend below `folder` (for PYTHONPATH)."""
+    package = folder / "setuptools"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "build_meta.py").write_text(_BACKEND, encoding="utf-8")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[tarfile.TarFile]:
+    """Open a tarball; whatever is wrong with it becomes a LockError."""
+    try:
+        with tarfile.open(path) as tar:
+            yield tar
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as err:
+        if isinstance(err, OSError) and err.errno is not None:
+            raise  # the disk, not the archive
+        raise LockError(f"{path.name} is damaged", why=str(err) or type(err).__name__, next_step="fetch again") from err
+
+
+def extract_file(package: Path, member: str, target: Path) -> None:
+    """Copy one regular file out of a tarball."""
+    with _reading(package) as tar:
+        try:
+            source = tar.extractfile(member)
+        except KeyError:
+            source = None
+        if source is None:
+            raise LockError(f"{package.name} has no {member}", next_step="correct the path in patches/upstream.lock")
+        with source, target.open("wb") as out:
+            shutil.copyfileobj(source, out)
+
+
+def _path_below(name: str, folder: PurePosixPath) -> str | None:
+    """The path of a member relative to <top directory>/<folder>, or None when it is elsewhere."""
+    parts = PurePosixPath(name).parts[1:]
+    depth = len(folder.parts)
+    if parts[:depth] != folder.parts or len(parts) == depth:
+        return None
+    return "/".join(parts[depth:])
+
+
+def write_import(package: Path, folder: str, target: Path, ref: str) -> None:
+    """Turn a folder of a source archive into a `git fast-import` stream that makes one commit at `ref`.
+
+    So neither .gitignore nor line-ending settings nor the file system have a say in the tree. A .git at the folder's
+    top (a submodule's pointer) is left out.
+    """
+    count = 0
+    with _reading(package) as tar, target.open("wb") as out:
+        out.write(f"commit {ref}\ncommitter kvtool <kvtool@localhost> 0 +0000\ndata 0\n".encode())
+        for member in tar:
+            path = _path_below(member.name, PurePosixPath(folder))
+            if path is None or member.isdir() or path.split("/")[0] == ".git":
+                continue
+            _write_entry(tar, member, path, out)
+            count += 1
+        out.write(b"done\n")
+    if count == 0:
+        raise LockError(f"{package.name} has no folder {folder}", next_step="correct the path in patches/upstream.lock")
+
+
+def _write_entry(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, out: IO[bytes]) -> None:
+    if path.startswith('"') or "\n" in path or ".." in path.split("/"):
+        raise LockError(f"the archive has a file with an unusable name: {path!r}")
+    if member.issym():
+        data, mode = member.linkname.encode(), "120000"
+    else:
+        source = tar.extractfile(member)
+        if source is None:
+            raise LockError(f"the archive has something that is not a plain file: {path!r}")
+        data, mode = source.read(), "100755" if member.mode & 0o111 else "100644"
+    out.write(f"M {mode} inline {path}\ndata {len(data)}\n".encode())
+    out.write(data)
+    out.write(b"\n")

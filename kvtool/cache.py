@@ -1,0 +1,127 @@
+"""The user-wide cache of upstream trees: one bare git repository, safe under several processes and under a kill.
+
+Layout: upstream.git (refs/kvtool/upstream/<tag> -> base commit), tmp/ (whatever is under way), *.lock.
+A tree enters in this order: downloaded into tmp/, verified, objects copied, ref written. A kill before the last step
+leaves nothing but garbage in tmp/ and unreferenced objects, which the next holder of the lock removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from kvtool.console import Console
+from kvtool.errors import DiskError, LockError
+from kvtool.lock import Upstream
+from kvtool.worktree import Git
+
+
+def ref_of(tag: str) -> str:
+    """The ref of a tag's base commit."""
+    return f"refs/kvtool/upstream/{tag}"
+
+
+def base_commit(git: Git, tree: str, tag: str) -> str:
+    """Make the base commit of a tree: no parent, fixed identity and date, so its id depends on tree and tag only."""
+    return git.line("commit-tree", tree, input=f"llama.cpp {tag}\n")
+
+
+@contextlib.contextmanager
+def guard(path: Path, console: Console, what: str) -> Iterator[None]:
+    """Hold an inter-process lock; says so when it has to wait. The system releases it when the holder dies."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path)
+        try:
+            lock.acquire(timeout=0.3)
+        except filelock.Timeout:
+            console.step(f"waiting: another kvtool works on {what}")
+            lock.acquire()
+    except OSError as err:
+        raise DiskError(
+            f"cannot write {path.parent}", why=str(err), next_step="set KVTOOL_CACHE to a writable directory"
+        ) from err
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Cache:
+    """The cache below one directory (project.cache)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.repo = root / "upstream.git"
+        self.git = Git(self.repo)
+
+    def base(self, upstream: Upstream) -> str | None:
+        """The base commit of this upstream if it is here, is the tree the lock names, and lacks no object."""
+        if not (self.repo / "HEAD").is_file():
+            return None
+        commit = self.git.resolve(ref_of(upstream.tag) + "^{commit}")
+        if commit is None or self.git.resolve(f"{commit}^{{tree}}") != upstream.tree:
+            return None
+        return commit if self.git.ok("rev-list", "--objects", "--quiet", commit) else None
+
+    @contextlib.contextmanager
+    def locked(self, console: Console) -> Iterator[Path]:
+        """Hold the cache; yields an empty scratch directory that is removed at the end."""
+        with guard(self.root / "cache.lock", console, "the cache"):
+            self._sweep()
+            try:
+                scratch = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
+            except OSError as err:
+                raise DiskError(f"cannot write {self.root}", why=str(err)) from err
+            try:
+                yield scratch
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left. Only under the lock, so nobody else is using it."""
+        shutil.rmtree(self.root / "tmp", ignore_errors=True)
+        (self.root / "tmp").mkdir(parents=True, exist_ok=True)
+        if self.repo.is_dir():
+            left = [*self.repo.glob("objects/pack/tmp_*"), *self.repo.glob("refs/kvtool/**/*.lock")]
+            left += [self.repo / name for name in ("packed-refs.lock", "config.lock", "shallow.lock")]
+            for path in left:
+                path.unlink(missing_ok=True)
+
+    def adopt(self, source: Git, tree: str, upstream: Upstream, scratch: Path) -> str:
+        """Copy a tree out of `source` (a repository that has it) and name it. LockError when it is the wrong one."""
+        if tree != upstream.tree:
+            raise LockError(
+                f"this is not llama.cpp {upstream.tag}",
+                why=f"its tree is {tree}, patches/upstream.lock says {upstream.tree}",
+                next_step="fetch it from another source, or correct the lock if upstream really moved the tag",
+            )
+        ref = ref_of(upstream.tag)
+        commit = base_commit(source, tree, upstream.tag)
+        source.run("update-ref", ref, commit)
+        if not self._sound():
+            shutil.rmtree(self.repo, ignore_errors=True)
+        if not self.repo.exists():
+            fresh = scratch / "upstream.git"
+            fresh.mkdir()
+            Git(fresh).run("init", "--quiet", "--bare", ".")
+            fresh.rename(self.repo)
+        self.git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", source.repo, f"+{ref}:{ref}")
+        if self.base(upstream) is None:
+            raise LockError(f"the cache at {self.root} is damaged", next_step=f"remove {self.repo} and fetch again")
+        return commit
+
+    def _sound(self) -> bool:
+        """Whether every tree here is whole; a damaged repository is thrown away: all of it can be fetched again."""
+        return not self.repo.exists() or self.git.ok("rev-list", "--objects", "--all", "--quiet")
+
+
+def tree_lock(cache: Path, tree: Path) -> Path:
+    """The lock file of one patched tree; beside the cache, because the tree may not exist yet."""
+    return cache / "locks" / f"tree-{hashlib.sha256(str(tree).encode()).hexdigest()[:16]}.lock"

