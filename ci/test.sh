@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# What CI runs in a clean clone: prepare the machine, then `make lint` and `make test`. A person may run it too.
+# Needs git, Python 3.11 or newer with venv, and a C++ compiler; everything else is installed below .venv/.
+set -u
+cd "$(dirname "$0")/.."
+status=0
+
+# With ccache the test of builds in two places runs instead of being skipped. Never a reason to fail.
+if [ -n "${CI:-}" ] && ! command -v ccache >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing ccache"
+    { timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq ccache; } </dev/null >/dev/null 2>&1 ||
+        echo "ccache could not be installed: the test that needs it will be skipped"
+fi
+
+# a machine with a compiler but without make is served too
+run() {
+    if command -v make >/dev/null; then make --no-print-directory "$1"; else sh ci/setup.sh && bash "ci/$2"; fi
+}
+
+run lint lint.sh </dev/null || status=1
+run test suite.sh </dev/null || status=1
+exit "$status"

@@ -1,0 +1,213 @@
+"""kvtool build for real: CMake, ninja and the compiler on a tiny tree that looks like llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from kvtool import cli, process
+
+CMAKE = """
+    cmake_minimum_required(VERSION 3.20)
+    project(tiny C CXX)
+    option(FAIL "stop while configuring" OFF)
+    if (FAIL)
+        message(FATAL_ERROR "Vulkan was not found")
+    endif()
+    set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+    include_directories(${CMAKE_SOURCE_DIR}/include)
+    if (GREETING)
+        add_compile_definitions(GREETING="${GREETING}")
+    endif()
+    add_executable(llama-server server.cpp other.c)
+    add_executable(llama-bench bench.cpp)
+"""
+SERVER = """
+    #include <cstdio>
+    #include "tiny.h"
+    extern "C" int other(void);
+    int main() { std::printf("%s %d\\n", GREETING, other()); }
+"""
+HEADER = """
+    #ifndef GREETING
+    #define GREETING "hello"
+    #endif
+"""
+
+Run = Callable[..., dict[str, Any]]
+
+
+def write_tree(root: Path) -> Path:
+    """A tree with two of llama.cpp's programs, and others of the default targets missing."""
+    files = {
+        "CMakeLists.txt": CMAKE,
+        "include/tiny.h": HEADER,
+        "server.cpp": SERVER,
+        "other.c": "int other(void) { return 7; }\n",
+        "bench.cpp": "int main() {}\n",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "tree")
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `kvtool build --json` on a tree; the document, with the exit code as "exit"."""
+    project = tmp_path / "project"
+    (project / "patches").mkdir(parents=True)
+    (project / "patches" / "series.toml").touch()
+    monkeypatch.setattr("kvtool.worktree.require_applied", lambda _project: None, raising=False)
+    # without ccache unless a test wants it, so that every machine runs the same
+    monkeypatch.setenv("CCACHE_DISABLE", "1")
+
+    def run(tree: Path, *arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        code = cli.run(["build", "--json", "--project", str(project), "--tree", str(tree), *arguments])
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return {**document, "exit": code}
+
+    return run
+
+
+def output_of(tree: Path, name: str, build_name: str = "cpu-release") -> str:
+    return process.capture([tree / "build" / build_name / "bin" / name]).stdout.strip()
+
+
+def test_builds_what_is_there_of_the_default_targets(build: Run, tree: Path) -> None:
+    done = build(tree)
+    assert (done["exit"], done["configured"]) == (0, True)
+    assert done["targets"] == ["llama-server", "llama-bench"]
+    assert done["steps"] == 5, "three objects, two programs"
+    assert output_of(tree, "llama-server") == "hello 7"
+
+
+def test_second_run_does_nothing_and_an_edit_rebuilds_only_its_own(build: Run, tree: Path) -> None:
+    build(tree)
+    again = build(tree)
+    assert (again["configured"], again["steps"]) == (False, 0)
+    (tree / "other.c").write_text("int other(void) { return 8; }\n")
+    edited = build(tree)
+    assert (edited["configured"], edited["steps"]) == (False, 2), "one object, one program"
+    assert output_of(tree, "llama-server") == "hello 8"
+
+
+def test_a_failing_build_shows_the_failing_command_and_recovers(build: Run, tree: Path) -> None:
+    (tree / "other.c").write_text("int other(void) { return nonsense; }\n")
+    failed = build(tree)
+    assert failed["exit"] == 7
+    error = failed["error"]
+    assert (error["code"], error["what"]) == ("build", "the build failed at other.c")
+    assert "nonsense" in error["why"]
+    command, *said = error["output"].splitlines()
+    assert "-c" in command and "other.c" in command
+    assert any("nonsense" in line for line in said)
+    (tree / "other.c").write_text("int other(void) { return 9; }\n")
+    assert build(tree)["exit"] == 0
+
+
+def test_an_unknown_target_is_a_usage_error_with_a_guess(build: Run, tree: Path) -> None:
+    wrong = build(tree, "--target", "lama-server")
+    assert (wrong["exit"], wrong["error"]["what"]) == (2, "there is no target lama-server")
+    assert "llama-server" in wrong["error"]["why"]
+
+
+def test_named_targets_and_all(build: Run, tree: Path) -> None:
+    one = build(tree, "--target", "llama-bench")
+    assert (one["targets"], one["steps"]) == (["llama-bench"], 2)
+    assert build(tree, "--target", "all")["steps"] == 3
+
+
+def test_a_target_that_a_patch_adds_later_is_built_without_being_asked(build: Run, tree: Path) -> None:
+    build(tree)
+    with (tree / "CMakeLists.txt").open("a") as file:
+        file.write("\nadd_executable(kv-check bench.cpp)\n")
+    done = build(tree)
+    assert done["targets"] == ["llama-server", "llama-bench", "kv-check"]
+    assert done["configured"] is False, "ninja runs CMake again itself"
+
+
+def test_a_define_configures_again_and_is_forgotten_again(build: Run, tree: Path) -> None:
+    assert build(tree, "-D", "GREETING=hi")["configured"] is True
+    assert output_of(tree, "llama-server") == "hi 7"
+    assert build(tree)["configured"] is True
+    assert output_of(tree, "llama-server") == "hello 7"
+
+
+def test_a_configure_that_fails_says_why_and_is_tried_again(build: Run, tree: Path) -> None:
+    build(tree)
+    failed = build(tree, "-D", "FAIL=ON")
+    assert failed["exit"] == 7
+    assert failed["error"]["what"] == "configure failed"
+    assert "Vulkan was not found" in failed["error"]["why"]
+    assert build(tree)["configured"] is True
+
+
+def test_a_cmakelists_that_breaks_later_says_why(build: Run, tree: Path) -> None:
+    build(tree)
+    (tree / "CMakeLists.txt").write_text((tree / "CMakeLists.txt").read_text() + "\nno_such_command()\n")
+    failed = build(tree)
+    assert (failed["exit"], failed["error"]["what"]) == (7, "configure failed")
+    assert "no_such_command" in failed["error"]["why"]
+
+
+def test_backends_and_presets_have_directories_of_their_own(build: Run, tree: Path) -> None:
+    build(tree, "--preset", "debug")
+    build(tree, "--rpc", "--preset", "asan", "-t", "llama-bench")
+    assert sorted(path.name for path in (tree / "build").iterdir()) == ["cpu-debug", "rpc-asan"]
+
+
+def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None:
+    build(tree)
+    with filelock.FileLock(tree / "build" / "cpu-release" / "kvtool.lock"):
+        refused = build(tree)
+    assert (refused["exit"], refused["error"]["what"]) == (7, "another kvtool is building there")
+    assert build(tree)["exit"] == 0
+
+
+@pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not installed")
+def test_ccache_hits_in_a_checkout_at_another_path(build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CCACHE_DISABLE")
+    monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
+    first = build(write_tree(tmp_path / "first"))
+    assert (first["cache_hits"], first["cache_misses"]) == (0, 3)
+    elsewhere = tmp_path / "a" / "longer path"
+    second = build(write_tree(elsewhere))
+    assert (second["cache_hits"], second["cache_misses"]) == (3, 0)
+    assert output_of(elsewhere, "llama-server") == "hello 7"
+
+
+@pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not installed")
+def test_ccache_gives_a_debugger_the_sources_of_its_own_tree(
+    build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CCACHE_DISABLE")
+    monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
+    build(write_tree(tmp_path / "first"), "--preset", "debug")
+    second = build(write_tree(tmp_path / "second"), "--preset", "debug")
+    assert second["cache_misses"] == 3
+    objects = (tmp_path / "second" / "build" / "cpu-debug").rglob("server.cpp.o")
+    assert b"/second/build/cpu-debug" in next(objects).read_bytes()
+
+
+def test_the_build_directory_can_be_moved_with_its_programs(build: Run, tree: Path, tmp_path: Path) -> None:
+    with (tree / "CMakeLists.txt").open("a") as file:
+        file.write("\nset(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)\nadd_library(lib SHARED other.c)\n")
+        file.write("add_executable(llama-cli server.cpp)\ntarget_link_libraries(llama-cli lib)\n")
+    build(tree)
+    (tree / "build" / "cpu-release" / "bin").rename(tmp_path / "elsewhere")
+    assert process.capture([tmp_path / "elsewhere" / "llama-cli"]).stdout.strip() == "hello 7"
