@@ -2,7 +2,7 @@
 # What `make test` runs: build the real thing, then every Python test, then our C++ unit tests. A step that fails does
 # not hide the others; the exit code is non-zero when anything failed. Reports for machines go to report/.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 export PATH="$PWD/.venv/bin:$PATH"
 status=0
 mkdir -p report

@@ -2,7 +2,7 @@
 # What CI runs in a clean clone: prepare the machine, then `make lint` and `make test`. A person may run it too.
 # Needs git, Python 3.11 or newer with venv, and a C++ compiler; everything else is installed below .venv/.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 status=0
 
 # With ccache the test of builds in two places runs instead of being skipped. Never a reason to fail.
@@ -13,10 +13,10 @@ if [ -n "${CI:-}" ] && ! command -v ccache >/dev/null && [ "$(id -u)" = 0 ] && c
 fi
 
 # a machine with a compiler but without make is served too
-run() {
+part() {
     if command -v make >/dev/null; then make --no-print-directory "$1"; else sh ci/setup.sh && bash "ci/$2"; fi
 }
 
-run lint lint.sh </dev/null || status=1
-run test suite.sh </dev/null || status=1
+part lint lint.sh </dev/null || status=1
+part test suite.sh </dev/null || status=1
 exit "$status"
