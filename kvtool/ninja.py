@@ -70,7 +70,6 @@ class OutputParser:
             return None
         said = _NINJA.match(line)
         if said:
-            self._in_failure = False
             self.message = said[1]
             return None
         if self._in_failure:
