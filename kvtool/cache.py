@@ -18,8 +18,8 @@ import filelock
 
 from kvtool.console import Console
 from kvtool.errors import DiskError, LockError
+from kvtool.gitcmd import Git
 from kvtool.lock import Upstream
-from kvtool.worktree import Git
 
 
 def ref_of(tag: str) -> str:

@@ -26,7 +26,7 @@ How to add a command
 and never exits: errors are raised (KvtoolError) or carried by Result.failure, and this module turns either into the
 exit code. env.project is looked up on first use, so a command that needs no project works anywhere.
 Import Env (from kvtool.env) at run time, not under TYPE_CHECKING: the signature is evaluated. Import heavy libraries
-inside run(), not at the top: `kvtool --help` imports every command module.
+inside run(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
     return call
 
 
-def build_app() -> typer.Typer:
-    """The typer app with every command of COMMANDS that exists."""
+def build_app(only: str = "") -> typer.Typer:
+    """The typer app with every command of COMMANDS that exists, or with one (its imports are then all that is paid)."""
     app = typer.Typer(
         name="kvtool",
         help=(
@@ -123,7 +123,7 @@ def build_app() -> typer.Typer:
             Console().line(f"kvtool {__version__}")
             raise typer.Exit(0)
 
-    for verb in COMMANDS:
+    for verb in (only,) if only else COMMANDS:
         if importlib.util.find_spec(f"kvtool.commands.{verb}") is not None:
             module = importlib.import_module(f"kvtool.commands.{verb}")
             app.command(verb)(_typer_command(module.command))
@@ -138,7 +138,9 @@ def run(argv: list[str]) -> int:
     """Run one command line; the exit code. Never raises."""
     edge = Console(json="--json" in argv)
     try:
-        code = build_app()(args=argv, prog_name="kvtool", standalone_mode=False)
+        code = build_app(argv[0] if argv[:1] and argv[0] in COMMANDS else "")(
+            args=argv, prog_name="kvtool", standalone_mode=False
+        )
         return code if isinstance(code, int) else 0
     except KvtoolError as err:
         edge.error(err)

@@ -20,8 +20,8 @@ from kvtool import archive, process
 from kvtool.cache import Cache
 from kvtool.console import Console, Progress
 from kvtool.errors import DiskError, KvtoolError, LockError, NetworkError, UsageError
+from kvtool.gitcmd import Git
 from kvtool.lock import Lock, Source, Upstream
-from kvtool.worktree import Git
 
 _REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
 _DAMAGED = re.compile(

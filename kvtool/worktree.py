@@ -1,146 +1,266 @@
-"""The one door to git: every call sealed, so that a user's configuration changes nothing and ids are reproducible."""
+"""The patched checkout: what is there, what state it is in. With gitcmd.py and replay.py the one door to git."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kvtool import process
-from kvtool.errors import DiskError, KvtoolError, MissingToolError
-from kvtool.process import Completed, Environment
+from kvtool.errors import TreeError
+from kvtool.gitcmd import Git as Git
+from kvtool.lock import load_lock
+from kvtool.project import Project
+from kvtool.replay import PatchReport
+from kvtool.result import PatchOutcome
+from kvtool.series import load_series
 
-# One identity and one moment for everything kvtool commits itself.
-IDENTITY_NAME = "kvtool"
-IDENTITY_EMAIL = "kvtool@localhost"
-EPOCH = "1767225600 +0000"  # 2026-01-01T00:00:00Z
-
-_SEALED = {
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_SYSTEM": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_EDITOR": "false",
-    "GIT_SEQUENCE_EDITOR": "false",
-    "GIT_PAGER": "cat",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_AUTHOR_NAME": IDENTITY_NAME,
-    "GIT_AUTHOR_EMAIL": IDENTITY_EMAIL,
-    "GIT_AUTHOR_DATE": EPOCH,
-    "GIT_COMMITTER_NAME": IDENTITY_NAME,
-    "GIT_COMMITTER_EMAIL": IDENTITY_EMAIL,
-    "GIT_COMMITTER_DATE": EPOCH,
-    "LC_ALL": "C",
-    "LANGUAGE": "C",
-    "TZ": "UTC",
+_OPERATIONS = {
+    "rebase-merge": "a rebase",
+    "rebase-apply": "a rebase or am",
+    "MERGE_HEAD": "a merge",
+    "CHERRY_PICK_HEAD": "a cherry-pick",
+    "REVERT_HEAD": "a revert",
+    "BISECT_LOG": "a bisect",
 }
 
-# What a repository's own .git/config could still set; configuration in the environment wins over it.
-_OVERRIDES = {
-    "commit.gpgsign": "false",
-    "tag.gpgsign": "false",
-    "core.hooksPath": os.devnull,
-    "core.autocrlf": "false",
-    "core.eol": "lf",
-    "core.safecrlf": "false",
-    "core.attributesFile": os.devnull,
-    "core.excludesFile": os.devnull,
-    "core.quotePath": "false",
-    "core.fsmonitor": "false",
-    "diff.noprefix": "false",
-    "diff.mnemonicPrefix": "false",
-    "diff.renames": "false",
-    "diff.orderFile": os.devnull,
-    "diff.suppressBlankEmpty": "false",
-    "diff.submodule": "short",
-    "diff.algorithm": "myers",
-    "diff.indentHeuristic": "true",
-    "diff.interHunkContext": "0",
-    "apply.whitespace": "nowarn",
-    "apply.ignoreWhitespace": "no",
-    "i18n.commitEncoding": "UTF-8",
-    "i18n.logOutputEncoding": "UTF-8",
-    "log.showSignature": "false",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    "fetch.fsckObjects": "false",
-    "fetch.unpackLimit": "1",
-    "protocol.file.allow": "always",
-    "advice.detachedHead": "false",
-    "init.defaultBranch": "main",
-}
 
-_INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
+def branch_of(tag: str) -> str:
+    """The branch of a patched tree that holds the series."""
+    return f"kvtool/{tag}"
 
 
-def sealed_environment(extra: Environment | None = None) -> Environment:
-    """What a git call changes in the environment: no GIT_* of the user's, fixed identity, dates and language."""
-    inherited = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), None)
-    return {**inherited, **_SEALED, **_override_variables(), **(extra or {})}
+@dataclass(frozen=True)
+class Applied:
+    """What kvtool put into a tree: `.git/kvtool/state.json`.
+
+    base, head: commits; patches: a report each, in order; pinned: the tag was named, so a new `current` in the lock
+    does not make the tree stale.
+    """
+
+    tag: str
+    tree: str
+    digest: str
+    base: str
+    head: str
+    pinned: bool = False
+    patches: tuple[PatchReport, ...] = ()
+
+    @property
+    def upstream_lines(self) -> int:
+        """Changed lines in upstream's own files, all patches together."""
+        return sum(p.added + p.removed for p in self.patches)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Applied:
+        """The inverse of dataclasses.asdict; KeyError, TypeError or ValueError when it is something else."""
+        reports = []
+        for given in data.pop("patches"):
+            given = {**given, "outcome": PatchOutcome(given["outcome"]), "moved": tuple(given["moved"]), "failed": ()}
+            reports.append(PatchReport(**given))
+        return cls(**data, patches=tuple(reports))
 
 
-def _override_variables() -> dict[str, str]:
-    """_OVERRIDES as the variables by which git takes configuration from the environment."""
-    found = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
-    for number, (key, value) in enumerate(_OVERRIDES.items()):
-        found[f"GIT_CONFIG_KEY_{number}"] = key
-        found[f"GIT_CONFIG_VALUE_{number}"] = value
-    return found
+@dataclass(frozen=True)
+class TreeState:
+    """A patched tree as it is.
+
+    dirty: paths with uncommitted changes (untracked ones included); extra: commits on top of the series, "1234abc
+    subject"; stale: why patches/, cpp/ or the lock say something else, "" if they do not; operation: a rebase or the
+    like that is under way, "" for none; interrupted: the kvtool command that was killed and wants to be run again.
+    """
+
+    path: Path
+    applied: Applied | None
+    head: str = ""
+    branch: str = ""
+    dirty: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    stale: str = ""
+    operation: str = ""
+    interrupted: str = ""
+
+    @property
+    def word(self) -> str:
+        """not-applied | interrupted | in-progress | dirty | commits | stale | clean (the first that holds)."""
+        if self.applied is None:
+            return "not-applied"
+        for word, holds in (
+            ("interrupted", self.interrupted),
+            ("in-progress", self.operation),
+            ("dirty", self.dirty),
+            ("commits", self.head != self.applied.head),
+            ("stale", self.stale),
+        ):
+            if holds:
+                return word
+        return "clean"
 
 
-class Git:
-    """git in one repository (a work tree or a bare one). Paths are made absolute."""
-
-    def __init__(self, repo: Path) -> None:
-        self.repo = repo.absolute()
-
-    def run(
-        self,
-        *args: str | Path,
-        env: Environment | None = None,
-        input: str | bytes | Path | None = None,
-        check: bool = True,
-        error: type[KvtoolError] = KvtoolError,
-    ) -> Completed:
-        """Run captured. With check a failure raises `error` (DiskError when the disk is full) with git's output."""
-        done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
-        if check and done.returncode != 0:
-            raise _failure(args, done, error)
-        return done
-
-    def line(self, *args: str | Path, env: Environment | None = None, input: str | bytes | Path | None = None) -> str:
-        """The output of a call that answers with one line."""
-        return self.run(*args, env=env, input=input).stdout.strip()
-
-    def ok(self, *args: str | Path) -> bool:
-        """Whether the call succeeds."""
-        return self.run(*args, check=False).returncode == 0
-
-    def watch(self, *args: str | Path, on_line: Callable[[str], None]) -> Completed:
-        """Run with each line of output (progress included) given to on_line; the exit code is the caller's."""
-        return process.stream(self._located(args), env=sealed_environment(), on_line=on_line)
-
-    def resolve(self, revision: str) -> str | None:
-        """The object id of a revision, or None."""
-        done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    def _located(self, args: tuple[str | Path, ...]) -> list[str]:
-        located = process.which("git")
-        if located is None:
-            raise MissingToolError("git is not installed", why="it is not on PATH", next_step=_INSTALL)
-        return [str(located), "-C", str(self.repo), *(str(a) for a in args)]
+def kvtool_dir(tree: Path) -> Path:
+    """Where kvtool keeps its own things in a patched tree."""
+    return tree / ".git" / "kvtool"
 
 
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk full", re.IGNORECASE)
+def write_json(path: Path, data: object) -> None:
+    """Replace a JSON file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    fresh.replace(path)
 
 
-def _failure(args: tuple[str | Path, ...], done: Completed, error: type[KvtoolError]) -> KvtoolError:
-    output = (done.stderr + done.stdout).strip()
-    if _DISK.search(output):
-        return DiskError("the disk is full", why=f"git {args[0]} could not write", output=output)
-    verb = process.quote(["git", *(str(a) for a in args)])
-    return error(f"git {args[0]} failed with exit code {done.returncode}", why=verb, output=output)
+def read_applied(tree: Path) -> Applied | None:
+    """state.json of a tree; None when nothing was applied there. TreeError when it cannot be understood."""
+    path = kvtool_dir(tree) / "state.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Applied.from_json(data)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
+        raise TreeError(
+            f"{path} cannot be understood",
+            why=str(err),
+            next_step=f"if {tree} holds nothing of yours, remove it and run kvtool apply",
+        ) from err
+
+
+def write_applied(tree: Path, applied: Applied) -> None:
+    """Record what was applied."""
+    write_json(kvtool_dir(tree) / "state.json", asdict(applied))
+
+
+def dirty_paths(git: Git) -> tuple[str, ...]:
+    """Paths with uncommitted changes, untracked ones included, ignored ones not."""
+    entries = git.run("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames").stdout.split("\0")
+    return tuple(entry[3:] for entry in entries if entry)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of a patched tree. date: as git takes it; message: whole; merge: more than one parent."""
+
+    id: str
+    tree: str
+    parent: str
+    author: str
+    email: str
+    date: str
+    message: str
+    merge: bool
+
+    @property
+    def subject(self) -> str:
+        return self.message.partition("\n")[0].strip()
+
+
+def commits_since(tree: Path, base: str, head: str) -> tuple[Commit, ...]:
+    """The commits that are in head and not in base, oldest first."""
+    from git import Repo  # late: the import costs more than most of what kvtool does with a tree
+    from git.exc import GitError
+
+    def plain(commit: Any) -> Commit:
+        return Commit(
+            id=commit.hexsha,
+            tree=commit.tree.hexsha,
+            parent=commit.parents[0].hexsha if commit.parents else "",
+            author=commit.author.name or "",
+            email=commit.author.email or "",
+            date=f"{commit.authored_date} {_zone(commit.author_tz_offset)}",
+            message=str(commit.message),
+            merge=len(commit.parents) > 1,
+        )
+
+    try:
+        with Repo(tree) as repo:
+            return tuple(
+                plain(commit) for commit in repo.iter_commits(f"{base}..{head}", reverse=True, topo_order=True)
+            )
+    except (GitError, ValueError) as err:
+        raise TreeError(f"{tree} is not a usable git repository", why=str(err) or type(err).__name__) from err
+
+
+def _zone(west: int) -> str:
+    """GitPython's seconds west of UTC as +hhmm."""
+    sign, minutes = ("-" if west > 0 else "+"), abs(west) // 60
+    return f"{sign}{minutes // 60:02}{minutes % 60:02}"
+
+
+def tree_state(project: Project) -> TreeState:
+    """Look at the patched tree; changes nothing."""
+    tree = project.tree
+    applied = read_applied(tree)
+    if applied is None:
+        return TreeState(tree, None)
+    git = Git(tree)
+    head = git.resolve("HEAD^{commit}")
+    if head is None:
+        raise TreeError(f"{tree} has no usable HEAD", next_step=f"look with git -C {tree} status")
+    branch = git.run("symbolic-ref", "--quiet", "--short", "HEAD", check=False).stdout.strip()
+    names = (name for name in _OPERATIONS if (tree / ".git" / name).exists())
+    interrupted = next((n for n in ("pending.json", "export.json") if (kvtool_dir(tree) / n).exists()), "")
+    extra: tuple[str, ...] = ()
+    if head != applied.head:
+        extra = tuple(f"{c.id[:10]} {c.subject}" for c in commits_since(tree, applied.head, head))
+    return TreeState(
+        tree,
+        applied,
+        head,
+        branch,
+        dirty_paths(git),
+        extra,
+        _stale(project, applied),
+        next((_OPERATIONS[name] for name in names), ""),
+        {"pending.json": "apply", "export.json": "export"}.get(interrupted, ""),
+    )
+
+
+def _stale(project: Project, applied: Applied) -> str:
+    lock = load_lock(project.lock)
+    if not applied.pinned and lock.current != applied.tag:
+        return f"patches/upstream.lock says {lock.current}, the tree is {applied.tag}"
+    if applied.tag not in lock.upstreams:
+        return f"patches/upstream.lock does not know {applied.tag} any more"
+    if load_series(project, lock, lock.upstream(applied.tag)).digest != applied.digest:
+        return "patches/ or cpp/ changed since the last apply"
+    return ""
+
+
+def require_applied(project: Project) -> TreeState:
+    """The state of a tree that is exactly the applied series; TreeError says what is in the way and what to do."""
+    state = tree_state(project)
+    if state.word == "clean":
+        return state
+    raise not_clean(state)
+
+
+def not_clean(state: TreeState) -> TreeError:
+    """The error for a tree that is not clean, by what it is."""
+    tree = state.path
+    if state.applied is None:
+        return TreeError(f"nothing is applied at {tree}", why="the series is not there yet", next_step="kvtool apply")
+    commit = f"git -C {tree} add -A && git -C {tree} commit"
+    table = {
+        "interrupted": (f"a kvtool {state.interrupted} was interrupted", "", f"kvtool {state.interrupted}"),
+        "in-progress": (f"{state.operation} is under way", "", "finish it, or abort it with git"),
+        "dirty": (
+            "there are uncommitted changes",
+            _listing(state.dirty),
+            f"keep them: {commit}, then kvtool export; or put them aside: git -C {tree} stash -u",
+        ),
+        "commits": (
+            "there are commits that are not of the series",
+            _listing(state.extra) or f"HEAD is {state.head[:10]}, the series ends at {state.applied.head[:10]}",
+            "take them into patches/ and cpp/: kvtool export; or leave them on a branch: "
+            f"git -C {tree} branch mine && git -C {tree} reset --hard {state.applied.head[:10]}",
+        ),
+        "stale": ("it is not what the project says", state.stale, "kvtool apply"),
+    }
+    what, why, next_step = table[state.word]
+    return TreeError(f"{tree}: {what}", why=why, next_step=next_step)
+
+
+def _listing(items: tuple[str, ...], limit: int = 5) -> str:
+    more = f", and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more

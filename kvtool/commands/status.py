@@ -1,26 +1,93 @@
-"""`kvtool status` (placeholder while the core lands)."""
+"""`kvtool status`: what the patched tree is, compared with patches/, cpp/ and the lock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
+from kvtool.commands.apply import GOAL_LINES, render_patches
+from kvtool.console import Console
 from kvtool.env import Env
+from kvtool.lock import load_lock
+from kvtool.project import Project
+from kvtool.replay import PatchReport
 from kvtool.result import Result
-
-if TYPE_CHECKING:
-    from kvtool.console import Console
+from kvtool.series import load_patches, new_files
+from kvtool.worktree import not_clean, tree_state
 
 
 @dataclass(frozen=True)
-class Status(Result):
+class StatusResult(Result):
+    """state: clean | stale | commits | dirty | in-progress | interrupted | not-applied.
+
+    tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
+    upstream_lines: changed lines in upstream's own files; new_files: files of cpp/; unlisted: patch files that
+    series.toml does not name.
+    """
+
     command: ClassVar[str] = "status"
-    root: str
+    state: str
+    tag: str
+    locked: str
+    tree: Path
+    head: str
+    branch: str
+    why: str
+    next: str
+    dirty: tuple[str, ...]
+    commits: tuple[str, ...]
+    upstream_lines: int
+    new_files: int
+    unlisted: tuple[str, ...]
+    patches: tuple[PatchReport, ...]
 
     def render(self, console: Console) -> None:
-        console.line(self.root)
+        style = {"clean": "green", "not-applied": "yellow"}.get(self.state, "red")
+        console.line(f"{self.state}: {self.tree}" + (f" (llama.cpp {self.tag})" if self.tag else ""), style)
+        if self.state != "clean":
+            console.line(f"  why:  {self.why}")
+            console.line(f"  next: {self.next}")
+        render_patches(console, self.patches)
+        if self.tag:
+            console.line(
+                f"{self.upstream_lines} changed lines in upstream's files (goal < {GOAL_LINES}), "
+                f"{self.new_files} files in cpp/"
+            )
+        for name in self.unlisted:
+            console.line(f"  patches/{name} is not in series.toml", "yellow")
 
 
-def command(env: Env) -> Status:
-    """Say where the project is."""
-    return Status(str(env.project.root))
+def run(project: Project) -> StatusResult:
+    """Look; change nothing."""
+    lock = load_lock(project.lock)
+    listed = {patch.file for patch in load_patches(project)}
+    unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
+    state = tree_state(project)
+    error = None if state.word == "clean" else not_clean(state)
+    applied = state.applied
+    return StatusResult(
+        state=state.word,
+        tag=applied.tag if applied else "",
+        locked=lock.current,
+        tree=state.path,
+        head=state.head,
+        branch=state.branch,
+        why=(error.why or error.what) if error else "",
+        next=error.next_step if error else "",
+        dirty=state.dirty,
+        commits=state.extra,
+        upstream_lines=applied.upstream_lines if applied else 0,
+        new_files=len(new_files(project.cpp)),
+        unlisted=unlisted,
+        patches=applied.patches if applied else (),
+    )
+
+
+def command(env: Env) -> StatusResult:
+    """Say what the patched tree is: clean, stale, dirty, or not applied.
+
+    clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
+    commits: commits that are not of the series yet. Exit code 0 in each case; `state` in --json is for scripts.
+    """
+    return run(env.project)

@@ -1,0 +1,146 @@
+"""How git is called: sealed, so that no user's configuration shows and ids are the same on every machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtool import process
+from kvtool.errors import DiskError, KvtoolError, MissingToolError
+from kvtool.process import Completed, Environment
+
+# One identity and one moment for everything kvtool commits itself.
+IDENTITY_NAME = "kvtool"
+IDENTITY_EMAIL = "kvtool@localhost"
+EPOCH = "1767225600 +0000"  # 2026-01-01T00:00:00Z
+
+_SEALED = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_EDITOR": "false",
+    "GIT_SEQUENCE_EDITOR": "false",
+    "GIT_PAGER": "cat",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_AUTHOR_NAME": IDENTITY_NAME,
+    "GIT_AUTHOR_EMAIL": IDENTITY_EMAIL,
+    "GIT_AUTHOR_DATE": EPOCH,
+    "GIT_COMMITTER_NAME": IDENTITY_NAME,
+    "GIT_COMMITTER_EMAIL": IDENTITY_EMAIL,
+    "GIT_COMMITTER_DATE": EPOCH,
+    "LC_ALL": "C",
+    "LANGUAGE": "C",
+    "TZ": "UTC",
+}
+
+# What a repository's own .git/config could still set; configuration in the environment wins over it.
+_OVERRIDES = {
+    "commit.gpgsign": "false",
+    "tag.gpgsign": "false",
+    "core.hooksPath": os.devnull,
+    "core.autocrlf": "false",
+    "core.eol": "lf",
+    "core.safecrlf": "false",
+    "core.attributesFile": os.devnull,
+    "core.excludesFile": os.devnull,
+    "core.quotePath": "false",
+    "core.fsmonitor": "false",
+    "diff.noprefix": "false",
+    "diff.mnemonicPrefix": "false",
+    "diff.renames": "false",
+    "diff.orderFile": os.devnull,
+    "diff.suppressBlankEmpty": "false",
+    "diff.submodule": "short",
+    "diff.algorithm": "myers",
+    "diff.indentHeuristic": "true",
+    "diff.interHunkContext": "0",
+    "apply.whitespace": "nowarn",
+    "apply.ignoreWhitespace": "no",
+    "i18n.commitEncoding": "UTF-8",
+    "i18n.logOutputEncoding": "UTF-8",
+    "log.showSignature": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "fetch.fsckObjects": "false",
+    "fetch.unpackLimit": "1",
+    "protocol.file.allow": "always",
+    "advice.detachedHead": "false",
+    "init.defaultBranch": "main",
+}
+
+_INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
+
+
+def sealed_environment(extra: Environment | None = None) -> Environment:
+    """What a git call changes in the environment: no GIT_* of the user's, fixed identity, dates and language."""
+    inherited = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), None)
+    return {**inherited, **_SEALED, **_override_variables(), **(extra or {})}
+
+
+def _override_variables() -> dict[str, str]:
+    """_OVERRIDES as the variables by which git takes configuration from the environment."""
+    found = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
+    for number, (key, value) in enumerate(_OVERRIDES.items()):
+        found[f"GIT_CONFIG_KEY_{number}"] = key
+        found[f"GIT_CONFIG_VALUE_{number}"] = value
+    return found
+
+
+class Git:
+    """git in one repository (a work tree or a bare one). Paths are made absolute."""
+
+    def __init__(self, repo: Path) -> None:
+        self.repo = repo.absolute()
+
+    def run(
+        self,
+        *args: str | Path,
+        env: Environment | None = None,
+        input: str | bytes | Path | None = None,
+        check: bool = True,
+        error: type[KvtoolError] = KvtoolError,
+    ) -> Completed:
+        """Run captured. With check a failure raises `error` (DiskError when the disk is full) with git's output."""
+        done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
+        if check and done.returncode != 0:
+            raise _failure(args, done, error)
+        return done
+
+    def line(self, *args: str | Path, env: Environment | None = None, input: str | bytes | Path | None = None) -> str:
+        """The output of a call that answers with one line."""
+        return self.run(*args, env=env, input=input).stdout.strip()
+
+    def ok(self, *args: str | Path) -> bool:
+        """Whether the call succeeds."""
+        return self.run(*args, check=False).returncode == 0
+
+    def watch(self, *args: str | Path, on_line: Callable[[str], None]) -> Completed:
+        """Run with each line of output (progress included) given to on_line; the exit code is the caller's."""
+        return process.stream(self._located(args), env=sealed_environment(), on_line=on_line)
+
+    def resolve(self, revision: str) -> str | None:
+        """The object id of a revision, or None."""
+        done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    def _located(self, args: tuple[str | Path, ...]) -> list[str]:
+        located = process.which("git")
+        if located is None:
+            raise MissingToolError("git is not installed", why="it is not on PATH", next_step=_INSTALL)
+        return [str(located), "-C", str(self.repo), *(str(a) for a in args)]
+
+
+_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk full", re.IGNORECASE)
+
+
+def _failure(args: tuple[str | Path, ...], done: Completed, error: type[KvtoolError]) -> KvtoolError:
+    output = (done.stderr + done.stdout).strip()
+    if _DISK.search(output):
+        return DiskError("the disk is full", why=f"git {args[0]} could not write", output=output)
+    verb = process.quote(["git", *(str(a) for a in args)])
+    return error(f"git {args[0]} failed with exit code {done.returncode}", why=verb, output=output)

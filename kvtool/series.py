@@ -1,0 +1,190 @@
+"""patches/series.toml and cpp/: what a patched tree is made of. Reads files, runs nothing.
+
+The rule for cpp/: every file below it stands for the file at the same path in llama.cpp, except cpp/README.md and names
+that start with a dot or end with a tilde.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtool.errors import UsageError
+from kvtool.lock import Lock, Upstream
+from kvtool.mailbox import Mail, parse_mail
+from kvtool.project import Project
+
+UPSTREAM_STATUS = ("local", "sent", "merged", "rejected")
+_ID = re.compile(r"[a-z0-9][a-z0-9-]*")
+_KEYS = {"id", "file", "why", "upstream", "from", "until", "tests"}
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One entry of series.toml. since/until: tags ("" for no limit); until is the first tag it no longer applies to."""
+
+    id: str
+    file: str
+    why: str
+    status: str = "local"
+    pr: str = ""
+    since: str = ""
+    until: str = ""
+    tests: tuple[str, ...] = ()
+
+    def wanted(self, lock: Lock, upstream: Upstream) -> bool:
+        """Whether from/until let it apply to this upstream (order of the lock)."""
+        after = not self.since or lock.upstream(self.since).order <= upstream.order
+        return after and (not self.until or upstream.order < lock.upstream(self.until).order)
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file of cpp/. path: inside llama.cpp, with slashes; source: where it is here."""
+
+    path: str
+    source: Path
+    executable: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """A patch of the series with its parsed mail; wanted: False when from/until exclude the upstream."""
+
+    patch: Patch
+    mail: Mail
+    wanted: bool
+
+
+@dataclass(frozen=True)
+class Series:
+    """Everything that goes on top of one upstream, and a digest of all that decides the result."""
+
+    upstream: Upstream
+    files: tuple[NewFile, ...]
+    steps: tuple[Step, ...]
+    digest: str
+
+
+def _strings(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise UsageError(f"{where} must be a list of strings", why=f"it is {value!r}")
+    return tuple(value)
+
+
+def _patch(table: Any, number: int, where: str) -> Patch:
+    here = f"{where}: [[patch]] {number}"
+    if not isinstance(table, dict):
+        raise UsageError(f"{here} is not a table")
+    if unknown := sorted(set(table) - _KEYS):
+        raise UsageError(f"{here}: unknown key {unknown[0]!r}", next_step=f"known are {', '.join(sorted(_KEYS))}")
+    fields = {key: table.get(key, "") for key in ("id", "file", "why", "from", "until")}
+    for key, value in fields.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{here}: {key} must be a string", why=f"it is {value!r}")
+    if not _ID.fullmatch(fields["id"]):
+        raise UsageError(f"{here}: id must be lower-case letters, digits and dashes", why=f"it is {fields['id']!r}")
+    here = f"{where}: {fields['id']}"
+    file = fields["file"] or f"{fields['id']}.patch"
+    if "/" in file or "\\" in file or not file.endswith(".patch"):
+        raise UsageError(f"{here}: file must be a name in patches/ that ends in .patch", why=f"it is {file!r}")
+    if not fields["why"].strip():
+        raise UsageError(f"{here}: why is empty", next_step="say in one sentence what breaks without this patch")
+    upstream = table.get("upstream", {})
+    if not isinstance(upstream, dict) or upstream.get("status", "local") not in UPSTREAM_STATUS:
+        raise UsageError(f"{here}: upstream.status must be one of {', '.join(UPSTREAM_STATUS)}")
+    return Patch(
+        id=fields["id"],
+        file=file,
+        why=fields["why"],
+        status=upstream.get("status", "local"),
+        pr=str(upstream.get("pr", "")),
+        since=fields["from"],
+        until=fields["until"],
+        tests=_strings(table.get("tests", []), f"{here}: tests"),
+    )
+
+
+def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
+    """Parse and check series.toml; UsageError says which entry is wrong and how."""
+    try:
+        doc = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise UsageError(f"{where} is not valid TOML", why=str(err)) from err
+    entries = doc.get("patch", [])
+    if not isinstance(entries, list):
+        raise UsageError(f"{where}: patch must be [[patch]] tables")
+    patches = tuple(_patch(table, number, where) for number, table in enumerate(entries, 1))
+    for key in ("id", "file"):
+        names = [getattr(p, key) for p in patches]
+        if double := next((n for n in names if names.count(n) > 1), None):
+            raise UsageError(f"{where}: two patches have the {key} {double!r}")
+    return patches
+
+
+def load_patches(project: Project) -> tuple[Patch, ...]:
+    """Read and parse patches/series.toml."""
+    return parse_series(read_text(project.series), str(project.series))
+
+
+def read_text(path: Path) -> str:
+    """A text file of the project; UsageError when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"cannot read {path}", why=str(err)) from err
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name.endswith("~")
+
+
+def new_files(cpp: Path) -> tuple[NewFile, ...]:
+    """The files of cpp/ by the rule above, sorted by path; none when there is no cpp/."""
+    found: list[NewFile] = []
+    for source in sorted(cpp.rglob("*")) if cpp.is_dir() else ():
+        parts = source.relative_to(cpp).parts
+        if parts == ("README.md",) or any(_hidden(part) for part in parts) or source.is_dir():
+            continue
+        if source.is_symlink() or not source.is_file():
+            raise UsageError(f"{source} is not a plain file", why="cpp/ holds plain files only")
+        found.append(NewFile("/".join(parts), source, bool(source.stat().st_mode & 0o100)))
+    return tuple(sorted(found, key=lambda f: f.path))
+
+
+def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
+    """Read the whole series for one upstream. UsageError for a file that is missing or no mail, or a subject twice."""
+    steps: list[Step] = []
+    for patch in load_patches(project):
+        path = project.patches / patch.file
+        try:
+            raw = path.read_bytes()
+        except OSError as err:
+            raise UsageError(f"patch {patch.id!r}: cannot read {path}", why=str(err)) from err
+        steps.append(Step(patch, parse_mail(raw, f"patch {patch.id!r} ({path})"), patch.wanted(lock, upstream)))
+    subjects = [step.mail.subject for step in steps]
+    if double := next((s for s in subjects if subjects.count(s) > 1), None):
+        raise UsageError(f"two patches have the subject {double!r}", why="export tells commits apart by their subject")
+    files = new_files(project.cpp)
+    return Series(upstream, files, tuple(steps), _digest(upstream, files, tuple(steps)))
+
+
+def _digest(upstream: Upstream, files: tuple[NewFile, ...], steps: tuple[Step, ...]) -> str:
+    """Over everything that decides the commits: the upstream, each new file, each wanted patch; not the reasons."""
+    total = hashlib.sha256()
+
+    def add(*parts: bytes) -> None:
+        for part in parts:
+            total.update(len(part).to_bytes(8, "big") + part)
+
+    add(b"kvtool series 1", upstream.tag.encode(), upstream.tree.encode())
+    for file in files:
+        add(b"file", file.path.encode(), b"x" if file.executable else b"-", file.source.read_bytes())
+    for step in steps:
+        if step.wanted:
+            add(b"patch", step.patch.id.encode(), step.mail.raw)
+    return total.hexdigest()
