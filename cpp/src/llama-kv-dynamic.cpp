@@ -1,0 +1,335 @@
+#include "llama-kv-dynamic.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-io.h"
+#include "llama-kv-cache.h"
+#include "llama-memory.h"
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+
+//
+// llama_kv_dynamic
+//
+
+static thread_local std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic_cur;
+
+static std::atomic<uint64_t> llama_kv_dynamic_gen { 0 };
+
+llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx) : lctx(lctx) {
+}
+
+llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) {
+    llama_kv_dynamic_cur = std::move(dyn);
+}
+
+llama_kv_dynamic::scope::~scope() {
+    llama_kv_dynamic_cur.reset();
+}
+
+std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic::current() {
+    return llama_kv_dynamic_cur;
+}
+
+void llama_kv_dynamic::add(llama_kv_cache * kv) {
+    caches.push_back(kv);
+}
+
+void llama_kv_dynamic::remove(llama_kv_cache * kv) {
+    caches.erase(std::remove(caches.begin(), caches.end(), kv), caches.end());
+}
+
+void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & reader) {
+    readers.push_back(reader);
+}
+
+void llama_kv_dynamic::request() {
+    is_pending = true;
+}
+
+bool llama_kv_dynamic::pending() const {
+    return is_pending;
+}
+
+bool llama_kv_dynamic::grow() {
+    is_pending = false;
+
+    bool res = true;
+
+    // every cache is asked, also after a failure: the requests have to go
+    for (auto * kv : caches) {
+        res = kv->dyn_grow(res) && res;
+    }
+
+    return res;
+}
+
+bool llama_kv_dynamic::grow_max() {
+    for (auto * kv : caches) {
+        kv->dyn_request(kv->get_size_max());
+    }
+
+    return grow();
+}
+
+void llama_kv_dynamic::synchronize() const {
+    if (lctx->get_sched()) {
+        ggml_backend_sched_synchronize(lctx->get_sched());
+    }
+
+    for (const auto & reader : readers) {
+        if (const auto dyn = reader.lock()) {
+            dyn->synchronize();
+        }
+    }
+}
+
+uint64_t llama_kv_dynamic::generation() {
+    return llama_kv_dynamic_gen.load(std::memory_order_acquire);
+}
+
+void llama_kv_dynamic::bump_generation() {
+    llama_kv_dynamic_gen.fetch_add(1, std::memory_order_acq_rel);
+}
+
+//
+// llama_kv_dynamic_cache
+//
+
+llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache * kv, std::shared_ptr<llama_kv_dynamic> dyn) :
+    kv(kv), dyn(std::move(dyn)) {
+    this->dyn->add(kv);
+}
+
+llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
+    dyn->remove(kv);
+}
+
+//
+// llama_context
+//
+
+bool llama_context::kv_dynamic_grow() {
+    if (!kv_dynamic->grow()) {
+        LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
+        return false;
+    }
+
+    // the worst-case graph is larger now
+    const auto mctx = memory->init_full();
+    if (!mctx) {
+        return false;
+    }
+
+    const uint32_t n_seqs    = cparams.n_seq_max;
+    const uint32_t n_tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
+    const uint32_t n_outputs = std::min(n_tokens, cparams.n_outputs_max);
+
+    if (!graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
+        LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for the larger KV cache\n", __func__);
+        return false;
+    }
+
+    for (size_t i = 0; i < backend_ptrs.size(); ++i) {
+        backend_buf_exp_size[i] = ggml_backend_sched_get_buffer_size(sched.get(), backend_ptrs[i]);
+    }
+
+    return true;
+}
+
+bool llama_context::kv_dynamic_moved() {
+    const uint64_t gen = llama_kv_dynamic::generation();
+
+    const bool res = gen != kv_dynamic_gen;
+
+    kv_dynamic_gen = gen;
+
+    return res;
+}
+
+//
+// llama_kv_cache
+//
+
+uint32_t llama_kv_cache::dyn_init(uint32_t kv_size) {
+    const auto cur = llama_kv_dynamic::current();
+
+    if (other) {
+        // the storage is that of the other cache
+        if (other->dyn && cur) {
+            other->dyn->dyn->add_reader(cur);
+        }
+
+        return kv_size;
+    }
+
+    // when only measuring (--fit), the maximum is what has to fit
+    if (!cur || hparams.no_alloc) {
+        return kv_size;
+    }
+
+    const uint32_t n_start = llama_kv_growth { kv_size, n_pad, 0 }.start();
+    if (n_start >= kv_size) {
+        return kv_size;
+    }
+
+    LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells\n", __func__, n_start, kv_size);
+
+    dyn = std::make_unique<llama_kv_dynamic_cache>(this, cur);
+
+    dyn->n_max   = kv_size;
+    dyn->n_pad   = n_pad;
+    dyn->n_cells = n_start;
+
+    return n_start;
+}
+
+uint32_t llama_kv_cache::get_size_max() const {
+    return v_cells[seq_to_stream[0]].size();
+}
+
+uint32_t llama_kv_cache::dyn_size() const {
+    if (other) {
+        return other->dyn_size();
+    }
+
+    return dyn ? dyn->n_cells : get_size_max();
+}
+
+void llama_kv_cache::dyn_request(uint32_t n_cells) {
+    if (!dyn || n_cells <= dyn->n_cells) {
+        return;
+    }
+
+    dyn->n_need = std::max(dyn->n_need, std::min(n_cells, dyn->n_max));
+    dyn->dyn->request();
+}
+
+void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
+    if (!dyn) {
+        return;
+    }
+
+    for (const auto & sinfo : sinfos) {
+        for (const auto & idxs : sinfo.idxs) {
+            for (const uint32_t idx : idxs) {
+                dyn_request(idx + 1);
+            }
+        }
+    }
+}
+
+bool llama_kv_cache::dyn_request_rows(const std::vector<llama_ubatch> & ubatches, uint32_t ratio) {
+    if (!dyn) {
+        return true;
+    }
+
+    llama_pos pos_max = -1;
+    for (const auto & ubatch : ubatches) {
+        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+            pos_max = std::max(pos_max, ubatch.pos[i]);
+        }
+    }
+
+    dyn->keep_all = true;
+
+    // the last row of the storage takes dummy writes and must not be live
+    dyn_request((pos_max + 1)/ratio + 1);
+
+    return !dyn->dyn->pending();
+}
+
+bool llama_kv_cache::dyn_grow(bool enable) {
+    const uint32_t n_need = dyn->n_need;
+
+    dyn->n_need = 0;
+
+    if (n_need <= dyn->n_cells) {
+        return true;
+    }
+
+    return enable && try_resize(n_need);
+}
+
+bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, const slot_info & sinfo) {
+    uint32_t n_cells = 0;
+
+    for (const auto & idxs : sinfo.idxs) {
+        for (const uint32_t idx : idxs) {
+            n_cells = std::max(n_cells, idx + 1);
+        }
+    }
+
+    if (!dyn || n_cells <= dyn->n_cells) {
+        return true;
+    }
+
+    // rows that were read but not written yet have offsets in the current layout
+    io.flush();
+
+    return try_resize(n_cells);
+}
+
+bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
+    if (!dyn || n_rows <= dyn->n_cells) {
+        return true;
+    }
+
+    dyn->keep_all = true;
+
+    io.flush();
+
+    return try_resize(n_rows);
+}
+
+bool llama_kv_cache::try_resize(uint32_t n_cells) {
+    if (!dyn || n_cells > dyn->n_max) {
+        return n_cells <= get_size();
+    }
+
+    if (n_cells <= dyn->n_cells) {
+        return true;
+    }
+
+    if (!dyn->storage) {
+        dyn->storage = std::make_unique<llama_kv_storage>(ctxs_bufs, dyn->n_cells, v_trans);
+
+        for (const auto & layer : layers) {
+            dyn->storage->add_layer(layer.k, layer.v, layer.k_stream, layer.v_stream);
+        }
+    }
+
+    std::vector<uint32_t> n_used(n_stream, dyn->n_cells);
+    for (uint32_t s = 0; s < n_stream && !dyn->keep_all; ++s) {
+        n_used[s] = v_cells[s].used_max_p1();
+    }
+
+    const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() };
+
+    const uint32_t n_next     = growth.next    (dyn->n_cells, n_cells);
+    const uint32_t n_smallest = growth.smallest(n_cells);
+
+    dyn->dyn->synchronize();
+
+    // also after a failure: a layer may have a new buffer
+    llama_kv_dynamic::bump_generation();
+
+    for (const uint32_t n : { n_next, n_smallest }) {
+        LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n);
+
+        if (dyn->storage->try_resize(n, n_used)) {
+            dyn->n_cells = n;
+            return true;
+        }
+
+        LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, n);
+
+        if (n == n_smallest) {
+            break;
+        }
+    }
+
+    return false;
+}

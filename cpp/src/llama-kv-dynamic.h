@@ -1,0 +1,104 @@
+#pragma once
+
+// Dynamic KV cache (--kv-dynamic): what ties the growth of the caches of one llama_context together.
+//
+// Every llama_kv_cache keeps its cells (the meta data) at the full size from the start, so tokens get the same cells as in
+// a static cache, in every memory class and after any sequence of operations. Only the storage behind the cells starts
+// small. What is left to do is to have storage behind a cell before it is used:
+//
+//   llama_kv_cache::prepare()      notes the cells that a batch was given                    -> request()
+//   llama_context::decode()        grows all caches that asked before the batch runs         -> pending(), grow()
+//   llama_kv_cache::state_read*()  grows its own cache before it reads rows into it          -> try_resize()
+//
+// The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
+// alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
+//
+// All of it runs on the thread that uses the context.
+
+#include "llama-kv-growth.h"
+#include "llama-kv-storage.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+class llama_kv_cache;
+
+struct llama_context;
+
+// per llama_context
+class llama_kv_dynamic {
+public:
+    explicit llama_kv_dynamic(llama_context * lctx);
+
+    // while it lives, caches created on this thread belong to dyn. nullptr: they are static
+    class scope {
+    public:
+        explicit scope(std::shared_ptr<llama_kv_dynamic> dyn);
+        ~scope();
+
+        scope(const scope &) = delete;
+        scope & operator=(const scope &) = delete;
+    };
+
+    static std::shared_ptr<llama_kv_dynamic> current();
+
+    void add   (llama_kv_cache * kv);
+    void remove(llama_kv_cache * kv);
+
+    // another context that reads the storage of the caches here (a draft model that shares the cells of the target)
+    void add_reader(const std::shared_ptr<llama_kv_dynamic> & reader);
+
+    // a cache has given out cells that have no storage yet
+    void request();
+    bool pending() const;
+
+    // grow the caches that asked. on failure they keep what they have, and nothing is pending either
+    bool grow();
+
+    // grow all caches to their maximum
+    bool grow_max();
+
+    // wait for the compute that may use the storage
+    // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
+    void synchronize() const;
+
+    // the number of times that storage moved in this process. a graph built before the last one has stale addresses
+    // process-wide, because a context can use the storage of another one
+    static uint64_t generation();
+    static void     bump_generation();
+
+private:
+    llama_context * lctx;
+
+    std::vector<llama_kv_cache *> caches;
+
+    std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
+
+    bool is_pending = false;
+};
+
+// per llama_kv_cache
+struct llama_kv_dynamic_cache {
+    llama_kv_dynamic_cache(llama_kv_cache * kv, std::shared_ptr<llama_kv_dynamic> dyn);
+    ~llama_kv_dynamic_cache();
+
+    llama_kv_dynamic_cache(const llama_kv_dynamic_cache &) = delete;
+    llama_kv_dynamic_cache & operator=(const llama_kv_dynamic_cache &) = delete;
+
+    llama_kv_cache * kv;
+
+    std::shared_ptr<llama_kv_dynamic> dyn;
+
+    uint32_t n_max; // cells of the static cache
+    uint32_t n_pad;
+
+    uint32_t n_cells;    // cells that have storage
+    uint32_t n_need = 0; // cells that were given out
+
+    // rows that are written without a cell being occupied (the compressed caches of DSV4) have to be kept as well
+    bool keep_all = false;
+
+    // created with the first growth, when the tensors exist
+    std::unique_ptr<llama_kv_storage> storage;
+};

@@ -1,0 +1,31 @@
+#include "llama-kv-growth.h"
+
+#include <algorithm>
+
+// the attention window n_kv is padded to 256 cells (llama_kv_cache::get_n_kv), so the storage has to be, too
+static uint64_t llama_kv_growth_pad(uint64_t n, uint32_t n_pad) {
+    const uint64_t pad = std::max<uint64_t>(LLAMA_KV_GROWTH_START, 1)*std::max<uint64_t>(n_pad, 1);
+
+    return (n + pad - 1)/pad*pad;
+}
+
+uint32_t llama_kv_growth::start() const {
+    return smallest(LLAMA_KV_GROWTH_START);
+}
+
+uint32_t llama_kv_growth::smallest(uint32_t n_need) const {
+    return (uint32_t) std::min<uint64_t>(n_max, llama_kv_growth_pad(n_need, n_pad));
+}
+
+uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
+    if (n_need <= n_cur) {
+        return n_cur;
+    }
+
+    const uint64_t n_step = n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ?
+        n_cur : LLAMA_KV_GROWTH_STEP_BYTES/std::max<size_t>(n_bytes_cell, 1);
+
+    const uint64_t n_grown = llama_kv_growth_pad(n_cur + n_step, n_pad);
+
+    return std::max(smallest(n_need), (uint32_t) std::min<uint64_t>(n_max, n_grown));
+}

@@ -1,0 +1,96 @@
+// unit tests of the growth policy of the dynamic KV cache
+
+#include "../src/llama-kv-growth.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+static int n_failed = 0;
+
+static void check_eq(const char * what, uint64_t expected, uint64_t actual) {
+    if (expected != actual) {
+        fprintf(stderr, "%s: expected %llu, got %llu\n", what, (unsigned long long) expected, (unsigned long long) actual);
+        n_failed++;
+    }
+}
+
+// 16 layers, 4 KV heads of 256, f16: the cache of Qwen3.5-27B
+static constexpr size_t SIZE_CELL_QWEN = 2*16*4*256*2;
+
+static void test_start() {
+    check_eq("starts at 256 cells",             256,  llama_kv_growth { 131072, 1, SIZE_CELL_QWEN }.start());
+    check_eq("starts at the maximum if less",   128,  llama_kv_growth { 128,    1, SIZE_CELL_QWEN }.start());
+    check_eq("starts at a multiple of the pad", 2048, llama_kv_growth { 131072, 8, SIZE_CELL_QWEN }.start());
+    check_eq("no pad is a pad of one",          256,  llama_kv_growth { 131072, 0, SIZE_CELL_QWEN }.start());
+    check_eq("an empty cache stays empty",      0,    llama_kv_growth { 0,      1, SIZE_CELL_QWEN }.start());
+}
+
+static void test_next() {
+    const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN };
+
+    check_eq("does not grow when it fits",      256,  g.next(256, 256));
+    check_eq("does not shrink",                 512,  g.next(512, 1));
+    check_eq("doubles from 256",                512,  g.next(256, 257));
+    check_eq("doubles from 512",                1024, g.next(512, 513));
+    check_eq("doubles from 2048",               4096, g.next(2048, 2049));
+    check_eq("one growth per batch",            2304, g.next(256, 2049));
+    check_eq("a step of 1 GiB from 4096 on",    4096 + 16384, g.next(4096, 4097));
+    check_eq("a step of 1 GiB, later",          65536 + 16384, g.next(65536, 65537));
+    check_eq("never above the maximum",         131072, g.next(122880, 122881));
+    check_eq("a need above the maximum",        131072, g.next(256, 1u << 31));
+    check_eq("the last cell",                   131072, g.next(256, 131072));
+
+    const llama_kv_growth fat = { 131072, 1, size_t(1) << 40 };
+    check_eq("cells of more than 1 GiB still grow", 8192 + 256, fat.next(8192, 8193));
+
+    const llama_kv_growth thin = { UINT32_MAX, 1, 1 };
+    check_eq("no overflow near 2^32", UINT32_MAX, thin.next(UINT32_MAX - 1, UINT32_MAX));
+
+    const llama_kv_growth odd = { 1000, 1, 1 };
+    check_eq("a maximum that is no multiple of 256", 1000, odd.next(768, 769));
+}
+
+static void test_smallest() {
+    const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN };
+
+    check_eq("padded to the attention window", 512,    g.smallest(257));
+    check_eq("exact",                          512,    g.smallest(512));
+    check_eq("capped",                         131072, g.smallest(200000));
+}
+
+// from 256 cells to the maximum, one token at a time: the number of copied cells stays linear in the length
+static void test_total() {
+    const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN };
+
+    uint64_t n_copied = 0;
+    uint64_t n_growth = 0;
+
+    for (uint32_t n = g.start(); n < g.n_max; n_growth++) {
+        const uint32_t n_new = g.next(n, n + 1);
+        if (n_new <= n || n_new > g.n_max || n_new % 256 != 0) {
+            fprintf(stderr, "bad growth from %u to %u\n", n, n_new);
+            n_failed++;
+            return;
+        }
+        n_copied += n;
+        n = n_new;
+    }
+
+    check_eq("growths to 131072 cells", 12, n_growth);
+    check_eq("copied cells", 256 + 512 + 1024 + 2048 + 8*4096 + 16384*(0 + 1 + 2 + 3 + 4 + 5 + 6 + 7), n_copied);
+}
+
+int main() {
+    test_start();
+    test_next();
+    test_smallest();
+    test_total();
+
+    if (n_failed > 0) {
+        fprintf(stderr, "%d checks failed\n", n_failed);
+        return EXIT_FAILURE;
+    }
+
+    printf("all checks passed\n");
+    return EXIT_SUCCESS;
+}
