@@ -11,16 +11,17 @@ fail() {
     exit 7
 }
 
-recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 python=
-for candidate in ${PYTHON:+"$PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
+for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+    candidate=${PYTHON:-$candidate}
     if command -v "$candidate" >/dev/null 2>&1 && recent "$candidate"; then
         python=$candidate
         break
     fi
 done
-[ -n "$python" ] || fail "no Python 3.11 or newer found (python3 is $(python3 --version 2>&1 || true))" \
+[ -n "$python" ] || fail "no Python 3.11 or newer found (${PYTHON:-python3}: $("${PYTHON:-python3}" --version 2>&1 || true))" \
     "Debian 12, Ubuntu 24.04 or newer: sudo apt-get install python3 python3-venv" \
     "macOS: brew install python" \
     "Windows: winget install Python.Python.3.13" \
