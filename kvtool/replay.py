@@ -5,6 +5,7 @@ A conflict is an outcome, not an exception: every patch is tried, and each gets 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -103,11 +104,14 @@ class Builder:
             raise UsageError(f"{odd.source} has a line break in its name")
         names = "".join(f"{file.source.absolute()}\n" for file in files)
         ids = self.git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
-        lines = (
-            f"{'100755' if file.executable else '100644'} {blob}\t{file.path}\0"
-            for file, blob in zip(files, ids, strict=True)
-        )
-        self.git.run("update-index", "-z", "--index-info", input="".join(lines), env=self._env)
+        modes = ("100755" if file.executable else "100644" for file in files)
+        self.add_blobs([(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
+
+    def add_blobs(self, blobs: Sequence[tuple[str, str, str]]) -> None:
+        """Put (mode, blob id, path) entries into the index."""
+        lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
+        if lines:
+            self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
     def fits(self, diff: bytes, *flags: str) -> tuple[bool, str]:
         """Whether a diff applies to the index as it is; what git said otherwise."""

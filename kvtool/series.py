@@ -139,8 +139,9 @@ def read_text(path: Path) -> str:
         raise UsageError(f"cannot read {path}", why=str(err)) from err
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith(".") or name.endswith("~")
+def hidden(path: str) -> bool:
+    """Whether a path below cpp/ (with slashes) stands for nothing in llama.cpp, by the rule above."""
+    return path == "README.md" or any(part.startswith(".") or part.endswith("~") for part in path.split("/"))
 
 
 def new_files(cpp: Path) -> tuple[NewFile, ...]:
@@ -148,7 +149,7 @@ def new_files(cpp: Path) -> tuple[NewFile, ...]:
     found: list[NewFile] = []
     for source in sorted(cpp.rglob("*")) if cpp.is_dir() else ():
         parts = source.relative_to(cpp).parts
-        if parts == ("README.md",) or any(_hidden(part) for part in parts) or source.is_dir():
+        if hidden("/".join(parts)) or source.is_dir():
             continue
         if source.is_symlink() or not source.is_file():
             raise UsageError(f"{source} is not a plain file", why="cpp/ holds plain files only")
