@@ -1,0 +1,230 @@
+"""What verify checks, as data, and what each answer means. Pure: kvtool/runner.py does the running.
+
+A Check is one comparison of a static with a dynamic cache; a Finding is what came of it. Four kinds:
+
+- kv-check: one toy model through kv-check, which compares the logits of every decode bit for bit
+- completion: llama-completion's text on a model that speaks, with and without --kv-dynamic
+- server: llama-server's answers to a script of requests, likewise
+- memory: what a context of Qwen3.5-27B's cache geometry takes right after its creation
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kvtool.result import CheckOutcome
+
+Kind = Literal["kv-check", "completion", "server", "memory"]
+
+# kv-check's own words, and those for a kv-check that has none to say.
+PASSING = ("same", "same-not-grown")
+NOT_RUN = ("static-fails", "no-cache")  # the static cache cannot do it either: nothing to compare
+FAILING = ("differs", "dynamic-fails", "load-fails")
+STATUSES = (*PASSING, *NOT_RUN, *FAILING)
+
+# Toys that together have every memory class, the cheap ones first; one that a tree does not have is left out.
+CLASS_TOYS = (
+    "llama-dense",  # plain
+    "qwen35-dense",  # hybrid
+    "gemma3-dense",  # iSWA
+    "lfm2-dense",  # hybrid-iSWA
+    "deepseek2-moe",  # plain, MLA: no V
+    "minimax-m3-moe",  # MSA
+    "dots3note-moe",  # DSA-iSWA
+    "qwen4exp-moe",  # hybrid-idx
+    "deepseek32-moe",  # DSA
+    "deepseek4-moe",  # DSV4
+)
+CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these without flash attention too
+
+# How many toys must really grow with flash attention on, by upstream tag: what was measured when the patches were
+# written for it. Fewer means that a class quietly stopped growing, which every other check would call "same".
+EXPECTED_GROWN: Mapping[str, int] = {"v0.5.0": 95}
+GROWN_SHARE = 0.75  # of the toys, where nobody has measured yet
+
+MEMORY_CONTEXT = 131072
+MEMORY_LIMIT = 64 * 2**20  # bytes a dynamic context of that size may add to the resident memory
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison. group: its row in the table; args: more arguments for the program; timeout in seconds per run.
+
+    exact (server only): the static server repeats itself to the bit, so one differing token is a failure; otherwise
+    the batches depend on when requests arrive, and an answer must be one that some static run gave.
+    """
+
+    id: str
+    kind: Kind
+    model: Path
+    group: str = ""
+    args: tuple[str, ...] = ()
+    timeout: float = 300.0
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a check. status: one of STATUSES, or crash, timeout, garbage, unstable, not-grown, too-big, skipped.
+
+    group: the memory class, once the log has told it. details: what a machine may want to know, JSON types only.
+    """
+
+    id: str
+    kind: Kind
+    group: str
+    outcome: CheckOutcome
+    status: str
+    reason: str = ""
+    grown: bool = False
+    seconds: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def finding(check: Check, outcome: CheckOutcome, status: str, reason: str = "", **more: Any) -> Finding:
+    """A Finding for this check; more: the other fields."""
+    return replace(Finding(check.id, check.kind, check.group, outcome, status, reason), **more)
+
+
+def failed(check: Check, status: str, reason: str, **more: Any) -> Finding:
+    return finding(check, CheckOutcome.FAILED, status, reason, **more)
+
+
+def toy_checks(toys: Iterable[Path], args: Sequence[str] = (), flash: Sequence[str] = ("on", "off")) -> list[Check]:
+    """kv-check over the toys, with flash attention as named. args go to kv-check as they are."""
+    label = "".join(f"/{a.lstrip('-')}" for a in args)
+    return [
+        Check(f"kv-check/{toy.stem}/fa-{fa}{label}", "kv-check", toy, args=("-fa", fa, *args))
+        for fa in flash
+        for toy in toys
+    ]
+
+
+def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:
+    """Those of the names that are there, in that order."""
+    by_name = {toy.stem: toy for toy in toys}
+    return [by_name[name] for name in names if name in by_name]
+
+
+def memory_class(log: str) -> str:
+    """The memory class that a model's context has, read from libllama's log ("" when the log does not say).
+
+    The log is asked, and not a table of architectures, so that a model that upstream adds tomorrow has a row too.
+    """
+    for word, name in (
+        ("llama_kv_cache_dsv4:", "DSV4"),
+        ("llama_kv_cache_dsa_iswa:", "DSA-iSWA"),
+        ("llama_kv_cache_dsa:", "DSA"),
+        ("llama_kv_cache_msa:", "MSA"),
+    ):
+        if word in log:
+            return name
+    windowed, recurrent = "llama_kv_cache_iswa:" in log, "llama_memory_recurrent:" in log
+    if recurrent and "creating indexer KV cache" in log:
+        return "hybrid-idx"
+    if recurrent:
+        return "hybrid-iSWA" if windowed else "hybrid" if "llama_kv_cache: size" in log else "recurrent"
+    if windowed:
+        return "iSWA"
+    return "plain" if "llama_kv_cache: size" in log else ""
+
+
+def _answer(stdout: str) -> dict[str, Any] | None:
+    """kv-check's JSON line: the last line that is not empty. None when it is none."""
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    try:
+        data = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def judge_kv_check(check: Check, returncode: int, stdout: str, log: str, seconds: float) -> Finding:
+    """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
+    group = memory_class(log) or check.group or "other"
+    tail = log[-2000:]
+    data = _answer(stdout)
+    more = {"group": group, "seconds": seconds}
+    if data is None or data.get("status") not in STATUSES:
+        if returncode < 0 or returncode > 2:
+            signal = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+            return failed(check, "crash", f"kv-check itself ended with {signal}", details={"log": tail}, **more)
+        why = "printed no JSON line" if data is None else f"has an unknown status {data.get('status')!r}"
+        return failed(check, "garbage", f"kv-check {why} (exit code {returncode})", details={"log": tail}, **more)
+    status, reason = str(data["status"]), str(data.get("reason", ""))
+    details = _details(data)
+    if (returncode == 0) != (status not in FAILING):
+        reason = f"kv-check says {status} but ended with exit code {returncode}"
+        return failed(check, "garbage", reason, details={**details, "log": tail}, **more)
+    if status in FAILING:
+        return failed(check, status, _where(data) or reason or status, details={**details, "log": tail}, **more)
+    outcome = CheckOutcome.PASSED if status in PASSING else CheckOutcome.SKIPPED
+    if status == "no-cache":
+        more["group"] = memory_class(log) or "no cache"
+    return finding(check, outcome, status, reason, grown=bool(data.get("grown")), details=details, **more)
+
+
+def _details(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of kv-check's answer worth keeping 254 times."""
+    names = ("arch", "cells_start", "cells_end", "growths", "device", "type_k", "type_v")
+    kept = {name: data[name] for name in names if name in data}
+    checks = data.get("checks")
+    if isinstance(checks, list):
+        named = [c for c in checks if isinstance(c, dict)]
+        kept["checks"] = {str(c.get("name")): str(c.get("status")) for c in named}
+        kept["reasons"] = {str(c.get("name")): str(c["reason"]) for c in named if c.get("reason")}
+        kept["values"] = sum(int(c.get("values") or 0) for c in named)
+        if diffs := {str(c.get("name")): c["first_diff"] for c in named if c.get("first_diff")}:
+            kept["first_diff"] = diffs
+    return kept
+
+
+def _where(data: Mapping[str, Any]) -> str:
+    """The first check that went wrong, in one sentence."""
+    for check in data.get("checks") or []:
+        if isinstance(check, dict) and check.get("status") in ("differs", "dynamic-fails"):
+            diff = check.get("first_diff")
+            if isinstance(diff, dict):
+                place = f"decode {diff.get('decode')}, row {diff.get('row')}, value {diff.get('index')}"
+                return f"{check.get('name')}: {place}: static {diff.get('static')}, dynamic {diff.get('dynamic')}"
+            return f"{check.get('name')}: {check.get('reason') or check.get('status')}"
+    return ""
+
+
+def expected_grown(tag: str, toys: int) -> int:
+    """How many of this many toys must grow on this upstream."""
+    return min(EXPECTED_GROWN.get(tag, int(GROWN_SHARE * toys)), toys)
+
+
+def judge_grown(findings: Sequence[Finding], tag: str) -> Finding:
+    """The regression guard: of all toys with flash attention on, enough really grew."""
+    runs = [f for f in findings if f.kind == "kv-check" and f.id.endswith("/fa-on")]
+    grown, wanted = sum(f.grown for f in runs), expected_grown(tag, len(runs))
+    check = Check("kv-check/grown", "kv-check", Path(), group="all toys")
+    details = {"grown": grown, "expected": wanted, "toys": len(runs)}
+    if grown < wanted:
+        reason = f"only {grown} of {len(runs)} toys grew with flash attention on, {wanted} are expected at {tag}"
+        return failed(check, "not-grown", reason, details=details)
+    reason = f"{grown} of {len(runs)} toys grew with flash attention on, {wanted} expected"
+    return finding(check, CheckOutcome.PASSED, "same", reason, details=details)
+
+
+def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why_no_static: str = "") -> Finding:
+    """Bytes that a context added to the resident memory. cache: bytes of the static KV cache by its geometry.
+
+    static None: it was not run, for the reason given; the dynamic side is judged all the same.
+    """
+    details = {"static_bytes": static, "dynamic_bytes": dynamic, "cache_bytes": cache, "context": MEMORY_CONTEXT}
+    mib = f"{dynamic / 2**20:.0f} MiB"
+    against = f"static {static / 2**20:.0f} MiB" if static is not None else f"static not run: {why_no_static}"
+    if dynamic > MEMORY_LIMIT:
+        limit = f"{MEMORY_LIMIT / 2**20:.0f} MiB"
+        return failed(check, "too-big", f"dynamic {mib}, more than the {limit} allowed; {against}", details=details)
+    if static is not None and static < cache // 2:
+        reason = f"the static context takes {static / 2**20:.0f} MiB, its cache alone is {cache / 2**20:.0f} MiB"
+        return failed(check, "garbage", f"{reason}: the measurement is wrong", details=details)
+    return finding(check, CheckOutcome.PASSED, "same", f"dynamic {mib}, {against}", details=details)

@@ -1,0 +1,255 @@
+"""`kvtool verify`: is the dynamic cache equal to the static one, bit for bit and text for text?"""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtool import checks, junit, models, runner, texts
+from kvtool.checks import Check, Finding
+from kvtool.commands import build
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.errors import UsageError, VerifyError
+from kvtool.lock import load_lock
+from kvtool.project import Project
+from kvtool.report import Verified, class_rows
+
+TARGETS = ("llama-kv-check", "test-llama-archs", "llama-completion", "llama-server")
+
+# kv-check's variants under --matrix, each with flash attention on; quantized V needs it. Two streams kinds, two types.
+MATRIX: tuple[tuple[str, ...], ...] = (
+    ("-ctk", "q8_0", "-ctv", "q8_0"),
+    ("-ctk", "q4_0", "-ctv", "q4_0"),
+    ("--seqs", "4"),
+    ("--seqs", "4", "--unified"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to verify. jobs: kv-checks at a time, 0 for one per core; models: a glob over the toys' names ("" for all).
+
+    bin_dir: binaries to verify as they are, instead of building the tree's.
+    """
+
+    quick: bool = False
+    matrix: bool = False
+    jobs: int = 0
+    models: str = ""
+    junit: Path | None = None
+    backend: str = "cpu"
+    preset: str = "release"
+    bin_dir: Path | None = None
+
+    @property
+    def mode(self) -> str:
+        return "quick" if self.quick else "matrix" if self.matrix else "full"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where everything is: the programs under test, the files made for them, upstream's tree."""
+
+    bin_dir: Path
+    work: Path
+    tree: Path
+
+    def program(self, name: str) -> Path:
+        """A program in bin_dir. Raises VerifyError when it is not there."""
+        for file in (self.bin_dir / name, self.bin_dir / f"{name}.exe"):
+            if file.is_file():
+                return file
+        raise VerifyError(f"{name} is not in {self.bin_dir}", next_step="kvtool build, without --target")
+
+
+def _prepare(project: Project, console: Console, options: Options) -> Bench:
+    """Build what is verified, or take --bin's programs as they are."""
+    if options.bin_dir is not None:
+        bin_dir = options.bin_dir.absolute()
+    else:
+        wanted = build.Options(backend=options.backend, preset=options.preset, targets=TARGETS)
+        bin_dir = build.run(project, console, wanted).bin_dir
+    return Bench(bin_dir, project.tree / "build" / "verify", project.tree)
+
+
+def _make_toys(bench: Bench, console: Console, options: Options) -> tuple[Path, ...]:
+    generator = bench.program("test-llama-archs")
+    with console.progress("making upstream's toy models", None) as bar:
+        toys = models.toys(generator, bench.work, lambda made: bar.update(made, f"{made} models"))
+    chosen = tuple(t for t in toys if fnmatch.fnmatch(t.stem, options.models)) if options.models else toys
+    if not chosen:
+        raise UsageError(f"no toy model is called {options.models}", next_step="kvtool verify --models 'llama*'")
+    return chosen
+
+
+def plan_kv_checks(toys: Sequence[Path], options: Options) -> list[Check]:
+    """Which kv-check runs this asks for."""
+    if options.quick:
+        quick = ("--quick",)
+        if options.models:
+            return checks.toy_checks(toys, quick)
+        classes, cheap = checks.named_toys(toys, checks.CLASS_TOYS), checks.named_toys(toys, checks.CHEAP_TOYS)
+        return [*checks.toy_checks(classes, quick, ("on",)), *checks.toy_checks(cheap, quick, ("off",))]
+    planned = checks.toy_checks(toys)
+    if options.matrix:
+        for variant in MATRIX:
+            planned += checks.toy_checks(toys, variant, flash=("on",) if "-ctv" in variant else ("on", "off"))
+    return planned
+
+
+def _kv_checks(bench: Bench, console: Console, toys: Sequence[Path], options: Options) -> list[Finding]:
+    planned = plan_kv_checks(toys, options)
+    program = bench.program("kv-check")
+    with console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned))) as bar:
+        return runner.kv_checks(planned, program, options.jobs or build.default_jobs(), bar.update)
+
+
+def plan_texts(speakers: dict[str, Path], quick: bool) -> tuple[list[Check], list[Check]]:
+    """(completion checks, server checks) over the models that speak, by toy name.
+
+    single: one request at a time, every default as it is; batched and unified: concurrent requests (see texts.py).
+    """
+    completions = [Check(f"completion/{name}", "completion", path) for name, path in speakers.items()]
+    servers: list[Check] = []
+    for name, path in speakers.items():
+        if name not in ("llama-dense", "qwen35-dense", "gemma3-dense"):
+            continue
+        servers.append(Check(f"server/{name}/single", "server", path, exact=True, timeout=600))
+        at_once = (
+            {"batched": texts.BATCHED} if quick else {"batched": texts.BATCHED, "unified": ("-kvu", *texts.BATCHED)}
+        )
+        servers += [
+            Check(f"server/{name}/{kind}", "server", path, args=args, exact=False, timeout=600)
+            for kind, args in at_once.items()
+        ]
+    if not quick:
+        completions += [
+            Check(f"completion/{name}/q8_0", "completion", path, args=("-ctk", "q8_0", "-ctv", "q8_0"))
+            for name, path in speakers.items()
+            if name in ("llama-dense", "qwen35-dense")
+        ]
+    return completions, servers
+
+
+def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool) -> dict[str, Path]:
+    """Models that read and write text: of every memory class, or two for --quick."""
+    wanted = checks.named_toys(toys, checks.CLASS_TOYS[:2] if quick else checks.CLASS_TOYS)
+    vocabulary = bench.tree / "models" / models.VOCABULARY
+    speakers: dict[str, Path] = {}
+    if not wanted:
+        return speakers
+    if not vocabulary.is_file():
+        raise VerifyError("upstream's vocabulary file is missing", why=f"{vocabulary} does not exist")
+    with console.progress("making models that speak", float(len(wanted))) as bar:
+        for number, toy in enumerate(wanted):
+            bar.update(number, toy.stem)
+            speakers[toy.stem] = models.spoken(toy, vocabulary, bench.work)
+    return speakers
+
+
+def _texts(bench: Bench, console: Console, toys: Sequence[Path], options: Options) -> list[Finding]:
+    completions, servers = plan_texts(_speakers(bench, console, toys, options.quick), options.quick)
+    script = texts.QUICK_SCRIPT if options.quick else texts.FULL_SCRIPT
+    work = bench.work / "runs"
+    work.mkdir(parents=True, exist_ok=True)
+    found: list[Finding] = []
+    with console.progress("texts with and without the flag", float(len(completions) + len(servers))) as bar:
+        for check in completions:
+            bar.update(len(found), check.id)
+            found.append(texts.completion(check, bench.program("llama-completion"), work))
+        for check in servers:
+
+            def note(run: str, check: Check = check) -> None:
+                bar.update(len(found), f"{check.id} {run}")
+
+            found.append(texts.serve(check, bench.program("llama-server"), work, script, note))
+    return found
+
+
+def _memory(bench: Bench, console: Console) -> list[Finding]:
+    model = models.cache_model(models.QWEN35_27B, bench.work)
+    check = Check(f"memory/{models.QWEN35_27B.name}/131072", "memory", model, timeout=300)
+    with console.progress("resident memory of a 131072-token context", None):
+        return [runner.memory(check, bench.program("kv-check"), runner.available_memory())]
+
+
+def run(project: Project, console: Console, options: Options) -> Verified:
+    """Everything that the options ask for; a failed check is in the result, not an exception.
+
+    Raises TreeError for a stale tree, BuildError, UsageError for an unknown model, VerifyError when nothing could be
+    verified at all (no toys, a program missing).
+    """
+    started = time.monotonic()
+    if options.quick and options.matrix:
+        raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
+    if options.jobs < 0:
+        raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
+    bench = _prepare(project, console, options)
+    tag = load_lock(project.lock).current
+    toys = _make_toys(bench, console, options)
+    found = _kv_checks(bench, console, toys, options)
+    stages: list[Callable[[], list[Finding]]] = []
+    if not options.models:
+        if not options.quick:
+            stages.append(lambda: [checks.judge_grown(found, tag)])
+        stages += [lambda: _texts(bench, console, toys, options), lambda: _memory(bench, console)]
+    everything = [*found, *(one for stage in stages for one in stage())]
+    if options.junit is not None:
+        junit.write(options.junit, everything)
+    return Verified(
+        tag,
+        options.mode,
+        bench.bin_dir,
+        class_rows(everything),
+        tuple(everything),
+        options.junit,
+        time.monotonic() - started,
+    )
+
+
+def command(
+    env: Env,
+    quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Also quantized caches, and several sequences with and without --unified.")
+    ] = False,
+    models_glob: Annotated[
+        str, typer.Option("--models", metavar="GLOB", help="Only kv-check, only on these toys, such as 'qwen*'.")
+    ] = "",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="kv-checks at a time [one per core].")] = 0,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.", show_default=False)
+    ] = None,
+    preset: Annotated[str, typer.Option("--preset", help="The build to verify: release, debug or asan.")] = "release",
+    bin_dir: Annotated[
+        Path | None,
+        typer.Option("--bin", metavar="DIR", help="Verify the programs in DIR; build nothing.", show_default=False),
+    ] = None,
+) -> Verified:
+    """Prove the dynamic cache equal to the static one.
+
+    Builds what it needs, then: kv-check (every logit of every decode, bit for bit) on upstream's toy models with flash
+    attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
+    context with Qwen3.5-27B's cache.
+
+    Examples: kvtool verify | kvtool verify --quick | kvtool verify --models 'gemma*' | kvtool verify --junit out.xml
+
+    Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
+    """
+    options = Options(
+        quick=quick,
+        matrix=matrix,
+        jobs=jobs,
+        models=models_glob,
+        junit=junit_file,
+        preset=preset,
+        bin_dir=bin_dir,
+    )
+    return run(env.project, env.console, options)

@@ -1,0 +1,267 @@
+"""Models to verify with: upstream's toys, toys that carry a real tokenizer, and one with a real cache geometry.
+
+All weights are random and all of it is deterministic: the same binaries and seeds give the same files.
+
+- toys: `test-llama-archs -o DIR` of the tree under test writes one or two models per architecture (127 at v0.5.0, about
+  880 MiB). They are kept until the binaries change.
+- spoken: a toy whose token embeddings are widened to a vocabulary file of upstream's tree, so that it reads and writes
+  text. Taking the geometry from the toy makes this work for every architecture and every upstream, instead of writing
+  out each one's parameters here. The weights are drawn anew: the toys' own are so small (norms around 0, scales around
+  0.05) that attention hardly reaches the output, and a text that ignores its prompt proves nothing.
+- cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtool import process
+from kvtool.errors import VerifyError
+
+TOY_SEED = 1  # test-llama-archs draws a random one unless told
+VOCABULARY = "ggml-vocab-llama-spm.gguf"  # 32000 tokens, 0.7 MB, the smallest real one, in every tree since 2024
+CONTEXT = 8192  # n_ctx_train of a spoken model: the server caps its slots there
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What decides the bytes of a KV cache: attention layers, KV heads, head size (elements)."""
+
+    name: str
+    layers: int
+    kv_heads: int
+    head_size: int
+
+    def bytes_per_cell(self, element: int = 2) -> int:
+        """K and V of one token over all layers; element is the size of a cache element in bytes (f16: 2)."""
+        return 2 * self.layers * self.kv_heads * self.head_size * element
+
+
+QWEN35_27B = Geometry("Qwen3.5-27B", layers=16, kv_heads=4, head_size=256)
+
+
+def fingerprint(paths: Sequence[Path], *extra: str) -> str:
+    """12 hex digits over the contents of the files and the extra words; a missing file counts as empty."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.name.encode() + b"\0")
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    digest.update("\0".join(extra).encode())
+    return digest.hexdigest()[:12]
+
+
+def _libraries(binary: Path) -> list[Path]:
+    """The binary and the llama and ggml libraries beside it, each once (links are followed)."""
+    known = ("libllama.", "libggml", "llama.dll", "ggml")
+    beside = [p for p in binary.parent.iterdir() if p.name.startswith(known)]
+    return sorted({p.resolve() for p in [binary, *beside] if p.is_file()})
+
+
+def toys(generator: Path, work: Path, on_progress: Callable[[int], None] | None = None) -> tuple[Path, ...]:
+    """Upstream's toy models, sorted by name; generated under `work` unless these very binaries already did.
+
+    An older generation is removed: each takes close to a GiB. on_progress is told how many there are so far.
+    Raises VerifyError when the generator fails or writes nothing.
+    """
+    home = work / f"toys-{fingerprint(_libraries(generator), str(TOY_SEED))}"
+    if not home.is_dir():
+        work.mkdir(parents=True, exist_ok=True)
+        for stale in work.glob("toys-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=work, prefix="making-") as making:
+            _generate(generator, Path(making), on_progress)
+            _move(Path(making), home)
+    return tuple(sorted(home.glob("*.gguf")))
+
+
+def _generate(generator: Path, out: Path, on_progress: Callable[[int], None] | None) -> None:
+    written = 0
+
+    def count(_line: str) -> None:
+        nonlocal written
+        now = sum(1 for _ in out.glob("*.gguf"))
+        if on_progress is not None and now != written:
+            written = now
+            on_progress(now)
+
+    argv: list[str | Path] = [generator, "-s", str(TOY_SEED), "-o", out]
+    done = process.stream(argv, on_line=count)
+    if done.returncode != 0 or not any(out.glob("*.gguf")):
+        raise VerifyError(
+            "the toy models could not be generated",
+            why=f"{generator.name} ended with exit code {done.returncode}",
+            next_step=f"run it by hand: {process.quote(argv)}",
+            output=done.stdout[-2000:],
+        )
+
+
+def _move(making: Path, home: Path) -> None:
+    """Publish a finished directory under its final name; a half-written one never has that name."""
+    inner = making / "done"
+    inner.mkdir()
+    for file in making.glob("*.gguf"):
+        file.rename(inner / file.name)
+    inner.rename(home)
+
+
+def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
+    """A copy of the toy that speaks the vocabulary's tokens, its weights drawn from the seed; cached by content.
+
+    Raises VerifyError when either file is not what it should be.
+    """
+    out = work / f"spoken-{toy.stem}-{fingerprint([toy, vocabulary, Path(__file__)], str(seed))}.gguf"
+    if out.is_file():
+        return out
+    work.mkdir(parents=True, exist_ok=True)
+    for stale in work.glob(f"spoken-{toy.stem}-????????????.gguf"):
+        stale.unlink()
+    return _written(out, lambda path: _graft(toy, vocabulary, path, seed))
+
+
+def _written(out: Path, write: Callable[[Path], None]) -> Path:
+    """Let `write` make the file under another name, then rename: a killed run leaves nothing that looks finished."""
+    partial = out.with_suffix(f".{os.getpid()}.part")
+    try:
+        write(partial)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return out
+
+
+def _read(path: Path) -> Any:
+    from gguf import GGUFReader  # numpy behind it takes 0.1 s to import: only verify pays
+
+    try:
+        return GGUFReader(path)
+    except (OSError, ValueError, IndexError) as err:
+        raise VerifyError(f"{path.name} is not a readable GGUF file", why=str(err), next_step=f"remove {path}") from err
+
+
+def _copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
+    from gguf import GGUFValueType
+
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or not keep(name):
+            continue
+        value = field.contents() if field.data else None
+        if field.types[0] != GGUFValueType.ARRAY:
+            writer.add_key_value(name, value, field.types[0])
+        elif value:  # the writer has no way to write an empty array, and none of upstream's readers misses one
+            writer.add_key_value(name, value, GGUFValueType.ARRAY, field.types[1])
+
+
+def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
+    from gguf import GGUFWriter
+
+    body, words = _read(toy), _read(vocabulary)
+    try:
+        arch = body.fields["general.architecture"].contents()
+        n_vocab = len(words.fields["tokenizer.ggml.tokens"].contents())
+    except KeyError as err:
+        raise VerifyError(f"{toy.name} or {vocabulary.name} lacks the key {err}") from err
+    writer = GGUFWriter(out, arch)
+    resized = {f"{arch}.context_length": CONTEXT, f"{arch}.vocab_size": n_vocab}
+    _copy_keys(body, writer, lambda name: not name.startswith("tokenizer.") and name not in resized)
+    _copy_keys(words, writer, lambda name: name.startswith("tokenizer."))
+    for name, number in resized.items():
+        writer.add_uint32(name, number)
+    for tensor in body.tensors:
+        if not tensor.name.endswith((".scale", ".input_scale")):  # optional, and they shrink what attention says
+            writer.add_tensor(tensor.name, _weights(tensor, n_vocab, seed))
+    _finish(writer)
+
+
+def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
+    """Random weights for one tensor, scaled so that a signal keeps its size from layer to layer.
+
+    The stream depends on the name alone, so that adding a tensor upstream does not change all the others. Queries and
+    keys get a gain, which makes attention pick a few positions instead of averaging over all.
+    """
+    import numpy as np
+
+    name: str = tensor.name
+    shape = [int(n) for n in tensor.shape][::-1]  # gguf's order is fastest first, numpy's last
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    if name in ("token_embd.weight", "output.weight"):
+        drawn = rng.standard_normal((n_vocab, shape[1]), dtype=np.float32)
+        if name == "token_embd.weight":
+            return drawn.astype(np.float16)  # only looked up, so half the size costs nothing
+        # 32 bits: with f16 weights the activations are rounded to f16 as well, and that rounding turns the last bits
+        # in which two batch sizes differ into changed texts.
+        return drawn * np.float32(8 / np.sqrt(shape[1]))
+    if "norm" in name and name.endswith(".weight"):
+        centre = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
+        return (centre + 0.1 * rng.standard_normal(shape)).astype(np.float32)
+    if len(shape) < 2:  # biases, and state-space vectors whose sign matters
+        return np.array(tensor.data)
+    gain = 2.0 if "attn_q" in name or "attn_k" in name else 1.0
+    drawn = gain / np.sqrt(shape[-1]) * rng.standard_normal(shape, dtype=np.float32)
+    return drawn.astype(tensor.data.dtype)
+
+
+def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
+    """A model with this cache geometry and next to nothing else (about 20 MB for Qwen3.5-27B's); cached by name."""
+    out = work / f"cache-{geometry.layers}x{geometry.kv_heads}x{geometry.head_size}-{context}.gguf"
+    if out.is_file():
+        return out
+    work.mkdir(parents=True, exist_ok=True)
+    return _written(out, lambda path: _write_cache_model(geometry, path, context))
+
+
+def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
+    import numpy as np
+    from gguf import GGUFWriter
+
+    embd, ffn, n_vocab = 64, 64, 256
+    width = geometry.kv_heads * geometry.head_size
+    writer = GGUFWriter(out, "llama")
+    writer.add_name(f"random weights, cache geometry of {geometry.name}")
+    writer.add_block_count(geometry.layers)
+    writer.add_context_length(context)
+    writer.add_embedding_length(embd)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(geometry.kv_heads)
+    writer.add_head_count_kv(geometry.kv_heads)
+    writer.add_key_length(geometry.head_size)
+    writer.add_value_length(geometry.head_size)
+    writer.add_rope_dimension_count(geometry.head_size)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(n_vocab)
+    writer.add_tokenizer_model("no_vocab")
+    shapes = {"token_embd.weight": (n_vocab, embd), "output_norm.weight": (embd,), "output.weight": (n_vocab, embd)}
+    for il in range(geometry.layers):
+        shapes |= {
+            f"blk.{il}.attn_norm.weight": (embd,),
+            f"blk.{il}.attn_q.weight": (width, embd),
+            f"blk.{il}.attn_k.weight": (width, embd),
+            f"blk.{il}.attn_v.weight": (width, embd),
+            f"blk.{il}.attn_output.weight": (embd, width),
+            f"blk.{il}.ffn_norm.weight": (embd,),
+            f"blk.{il}.ffn_gate.weight": (ffn, embd),
+            f"blk.{il}.ffn_down.weight": (embd, ffn),
+            f"blk.{il}.ffn_up.weight": (ffn, embd),
+        }
+    rng = np.random.default_rng(1)
+    for name, shape in shapes.items():
+        drawn = rng.standard_normal(shape, dtype=np.float32)
+        weight = (1 + 0.1 * drawn) if len(shape) == 1 else (drawn / np.sqrt(shape[-1])).astype(np.float16)
+        writer.add_tensor(name, weight)
+    _finish(writer)
+
+
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

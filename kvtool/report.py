@@ -1,0 +1,181 @@
+"""The result of verify: what a person reads in ten seconds, and what a machine wants to know."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from kvtool.checks import Finding
+from kvtool.errors import KvtoolError, VerifyError
+from kvtool.result import CheckOutcome, Result
+
+if TYPE_CHECKING:
+    from kvtool.console import Console
+
+# The classes in the order of how many models have them; what is not named here follows by name.
+_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """kv-check runs of one memory class. grown: of `same`, those whose cache really grew."""
+
+    runs: int
+    same: int
+    grown: int
+    not_run: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One memory class: how many models it has here, and what came of their runs, by variant ("fa-on", ...)."""
+
+    memory_class: str
+    models: int
+    variants: dict[str, Tally]
+
+
+def _variant(finding: Finding) -> str:
+    return finding.id.split("/", 2)[2]
+
+
+def _model(finding: Finding) -> str:
+    return finding.id.split("/", 2)[1]
+
+
+def is_model_run(finding: Finding) -> bool:
+    """Whether this is kv-check on one model (and not the guard over all of them)."""
+    return finding.kind == "kv-check" and finding.id.count("/") >= 2
+
+
+def tally(findings: Sequence[Finding]) -> Tally:
+    same = [f for f in findings if f.outcome is CheckOutcome.PASSED]
+    return Tally(
+        len(findings),
+        len(same),
+        sum(f.grown for f in same),
+        sum(f.outcome is CheckOutcome.SKIPPED for f in findings),
+        sum(f.outcome is CheckOutcome.FAILED for f in findings),
+    )
+
+
+def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
+    """The kv-check findings by memory class and variant."""
+    by_class: dict[str, dict[str, list[Finding]]] = defaultdict(lambda: defaultdict(list))
+    for found in filter(is_model_run, findings):
+        by_class[found.group][_variant(found)].append(found)
+
+    def order(name: str) -> tuple[int, str]:
+        return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
+
+    return tuple(
+        ClassRow(
+            name,
+            len({_model(f) for runs in by_class[name].values() for f in runs}),
+            {variant: tally(runs) for variant, runs in by_class[name].items()},
+        )
+        for name in sorted(by_class, key=order)
+    )
+
+
+@dataclass(frozen=True)
+class Verified(Result):
+    """Everything verify found. mode: quick, full or matrix; seconds: of the whole command, build included."""
+
+    command: ClassVar[str] = "verify"
+
+    tag: str
+    mode: str
+    bin_dir: Path
+    classes: tuple[ClassRow, ...]
+    findings: tuple[Finding, ...]
+    junit: Path | None
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.outcome is CheckOutcome.FAILED)
+
+    @property
+    def failure(self) -> KvtoolError | None:
+        """exit 8 when anything failed."""
+        wrong = self.failed
+        if not wrong:
+            return None
+        first = wrong[0]
+        model = _model(first) if is_model_run(first) else ""
+        again = f"kvtool verify --models {model} --json" if model else "kvtool verify --json"
+        return VerifyError(
+            f"{len(wrong)} of {len(self.findings)} checks failed",
+            why=f"{first.id}: {first.reason}",
+            next_step=f"{again} (its details end with the program's log)",
+        )
+
+    def render(self, console: Console) -> None:
+        if self.classes:
+            _render_classes(console, self.classes)
+        others = [f for f in self.findings if not is_model_run(f)]
+        if others:
+            console.line()
+            console.table(
+                ("check", "result", "what was seen", ">s"),
+                [(f.id, _word(f), f.reason, f"{f.seconds:.0f}") for f in others],
+            )
+        self._render_reasons(console)
+        for found in self.failed:
+            console.line(f"FAILED {found.id}: {found.status}: {found.reason}", style="red")
+        passed = sum(f.outcome is CheckOutcome.PASSED for f in self.findings)
+        skipped = sum(f.outcome is CheckOutcome.SKIPPED for f in self.findings)
+        verdict = "dynamic equals static" if not self.failed else f"{len(self.failed)} checks failed"
+        console.line()
+        console.line(
+            f"llama.cpp {self.tag}, {self.mode}: {verdict}: {passed} checks passed, {skipped} not possible, "
+            f"{self.seconds:.0f} s",
+            style="bold red" if self.failed else "bold green",
+        )
+
+    def _render_reasons(self, console: Console) -> None:
+        """Who did not grow or run, and why: by reason, or model by model when verbose."""
+        quiet = [f for f in self.findings if is_model_run(f) and f.outcome is not CheckOutcome.FAILED and not f.grown]
+        if not quiet:
+            return
+        console.line()
+        if console.verbose:
+            for found in quiet:
+                console.line(f"{found.id.removeprefix('kv-check/')}: {found.status}: {found.reason}", style="dim")
+            return
+        by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for found in quiet:
+            by_reason[found.status, _short(found.reason)].add(_model(found))
+        for (status, reason), models in sorted(by_reason.items()):
+            console.line(f"{status} ({len(models)}): {', '.join(sorted(models))}: {reason}", style="dim")
+
+
+def _word(found: Finding) -> str:
+    return "ok" if found.outcome is CheckOutcome.PASSED else found.status
+
+
+def _short(reason: str, width: int = 100) -> str:
+    return reason if len(reason) <= width else reason[: width - 3] + "..."
+
+
+def _render_classes(console: Console, rows: Sequence[ClassRow]) -> None:
+    variants = list(dict.fromkeys(v for row in rows for v in row.variants))
+    columns = ["memory class", ">models"]
+    for variant in variants:
+        columns += [f">{variant}: same", ">grew", ">not run", ">FAILED"]
+    body: list[list[object]] = []
+    for row in rows:
+        cells: list[object] = [row.memory_class, row.models]
+        for variant in variants:
+            t = row.variants.get(variant, Tally(0, 0, 0, 0, 0))
+            cells += [t.same, t.grown, t.not_run or "", t.failed or ""]
+        body.append(cells)
+    total: list[object] = ["all", sum(row.models for row in rows)]
+    for column in range(2, len(columns)):
+        total.append(sum(n for line in body if isinstance(n := line[column], int)) or "")
+    console.table(columns, [*body, total])

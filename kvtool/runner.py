@@ -1,0 +1,155 @@
+"""Run checks: kv-check over many models at a time, the memory measurement; texts.py has the programs that write."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvtool import process
+from kvtool.checks import MEMORY_CONTEXT, Check, Finding, failed, finding, judge_kv_check, judge_memory
+from kvtool.errors import VerifyError
+from kvtool.models import QWEN35_27B
+from kvtool.result import CheckOutcome
+
+_HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine when 8 GiB are about to be filled
+
+
+class _Late(VerifyError):
+    """A kv-check that did not come back in time."""
+
+
+def kv_check(check: Check, binary: Path) -> Finding:
+    """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure."""
+    argv: list[str | Path] = [
+        binary,
+        "-m",
+        check.model,
+        *check.args,
+        "-t",
+        "1",
+        "-v",
+    ]  # -v: the log names the memory class
+    try:
+        done = process.capture(argv, check=False, timeout=check.timeout, error=_Late)
+    except _Late as late:
+        return failed(check, "timeout", late.what, seconds=check.timeout, group=check.group or "other")
+    return judge_kv_check(check, done.returncode, done.stdout, done.stderr, done.seconds)
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that a Ctrl-C leaves at once: what has not started never does."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def kv_checks(
+    checks: Sequence[Check],
+    binary: Path,
+    jobs: int,
+    on_progress: Callable[[int, str], None] = lambda _done, _running: None,
+) -> list[Finding]:
+    """All of them, `jobs` at a time; the findings in the order of the checks.
+
+    on_progress is told how many are done and which models are running.
+    """
+    running: set[str] = set()
+    lock = threading.Lock()
+
+    def one(check: Check) -> Finding:
+        label = check.id.removeprefix("kv-check/")
+        with lock:
+            running.add(label)
+        try:
+            return kv_check(check, binary)
+        finally:
+            with lock:
+                running.discard(label)
+
+    with _pool(jobs) as pool:
+        futures: list[Future[Finding]] = [pool.submit(one, check) for check in checks]
+        pending: set[Future[Finding]] = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()  # an exception here is a bug of ours, and ends the run
+            with lock:
+                on_progress(len(futures) - len(pending), ", ".join(sorted(running)))
+        return [future.result() for future in futures]
+
+
+def available_memory() -> int | None:
+    """Bytes that could be filled without swapping, with a cgroup's limit honoured; None where that is not known."""
+    free: list[int] = []
+    try:
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(int(line.split()[1]) * 1024)
+    except OSError:
+        return None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text("ascii"))
+        if limit != "max":
+            free.append(int(limit) - used)
+    except (OSError, ValueError):
+        pass  # no cgroup v2, or none that limits
+    return min(free) if free else None
+
+
+def memory(check: Check, binary: Path, available: int | None) -> Finding:
+    """Resident bytes that a context of MEMORY_CONTEXT cells adds, dynamic and, where it fits, static."""
+    cache = QWEN35_27B.bytes_per_cell() * MEMORY_CONTEXT
+    seconds = 0.0
+    sides: dict[str, int | None] = {"on": None, "off": None}
+    too_little = available is not None and available < cache + _HEADROOM
+    why = ""
+    for side in sides:
+        if side == "off" and too_little:
+            why = f"it takes {cache / 2**30:.0f} GiB and {(available or 0) / 2**30:.1f} GiB are available"
+            continue
+        argv: list[str | Path] = [
+            binary,
+            "-m",
+            check.model,
+            "--memory",
+            "-c",
+            str(MEMORY_CONTEXT),
+            "--kv-dynamic",
+            side,
+        ]
+        argv += check.args
+        try:
+            done = process.capture(argv, check=False, timeout=check.timeout, error=_Late)
+        except _Late as late:
+            return failed(check, "timeout", late.what, seconds=check.timeout)
+        seconds += done.seconds
+        try:
+            answer = json.loads(done.stdout)
+            added = int(answer["rss_context"])
+            known = int(answer["rss_before"]) >= 0 and answer["status"] == "ok"
+        except (ValueError, KeyError, TypeError):
+            reason = f"kv-check --memory printed no measurement (exit code {done.returncode})"
+            return failed(check, "garbage", reason, details={"log": done.stderr[-2000:]}, seconds=seconds)
+        if answer["status"] != "ok":
+            name = "dynamic" if side == "on" else "static"
+            return failed(check, f"{name}-fails", str(answer.get("reason", "")), seconds=seconds)
+        if not known:
+            return finding(check, CheckOutcome.SKIPPED, "skipped", "resident memory is not known on this system")
+        sides[side] = added
+    dynamic = sides["on"]
+    assert dynamic is not None
+    return _timed(judge_memory(check, sides["off"], dynamic, cache, why), seconds)
+
+
+def _timed(found: Finding, seconds: float) -> Finding:
+    from dataclasses import replace
+
+    return replace(found, seconds=seconds)

@@ -1,0 +1,169 @@
+"""Drive a llama-server on loopback: start it, talk to it, end it whatever happens.
+
+Nothing here compares anything (kvtool/texts.py does); a server that does not start, dies or answers nonsense is a
+VerifyError that shows the end of its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from kvtool import process
+from kvtool.errors import VerifyError
+
+START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a sanitizer needs most of it
+REQUEST_SECONDS = 300.0
+_PORT_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """One /completion at temperature 0. slot: the slot to use, or -1 for the server's choice; n_predict in tokens."""
+
+    prompt: str
+    n_predict: int
+    slot: int = -1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. tokens: ids of what was generated; reused: prompt tokens that the slot's cache had already."""
+
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    reused: int
+    truncated: bool
+
+
+def free_port() -> int:
+    """A port on loopback that nothing listens on right now (another process may still take it first)."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class LlamaServer:
+    """A running server. Methods raise VerifyError with the log's end when it dies or answers with an error."""
+
+    def __init__(self, running: process.Process, port: int, log: Path) -> None:
+        self._process, self._log = running, log
+        # No proxy from the environment: loopback must stay loopback.
+        self._http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    @property
+    def log(self) -> str:
+        """All that the server wrote so far."""
+        return self._log.read_text("utf-8", "replace")
+
+    def _failed(self, what: str, why: str = "") -> VerifyError:
+        code = self._process.poll()
+        died = "" if code is None else f"the server ended with exit code {code}"
+        return VerifyError(what, why="; ".join(filter(None, (why, died))), output=self.log[-3000:])
+
+    def wait_ready(self, seconds: float) -> None:
+        """Until the model is loaded. Raises VerifyError when the server dies first or takes longer."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise self._failed("llama-server did not start")
+            with contextlib.suppress(httpx.TransportError):
+                if self._http.get("/health", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise self._failed("llama-server did not start", f"not ready after {seconds:g} s")
+
+    def _post(self, path: str, body: dict[str, Any], **params: str) -> dict[str, Any]:
+        try:
+            answer = self._http.post(path, json=body, params=params)
+        except httpx.HTTPError as err:
+            raise self._failed(f"llama-server did not answer {path}", f"{type(err).__name__}: {err}") from err
+        try:
+            data = answer.json()
+        except ValueError:
+            data = None
+        if answer.status_code != 200 or not isinstance(data, dict):
+            raise self._failed(f"llama-server answered {path} with HTTP {answer.status_code}", answer.text[:500])
+        return data
+
+    def complete(self, request: Request) -> Answer:
+        """Answer one request; the slot's own earlier cache is used when the prompts share a beginning."""
+        data = self._post(
+            "/completion",
+            {
+                "prompt": request.prompt,
+                "n_predict": request.n_predict,
+                "id_slot": request.slot,
+                "temperature": 0.0,
+                "seed": 1,
+                "cache_prompt": True,
+                "ignore_eos": True,
+                "return_tokens": True,
+            },
+        )
+        try:
+            return Answer(
+                text=str(data["content"]),
+                tokens=tuple(int(t) for t in data["tokens"]),
+                prompt_tokens=int(data["tokens_evaluated"]),
+                reused=int(data.get("timings", {}).get("cache_n", 0)),
+                truncated=bool(data.get("truncated", False)),
+            )
+        except (KeyError, TypeError, ValueError) as err:
+            raise self._failed("llama-server's answer is not a completion", f"{type(err).__name__}: {err}") from err
+
+    def together(self, requests: Sequence[Request]) -> tuple[Answer, ...]:
+        """All requests at once, each on a connection of its own; the answers in the order of the requests."""
+        pool = ThreadPoolExecutor(len(requests))
+        try:
+            return tuple(pool.map(self.complete, requests))
+        finally:
+            # Without waiting: on Ctrl-C the server is about to be ended, which ends the requests.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def slot(self, action: str, slot: int, filename: str = "") -> dict[str, Any]:
+        """save, restore or erase a slot; filename is relative to --slot-save-path."""
+        return self._post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def llama_server(
+    binary: Path, model: Path, args: Sequence[str], log: Path, *, start_seconds: float = START_SECONDS
+) -> Iterator[LlamaServer]:
+    """A ready server on a free loopback port, its output in `log`; ended on the way out, by Ctrl-C too.
+
+    Raises VerifyError when it does not get ready within start_seconds.
+    """
+    for attempt in range(_PORT_TRIES):
+        port = free_port()
+        argv: list[str | Path] = [binary, "-m", model, "--host", "127.0.0.1", "--port", str(port), *args]
+        with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
+            try:
+                server.wait_ready(start_seconds)
+            except VerifyError:
+                if attempt + 1 < _PORT_TRIES and "couldn't bind" in server.log:
+                    continue  # someone took the port between our look and the server's bind
+                raise
+            yield server
+            return
