@@ -165,12 +165,13 @@ static void run_check(side & s, const std::string & name) {
     const kv_check_scenario * def = kv_check_find_scenario(name);
     s.last_error.clear();
     s.out.begin(name);
+    const int64_t t_start = ggml_time_us();
     try {
         def->run(s);
-        s.out.event(TRACE_END);
+        s.out.event(TRACE_END, "", ggml_time_us() - t_start);
     } catch (const check_skipped & err) {
         s.out.event(TRACE_SKIP, err.what());
-        s.out.event(TRACE_END);
+        s.out.event(TRACE_END, "", ggml_time_us() - t_start);
     } catch (const check_failed & err) {
         s.out.event(TRACE_FAIL, err.what());
     } catch (const std::exception & err) {

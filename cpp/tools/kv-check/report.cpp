@@ -76,6 +76,7 @@ static check_result compare_check(const std::string & name, const trace & st, co
     check_result res;
     res.name  = name;
     res.grown = !b.growths.empty();
+    res.seconds = b.time_us/1e6;
 
     // as far as both got
     std::string diff;
@@ -239,7 +240,7 @@ static void json_check(json_line & out, const check_result & check) {
     } else {
         out.null("first_diff");
     }
-    out.str("reason", check.reason);
+    out.str("reason", check.reason).real("seconds", check.seconds);
     out.end_object();
 }
 

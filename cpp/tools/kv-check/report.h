@@ -25,6 +25,7 @@ struct check_result {
     int64_t n_differ  = 0; // decodes with any difference
     int64_t n_values  = 0;
     bool    grown     = false;
+    double  seconds   = 0.0; // of the dynamic side
     first_diff diff;
 };
 

@@ -6,9 +6,9 @@
 uint32_t kv_check_n_fill(const kv_check_params & params) {
     const uint32_t n_streams = params.unified ? 1 : params.n_seqs;
 
-    uint32_t res = params.n_fill > 0 ? params.n_fill : params.quick || n_streams > 1 ? 560 : 1100;
+    uint32_t res = params.n_fill > 0 ? params.n_fill : params.quick ? 330 : n_streams > 1 ? 560 : 1100;
     if (params.n_ctx > 0) {
-        res = std::min(res, params.n_ctx/n_streams); // never more than there is room for
+        res = std::min(res, params.n_ctx/n_streams > 600 ? params.n_ctx/n_streams - 250 : 350); // some checks add to it
     }
     return res;
 }
@@ -21,10 +21,15 @@ uint32_t kv_check_n_cells(const kv_check_params & params) {
     return 256*((kv_check_n_fill(params) + 255)/256 + 3); // room for what some checks decode beyond the fill
 }
 
+// cells that a check fills where n would be enough: less in a quick run, and for a model that has no cells
+static uint32_t at_most(const side & s, uint32_t n) {
+    return std::min(n, s.is_recurrent ? 330 : kv_check_n_fill(s.params));
+}
+
 // powers of two where a cache that starts with 256 cells and doubles has to grow
 static std::vector<uint32_t> boundaries(const side & s) {
     std::vector<uint32_t> res;
-    for (uint32_t b = 256; b + 8 <= kv_check_n_fill(s.params); b *= 2) {
+    for (uint32_t b = 256; b + 8 <= at_most(s, UINT32_MAX); b *= 2) {
         res.push_back(b);
     }
     return res;
@@ -52,8 +57,11 @@ static session_params multi(const side & s, uint32_t n, bool unified) {
 
 // both kinds where the command line leaves it open
 static std::vector<bool> stream_kinds(const side & s) {
-    if (s.params.n_seqs == 1) {
+    if (s.params.n_seqs == 1 && !s.params.quick) {
         return { true, false };
+    }
+    if (s.params.n_seqs == 1) {
+        return { true };
     }
     return { s.params.unified };
 }
@@ -62,18 +70,13 @@ static const char * kind_name(bool unified) {
     return unified ? "unified" : "streams";
 }
 
-// cells to fill in a check whose contexts hold n cells per stream at the least
-static uint32_t at_most(const side & s, uint32_t n) {
-    return std::min(n, kv_check_n_cells(s.params));
-}
-
 //
 // decoding
 //
 
 static void check_prompt(side & s) {
     const auto     bounds = boundaries(s);
-    const uint32_t n_fill = kv_check_n_fill(s.params);
+    const uint32_t n_fill = at_most(s, UINT32_MAX);
 
     // batches that end one before, exactly at and one after each boundary
     for (int delta = -1; delta <= 1; ++delta) {
@@ -145,32 +148,37 @@ static void check_copy(side & s) {
         const llama_seq_id   a  = 0;
         const llama_seq_id   b  = (llama_seq_id) sp.n_seqs - 1;
 
+        // a model that cannot go beyond 256 positions has to get there with several sequences
+        const bool few = s.params.fallback;
+
         // a copy while small, and the growth in the very next decode: the copy may still be pending
         {
             session c(s, sp, std::string("early.") + kind_name(unified));
             c.fill_seq(a, 100);
             c.rm(b, -1, -1);
             c.cp(a, b);
-            c.fill_seq(b, 170);
+            c.fill_seq(b, few ? 110 : 170);
             c.fill_seq(a, 20);
-            c.fill(20);
+            c.fill(few ? 40 : 20);
         }
         // a copy after a growth, then both go on
+        // a sliding window cannot drop cells that two sequences share: some of these decodes find no room, on both sides
         {
             session c(s, sp, std::string("late.") + kind_name(unified));
-            c.fill_seq(a, 150);
-            c.fill(unified ? 200 : 150);
+            c.fill_seq(a, few ? 100 : 150);
+            c.fill(at_most(s, 350) - 150);
             c.rm(b, -1, -1);
             c.cp(a, b);
             c.generate(4);
-            c.fill(200);
+            c.fill(few ? 120 : 200, false);
+            c.fill(10, false);
             c.rm(a, -1, -1);
-            c.fill_seq(b, 30);
+            c.fill_seq(b, 15, false);
             if (sp.unified && !s.is_recurrent && !s.is_hybrid) {
                 // a part of a sequence, which only works within a stream
                 c.cp(b, a, 0, 40);
-                c.fill_seq(a, 10);
-                c.fill_seq(b, 10);
+                c.fill_seq(a, 5, false);
+                c.fill_seq(b, 5, false);
             }
         }
     }
@@ -220,23 +228,22 @@ static void check_clear(side & s) {
 
 static void check_shift(side & s) {
     session_params sp = base(s);
-    sp.n_cells = std::min<uint32_t>(sp.n_cells, 1024);
 
     // the answer must not change with the size
     session c(s, sp, "grown");
     const bool ok = c.can_shift("at creation");
     c.fill(100);
     c.can_shift("small");
-    c.fill(at_most(s, 1024) < 512 ? 160 : 300);
+    c.fill(at_most(s, 400) - 100);
     c.can_shift("grown");
     if (!ok) {
         throw check_skipped("the static cache cannot be shifted");
     }
-    const uint32_t n_each = 400/(sp.unified ? sp.n_seqs : 1);
+    const uint32_t n_each = at_most(s, 400)/(sp.unified ? sp.n_seqs : 1);
 
     c.shift(4, n_each/2);
     c.generate(3);
-    c.fill(200);
+    c.fill(at_most(s, 400)/2);
     c.shift(0, n_each/4);
     c.fill(100);
 
@@ -278,9 +285,6 @@ static void check_div(side & s) {
 
 static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
     for (bool unified : stream_kinds(s)) {
-        if (!unified && s.params.n_seqs == 1 && s.params.quick) {
-            continue;
-        }
         session_params from = base(s);
         if (s.params.n_seqs == 1 && !unified) {
             from = multi(s, 2, false);

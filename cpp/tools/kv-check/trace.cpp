@@ -192,7 +192,7 @@ static void trace_add(trace & res, const trace_record & rec) {
         case TRACE_NOTE:    res.notes.push_back(rec.text); break;
         case TRACE_SKIP:    if (cur) { cur->skip = rec.text; } break;
         case TRACE_FAIL:    if (cur) { cur->fail = rec.text; } else { res.load_error = rec.text; } break;
-        case TRACE_END:     if (cur) { cur->ended = true; } break;
+        case TRACE_END:     if (cur) { cur->ended = true; cur->time_us = rec.a; } break;
         case TRACE_DONE:    res.done = true; break;
     }
 }

@@ -21,7 +21,7 @@ enum trace_kind : uint32_t {
     TRACE_NOTE,    // text: a log line of the dynamic cache
     TRACE_SKIP,    // text: why the check does not apply
     TRACE_FAIL,    // text: why the check could not go on
-    TRACE_END,     // the check came to its end
+    TRACE_END,     // the check came to its end, after a microseconds
     TRACE_DONE,    // so did the side
 };
 
@@ -68,7 +68,8 @@ struct trace_check {
     std::string skip;
     std::string fail;
     std::string last_error;
-    bool ended = false;
+    int64_t time_us = 0;
+    bool    ended   = false;
 };
 
 // all that one side left behind
