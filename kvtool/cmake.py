@@ -169,6 +169,8 @@ def flags(backend: str, preset: str, *, system: str, ccache: Path | None = None)
     out.update(chosen.flags)
     if ccache is not None:
         out.update({f"CMAKE_{language}_COMPILER_LAUNCHER": str(ccache) for language in chosen.languages})
+        # upstream compiles its models in batches; the generated batch files must not name the tree they were made in
+        out["CMAKE_UNITY_BUILD_RELOCATABLE"] = "ON"
     return out
 
 
