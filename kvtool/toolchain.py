@@ -160,25 +160,45 @@ def find_ccache() -> Tool:
     return look("ccache", process.which("ccache"), HINTS["ccache"])
 
 
+def _cuda_places() -> list[Path]:
+    named = [Path(os.environ[name]) / "bin" for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
+    return [*named, CUDA_BIN]
+
+
 def find_nvcc() -> Tool:
     """$CUDACXX, PATH, or where the toolkit installs itself."""
-    places = [Path(os.environ[name]) / "bin" for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
-    candidates = [place / name for place in (*places, CUDA_BIN) for name in ("nvcc", "nvcc.exe")]
+    candidates = [place / name for place in _cuda_places() for name in ("nvcc", "nvcc.exe")]
     chosen = os.environ.get("CUDACXX", "")
     path = process.which(chosen) if chosen else process.which("nvcc")
     path = path or next((candidate for candidate in candidates if candidate.is_file()), None)
     return look("nvcc (CUDA compiler)", path, HINTS["nvcc"], f"nvcc is not on PATH, in $CUDA_PATH or in {CUDA_BIN}")
 
 
-def _find_file(name: str, patterns: Sequence[str], hints: Hints) -> Tool:
+def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], hints: Hints) -> Tool:
     """A file below one of the prefixes where CMake looks."""
-    named = [os.environ.get("VULKAN_SDK", ""), *os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep)]
-    prefixes = [Path(p) for p in (*named, *PREFIXES) if p]
     found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
     path = next(found, None)
     if path is None:
-        return Tool(name, None, missing=f"no {patterns[0]} in {', '.join(map(str, prefixes))}", how=str(hints))
+        return Tool(
+            name, None, missing=f"no {patterns[0]} in {', '.join(dict.fromkeys(map(str, prefixes)))}", how=str(hints)
+        )
     return Tool(name, path)
+
+
+def _prefixes(*first: Path) -> list[Path]:
+    """Where CMake looks for headers and packages: named places, then the system's."""
+    named = os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep)
+    return [*first, *(Path(place) for place in (*named, *PREFIXES) if place)]
+
+
+def _find_cuda() -> tuple[Tool, ...]:
+    nvcc = find_nvcc()
+    if nvcc.path is None:
+        return (nvcc,)
+    # the toolkit comes in parts: nvcc may be there without the libraries; and nvcc on PATH may be a wrapper of another
+    homes = [nvcc.path.resolve().parent.parent, *(place.parent for place in _cuda_places())]
+    headers = ("include/cublas_v2.h", "targets/*/include/cublas_v2.h")
+    return (nvcc, _find_file("cuBLAS (part of the CUDA toolkit)", headers, _prefixes(*homes), HINTS["nvcc"]))
 
 
 def _find_vulkan() -> tuple[Tool, ...]:
@@ -186,10 +206,12 @@ def _find_vulkan() -> tuple[Tool, ...]:
     in_sdk = [Path(sdk) / folder / name for folder in ("bin", "Bin") for name in ("glslc", "glslc.exe")] if sdk else []
     glslc = process.which("glslc") or next((path for path in in_sdk if path.is_file()), None)
     config = "cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
+    headers = ("include/vulkan/vulkan.h", "Include/vulkan/vulkan.h")
+    places = _prefixes(*([Path(sdk)] if sdk else []))
     return (
         look("glslc (Vulkan shader compiler)", glslc, HINTS["vulkan"], "glslc is not on PATH and not in $VULKAN_SDK"),
-        _find_file("Vulkan headers", ("include/vulkan/vulkan.h", "Include/vulkan/vulkan.h"), HINTS["vulkan"]),
-        _find_file("SPIRV headers", (f"share/{config}", f"lib/{config}", f"lib/*/{config}"), HINTS["vulkan"]),
+        _find_file("Vulkan headers", headers, places, HINTS["vulkan"]),
+        _find_file("SPIRV headers", (f"share/{config}", f"lib/{config}", f"lib/*/{config}"), places, HINTS["vulkan"]),
     )
 
 
@@ -211,7 +233,7 @@ def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
     if backend == "metal":
         return (_find_metal(system),)
     if backend == "cuda":
-        return (find_nvcc(),)
+        return _find_cuda()
     if backend == "vulkan":
         return _find_vulkan()
     return ()
@@ -243,10 +265,23 @@ def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
 
 def _flags(tools: Sequence[Tool]) -> dict[str, str]:
     nvcc = next((tool.path for tool in tools if tool.path and tool.path.stem == "nvcc"), None)
-    # CMake looks for nvcc on PATH and in $CUDACXX only
-    if nvcc is None or process.which("nvcc") == nvcc or os.environ.get("CUDACXX"):
+    if nvcc is None:
         return {}
-    return {"CMAKE_CUDA_COMPILER": str(nvcc)}
+    flags = {}
+    # CMake looks for nvcc on PATH and in $CUDACXX only
+    if process.which("nvcc") != nvcc and not os.environ.get("CUDACXX"):
+        flags["CMAKE_CUDA_COMPILER"] = str(nvcc)
+    # upstream builds for the GPU it finds; where there is none that fails in the middle of the build
+    if not _gpu_is_here():
+        flags["CMAKE_CUDA_ARCHITECTURES"] = "all-major"
+    return flags
+
+
+def _gpu_is_here() -> bool:
+    try:
+        return "GPU" in process.capture(["nvidia-smi", "-L"], check=False, timeout=30).stdout
+    except KvtoolError:
+        return False
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:

@@ -144,9 +144,29 @@ def test_cuda_needs_nvcc_and_tells_cmake_where_it_is(machine: Machine, monkeypat
     assert "nvcc (CUDA compiler)" in caught.value.what
     assert "developer.nvidia.com" in caught.value.next_step
     off_path = machine.add("nvcc", where=toolchain.CUDA_BIN, says="Cuda compilation tools, release 13.0")
+    with pytest.raises(MissingToolError, match="cuBLAS") as caught:
+        toolchain.require("cuda", "Linux")
+    assert "nvcc" not in caught.value.what
+    # a wrapper on PATH does not say where the toolkit is
+    machine.add("nvcc", says="Cuda compilation tools, release 13.0")
+    header = toolchain.CUDA_BIN.parent / "targets" / "x86_64-linux" / "include" / "cublas_v2.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    machine.add("nvidia-smi", says="GPU 0: a card")
+    assert toolchain.require("cuda", "Linux").flags == {}, "CMake finds it on PATH"
+    (machine.bin / "nvcc").unlink()
     assert toolchain.require("cuda", "Linux").flags == {"CMAKE_CUDA_COMPILER": str(off_path)}
-    machine.add("nvcc")
-    assert toolchain.require("cuda", "Linux").flags == {}, "CMake finds it on PATH itself"
+    monkeypatch.setenv("CUDACXX", str(off_path))
+    assert toolchain.require("cuda", "Linux").flags == {}, "CMake finds it itself"
+
+
+def test_cuda_without_a_gpu_builds_for_all_of_them(machine: Machine) -> None:
+    machine.add("nvcc", says="Cuda compilation tools, release 13.0")
+    assert toolchain.for_dry_run("cuda", "Linux").flags == {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
+    machine.add("nvidia-smi", says="No devices were found")
+    assert toolchain.for_dry_run("cuda", "Linux").flags == {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
+    machine.add("nvidia-smi", says="GPU 0: a card")
+    assert toolchain.for_dry_run("cuda", "Linux").flags == {}
 
 
 def test_vulkan_names_each_part_that_is_missing(machine: Machine, tmp_path: Path) -> None:
