@@ -13,6 +13,7 @@ import filelock
 import pytest
 
 from kvtool import cli, process
+from tests.conftest import Tiny
 
 CMAKE = """
     cmake_minimum_required(VERSION 3.20)
@@ -220,3 +221,44 @@ def test_the_build_directory_can_be_moved_with_its_programs(build: Run, tree: Pa
     build(tree)
     (tree / "build" / "cpu-release" / "bin").rename(tmp_path / "elsewhere")
     assert process.capture([tmp_path / "elsewhere" / "llama-cli"]).stdout.strip() == "hello 7"
+
+
+@pytest.fixture
+def compiles(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """The tiny project with a patch more, so that its library compiles."""
+    monkeypatch.setenv("CCACHE_DISABLE", "1")
+    project.add_patch("declare", ("src/a.cpp", "int function_1(", "int grown();\nint function_1("))
+    return project
+
+
+def test_only_the_applied_tree_is_built(compiles: Tiny, kvtool: Any) -> None:
+    missing = kvtool("build", "--json")
+    assert (missing.code, missing.json["error"]["code"]) == (4, "tree")
+    kvtool("apply")
+    assert kvtool("build").code == 0
+    source = compiles.tree / "src" / "a.cpp"
+    text = source.read_text()
+
+    source.write_text(text + "// mine\n")
+    dirty = kvtool("build", "--json")
+    assert (dirty.code, dirty.json["error"]["code"]) == (4, "tree")
+    source.write_text(text)
+    assert kvtool("build").code == 0, "put back, it is the applied tree again"
+
+    compiles.add_patch("more", ("src/b.h", "bool three;", "bool three; // 3"))
+    log = compiles.tree / "build" / "cpu-release" / ".ninja_log"
+    before = log.read_bytes()
+    stale = kvtool("build", "--json")
+    assert (stale.code, stale.json["error"]["next"]) == (4, "kvtool apply")
+    assert log.read_bytes() == before, "nothing was started"
+
+
+def test_applying_again_rebuilds_nothing_and_a_new_patch_only_what_it_touches(compiles: Tiny, kvtool: Any) -> None:
+    kvtool("apply")
+    assert kvtool("build", "--json").json["steps"] == 3, "two objects, one library"
+    kvtool("apply")
+    again = kvtool("build", "--json").json
+    assert (again["configured"], again["steps"]) == (False, 0)
+    compiles.add_patch("eight", ("src/a.cpp", "int y = x + 8;", "int y = x + 9;"))
+    kvtool("apply")
+    assert kvtool("build", "--json").json["steps"] == 2, "one object, the library; not src/new.cpp"
