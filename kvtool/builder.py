@@ -120,7 +120,7 @@ def _build(planned: Plan, targets: Sequence[str], console: Console) -> int:
             step = parser.feed(line)
             if step is not None:
                 bar.set_total(step.total)
-                bar.update(step.done, ninja.short(step.description))
+                bar.update(step.done, f"{step.done}/{step.total} {ninja.short(step.description)}")
 
         argv = planned.build(targets)
         done = process.stream(argv, env=env, on_line=on_line)
