@@ -21,7 +21,7 @@ from kvtool.lock import load_lock
 from kvtool.project import Project
 from kvtool.report import Verified, class_rows
 
-TARGETS = ("llama-kv-check", "test-llama-archs", "llama-completion", "llama-server")
+TARGETS = ("kv-check", "test-llama-archs", "llama-completion", "llama-server")
 
 # kv-check's variants under --matrix, each with flash attention on; quantized V needs it. Two streams kinds, two types.
 MATRIX: tuple[tuple[str, ...], ...] = (

@@ -1,0 +1,154 @@
+"""What kv-check's answers mean, and the guards over all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtool import checks
+from kvtool.checks import Check, Finding
+from kvtool.result import CheckOutcome
+
+CHECK = Check("kv-check/llama-dense/fa-on", "kv-check", Path("llama-dense.gguf"))
+PLAIN = "llama_kv_cache: size =    1.00 MiB (  2048 cells"
+
+
+def judged(status: str, code: int, log: str = PLAIN, **more: object) -> Finding:
+    answer = json.dumps({"status": status, "reason": "because", **more})
+    return checks.judge_kv_check(CHECK, code, f"chatter\n{answer}\n\n", log, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "outcome"),
+    [
+        ("same", 0, CheckOutcome.PASSED),
+        ("same-not-grown", 0, CheckOutcome.PASSED),
+        ("static-fails", 0, CheckOutcome.SKIPPED),
+        ("no-cache", 0, CheckOutcome.SKIPPED),
+        ("differs", 1, CheckOutcome.FAILED),
+        ("dynamic-fails", 1, CheckOutcome.FAILED),
+        ("load-fails", 2, CheckOutcome.FAILED),
+    ],
+)
+def test_each_status_has_its_outcome(status: str, code: int, outcome: CheckOutcome) -> None:
+    found = judged(status, code)
+    assert (found.status, found.outcome, found.group, found.seconds) == (status, outcome, "plain", 1.5)
+
+
+@pytest.mark.parametrize(("status", "code"), [("same", 1), ("same", 2), ("differs", 0), ("static-fails", 1)])
+def test_an_exit_code_that_contradicts_the_answer_is_a_failure(status: str, code: int) -> None:
+    found = judged(status, code)
+    assert (found.status, found.outcome) == ("garbage", CheckOutcome.FAILED)
+    assert f"says {status} but ended with exit code {code}" in found.reason
+
+
+@pytest.mark.parametrize(
+    "stdout", ["", "\n\n", "no json", "[1, 2]", '{"status": "splendid"}', '{"reason": "x"}', '{"st']
+)
+def test_an_answer_that_is_none_is_garbage(stdout: str) -> None:
+    found = checks.judge_kv_check(CHECK, 0, stdout, "the log's end", 0.1)
+    assert (found.status, found.outcome) == ("garbage", CheckOutcome.FAILED)
+    assert found.details["log"] == "the log's end"
+
+
+@pytest.mark.parametrize(("code", "words"), [(-11, "signal 11"), (134, "exit code 134"), (3, "exit code 3")])
+def test_a_crash_of_kv_check_itself_is_a_failure(code: int, words: str) -> None:
+    found = checks.judge_kv_check(CHECK, code, "", "", 0.1)
+    assert (found.status, found.outcome) == ("crash", CheckOutcome.FAILED)
+    assert words in found.reason
+
+
+def test_a_difference_is_located_in_one_sentence() -> None:
+    diff = {"decode": 2, "row": 1, "index": 7, "static": 0.5, "dynamic": 0.25}
+    found = judged(
+        "differs",
+        1,
+        checks=[{"name": "prompt", "status": "same"}, {"name": "shift", "status": "differs", "first_diff": diff}],
+    )
+    assert found.reason == "shift: decode 2, row 1, value 7: static 0.5, dynamic 0.25"
+    assert found.details["first_diff"] == {"shift": diff}
+
+
+def test_a_failing_dynamic_side_is_named_with_its_reason() -> None:
+    found = judged("dynamic-fails", 1, checks=[{"name": "copy", "status": "dynamic-fails", "reason": "SIGSEGV"}])
+    assert found.reason == "copy: SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (PLAIN, "plain"),
+        ("llama_kv_cache_iswa: creating non-SWA\n" + PLAIN, "iSWA"),
+        ("llama_memory_recurrent: size\n" + PLAIN, "hybrid"),
+        ("llama_memory_recurrent: size\nllama_kv_cache_iswa: creating\n" + PLAIN, "hybrid-iSWA"),
+        ("llama_memory_recurrent: size\noperator(): creating indexer KV cache, size\n" + PLAIN, "hybrid-idx"),
+        ("llama_memory_recurrent: size", "recurrent"),
+        ("llama_kv_cache_dsa: creating main\nllama_kv_cache_dsa: creating indexer KV cache\n" + PLAIN, "DSA"),
+        ("llama_kv_cache_dsa_iswa: creating DSA\nllama_kv_cache_dsa: creating main\n" + PLAIN, "DSA-iSWA"),
+        ("llama_kv_cache_dsv4: creating DSV4\nllama_kv_cache_iswa: creating\n" + PLAIN, "DSV4"),
+        ("llama_kv_cache_msa: creating main\n" + PLAIN, "MSA"),
+        ("", ""),
+    ],
+)
+def test_the_memory_class_is_read_from_the_log(log: str, expected: str) -> None:
+    assert checks.memory_class(log) == expected
+
+
+def runs(grown: int, total: int) -> list[Finding]:
+    return [
+        Finding(f"kv-check/m{i}/fa-on", "kv-check", "plain", CheckOutcome.PASSED, "same", grown=i < grown)
+        for i in range(total)
+    ]
+
+
+def test_too_few_grown_models_fail_although_each_is_the_same() -> None:
+    expected = checks.EXPECTED_GROWN["v0.5.0"]
+    assert expected >= 95
+    assert checks.judge_grown(runs(expected, 127), "v0.5.0").outcome is CheckOutcome.PASSED
+    found = checks.judge_grown(runs(expected - 1, 127), "v0.5.0")
+    assert (found.outcome, found.status) == (CheckOutcome.FAILED, "not-grown")
+    assert f"only {expected - 1} of 127" in found.reason
+
+
+def test_an_upstream_nobody_measured_is_held_to_a_share() -> None:
+    assert checks.expected_grown("b12345", 100) == 75
+    assert checks.expected_grown("v0.5.0", 10) == 10  # never more than there are
+
+
+def test_only_the_plain_runs_with_flash_attention_count_as_grown() -> None:
+    off = [Finding("kv-check/m/fa-off", "kv-check", "plain", CheckOutcome.PASSED, "same", grown=True)]
+    assert checks.judge_grown([*runs(1, 2), *off], "other").details["grown"] == 1
+
+
+MEMORY = Check("memory/x/131072", "memory", Path("x"))
+GIB, MIB = 2**30, 2**20
+
+
+@pytest.mark.parametrize(
+    ("static", "dynamic", "status"),
+    [
+        (8 * GIB, 20 * MIB, "same"),
+        (8 * GIB, 65 * MIB, "too-big"),
+        (None, 20 * MIB, "same"),
+        (None, 8 * GIB, "too-big"),
+        (1 * GIB, 20 * MIB, "garbage"),  # less than its own cache: the measurement cannot be right
+    ],
+)
+def test_memory_is_judged(static: int | None, dynamic: int, status: str) -> None:
+    found = checks.judge_memory(MEMORY, static, dynamic, 8 * GIB, "too little memory")
+    assert found.status == status
+    assert ("too little memory" in found.reason) == (static is None)
+    assert found.details["dynamic_bytes"] == dynamic
+
+
+def test_toy_checks_name_the_variant() -> None:
+    planned = checks.toy_checks([Path("a.gguf"), Path("b.gguf")], ("-ctk", "q8_0"), flash=("on",))
+    assert [c.id for c in planned] == ["kv-check/a/fa-on/ctk/q8_0", "kv-check/b/fa-on/ctk/q8_0"]
+    assert planned[0].args == ("-fa", "on", "-ctk", "q8_0")
+
+
+def test_a_toy_that_the_tree_lacks_is_left_out() -> None:
+    toys = [Path("gemma3-dense.gguf"), Path("llama-dense.gguf"), Path("zebra.gguf")]
+    assert [t.stem for t in checks.named_toys(toys, checks.CLASS_TOYS)] == ["llama-dense", "gemma3-dense"]

@@ -1,0 +1,186 @@
+"""Models with random weights: made once, read back with gguf's own reader, and nothing half written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from kvtool import models
+from kvtool.errors import VerifyError
+from tests import fakes
+
+VOCAB = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581of", "\u2581and", "e", "t"]
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Path:
+    return fakes.programs(tmp_path / "bin") / "test-llama-archs"
+
+
+def generated(generator: Path) -> int:
+    log = generator.parent / "generated"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_toys_are_made_once_per_binary(generator: Path, tmp_path: Path) -> None:
+    counted: list[int] = []
+    first = models.toys(generator, tmp_path / "work", counted.append)
+    assert [t.stem for t in first] == ["same@a", "same@b"]
+    assert counted == sorted(counted)
+    assert models.toys(generator, tmp_path / "work") == first
+    assert generated(generator) == 1
+
+
+def test_a_new_library_makes_new_toys_and_removes_the_old(generator: Path, tmp_path: Path) -> None:
+    first = models.toys(generator, tmp_path / "work")
+    (generator.parent / "libllama.so").write_bytes(b"another build")
+    second = models.toys(generator, tmp_path / "work")
+    assert generated(generator) == 2
+    assert second[0].parent != first[0].parent
+    assert not first[0].exists()
+
+
+@pytest.mark.parametrize("mode", ["fails", ""])
+def test_a_generator_that_fails_or_writes_nothing_leaves_nothing(
+    generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", mode or " ")
+    with pytest.raises(VerifyError, match="could not be generated") as caught:
+        models.toys(generator, tmp_path / "work")
+    assert "-o" in caught.value.next_step
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def write_toy(path: Path, n_vocab: int = 4, n_embd: int = 16) -> Path:
+    writer = GGUFWriter(path, "toyarch")
+    writer.add_uint32("toyarch.context_length", 256)
+    writer.add_uint32("toyarch.vocab_size", n_vocab)
+    writer.add_float32("toyarch.rope.freq_base", 10000.0)
+    writer.add_array("toyarch.sections", [1, 2, 3])
+    writer.add_tokenizer_model("test")
+    writer.add_token_list([f"tok_{i}" for i in range(n_vocab)])
+    rng = np.random.default_rng(0)
+    for name, shape in {
+        "token_embd.weight": (n_vocab, n_embd),
+        "output.weight": (n_vocab, n_embd),
+        "output_norm.weight": (n_embd,),
+        "blk.0.attn_q.weight": (32, n_embd),
+        "blk.0.attn_q_norm.weight": (8,),
+        "blk.0.ffn_up.weight": (n_vocab, n_embd),  # as many rows as there are tokens, and no vocabulary
+        "blk.0.ssm_a": (8,),
+        "blk.0.attn_q.scale": (1,),
+        "blk.0.attn_q.input_scale": (1,),
+    }.items():
+        writer.add_tensor(name, -np.abs(rng.standard_normal(shape)).astype(np.float32))
+    _close(writer)
+    return path
+
+
+def write_vocabulary(path: Path) -> Path:
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(VOCAB)
+    writer.add_token_scores([0.0] * len(VOCAB))
+    writer.add_bos_token_id(1)
+    _close(writer)
+    return path
+
+
+def _close(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    toy, words = write_toy(tmp_path / "toy.gguf"), write_vocabulary(tmp_path / "vocab.gguf")
+    return models.spoken(toy, words, tmp_path / "work")
+
+
+def tensors(path: Path) -> dict[str, Any]:
+    return {t.name: t for t in GGUFReader(path).tensors}
+
+
+def test_a_spoken_model_has_the_toys_geometry_and_the_vocabularys_tokens(made: Path) -> None:
+    fields = GGUFReader(made).fields
+    assert fields["general.architecture"].contents() == "toyarch"
+    assert fields["toyarch.context_length"].contents() == models.CONTEXT
+    assert fields["toyarch.vocab_size"].contents() == len(VOCAB)
+    assert fields["toyarch.rope.freq_base"].contents() == 10000.0
+    assert fields["toyarch.sections"].contents() == [1, 2, 3]
+    assert fields["toyarch.sections"].types == [GGUFValueType.ARRAY, GGUFValueType.INT32]
+    assert fields["tokenizer.ggml.tokens"].contents() == VOCAB
+    assert fields["tokenizer.ggml.model"].contents() == "llama"
+    assert fields["tokenizer.ggml.bos_token_id"].contents() == 1
+
+
+def test_only_embeddings_and_output_are_widened(made: Path) -> None:
+    shapes = {name: tuple(int(n) for n in t.shape)[::-1] for name, t in tensors(made).items()}
+    assert shapes["token_embd.weight"] == (len(VOCAB), 16)
+    assert shapes["output.weight"] == (len(VOCAB), 16)
+    assert shapes["blk.0.ffn_up.weight"] == (4, 16)
+    assert shapes["blk.0.attn_q.weight"] == (32, 16)
+
+
+def test_weights_are_scaled_so_that_a_signal_survives(made: Path) -> None:
+    weights = tensors(made)
+    assert abs(float(np.mean(weights["output_norm.weight"].data)) - 1) < 0.2
+    assert abs(float(np.mean(weights["blk.0.attn_q_norm.weight"].data)) - 2) < 0.3
+    assert abs(float(np.std(weights["blk.0.attn_q.weight"].data)) - 2 / 4) < 0.1  # gain 2, fan-in 16
+    assert (weights["blk.0.ssm_a"].data < 0).all()  # a decay stays negative
+    assert not [name for name in weights if name.endswith("scale")]
+
+
+def test_the_same_seed_gives_the_same_file_and_another_another(tmp_path: Path, made: Path) -> None:
+    toy, words = tmp_path / "toy.gguf", tmp_path / "vocab.gguf"
+    again = models.spoken(toy, words, tmp_path / "elsewhere")
+    assert again.read_bytes() == made.read_bytes()
+    other = models.spoken(toy, words, tmp_path / "elsewhere", seed=2)
+    assert other.read_bytes() != made.read_bytes()
+    assert not again.exists()  # one generation of a model is kept
+
+
+def test_a_spoken_model_is_made_once_and_again_when_the_toy_changes(tmp_path: Path, made: Path) -> None:
+    toy, words = tmp_path / "toy.gguf", tmp_path / "vocab.gguf"
+    before = made.stat().st_mtime_ns
+    assert models.spoken(toy, words, tmp_path / "work") == made
+    assert made.stat().st_mtime_ns == before
+    write_toy(toy, n_vocab=5)
+    assert models.spoken(toy, words, tmp_path / "work") != made
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all, but long enough to look like one"])
+def test_a_file_that_is_no_model_is_an_error_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+    toy = tmp_path / "toy.gguf"
+    toy.write_bytes(content)
+    with pytest.raises(VerifyError, match="is not a readable GGUF file"):
+        models.spoken(toy, write_vocabulary(tmp_path / "vocab.gguf"), tmp_path / "work")
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_vocabulary_without_tokens_is_an_error(tmp_path: Path) -> None:
+    empty = tmp_path / "vocab.gguf"
+    writer = GGUFWriter(empty, "llama")
+    writer.add_bos_token_id(1)
+    _close(writer)
+    with pytest.raises(VerifyError, match="lacks the key"):
+        models.spoken(write_toy(tmp_path / "toy.gguf"), empty, tmp_path / "work")
+
+
+def test_the_cache_model_has_the_geometry_of_the_real_one(tmp_path: Path) -> None:
+    path = models.cache_model(models.QWEN35_27B, tmp_path)
+    fields = GGUFReader(path).fields
+    assert fields["llama.block_count"].contents() == 16
+    assert fields["llama.attention.head_count_kv"].contents() == 4
+    assert fields["llama.attention.key_length"].contents() == 256
+    assert fields["llama.context_length"].contents() >= 131072
+    assert tuple(tensors(path)["blk.15.attn_k.weight"].shape) == (64, 1024)
+    assert path.stat().st_size < 32 * 2**20
+    assert models.QWEN35_27B.bytes_per_cell() == 64 * 1024
+    assert models.QWEN35_27B.bytes_per_cell() * 131072 == 8 * 2**30

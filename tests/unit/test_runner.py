@@ -1,0 +1,120 @@
+"""kv-check and the memory measurement, run for real against a stand-in that does whatever can go wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from kvtool import runner
+from kvtool.checks import Check
+from kvtool.result import CheckOutcome
+from tests import fakes
+
+FAST = 20.0
+
+
+@pytest.fixture
+def kv_check(tmp_path: Path) -> Path:
+    return fakes.programs(tmp_path / "bin") / "kv-check"
+
+
+def check_on(directory: Path, name: str, timeout: float = FAST) -> Check:
+    return Check(f"kv-check/{name}/fa-on", "kv-check", fakes.model(directory, name), timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "outcome"),
+    [
+        ("same", "same", CheckOutcome.PASSED),
+        ("not-grown", "same-not-grown", CheckOutcome.PASSED),
+        ("static-fails", "static-fails", CheckOutcome.SKIPPED),
+        ("no-cache", "no-cache", CheckOutcome.SKIPPED),
+        ("differs", "differs", CheckOutcome.FAILED),
+        ("dynamic-fails", "dynamic-fails", CheckOutcome.FAILED),
+        ("load-fails", "load-fails", CheckOutcome.FAILED),
+        ("contradicts", "garbage", CheckOutcome.FAILED),
+        ("contradicts-too", "garbage", CheckOutcome.FAILED),
+        ("unheard", "garbage", CheckOutcome.FAILED),
+        ("garbage", "garbage", CheckOutcome.FAILED),
+        ("silent", "garbage", CheckOutcome.FAILED),
+        ("exit-3", "crash", CheckOutcome.FAILED),
+        ("crash", "crash", CheckOutcome.FAILED),
+    ],
+)
+def test_every_way_to_end(kv_check: Path, tmp_path: Path, name: str, status: str, outcome: CheckOutcome) -> None:
+    found = runner.kv_check(check_on(tmp_path, name), kv_check)
+    assert (found.status, found.outcome) == (status, outcome)
+
+
+def test_a_run_that_hangs_is_ended_and_fails(kv_check: Path, tmp_path: Path) -> None:
+    found = runner.kv_check(check_on(tmp_path, "timeout", timeout=1.0), kv_check)
+    assert (found.status, found.outcome) == ("timeout", CheckOutcome.FAILED)
+    assert "did not finish within 1 s" in found.reason
+
+
+def test_the_memory_class_comes_from_the_log(kv_check: Path, tmp_path: Path) -> None:
+    assert runner.kv_check(check_on(tmp_path, "iswa"), kv_check).group == "iSWA"
+
+
+def test_findings_keep_the_order_of_the_checks_and_progress_reaches_the_end(kv_check: Path, tmp_path: Path) -> None:
+    names = ["same", "differs", "crash", "static-fails", "same@2", "iswa"]
+    seen: list[tuple[int, str]] = []
+    found = runner.kv_checks(
+        [check_on(tmp_path, n) for n in names], kv_check, 2, lambda done, running: seen.append((done, running))
+    )
+    assert [f.id.split("/")[1] for f in found] == names
+    assert seen[-1][0] == len(names)
+    assert any("same" in running for _, running in seen)
+
+
+def memory(directory: Path, name: str, available: int | None = None, timeout: float = FAST) -> runner.Finding:
+    check = Check("memory/x/131072", "memory", fakes.model(directory, name), timeout=timeout)
+    return runner.memory(check, directory / "bin" / "kv-check", available)
+
+
+@pytest.mark.usefixtures("kv_check")
+def test_memory_of_both_sides_is_compared(tmp_path: Path) -> None:
+    found = memory(tmp_path, "slim")
+    assert found.outcome is CheckOutcome.PASSED
+    assert (found.details["dynamic_bytes"], found.details["static_bytes"]) == (20 << 20, 8590 << 20)
+
+
+@pytest.mark.usefixtures("kv_check")
+def test_the_static_side_is_left_out_where_it_does_not_fit(tmp_path: Path) -> None:
+    found = memory(tmp_path, "slim", available=4 << 30)
+    assert found.outcome is CheckOutcome.PASSED
+    assert found.details["static_bytes"] is None
+    assert "static not run: it takes 8 GiB and 4.0 GiB are available" in found.reason
+
+
+@pytest.mark.usefixtures("kv_check")
+@pytest.mark.parametrize(
+    ("name", "status", "outcome"),
+    [
+        ("fat", "too-big", CheckOutcome.FAILED),
+        ("mute", "garbage", CheckOutcome.FAILED),
+        ("no-context", "static-fails", CheckOutcome.FAILED),
+        ("unknown", "skipped", CheckOutcome.SKIPPED),
+    ],
+)
+def test_memory_that_cannot_be_believed(tmp_path: Path, name: str, status: str, outcome: CheckOutcome) -> None:
+    found = memory(tmp_path, name)
+    assert (found.status, found.outcome) == (status, outcome)
+
+
+@pytest.mark.usefixtures("kv_check")
+def test_memory_that_takes_forever_fails(tmp_path: Path) -> None:
+    assert memory(tmp_path, "slow", timeout=1.0).status == "timeout"
+
+
+def test_available_memory_is_a_number_of_bytes_or_unknown() -> None:
+    free = runner.available_memory()
+    assert free is None or free > 2**20
+
+
+def test_a_finding_is_frozen(kv_check: Path, tmp_path: Path) -> None:
+    found = runner.kv_check(check_on(tmp_path, "same"), kv_check)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.status = "differs"  # type: ignore[misc]

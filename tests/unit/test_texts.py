@@ -1,0 +1,114 @@
+"""Texts with and without the flag: equal, different, unstable, not grown, and programs that fail on one side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtool import texts
+from kvtool.checks import Check, Finding
+from kvtool.result import CheckOutcome
+from tests import fakes
+
+SCRIPT = texts.Script(rounds=2, generate=8, shift=True)
+
+
+@pytest.fixture
+def bin_dir(tmp_path: Path) -> Path:
+    return fakes.programs(tmp_path / "bin")
+
+
+def complete(bin_dir: Path, name: str, timeout: float = 20.0) -> Finding:
+    check = Check(f"completion/{name}", "completion", fakes.model(bin_dir.parent, name), timeout=timeout)
+    return texts.completion(check, bin_dir / "llama-completion", bin_dir.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "outcome"),
+    [
+        ("good", "same", CheckOutcome.PASSED),
+        ("differs", "differs", CheckOutcome.FAILED),
+        ("not-grown", "not-grown", CheckOutcome.FAILED),
+        ("always-grows", "differs", CheckOutcome.FAILED),
+        ("empty", "garbage", CheckOutcome.FAILED),
+        ("static-fails", "static-fails", CheckOutcome.SKIPPED),
+        ("dynamic-fails", "dynamic-fails", CheckOutcome.FAILED),
+    ],
+)
+def test_completion(bin_dir: Path, name: str, status: str, outcome: CheckOutcome) -> None:
+    found = complete(bin_dir, name)
+    assert (found.status, found.outcome) == (status, outcome)
+
+
+def test_a_difference_in_texts_is_shown_where_it_starts(bin_dir: Path) -> None:
+    assert complete(bin_dir, "differs").reason == "the texts differ from character 16: static '!', dynamic '?'"
+
+
+def test_a_completion_that_hangs_is_a_timeout(bin_dir: Path) -> None:
+    assert complete(bin_dir, "timeout", timeout=1.0).status == "timeout"
+
+
+def serve(bin_dir: Path, name: str, exact: bool = True) -> Finding:
+    check = Check(f"server/{name}", "server", fakes.model(bin_dir.parent, name), exact=exact)
+    return texts.serve(check, bin_dir / "llama-server", bin_dir.parent, SCRIPT)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(
+    ("name", "status", "outcome"),
+    [
+        ("good", "same", CheckOutcome.PASSED),
+        ("differs", "differs", CheckOutcome.FAILED),
+        ("slot-lost", "differs", CheckOutcome.FAILED),
+        ("not-grown", "not-grown", CheckOutcome.FAILED),
+        ("always-grows", "differs", CheckOutcome.FAILED),
+        ("dies", "static-fails", CheckOutcome.FAILED),
+        ("dynamic-dies", "dynamic-fails", CheckOutcome.FAILED),
+        ("static-2-dies", "unstable", CheckOutcome.FAILED),
+        ("http-500", "static-fails", CheckOutcome.FAILED),
+    ],
+)
+def test_server(bin_dir: Path, name: str, exact: bool, status: str, outcome: CheckOutcome) -> None:
+    found = serve(bin_dir, name, exact)
+    assert (found.status, found.outcome) == (status, outcome), found.reason
+
+
+def test_a_static_server_that_gives_both_answers_proves_a_batched_dynamic_one(bin_dir: Path) -> None:
+    # starts: static-1 (odd), dynamic (even), static-2 (odd), static-3 (even): only the third control matches
+    found = serve(bin_dir, "flips", exact=False)
+    assert (found.status, found.details["static_runs"]) == ("same", 4 - 1)
+    assert found.details["not_repeated_by_static"] > 0
+
+
+def test_a_server_that_never_repeats_itself_proves_nothing(bin_dir: Path) -> None:
+    found = serve(bin_dir, "drifts", exact=False)
+    assert (found.status, found.outcome) == ("unstable", CheckOutcome.FAILED)
+    assert found.details["static_runs"] == texts.STATIC_RUNS
+    assert "proves nothing" in found.reason
+
+
+def test_an_answer_that_only_the_dynamic_server_gives_differs_even_with_six_controls(bin_dir: Path) -> None:
+    found = serve(bin_dir, "rare", exact=False)
+    assert (found.status, found.details["static_runs"]) == ("differs", texts.STATIC_RUNS)
+
+
+def test_an_exact_server_that_flips_is_unstable(bin_dir: Path) -> None:
+    assert serve(bin_dir, "drifts", exact=True).status == "unstable"
+
+
+def test_a_slot_file_of_the_dynamic_server_that_static_reads_wrongly_differs(bin_dir: Path) -> None:
+    found = serve(bin_dir, "other-file")
+    assert found.status == "differs"
+    assert "the other kind's slot file" in found.reason
+
+
+def test_prompts_are_repeatable_and_differ_by_seed() -> None:
+    assert texts.prompt(1, 300) == texts.prompt(1, 300)
+    assert texts.prompt(1, 300) != texts.prompt(2, 300)
+    assert len(texts.prompt(1, 300).split()) == 300
+
+
+def test_growths_are_read_from_a_log() -> None:
+    log = "x: resizing KV cache from 256 to 512 cells\nx: resizing KV cache from 512 to 1024 cells (1.00 MiB)\n"
+    assert texts.growths(log) == [[256, 512], [512, 1024]]

@@ -1,0 +1,218 @@
+"""kvtool verify from the command line over stand-in programs: the table, the JSON, the JUnit file, the exit code."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool import checks, cli, junit, models, report
+from kvtool.checks import Finding
+from kvtool.commands import verify
+from kvtool.result import CheckOutcome
+from tests import fakes
+
+ALL = "same@llama not-grown@mamba static-fails@gpt2 no-cache@dream iswa@gemma"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with fake binaries and a vocabulary; the work directory is the current one."""
+    root = tmp_path / "project"
+    (root / "patches").mkdir(parents=True)
+    (root / "patches" / "series.toml").write_text("")
+    real = Path(verify.__file__).parents[2] / "patches" / "upstream.lock"
+    (root / "patches" / "upstream.lock").write_bytes(real.read_bytes())
+    fakes.programs(root / "bin")
+    monkeypatch.chdir(root)
+    return root
+
+
+def run(*args: str) -> int:
+    return cli.run(["verify", "--bin", "bin", *args])
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return data
+
+
+@pytest.mark.usefixtures("here")
+def test_all_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FAKE_TOYS", ALL)
+    assert run("--models", "*") == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    # class, models, then for each of fa-on and fa-off: same, grew, not run
+    assert ["plain", "4", "2", "1", "2", "2", "1", "2"] in lines
+    assert ["iSWA", "1", "1", "1", "1", "1"] in lines
+    assert ["all", "5", "3", "2", "2", "3", "2", "2"] in lines
+    assert "same-not-grown (1): not-grown@mamba: why same-not-grown" in out
+    assert "static-fails (1): static-fails@gpt2: why static-fails" in out
+    assert "no-cache (1): no-cache@dream: why no-cache" in out
+    assert "dynamic equals static: 6 checks passed, 4 not possible" in out
+
+
+@pytest.mark.usefixtures("here")
+def test_one_difference_is_exit_8_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", "same@llama differs")
+    assert run("--models", "*") == 8
+    captured = capsys.readouterr()
+    assert "FAILED kv-check/differs/fa-on: differs: shift: decode 2, row 1, value 7" in captured.out
+    assert "2 of 4 checks failed" in captured.err
+    assert "kvtool verify --models differs" in captured.err
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["dynamic-fails", "load-fails", "crash", "garbage", "contradicts"])
+def test_each_kind_of_failure_is_exit_8(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", f"same@llama {name}")
+    assert run("--models", "*", "--json") == 8
+    data = document(capsys)
+    assert data["ok"] is False
+    assert data["error"]["exit_code"] == 8
+    assert [f["status"] for f in data["findings"] if f["outcome"] == "failed"]
+
+
+@pytest.mark.usefixtures("here")
+def test_the_json_is_frozen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FAKE_TOYS", "same@llama")
+    assert run("--models", "same*", "--json") == 0
+    data = document(capsys)
+    assert list(data) == ["command", "ok", "tag", "mode", "bin_dir", "classes", "findings", "junit", "seconds"]
+    assert (data["command"], data["ok"], data["mode"], data["junit"]) == ("verify", True, "full", None)
+    one = {"runs": 1, "same": 1, "grown": 1, "not_run": 0, "failed": 0}
+    assert data["classes"] == [{"memory_class": "plain", "models": 1, "variants": {"fa-on": one, "fa-off": one}}]
+    found = data["findings"][0]
+    assert list(found) == ["id", "kind", "group", "outcome", "status", "reason", "grown", "seconds", "details"]
+    assert (found["id"], found["outcome"], found["grown"]) == ("kv-check/same@llama/fa-on", "passed", True)
+    assert found["details"] == {
+        "arch": "fake",
+        "cells_start": 256,
+        "cells_end": 512,
+        "growths": [[256, 512]],
+        "checks": {"prompt": "same"},
+        "reasons": {},
+        "values": 300,
+    }
+
+
+def test_junit_is_written_and_parses(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", "same@llama differs static-fails")
+    assert run("--models", "*", "--junit", "reports/verify.xml") == 8
+    root = ET.parse(here / "reports" / "verify.xml").getroot()
+    suite = root.find("testsuite")
+    assert suite is not None
+    counts = {k: suite.get(k) for k in ("name", "tests", "failures", "skipped")}
+    assert counts == {"name": "kv-check", "tests": "6", "failures": "2", "skipped": "2"}
+    failure = next(iter(suite.iter("failure")))
+    assert (failure.get("type"), failure.get("message")) == (
+        "differs",
+        "shift: decode 2, row 1, value 7: static 0.5, dynamic 0.25",
+    )
+
+
+def test_junit_survives_what_a_model_may_say() -> None:
+    found = Finding("completion/x", "completion", "", CheckOutcome.FAILED, "differs", "static '\x00\x1b]\ud800' <&>\"")
+    text = junit.report([found])
+    message = ET.fromstring(text.encode("utf-8")).find(".//failure")
+    assert message is not None and "<&>" in (message.get("message") or "")
+
+
+@pytest.mark.usefixtures("here")
+def test_unknown_models_and_contradicting_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--models", "zebra*") == 2
+    assert "no toy model is called zebra*" in capsys.readouterr().err
+    assert run("--quick", "--matrix") == 2
+    assert run("--jobs", "-1") == 2
+
+
+def test_a_missing_program_says_which(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "bin" / "kv-check").unlink()
+    assert run("--models", "*") == 8
+    assert "kv-check is not in" in capsys.readouterr().err
+
+
+def speaking(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of verify, with models that need no GGUF."""
+    monkeypatch.setenv("FAKE_TOYS", "llama-dense qwen35-dense mamba-dense")
+    vocabulary = directory / "llama.cpp" / "models" / models.VOCABULARY
+    vocabulary.parent.mkdir(parents=True)
+    vocabulary.write_bytes(b"GGUF")
+    monkeypatch.setattr(models, "spoken", lambda toy, _vocabulary, work: fakes.model(work, f"good@{toy.stem}"))
+    monkeypatch.setattr(models, "cache_model", lambda _geometry, work: fakes.model(work, "slim"))
+
+
+def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    speaking(here, monkeypatch)
+    assert run("--quick", "--json") == 0
+    assert [f["id"] for f in document(capsys)["findings"]] == [
+        "kv-check/llama-dense/fa-on/quick",
+        "kv-check/qwen35-dense/fa-on/quick",
+        "kv-check/llama-dense/fa-off/quick",
+        "kv-check/qwen35-dense/fa-off/quick",
+        "completion/llama-dense",
+        "completion/qwen35-dense",
+        "server/llama-dense/single",
+        "server/llama-dense/batched",
+        "server/qwen35-dense/single",
+        "server/qwen35-dense/batched",
+        "memory/Qwen3.5-27B/131072",
+    ]
+
+
+def test_full_runs_all_toys_and_guards_how_many_grew(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speaking(here, monkeypatch)
+    assert run("--json") == 0
+    ids = [f["id"] for f in document(capsys)["findings"]]
+    assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 1
+    assert "kv-check/grown" in ids
+    assert "server/llama-dense/unified" in ids
+    monkeypatch.setenv("FAKE_TOYS", "llama-dense not-grown@a not-grown@b")
+    (here / "bin" / "libllama.so").write_bytes(b"new")
+    assert run("--json") == 8
+    failed = [f for f in document(capsys)["findings"] if f["outcome"] == "failed"]
+    assert [f["id"] for f in failed] == ["kv-check/grown"]
+
+
+def test_a_stale_tree_is_refused_with_exit_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["verify", "--quick", "--json"]) == 4
+    assert document(capsys)["error"]["code"] == "tree"
+
+
+def test_matrix_adds_types_and_sequences() -> None:
+    planned = verify.plan_kv_checks([Path("a.gguf")], verify.Options(matrix=True))
+    assert [c.id for c in planned] == [
+        "kv-check/a/fa-on",
+        "kv-check/a/fa-off",
+        "kv-check/a/fa-on/ctk/q8_0/ctv/q8_0",
+        "kv-check/a/fa-on/ctk/q4_0/ctv/q4_0",
+        "kv-check/a/fa-on/seqs/4",
+        "kv-check/a/fa-off/seqs/4",
+        "kv-check/a/fa-on/seqs/4/unified",
+        "kv-check/a/fa-off/seqs/4/unified",
+    ]
+
+
+def test_classes_come_in_the_order_of_their_weight() -> None:
+    found = [
+        Finding(f"kv-check/m/{name}", "kv-check", name, CheckOutcome.PASSED, "same")
+        for name in ("zzz", "hybrid", "plain", "iSWA")
+    ]
+    assert [row.memory_class for row in report.class_rows(found)] == ["plain", "iSWA", "hybrid", "zzz"]
+
+
+def test_every_toy_for_a_class_is_one_that_upstream_may_have() -> None:
+    assert len(set(checks.CLASS_TOYS)) == len(checks.CLASS_TOYS)
+    assert set(checks.CHEAP_TOYS) < set(checks.CLASS_TOYS)
