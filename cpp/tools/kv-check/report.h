@@ -24,6 +24,7 @@ struct check_result {
     int64_t n_decodes = 0;
     int64_t n_differ  = 0; // decodes with any difference
     int64_t n_values  = 0;
+    int64_t n_blobs_resized = 0; // saved states that are not of the same size
     bool    grown     = false;
     double  seconds   = 0.0; // of the dynamic side
     first_diff diff;

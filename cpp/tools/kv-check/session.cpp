@@ -285,7 +285,7 @@ std::vector<uint8_t> session::state_get() {
 
 size_t session::state_set(const std::vector<uint8_t> & data) {
     const size_t n = llama_state_set_data(ctx, data.data(), data.size());
-    s.out.value(name + ".state_set", (int64_t) n);
+    s.out.value(name + ".state_set complete", n == data.size());
     sync_positions();
     return n;
 }
@@ -301,7 +301,7 @@ std::vector<uint8_t> session::state_seq_get(llama_seq_id seq, llama_state_seq_fl
 
 size_t session::state_seq_set(llama_seq_id seq, const std::vector<uint8_t> & data, llama_state_seq_flags flags) {
     const size_t n = llama_state_seq_set_data_ext(ctx, data.data(), data.size(), seq, flags);
-    s.out.value(name + ".state_seq_set", (int64_t) n);
+    s.out.value(name + ".state_seq_set complete", n == data.size());
     sync_positions();
     return n;
 }
