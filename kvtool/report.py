@@ -164,18 +164,15 @@ def _short(reason: str, width: int = 100) -> str:
 
 
 def _render_classes(console: Console, rows: Sequence[ClassRow]) -> None:
-    variants = list(dict.fromkeys(v for row in rows for v in row.variants))
-    columns = ["memory class", ">models"]
-    for variant in variants:
-        columns += [f">{variant}: same", ">grew", ">not run", ">FAILED"]
-    body: list[list[object]] = []
-    for row in rows:
-        cells: list[object] = [row.memory_class, row.models]
-        for variant in variants:
-            t = row.variants.get(variant, Tally(0, 0, 0, 0, 0))
-            cells += [t.same, t.grown, t.not_run or "", t.failed or ""]
-        body.append(cells)
-    total: list[object] = ["all", sum(row.models for row in rows)]
-    for column in range(2, len(columns)):
-        total.append(sum(n for line in body if isinstance(n := line[column], int)) or "")
-    console.table(columns, [*body, total])
+    columns = ("memory class", ">models", ">runs", ">same", ">grew", ">not possible", ">FAILED")
+    body = [(row.models, *_sums(row.variants.values())) for row in rows]
+    total = tuple(sum(column) for column in zip(*body, strict=True))
+    named = [(row.memory_class, *numbers) for row, numbers in zip(rows, body, strict=True)]
+    # a nought among many numbers hides what matters
+    console.table(columns, [[cell or "" for cell in line] for line in (*named, ("all", *total))])
+
+
+def _sums(tallies: Iterable[Tally]) -> tuple[int, ...]:
+    """runs, same, grown, not possible, failed over all variants."""
+    every = [(t.runs, t.same, t.grown, t.not_run, t.failed) for t in tallies]
+    return tuple(sum(column) for column in zip(*every, strict=True))

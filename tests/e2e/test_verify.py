@@ -1,0 +1,72 @@
+"""kvtool verify on the real thing: all toy models, the programs people use, the memory of a large context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtool import checks
+from tests.e2e.conftest import Real, kvtool
+
+CLASSES = {"plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA"}
+
+
+@pytest.fixture(scope="module")
+def quick(real: Real) -> tuple[int, dict[str, Any]]:
+    return kvtool("verify", "--quick")
+
+
+@pytest.mark.timeout(900)
+def test_quick_passes(quick: tuple[int, dict[str, Any]]) -> None:
+    code, found = quick
+    assert [f"{f['id']}: {f['reason']}" for f in found["findings"] if f["outcome"] == "failed"] == []
+    assert (code, found["ok"]) == (0, True)
+
+
+def test_quick_has_every_memory_class_and_each_grew(quick: tuple[int, dict[str, Any]]) -> None:
+    rows = {row["memory_class"]: row["variants"] for row in quick[1]["classes"]}
+    assert set(rows) == CLASSES
+    assert {name: v["fa-on/quick"]["grown"] > 0 for name, v in rows.items()} == dict.fromkeys(CLASSES, True)
+
+
+def test_completion_and_server_grew_and_wrote_the_same(quick: tuple[int, dict[str, Any]]) -> None:
+    texts = [f for f in quick[1]["findings"] if f["kind"] in ("completion", "server")]
+    assert {f["status"] for f in texts} == {"same"}
+    assert {f["id"] for f in texts} >= {"completion/llama-dense", "server/qwen35-dense/single"}
+    # both kinds of growth: for the prompt, and while generating
+    assert all(len(f["details"]["growths"]) >= 2 for f in texts)
+
+
+def test_a_131072_token_context_of_qwen35_27b_starts_small(quick: tuple[int, dict[str, Any]]) -> None:
+    (found,) = (f for f in quick[1]["findings"] if f["kind"] == "memory")
+    details = found["details"]
+    assert details["cache_bytes"] == 8 * 2**30
+    assert details["dynamic_bytes"] < 64 * 2**20
+    if details["static_bytes"] is None:
+        assert "static not run" in found["reason"]
+    else:
+        assert details["static_bytes"] > 8 * 2**30
+
+
+@pytest.mark.timeout(3600)
+def test_no_toy_model_differs(kv_checks: dict[str, Any]) -> None:
+    assert [f"{f['id']}: {f['reason']}" for f in kv_checks["findings"] if f["outcome"] == "failed"] == []
+
+
+def test_all_127_toy_models_were_run_with_and_without_flash_attention(kv_checks: dict[str, Any]) -> None:
+    ids = {f["id"] for f in kv_checks["findings"]}
+    assert len({i for i in ids if i.endswith("/fa-on")}) >= 127
+    assert len({i for i in ids if i.endswith("/fa-off")}) >= 127
+
+
+def test_enough_toy_models_really_grew_and_the_others_say_why_not(kv_checks: dict[str, Any]) -> None:
+    on = [f for f in kv_checks["findings"] if f["id"].endswith("/fa-on")]
+    assert sum(f["grown"] for f in on) >= checks.EXPECTED_GROWN["v0.5.0"] >= 95
+    assert [f["id"] for f in on if not f["grown"] and not f["reason"]] == []
+
+
+def test_values_were_really_compared(kv_checks: dict[str, Any]) -> None:
+    for found in kv_checks["findings"]:
+        if found["status"] == "same":
+            assert found["details"]["values"] > 10_000, found["id"]
