@@ -42,6 +42,7 @@ void kv_check_usage(const char * prog) {
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
     printf("         --timeout S            seconds for one side (default: 300)\n");
     printf("         --self                 compare the static cache with itself\n");
+    printf("         --self-ctx N           compare the static cache with a static cache of N cells\n");
     printf("         --memory               only create a context and report its resident memory and the time it took\n");
     printf("         --kv-dynamic on|off    the context that --memory creates (default: off)\n");
     printf("  -v,    --verbose              show the logs of both sides on stderr\n");
@@ -181,6 +182,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         else if (is("--rpc"))                   { params.rpc = val; }
         else if (is("--checks"))                { ok = parse_checks(val, params.checks); }
         else if (is("-s",   "--seed"))          { ok = parse_u32(val.c_str(), params.seed); }
+        else if (is("--self-ctx"))              { ok = parse_u32(val.c_str(), params.self_ctx); params.self = true; }
         else if (is("--timeout"))               { ok = parse_u32(val.c_str(), params.timeout_s) && params.timeout_s > 0; }
         else if (is("--kv-dynamic"))            { ok = parse_on_off(val, params.kv_dynamic); }
         else {

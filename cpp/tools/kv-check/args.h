@@ -40,6 +40,7 @@ struct kv_check_params {
     bool     quick     = false;
     bool     verbose   = false;
     bool     self      = false; // both sides static: a test of the model and of this program
+    uint32_t self_ctx  = 0;     // n_ctx of the second static side, 0: the same
 
     bool memory     = false; // report what a context costs instead of comparing
     bool kv_dynamic = false; // which context --memory creates

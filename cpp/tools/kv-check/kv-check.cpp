@@ -30,7 +30,12 @@ static run_result compare_sides(const kv_check_params & params) {
     if (st.checks.empty()) {
         return report_compare(params.checks, st, trace()); // cannot be loaded
     }
-    const trace dy = run_side(params, !params.self, params.checks);
+    kv_check_params other = params;
+    if (params.self_ctx > 0) {
+        other.n_fill = kv_check_n_fill(params); // the same work in another size
+        other.n_ctx  = params.self_ctx;
+    }
+    const trace dy = run_side(other, !params.self, params.checks);
 
     run_result res = report_compare(params.checks, st, dy);
     fclose(st.file);

@@ -7,7 +7,7 @@ uint32_t kv_check_n_fill(const kv_check_params & params) {
     const uint32_t n_streams = params.unified ? 1 : params.n_seqs;
 
     uint32_t res = params.n_fill > 0 ? params.n_fill : params.quick ? 330 : n_streams > 1 ? 560 : 1100;
-    if (params.n_ctx > 0) {
+    if (params.n_ctx > 0 && params.n_fill == 0) {
         res = std::min(res, params.n_ctx/n_streams > 600 ? params.n_ctx/n_streams - 250 : 350); // some checks add to it
     }
     return res;
