@@ -21,11 +21,13 @@ _STAMP = "kvtool-configure.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a build did. steps: how many of ninja's steps ran; cache_hits and cache_misses: ccache's, 0 without it."""
+    """What a build did. steps: how many of ninja's steps ran; compiled: how many of them were compilations;
+    cache_hits, cache_misses: those that ccache answered or had to pass on (0 without it)."""
 
     targets: tuple[str, ...]
     configured: bool = False
     steps: int = 0
+    compiled: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
 
@@ -41,9 +43,9 @@ def run(planned: Plan, console: Console) -> Outcome:
         targets = _existing_targets(planned)
         stats = planned.build_dir / "ccache.stats"
         stats.unlink(missing_ok=True)
-        steps = _build(planned, targets, console)
+        done = _build(planned, targets, console)
         hits, misses = ccache_counts(stats)
-    return Outcome(targets, configured, steps, hits, misses)
+    return Outcome(targets, configured, done.steps, done.compiled, hits, misses)
 
 
 @contextlib.contextmanager
@@ -109,8 +111,8 @@ def _existing_targets(planned: Plan) -> tuple[str, ...]:
     return tuple(target for target in planned.targets if target in known) or ("all",)
 
 
-def _build(planned: Plan, targets: Sequence[str], console: Console) -> int:
-    """Run ninja through cmake with a live progress bar; the number of steps that ran."""
+def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.OutputParser:
+    """Run ninja through cmake with a live progress bar; what its output said."""
     parser = ninja.OutputParser()
     # Ninja looks at the terminal for colours and counters; both are fixed here so that the output can be parsed.
     env = {**planned.env, "NINJA_STATUS": ninja.STATUS_FORMAT}
@@ -126,7 +128,7 @@ def _build(planned: Plan, targets: Sequence[str], console: Console) -> int:
         done = process.stream(argv, env=env, on_line=on_line)
     if done.returncode != 0:
         raise _build_error(parser, argv)
-    return parser.steps
+    return parser
 
 
 def _build_error(parser: ninja.OutputParser, argv: Sequence[str]) -> BuildError:

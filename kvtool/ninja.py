@@ -44,10 +44,14 @@ class Failure:
 
 
 class OutputParser:
-    """Takes ninja's lines one by one; a Step comes back for a status line, failures and steps collect."""
+    """Takes ninja's lines one by one; a Step comes back for a status line, the rest collects.
+
+    steps: how many ran; compiled: how many of them were compilations.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
+        self.compiled = 0
         self.last: Step | None = None
         self.message = ""
         self._failed: list[list[str]] = []
@@ -61,6 +65,7 @@ class OutputParser:
             step = Step(int(status[1]), int(status[2]), status[3].strip())
             # [0/1] announces that CMake runs again; it is not a finished step
             self.steps += 1 if step.done else 0
+            self.compiled += step.description.startswith("Building ")
             self.last = step
             return step
         failed = _FAILED.match(line)

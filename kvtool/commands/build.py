@@ -46,8 +46,8 @@ class Command:
 class Built(Result):
     """A build that succeeded, or with dry_run the commands of one that did not start.
 
-    steps: how many of ninja's steps ran (0: everything was up to date); cache_hits, cache_misses: compilations that
-    ccache answered or had to pass on; seconds: of the whole command.
+    steps: how many of ninja's steps ran; compiled: how many of them were compilations; cache_hits, cache_misses:
+    compilations that ccache answered or had to pass on; seconds: of the whole command.
     """
 
     command: ClassVar[str] = "build"
@@ -63,6 +63,7 @@ class Built(Result):
     commands: tuple[Command, ...]
     configured: bool = False
     steps: int = 0
+    compiled: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
     seconds: float = 0.0
@@ -72,9 +73,9 @@ class Built(Result):
             for command in self.commands:
                 console.line(str(command))
             return
-        cached = f", {self.cache_hits} compilations from ccache" if self.cache_hits else ""
-        steps = f"{self.steps} steps" if self.steps else "everything was up to date"
-        console.line(f"built {self.backend}-{self.preset} in {self.seconds:.1f} s ({steps}{cached})")
+        cached = f", {self.cache_hits} of them by ccache" if self.cache_hits else ""
+        work = f"{self.compiled} files compiled{cached}" if self.compiled else "nothing to compile"
+        console.line(f"built {self.backend}-{self.preset} in {self.seconds:.1f} s ({work})")
         console.line(f"programs: {self.bin_dir}")
 
 
@@ -132,6 +133,7 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
         (Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
         outcome.configured,
         outcome.steps,
+        outcome.compiled,
         outcome.cache_hits,
         outcome.cache_misses,
         time.monotonic() - started,

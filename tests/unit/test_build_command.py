@@ -63,6 +63,7 @@ def test_json_contract(project: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "dry_run": True,
         "configured": False,
         "steps": 0,
+        "compiled": 0,
         "cache_hits": 0,
         "cache_misses": 0,
         "seconds": doc["seconds"],
