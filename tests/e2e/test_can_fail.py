@@ -62,13 +62,31 @@ MUTANTS = (
         "generate",
     ),
     Mutant(
-        "context shift is lost while the caches have different sizes",
+        "context shift is offered while the caches happen to have one size",
         "src/llama-kv-cache-iswa.cpp",
         "kv_base->get_size_max() == kv_swa->get_size_max()",
         "kv_base->get_size() == kv_swa->get_size()",
         "gemma3-dense",
-        ("-fa", "on", "--swa-full", "--unified", "--seqs", "4"),
+        ("-fa", "on"),
         "shift",
+    ),
+    Mutant(
+        "new rows are not zero",
+        "src/llama-kv-storage.cpp",
+        "ggml_backend_buffer_clear(buf.get(), 0);",
+        "ggml_backend_buffer_clear(buf.get(), 0xff);",
+        "llama-dense",
+        ("-fa", "off"),
+        "prompt",
+    ),
+    Mutant(
+        "a restored state gets the stride of the full size",
+        "src/llama-kv-cache.cpp",
+        "((size_t) r.from + j * get_size()) * v_size_el",
+        "((size_t) r.from + j * get_size_max()) * v_size_el",
+        "llama-dense",
+        ("-fa", "off"),
+        "state-into-dynamic",
     ),
 )
 
