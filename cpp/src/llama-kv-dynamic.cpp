@@ -233,12 +233,17 @@ bool llama_kv_cache::dyn_request_rows(const std::vector<llama_ubatch> & ubatches
         }
     }
 
-    dyn->keep_all = true;
+    dyn->has_rows = true;
 
-    // the last row of the storage takes dummy writes and must not be live
-    dyn_request((pos_max + 1)/ratio + 1);
+    // the last row takes dummy writes. upstream reads rows that are not visible yet and relies on zeros there, so keep the
+    // last row out of the attention window, which is padded to 256
+    dyn_request(GGML_PAD((pos_max + 1)/ratio, 256u) + 1);
 
     return !dyn->dyn->pending();
+}
+
+uint32_t llama_kv_cache::dyn_n_rows(uint32_t n_rows) const {
+    return dyn && dyn->n_cells < dyn->n_max ? std::min(n_rows, dyn->n_cells - 1) : n_rows;
 }
 
 bool llama_kv_cache::dyn_grow(bool enable) {
@@ -277,7 +282,7 @@ bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
         return true;
     }
 
-    dyn->keep_all = true;
+    dyn->has_rows = true;
 
     io.flush();
 
@@ -301,9 +306,9 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
         }
     }
 
-    std::vector<uint32_t> n_used(n_stream, dyn->n_cells);
-    for (uint32_t s = 0; s < n_stream && !dyn->keep_all; ++s) {
-        n_used[s] = v_cells[s].used_max_p1();
+    std::vector<uint32_t> n_used(n_stream);
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        n_used[s] = dyn->has_rows ? dyn_n_rows(dyn->n_cells) : v_cells[s].used_max_p1();
     }
 
     const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() };

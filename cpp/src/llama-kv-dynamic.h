@@ -96,8 +96,8 @@ struct llama_kv_dynamic_cache {
     uint32_t n_cells;    // cells that have storage
     uint32_t n_need = 0; // cells that were given out
 
-    // rows that are written without a cell being occupied (the compressed caches of DSV4) have to be kept as well
-    bool keep_all = false;
+    // rows are written without a cell being occupied (the compressed caches of DSV4), and the last one is scratch
+    bool has_rows = false;
 
     // created with the first growth, when the tensors exist
     std::unique_ptr<llama_kv_storage> storage;
