@@ -94,6 +94,13 @@ class Cache:
             for path in left:
                 path.unlink(missing_ok=True)
 
+    def tidy(self) -> None:
+        """Remove what a killed process left, unless somebody is at work; never waits, never fails."""
+        with contextlib.suppress(OSError, filelock.Timeout):
+            if any((self.root / "tmp").iterdir()):
+                with filelock.FileLock(self.root / "cache.lock", timeout=0):
+                    self._sweep()
+
     def adopt(self, source: Git, tree: str, upstream: Upstream, scratch: Path) -> str:
         """Copy a tree out of `source` (a repository that has it) and name it. LockError when it is the wrong one."""
         if tree != upstream.tree:

@@ -20,7 +20,7 @@ from pathlib import Path
 import tomlkit
 from tomlkit.items import AoT
 
-from kvtool.errors import DiskError, KvtoolError
+from kvtool.errors import DiskError, UsageError
 from kvtool.fold import Folded, FoldedPatch
 from kvtool.gitcmd import Git
 from kvtool.lock import Lock
@@ -42,9 +42,17 @@ class Change:
 
 
 def changes(project: Project, git: Git, folded: Folded, series: Series, scratch: Path) -> tuple[Change, ...]:
-    """Everything that has to change in the project for it to say what the tree says, sorted by path."""
+    """Everything that has to change in the project for it to say what the tree says.
+
+    In the order to write it in: new files before series.toml names them, old ones go after it no longer does, so that
+    the project can be read at every moment.
+    """
     found = [*_cpp_changes(project, git, folded), *_patch_changes(project, git, folded, series, scratch)]
-    return tuple(sorted(found, key=lambda change: change.path))
+
+    def turn(change: Change) -> tuple[int, str]:
+        return (2 if change.content is None else int(change.path == "patches/series.toml")), change.path
+
+    return tuple(sorted(found, key=turn))
 
 
 # --- cpp/ --------------------------------------------------------------------------------------------------------
@@ -260,7 +268,9 @@ def write(project: Project, todo: tuple[Change, ...]) -> None:
 def write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
     """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
     if folder.exists() and (not folder.is_dir() or any(not _numbered(p) for p in folder.iterdir())):
-        raise KvtoolError(f"{folder} holds something else than a mailbox")
+        raise UsageError(
+            f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.iterdir():
         left.unlink()

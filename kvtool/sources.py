@@ -48,6 +48,7 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
     the mirror does not have the tag, NetworkError when no source could be reached.
     """
     if commit := cache.base(upstream):
+        cache.tidy()
         return Fetched(upstream, commit, "cache")
     mirror = mirror or os.environ.get("KVTOOL_UPSTREAM") or None
     with cache.locked(console) as scratch:

@@ -116,7 +116,7 @@ def read_applied(tree: Path) -> Applied | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Applied.from_json(data)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
         raise TreeError(

@@ -1,0 +1,344 @@
+"""kvtool apply and status against real git and a tiny upstream."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Tiny, git
+
+
+def mtimes(tree: Path) -> dict[str, int]:
+    return {
+        str(p.relative_to(tree)): p.stat().st_mtime_ns
+        for p in sorted(tree.rglob("*"))
+        if p.is_file() and ".git" not in p.relative_to(tree).parts
+    }
+
+
+def test_tree_is_upstream_plus_cpp_plus_a_commit_per_patch(project: Tiny, kvtool) -> None:
+    ran = kvtool("apply", "--json")
+    assert ran.code == 0, ran
+    assert ran.json["outcome"] == "created"
+    assert git(project.tree, "log", "--format=%s", "--reverse").splitlines() == [
+        "llama.cpp v1",
+        "kvtool: add the files of cpp/",
+        "flag: a patch",
+        "use: a patch",
+    ]
+    root = git(project.tree, "rev-list", "--max-parents=0", "HEAD")
+    assert git(project.tree, "rev-parse", f"{root}^{{tree}}") == git(project.upstream, "rev-parse", "v1^{tree}")
+    assert git(project.tree, "branch", "--show-current") == "kvtool/v1"
+    assert (project.tree / "src/new.cpp").read_text() == "int brand_new;\n"
+    assert os.access(project.tree / "tools/check/run.sh", os.X_OK)
+    assert os.access(project.tree / "scripts/run.sh", os.X_OK)
+    assert "bool dynamic;" in (project.tree / "src/b.h").read_text()
+    assert not (project.tree / "README.md").exists()
+    assert git(project.tree, "status", "--porcelain") == ""
+    assert not (project.tree / ".git/objects/info/alternates").exists()
+
+
+def test_author_and_date_come_from_the_mail_committer_is_fixed(project: Tiny, kvtool) -> None:
+    project.add_patch(
+        "late", ("src/b.h", "bool one;", "bool one; // 1"), message="Sübject ünï\n\nWhy it is so.\n\nMore."
+    )
+    kvtool("apply")
+    log = git(project.tree, "log", "-1", "--format=%an|%ae|%aI|%cn|%ct|%B")
+    assert log == (
+        "Tester|tester@example.invalid|2026-01-02T03:04:05+01:00|kvtool|1767225600|"
+        "Sübject ünï\n\nWhy it is so.\n\nMore."
+    )
+
+
+def test_same_ids_on_two_clones_under_other_settings(project: Tiny, kvtool, tmp_path, monkeypatch) -> None:
+    first = kvtool("apply", "--json").json["head"]
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(project.root, copy, ignore=shutil.ignore_patterns("llama.cpp"))
+    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache-2"))
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2020-02-02T02:02:02")
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Somebody Else")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    second = kvtool("apply", "--project", copy, "--json").json["head"]
+    assert first == second
+
+
+def test_second_apply_changes_nothing(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    before, state = mtimes(project.tree), (project.state / "state.json").stat().st_mtime_ns
+    ran = kvtool("apply", "--json")
+    assert (ran.code, ran.json["outcome"], ran.json["changed_files"]) == (0, "unchanged", 0)
+    assert mtimes(project.tree) == before
+    assert (project.state / "state.json").stat().st_mtime_ns == state
+
+
+def test_only_files_that_change_are_written(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    for path in project.tree.rglob("*"):
+        if path.is_file() and ".git" not in path.parts:
+            os.utime(path, ns=(10**18, 10**18))
+    (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
+    ran = kvtool("apply", "--json")
+    assert (ran.json["outcome"], ran.json["changed_files"]) == ("moved", 1)
+    assert [name for name, when in mtimes(project.tree).items() if when != 10**18] == ["src/new.cpp"]
+
+
+def test_removed_cpp_file_and_dropped_patch_go_away(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.root / "cpp/src/new.cpp").unlink()
+    text = (project.root / "patches/series.toml").read_text()
+    (project.root / "patches/series.toml").write_text(text.partition('\n[[patch]]\nid = "use"')[0])
+    assert kvtool("apply").code == 0
+    assert not (project.tree / "src/new.cpp").exists()
+    assert "grown" not in (project.tree / "src/a.cpp").read_text()
+
+
+def test_other_tag_same_tree_directory(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    ran = kvtool("apply", "v2", "--json")
+    assert (ran.code, ran.json["tag"]) == (0, "v2")
+    assert "x + 88" in (project.tree / "src/a.cpp").read_text()
+    assert kvtool("status", "--json").json["state"] == "clean"  # v2 was named, so the lock's v1 does not make it stale
+    assert kvtool("apply", "--json").json["tag"] == "v1"
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
+def test_from_and_until_skip_a_patch(project: Tiny, kvtool) -> None:
+    project.add_patch("new", ("src/b.h", "bool one;", "bool one; // new"), extra='from = "v2"\n')
+    project.add_patch("old", ("src/b.h", "bool three;", "bool three; // old"), extra='until = "v2"\n')
+    outcomes = {p["id"]: p["outcome"] for p in kvtool("apply", "--json").json["patches"]}
+    assert (outcomes["new"], outcomes["old"]) == ("skipped", "applied")
+    outcomes = {p["id"]: p["outcome"] for p in kvtool("apply", "v2", "--json").json["patches"]}
+    assert (outcomes["new"], outcomes["old"]) == ("applied", "skipped")
+
+
+# --- conflicts ----------------------------------------------------------------------------------------------------
+
+
+def break_patch(project: Tiny, name: str, old: str, new: str) -> None:
+    path = project.root / f"patches/{name}.patch"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_conflict_names_patch_file_and_hunk_and_leaves_the_tree(project: Tiny, kvtool) -> None:
+    project.add_patch("more", ("src/b.h", "bool dynamic;", "bool dynamic; // default off"))
+    project.add_patch("aside", ("src/a.cpp", "x + 7;", "x + 7 + 1;"))
+    kvtool("apply")
+    before, head = mtimes(project.tree), git(project.tree, "rev-parse", "HEAD")
+    break_patch(project, "flag", "     bool two;", "     bool twenty;")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 3
+    outcomes = {p["id"]: p["outcome"] for p in ran.json["patches"]}
+    assert outcomes == {"flag": "conflict", "use": "applied", "more": "blocked", "aside": "applied"}
+    report = {p["id"]: p for p in ran.json["patches"]}
+    assert report["more"]["blocked_by"] == "flag"
+    (failed,) = report["flag"]["failed"]
+    assert (failed["path"], failed["number"], failed["total"]) == ("src/b.h", 1, 1)
+    error = ran.json["error"]
+    assert error["code"] == "conflict" and "'flag'" in error["what"] and "src/b.h hunk 1 of 1" in error["why"]
+    assert (mtimes(project.tree), git(project.tree, "rev-parse", "HEAD")) == (before, head)
+    human = kvtool("apply")
+    assert "blocked by flag" in human.out and "src/b.h hunk 1 of 1" in human.out + human.err
+
+
+def test_every_hunk_that_fails_is_named(project: Tiny, kvtool) -> None:
+    edits = [("src/a.cpp", f"x + {n};", f"x + {n} + 100;") for n in (1, 4, 7)]
+    project.add_patch("three", *edits)
+    break_patch(project, "three", "-    int y = x + 1;", "-    int y = x + 111;")
+    break_patch(project, "three", "-    int y = x + 7;", "-    int y = x + 777;")
+    failed = kvtool("apply", "--json").json["patches"][2]["failed"]
+    assert [(hunk["number"], hunk["total"]) for hunk in failed] == [(1, 3), (3, 3)]
+
+
+def test_conflict_on_first_apply_leaves_nothing(project: Tiny, kvtool) -> None:
+    break_patch(project, "flag", "     bool two;", "     bool twenty;")
+    assert kvtool("apply").code == 3
+    assert not project.tree.exists()
+    assert sorted(p.name for p in project.root.iterdir()) == ["cpp", "patches"]
+
+
+def test_patch_that_upstream_has_is_merged_not_a_conflict(project: Tiny, kvtool) -> None:
+    project.add_patch("up", ("src/a.cpp", "x + 8;", "x + 88;"))
+    ran = kvtool("apply", "v2", "--json")
+    assert ran.code == 0
+    assert ran.json["patches"][2]["outcome"] == "merged"
+
+
+def test_patch_to_a_file_that_is_not_there(project: Tiny, kvtool) -> None:
+    break_patch(project, "flag", "src/b.h", "src/gone.h")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 3
+    assert ran.json["patches"][0]["failed"][0]["reason"] == "upstream has no such file"
+
+
+def test_hunk_that_lands_in_another_function_is_shown(project: Tiny, kvtool) -> None:
+    project.add_patch("drift", ("src/a.cpp", "x + 5;\n    return y;", "x + 5;\n    y++;\n    return y;"))
+    path = project.root / "patches/drift.patch"
+    text = path.read_text()
+    assert "function_5" in text
+    path.write_text(text.replace("int function_5(int x) {", "int function_6(int x) {"))
+    ran = kvtool("apply", "--json")
+    assert ran.code == 0
+    assert "function_6" in ran.json["patches"][2]["moved"][0] and "function_5" in ran.json["patches"][2]["moved"][0]
+    assert "drift: src/a.cpp" in kvtool("apply", "--tree", project.root / "again").out
+
+
+@pytest.mark.parametrize("path", ["src/a.cpp", "src/a.cpp/inner.h", "docs"])
+def test_cpp_file_at_a_path_of_upstream(project: Tiny, kvtool, path: str) -> None:
+    target = project.root / "cpp" / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("x")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 2 and path in ran.json["error"]["what"], ran
+    assert not project.tree.exists()
+
+
+# --- work of the user's -------------------------------------------------------------------------------------------
+
+
+def change_series(project: Tiny) -> None:
+    (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
+
+
+def test_uncommitted_edit_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "src/b.h").write_text("mine")
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4
+    assert "src/b.h" in ran.json["error"]["why"] and "kvtool export" in ran.json["error"]["next"]
+    assert (project.tree / "src/b.h").read_text() == "mine"
+    assert (project.tree / "src/new.cpp").read_text() == "int brand_new;\n"
+
+
+def test_untracked_file_is_kept_even_in_the_way(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "src/other.cpp").write_text("mine")
+    write = project.root / "cpp/src/other.cpp"
+    write.write_text("theirs")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and (project.tree / "src/other.cpp").read_text() == "mine"
+
+
+def test_ignored_file_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "build").mkdir()
+    (project.tree / "build/x").write_text("object")
+    change_series(project)
+    assert kvtool("apply").code == 0
+    assert (project.tree / "build/x").read_text() == "object"
+
+
+def test_commit_of_the_users_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "src/b.h").write_text("mine\n")
+    git(project.tree, "commit", "-qam", "my work")
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "my work" in ran.json["error"]["why"] and "kvtool export" in ran.json["error"]["next"]
+    assert git(project.tree, "log", "-1", "--format=%s") == "my work"
+
+
+def test_commit_on_the_branch_while_head_is_elsewhere_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    git(project.tree, "commit", "-q", "--allow-empty", "-m", "x")
+    (project.tree / "src/b.h").write_text("mine\n")
+    git(project.tree, "commit", "-qam", "my work")
+    git(project.tree, "checkout", "-q", "--detach", "HEAD~2")
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "kvtool/v1" in ran.json["error"]["what"]
+    assert git(project.tree, "log", "-1", "--format=%s", "kvtool/v1") == "my work"
+
+
+def test_operation_under_way(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / ".git/rebase-merge").mkdir()
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "rebase" in ran.json["error"]["what"]
+
+
+@pytest.mark.parametrize("content", ["file", "dir", "git"])
+def test_what_kvtool_did_not_make_is_not_touched(project: Tiny, kvtool, content: str) -> None:
+    if content == "file":
+        project.tree.write_text("mine")
+    else:
+        project.tree.mkdir()
+        (project.tree / "mine").write_text("x")
+        if content == "git":
+            git(project.tree, "init", "-q")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "not a tree that kvtool made" in ran.json["error"]["what"]
+    assert project.tree.is_file() or (project.tree / "mine").read_text() == "x"
+
+
+def test_empty_directory_is_fine(project: Tiny, kvtool) -> None:
+    project.tree.mkdir()
+    assert kvtool("apply").code == 0
+
+
+def test_state_that_cannot_be_read(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.state / "state.json").write_text("{ not json")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "state.json" in ran.json["error"]["what"]
+
+
+# --- status -------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_each_state(project: Tiny, kvtool) -> None:
+    def state() -> str:
+        ran = kvtool("status", "--json")
+        assert ran.code == 0
+        return str(ran.json["state"])
+
+    assert state() == "not-applied"
+    kvtool("apply")
+    assert state() == "clean"
+    change_series(project)
+    assert state() == "stale"
+    kvtool("apply")
+    (project.tree / "src/b.h").write_text("mine\n")
+    assert state() == "dirty"
+    git(project.tree, "commit", "-qam", "my work")
+    assert state() == "commits"
+    (project.tree / ".git/MERGE_HEAD").write_text("x")
+    assert state() == "in-progress"
+    (project.state / "pending.json").write_text("{}")
+    assert state() == "interrupted"
+
+
+def test_status_is_stale_when_the_lock_moves(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    project.write_lock(current="v2")
+    status = kvtool("status", "--json").json
+    assert status["state"] == "stale" and "v2" in status["why"]
+    assert kvtool("apply", "--json").json["tag"] == "v2"
+
+
+def test_status_counts_lines_and_names_unlisted_patches(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.root / "patches/forgotten.patch").write_text("x")
+    status = kvtool("status", "--json").json
+    assert status["upstream_lines"] == 1 + 2 + 2
+    assert status["unlisted"] == ["forgotten.patch"]
+    assert "goal < 150" in kvtool("status").out
+
+
+def test_reason_and_tests_do_not_make_it_stale(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    path = project.root / "patches/series.toml"
+    path.write_text(path.read_text().replace("because of flag", "another reason"))
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
+def test_state_on_disk_is_json(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    data = json.loads((project.state / "state.json").read_text())
+    assert set(data) == {"tag", "tree", "digest", "base", "head", "pinned", "patches"}

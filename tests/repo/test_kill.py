@@ -1,0 +1,209 @@
+"""Killed at any moment: nothing is lost, and the next call works. And two at once on one tree.
+
+The moments are chosen by a stand-in for git that kills kvtool (and itself) at its n-th call, before or after the call,
+so the states that a kill between two git calls can leave are tried. A sample of them keeps the suite quick;
+KILL_ALL=1 tries every one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool import cli
+from tests.conftest import Tiny, git
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="stands in for git with a shell script")
+
+SCRIPT = """#!/bin/sh
+echo >> {counter}
+if [ "$(wc -l < {counter})" -eq "${{KILL_AT:-0}}" ]; then
+    [ "$KILL_WHEN" = after ] && {git} "$@" > /dev/null 2>&1
+    kill -KILL $PPID
+    exit 137
+fi
+exec {git} "$@"
+"""
+
+
+def moments(calls: int) -> list[tuple[int, str]]:
+    """At which call, and on which side of it."""
+    every = [(at, when) for at in range(1, calls + 1) for when in ("before", "after")]
+    return every if os.environ.get("KILL_ALL") else every[:: max(1, len(every) // 10) | 1]  # odd: both sides
+
+
+class Killer:
+    """Runs kvtool with a git that counts, and kills at a given call."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.counter = folder / "count"
+        (folder / "git").write_text(SCRIPT.format(counter=self.counter, git=shutil.which("git")))
+        (folder / "git").chmod(0o755)
+        self.path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+    def run(self, *args: str, at: int = 0, when: str = "before") -> int:
+        self.counter.write_text("")
+        env = {**os.environ, "PATH": self.path, "KILL_AT": str(at), "KILL_WHEN": when}
+        return subprocess.run([sys.executable, "-m", "kvtool", *args], env=env, capture_output=True).returncode
+
+    def calls(self, *args: str) -> int:
+        """How many git calls the command makes."""
+        assert self.run(*args) == 0
+        return len(self.counter.read_text())
+
+
+@pytest.fixture
+def killer(tmp_path: Path) -> Killer:
+    return Killer(tmp_path / "killer")
+
+
+def restore(what: Path, saved: Path) -> None:
+    shutil.rmtree(what, ignore_errors=True)
+    if saved.exists():
+        shutil.copytree(saved, what, symlinks=True)
+
+
+def test_fetch(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    calls = killer.calls("fetch")
+    assert calls > 8
+    for at, when in moments(calls):
+        shutil.rmtree(cache)
+        assert killer.run("fetch", at=at, when=when) == -signal.SIGKILL
+        assert kvtool("fetch").code == 0, (at, when)
+        assert not list((cache / "tmp").iterdir())
+        assert git(cache / "upstream.git", "fsck", "--no-dangling") == ""
+
+
+def test_first_apply(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
+    kvtool("fetch")
+    calls = killer.calls("apply")
+    expected = git(project.tree, "rev-parse", "HEAD")
+    for at, when in moments(calls):
+        shutil.rmtree(project.tree, ignore_errors=True)
+        assert killer.run("apply", at=at, when=when) == -signal.SIGKILL
+        assert kvtool("apply").code == 0, (at, when)
+        assert git(project.tree, "rev-parse", "HEAD") == expected
+        assert git(project.tree, "status", "--porcelain") == ""
+        assert [p.name for p in project.root.iterdir() if p.name.startswith(".")] == []
+
+
+def test_moving_apply(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
+    kvtool("apply")
+    (project.tree / "build").mkdir()
+    (project.tree / "build/object").write_text("x")
+    saved = tmp_path / "saved"
+    shutil.copytree(project.tree, saved, symlinks=True)
+    (project.root / "cpp/src/new.cpp").unlink()
+    (project.root / "cpp/src/other.cpp").write_text("int other;\n")
+    project.add_patch("more", ("src/a.cpp", "x + 7;", "x + 7 + 1;"))
+    calls = killer.calls("apply")
+    expected = git(project.tree, "rev-parse", "HEAD")
+    for at, when in moments(calls):
+        restore(project.tree, saved)
+        assert killer.run("apply", at=at, when=when) == -signal.SIGKILL
+        assert kvtool("apply").code == 0, (at, when)
+        assert git(project.tree, "rev-parse", "HEAD") == expected
+        assert git(project.tree, "status", "--porcelain") == ""
+        assert kvtool("status", "--json").json["state"] == "clean"
+        assert (project.tree / "build/object").read_text() == "x"
+
+
+def test_export(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
+    kvtool("apply")
+    file = project.tree / "src/b.h"
+    file.write_text(file.read_text().replace("bool dynamic;", "bool dyn;"))
+    (project.tree / "src/more.cpp").write_text("int more;\n")
+    git(project.tree, "add", "-A")
+    git(project.tree, "commit", "-qm", "fixup! flag")
+    tree, root = tmp_path / "saved-tree", tmp_path / "saved-root"
+    shutil.copytree(project.tree, tree, symlinks=True)
+    shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("llama.cpp"))
+    calls = killer.calls("export")
+    expected = project.snapshot()
+    for at, when in moments(calls):
+        for folder in ("patches", "cpp"):
+            restore(project.root / folder, root / folder)
+        restore(project.tree, tree)
+        assert killer.run("export", at=at, when=when) == -signal.SIGKILL
+        assert kvtool("export").code == 0, (at, when)
+        assert project.snapshot() == expected
+        assert kvtool("status", "--json").json["state"] == "clean"
+
+
+def half_written(project: Tiny) -> tuple[str, str]:
+    """The tree as a kill in the middle of git's own checkout leaves it: journal, lock, one file cut off, one new."""
+    before = git(project.tree, "rev-parse", "HEAD")
+    (project.root / "cpp/src/new.cpp").write_text("int brand_newer = 1;\n")
+    (project.root / "cpp/src/other.cpp").write_text("int other;\n")
+    probe = project.root.parent / "probe"
+    assert cli.run(["apply", "-q", "--tree", str(probe)]) == 0
+    after = git(probe, "rev-parse", "HEAD")
+    git(project.tree, "fetch", "-q", str(probe), "HEAD")
+    state = (probe / ".git/kvtool/state.json").read_text()
+    (project.state / "pending.json").write_text(f'{{"from": "{before}", "applied": {state}}}')
+    (project.tree / ".git/index.lock").write_text("")
+    (project.tree / "src/new.cpp").write_text("int brand_new")  # cut off
+    (project.tree / "src/other.cpp").write_text("int other;\n")
+    return before, after
+
+
+def test_kill_in_the_middle_of_the_checkout(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    _, after = half_written(project)
+    assert kvtool("apply").code == 0
+    assert git(project.tree, "rev-parse", "HEAD") == after
+    assert git(project.tree, "status", "--porcelain") == ""
+    assert (project.tree / "src/new.cpp").read_text() == "int brand_newer = 1;\n"
+
+
+@pytest.mark.parametrize("path", ["src/new.cpp", "src/b.h", "src/untracked.cpp"])
+def test_edit_after_a_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
+    kvtool("apply")
+    half_written(project)
+    (project.tree / path).write_text("mine")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and path in ran.json["error"]["why"]
+    assert (project.tree / path).read_text() == "mine"
+
+
+def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, tmp_path: Path, monkeypatch) -> None:
+    """SIGTERM while git checks out: kvtool unwinds, and the tree is as it was."""
+    assert cli.run(["apply", "-q"]) == 0
+    head = git(project.tree, "rev-parse", "HEAD")
+    (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
+    there = tmp_path / "there"
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    real = shutil.which("git")
+    (folder / "git").write_text(
+        f'#!/bin/sh\ncase "$*" in *" checkout "*) {real} "$@"; echo > {there}; sleep 60;; esac\nexec {real} "$@"\n'
+    )
+    (folder / "git").chmod(0o755)
+    process = start("apply", env={"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"})
+    while not there.exists():
+        assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not (project.state / "pending.json").exists()
+    assert git(project.tree, "status", "--porcelain") == ""
+    assert cli.run(["apply", "-q"]) == 0
+    assert (project.tree / "src/new.cpp").read_text() == "int newer;\n"
+    assert git(project.tree, "rev-parse", "HEAD") != head
+
+
+def test_two_applies_at_once(project: Tiny, kvtool, start: Any) -> None:
+    running = [start("apply", "--json") for _ in range(3)]
+    outputs = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], outputs
+    assert sum('"outcome": "created"' in out for out, _ in outputs) == 1
+    assert kvtool("status", "--json").json["state"] == "clean"
