@@ -200,9 +200,10 @@ def expected_grown(tag: str, toys: int) -> int:
     return min(EXPECTED_GROWN.get(tag, int(GROWN_SHARE * toys)), toys)
 
 
-def judge_grown(findings: Sequence[Finding], tag: str) -> Finding:
-    """The regression guard: of all toys with flash attention on, enough really grew."""
-    runs = [f for f in findings if f.kind == "kv-check" and f.id.endswith("/fa-on")]
+def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Finding:
+    """The regression guard: of all toys with flash attention on, enough really grew. label: the device's."""
+    variant = f"/fa-on/{label}" if label else "/fa-on"
+    runs = [f for f in findings if f.kind == "kv-check" and f.id.endswith(variant)]
     grown, wanted = sum(f.grown for f in runs), expected_grown(tag, len(runs))
     check = Check("kv-check/grown", "kv-check", Path(), group="all toys")
     details = {"grown": grown, "expected": wanted, "toys": len(runs)}

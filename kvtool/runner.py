@@ -74,7 +74,10 @@ def kv_checks(
                 running.discard(label)
 
     with _pool(jobs) as pool:
-        futures: list[Future[Finding]] = [pool.submit(one, check) for check in checks]
+        # The large models first: they take longest, and one that starts last would run alone at the end.
+        heavy_first = sorted(range(len(checks)), key=lambda i: -_size(checks[i].model))
+        started = {i: pool.submit(one, checks[i]) for i in heavy_first}
+        futures: list[Future[Finding]] = [started[i] for i in range(len(checks))]
         pending: set[Future[Finding]] = set(futures)
         while pending:
             done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -83,6 +86,13 @@ def kv_checks(
             with lock:
                 on_progress(len(futures) - len(pending), ", ".join(sorted(running)))
         return [future.result() for future in futures]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def available_memory() -> int | None:

@@ -8,6 +8,9 @@ from pathlib import Path
 KV_CHECK = """
 import json, os, sys, time
 args = sys.argv[1:]
+if "--list-devices" in args:
+    print(os.environ.get("FAKE_DEVICES", "CPU: a processor"))
+    sys.exit(0)
 model = args[args.index("-m") + 1]
 name = os.path.basename(model).removesuffix(".gguf").split("@")[0]
 if "--memory" in args:
@@ -144,6 +147,18 @@ with open(os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "generated
 """
 
 
+RPC_SERVER = """
+import os, socket, sys
+args = sys.argv[1:]
+if os.environ.get("FAKE_RPC") == "dies":
+    print("cannot allocate")
+    sys.exit(1)
+with socket.create_server(("127.0.0.1", int(args[args.index("-p") + 1]))) as server:
+    while True:
+        server.accept()[0].close()
+"""
+
+
 def program(path: Path, source: str) -> Path:
     """An executable that runs this Python."""
     path.write_text(f"#!{sys.executable}\n{source}", "utf-8")
@@ -152,13 +167,14 @@ def program(path: Path, source: str) -> Path:
 
 
 def programs(directory: Path) -> Path:
-    """A bin directory with all four."""
+    """A bin directory with all of them."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, source in (
         ("kv-check", KV_CHECK),
         ("llama-completion", COMPLETION),
         ("llama-server", SERVER),
         ("test-llama-archs", GENERATOR),
+        ("ggml-rpc-server", RPC_SERVER),
     ):
         program(directory / name, source)
     return directory

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import filelock
 import typer
 
-from kvtool import checks, junit, models, runner, texts
+from kvtool import checks, cmake, devices, junit, models, runner, texts
 from kvtool.checks import Check, Finding
 from kvtool.commands import build
 from kvtool.console import Console
@@ -21,7 +23,7 @@ from kvtool.lock import load_lock
 from kvtool.project import Project
 from kvtool.report import Verified, class_rows
 
-TARGETS = ("kv-check", "test-llama-archs", "llama-completion", "llama-server")
+TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-server")
 
 # kv-check's variants under --matrix, each with flash attention on; quantized V needs it. Two streams kinds, two types.
 MATRIX: tuple[tuple[str, ...], ...] = (
@@ -74,9 +76,23 @@ def _prepare(project: Project, console: Console, options: Options) -> Bench:
     if options.bin_dir is not None:
         bin_dir = options.bin_dir.absolute()
     else:
-        wanted = build.Options(backend=options.backend, preset=options.preset, targets=TARGETS)
+        targets = (*TARGETS, *cmake.BACKENDS[options.backend].targets)
+        wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
         bin_dir = build.run(project, console, wanted).bin_dir
     return Bench(bin_dir, project.tree / "build" / "verify", project.tree)
+
+
+@contextlib.contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Hold the work directory: two runs in it would write each other's logs and slot files."""
+    lock = filelock.FileLock(work / "kvtool.lock")
+    try:
+        with lock.acquire(blocking=False):
+            yield
+    except filelock.Timeout:
+        raise VerifyError(
+            "another kvtool verify is running there", why=f"{work} is locked", next_step="wait for it, then try again"
+        ) from None
 
 
 def _make_toys(bench: Bench, console: Console, options: Options) -> tuple[Path, ...]:
@@ -104,11 +120,20 @@ def plan_kv_checks(toys: Sequence[Path], options: Options) -> list[Check]:
     return planned
 
 
-def _kv_checks(bench: Bench, console: Console, toys: Sequence[Path], options: Options) -> list[Finding]:
-    planned = plan_kv_checks(toys, options)
+def _kv_checks(
+    bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device
+) -> list[Finding]:
+    planned = _on(on.label, on.kv_check, plan_kv_checks(toys, options))
     program = bench.program("kv-check")
+    jobs = on.jobs or options.jobs or build.default_jobs()
     with console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned))) as bar:
-        return runner.kv_checks(planned, program, options.jobs or build.default_jobs(), bar.update)
+        return runner.kv_checks(planned, program, jobs, bar.update)
+
+
+def _on(label: str, args: Sequence[str], planned: Sequence[Check]) -> list[Check]:
+    """The checks, on a device: its name in their ids, its arguments at the end of theirs."""
+    suffix = f"/{label}" if label else ""
+    return [replace(check, id=check.id + suffix, args=(*check.args, *args)) for check in planned]
 
 
 def plan_texts(speakers: dict[str, Path], quick: bool) -> tuple[list[Check], list[Check]]:
@@ -154,8 +179,9 @@ def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool)
     return speakers
 
 
-def _texts(bench: Bench, console: Console, toys: Sequence[Path], options: Options) -> list[Finding]:
-    completions, servers = plan_texts(_speakers(bench, console, toys, options.quick), options.quick)
+def _texts(bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device) -> list[Finding]:
+    planned = plan_texts(_speakers(bench, console, toys, options.quick), options.quick)
+    completions, servers = (_on(on.label, on.tools, some) for some in planned)
     script = texts.QUICK_SCRIPT if options.quick else texts.FULL_SCRIPT
     work = bench.work / "runs"
     work.mkdir(parents=True, exist_ok=True)
@@ -193,14 +219,16 @@ def run(project: Project, console: Console, options: Options) -> Verified:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
     bench = _prepare(project, console, options)
     tag = load_lock(project.lock).current
-    toys = _make_toys(bench, console, options)
-    found = _kv_checks(bench, console, toys, options)
-    stages: list[Callable[[], list[Finding]]] = []
-    if not options.models:
-        if not options.quick:
-            stages.append(lambda: [checks.judge_grown(found, tag)])
-        stages += [lambda: _texts(bench, console, toys, options), lambda: _memory(bench, console)]
-    everything = [*found, *(one for stage in stages for one in stage())]
+    bench.work.mkdir(parents=True, exist_ok=True)
+    with _alone(bench.work), devices.device(options.backend, bench.bin_dir, bench.work) as on:
+        toys = _make_toys(bench, console, options)
+        found = _kv_checks(bench, console, toys, options, on)
+        everything = list(found)
+        if not options.models:
+            if not options.quick:
+                everything.append(checks.judge_grown(found, tag, on.label))
+            everything += _texts(bench, console, toys, options, on)
+            everything += _memory(bench, console)
     if options.junit is not None:
         junit.write(options.junit, everything)
     return Verified(
@@ -227,7 +255,14 @@ def command(
     junit_file: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.", show_default=False)
     ] = None,
-    preset: Annotated[str, typer.Option("--preset", help="The build to verify: release, debug or asan.")] = "release",
+    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU build, cache in host memory (the default).")] = False,
+    metal: Annotated[bool, typer.Option("--metal", help="The Metal build, cache on the GPU.")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="The CUDA build, cache on the GPU.")] = False,
+    vulkan: Annotated[bool, typer.Option("--vulkan", help="The Vulkan build, cache on the GPU.")] = False,
+    rpc: Annotated[bool, typer.Option("--rpc", help="The RPC build, cache in a ggml-rpc-server on loopback.")] = False,
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help=f"The build to verify: {', '.join(cmake.PRESETS)}.")
+    ] = "release",
     bin_dir: Annotated[
         Path | None,
         typer.Option("--bin", metavar="DIR", help="Verify the programs in DIR; build nothing.", show_default=False),
@@ -239,7 +274,11 @@ def command(
     attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
     context with Qwen3.5-27B's cache.
 
-    Examples: kvtool verify | kvtool verify --quick | kvtool verify --models 'gemma*' | kvtool verify --junit out.xml
+    kvtool verify --quick             an answer in two minutes
+
+    kvtool verify --models 'gemma*'   kv-check on some models only
+
+    kvtool verify --metal             the same with the cache on a Mac's GPU
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """
@@ -249,6 +288,7 @@ def command(
         jobs=jobs,
         models=models_glob,
         junit=junit_file,
+        backend=build.parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc}),
         preset=preset,
         bin_dir=bin_dir,
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
-from kvtool import checks, cli, junit, models, report
+from kvtool import checks, cli, devices, junit, models, report
 from kvtool.checks import Finding
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
@@ -189,6 +193,69 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
 def test_a_stale_tree_is_refused_with_exit_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["verify", "--quick", "--json"]) == 4
     assert document(capsys)["error"]["code"] == "tree"
+
+
+def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speaking(here, monkeypatch)
+    seen: list[devices.Device] = []
+    real = devices.device
+
+    @contextlib.contextmanager
+    def spy(backend: str, bin_dir: Path, work: Path) -> Iterator[devices.Device]:
+        with real(backend, bin_dir, work) as on:
+            seen.append(on)
+            yield on
+
+    monkeypatch.setattr(devices, "device", spy)
+    assert run("--quick", "--rpc", "--json") == 0
+    ids = [f["id"] for f in document(capsys)["findings"]]
+    assert ids[0] == "kv-check/llama-dense/fa-on/quick/rpc"
+    assert "server/llama-dense/single/rpc" in ids
+    host, port = seen[0].kv_check[1].split(":")
+    assert seen[0].kv_check == ("--rpc", f"{host}:{port}", "--device", "RPC0")
+    with pytest.raises(OSError):
+        socket.create_connection((host, int(port)), timeout=1)
+
+
+@pytest.mark.usefixtures("here")
+def test_an_rpc_server_that_dies_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FAKE_RPC", "dies")
+    assert run("--quick", "--rpc") == 8
+    captured = capsys.readouterr()
+    assert "ggml-rpc-server did not start" in captured.err
+    assert "cannot allocate" in captured.err
+
+
+@pytest.mark.usefixtures("here")
+def test_a_gpu_build_is_tested_on_its_gpu_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", "same@llama")
+    monkeypatch.setenv("FAKE_DEVICES", "BLAS: Accelerate\nCPU: M4\nMTL0: Apple M4\nMTL1: another")
+    assert run("--models", "*", "--metal", "--json") == 0
+    assert document(capsys)["findings"][0]["id"] == "kv-check/same@llama/fa-on/metal"
+    monkeypatch.setenv("FAKE_DEVICES", "BLAS: Accelerate\nCPU: M4")
+    assert run("--models", "*", "--metal") == 8
+    assert "the metal build sees no device here" in capsys.readouterr().err
+    assert run("--models", "*", "--metal", "--cuda") == 2
+
+
+@pytest.mark.parametrize(
+    ("listing", "names"),
+    [("CPU: x\nCUDA0: H200\nCUDA1: H200", ["CUDA0", "CUDA1"]), ("", []), ("BLAS: y\nno devices", [])],
+)
+def test_devices_are_those_that_are_no_processor(listing: str, names: list[str]) -> None:
+    assert devices.parse_devices(listing) == names
+
+
+def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = here / "llama.cpp" / "build" / "verify"
+    work.mkdir(parents=True)
+    with filelock.FileLock(work / "kvtool.lock"):
+        assert run("--models", "*") == 8
+    assert "another kvtool verify is running there" in capsys.readouterr().err
 
 
 def test_matrix_adds_types_and_sequences() -> None:
