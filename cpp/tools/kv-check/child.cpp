@@ -225,31 +225,47 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
 
 #ifndef _WIN32
 
-// the line of a child's stderr that says most about its end
-static std::string telling_line(FILE * file, bool verbose) {
+static bool is_sanitizer_line(const std::string & line) {
+    return line.find("ERROR: AddressSanitizer") != std::string::npos || line.find("ERROR: LeakSanitizer") != std::string::npos ||
+        line.find("WARNING: ThreadSanitizer") != std::string::npos || line.find("SUMMARY: ") == 0 ||
+        line.find("runtime error: ") != std::string::npos;
+}
+
+struct child_stderr {
+    std::string telling;   // the line that says most about the child's end
+    std::string sanitizer; // every line of a sanitizer once, joined by " | "
+};
+
+static child_stderr read_stderr(FILE * file, bool verbose) {
     rewind(file);
-    std::string res;
+    child_stderr res;
     std::string last;
+    std::string all;
     char buf[4096];
     while (fgets(buf, sizeof(buf), file) != nullptr) {
-        if (verbose) {
-            fputs(buf, stderr);
-        }
+        all += buf;
         const std::string line = trimmed(buf);
         if (line.empty()) {
             continue;
         }
         last = line;
-        if (res.empty() && (line.find("ERROR: ") != std::string::npos || line.find("WARNING: ThreadSanitizer") != std::string::npos ||
-                            line.find("runtime error: ") != std::string::npos || line.find("GGML_ASSERT") != std::string::npos)) {
-            res = line;
+        if (is_sanitizer_line(line) && res.sanitizer.find(line) == std::string::npos) {
+            res.sanitizer += (res.sanitizer.empty() ? "" : " | ") + line;
+        }
+        if (res.telling.empty() && line.find("GGML_ASSERT") != std::string::npos) {
+            res.telling = line;
         }
     }
-    return res.empty() ? last : res;
-}
-
-static bool is_sanitizer_line(const std::string & line) {
-    return line.find("Sanitizer") != std::string::npos || line.find("runtime error: ") != std::string::npos;
+    if (res.telling.empty()) {
+        res.telling = last;
+    }
+    if (!res.sanitizer.empty()) {
+        res.telling = res.sanitizer;
+    }
+    if (verbose || !res.sanitizer.empty()) {
+        fputs(all.c_str(), stderr);
+    }
+    return res;
 }
 
 // waits for the child, kills it at the deadline; "" after a normal end, else what happened
@@ -305,12 +321,12 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
     }
 
     std::string how = wait_for(pid, deadline);
-    const std::string line = telling_line(err, params.verbose);
+    const child_stderr said = read_stderr(err, params.verbose);
     fclose(err);
-    if (how.empty() && is_sanitizer_line(line)) {
-        how = "sanitizer";
+    if (!said.sanitizer.empty()) {
+        how = "sanitizer"; // whatever the exit code: undefined behaviour alone does not end a process
     }
-    return how.empty() ? "" : line.empty() ? how : how + ": " + line;
+    return how.empty() ? "" : said.telling.empty() ? how : how + ": " + said.telling;
 }
 
 trace run_side(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks) {
