@@ -109,12 +109,13 @@ def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
 
 
 def _file(text: bytes) -> FileDiff:
-    lines = text.splitlines(keepends=True)
+    lines = text.split(b"\n")  # not splitlines(): a lone carriage return is content
+    lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     at = [n for n, line in enumerate(lines) if _HUNK.match(line)]
     head = b"".join(lines[: at[0]] if at else lines)
     path = _path(head)
     hunks = []
-    for number, (a, b) in enumerate(zip(at, [*at[1:], len(lines)], strict=True), 1):
+    for number, (a, b) in enumerate(pairwise([*at, len(lines)]), 1):
         found = _HUNK.match(lines[a])
         assert found
         heading = found[2].decode("utf-8", "replace").strip()
@@ -132,5 +133,5 @@ def _path(head: bytes) -> str:
 
 def changed_lines(diff: bytes) -> tuple[int, int]:
     """Added and removed lines."""
-    lines = [line for file in parse_diff(diff) for hunk in file.hunks for line in hunk.text.splitlines()[1:]]
+    lines = [line for file in parse_diff(diff) for hunk in file.hunks for line in hunk.text.split(b"\n")[1:]]
     return sum(line.startswith(b"+") for line in lines), sum(line.startswith(b"-") for line in lines)

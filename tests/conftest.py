@@ -22,12 +22,16 @@ NOWHERE = "http://127.0.0.1:9"  # nothing listens there: refused at once
 
 
 @pytest.fixture(autouse=True)
-def sealed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def sealed(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
     if "e2e" in request.node.path.parts:
         yield
         return
-    home = tmp_path / "home"
-    home.mkdir()
+    home = tmp_path_factory.mktemp("home")
     editor = home / "editor"
     editor.write_text("#!/bin/sh\necho 'an editor was opened' >&2\nexit 1\n")
     editor.chmod(0o755)

@@ -1,0 +1,199 @@
+"""The command line: help that teaches, errors with codes, JSON that nothing pollutes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from kvtool import cli, errors, project
+from kvtool.errors import KvtoolError, UsageError
+from kvtool.result import PatchOutcome, Result, plain
+
+
+def every_error() -> list[type[KvtoolError]]:
+    return [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, KvtoolError)]
+
+
+def test_exit_codes_and_words_are_frozen() -> None:
+    assert {e.__name__: (e.exit_code, e.code) for e in every_error()} == {
+        "KvtoolError": (1, "internal"),
+        "DiskError": (1, "disk"),
+        "UsageError": (2, "usage"),
+        "ConflictError": (3, "conflict"),
+        "TreeError": (4, "tree"),
+        "LockError": (5, "lock"),
+        "DriftError": (6, "drift"),
+        "BuildError": (7, "build"),
+        "MissingToolError": (7, "missing_tool"),
+        "VerifyError": (8, "verify"),
+        "NetworkError": (9, "network"),
+    }
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_help_of_each_command_teaches(verb: str, kvtool: Any) -> None:
+    ran = kvtool(verb, "--help")
+    text = " ".join(ran.out.replace("│", " ").split())
+    assert ran.code == 0
+    assert all(option in text for option in ("--json", "--project", "--tree", "--quiet", "--verbose"))
+    command = importlib.import_module(f"kvtool.commands.{verb}").command
+    assert len((command.__doc__ or "").strip().splitlines()) > 2, "one line is no teaching"
+
+
+def test_help_lists_the_commands_in_the_order_of_use(kvtool: Any) -> None:
+    for args in (("--help",), ("-h",), ()):
+        out = kvtool(*args).out
+        at = [out.index(f"│ {verb} ") for verb in cli.COMMANDS]
+        assert at == sorted(at)
+        assert "doctor" in out and "then fetch, apply, build, verify" in " ".join(out.split())
+
+
+def test_version(kvtool: Any) -> None:
+    assert kvtool("--version").out.startswith("kvtool ")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["nonsense"], "nonsense"),
+        (["status", "--nope"], "--nope"),
+        (["fetch", "a", "b"], "b"),
+        (["fetch", "--mirror"], "--mirror"),
+    ],
+)
+def test_usage_errors(kvtool: Any, args: list[str], says: str) -> None:
+    ran = kvtool(*args)
+    assert ran.code == 2 and says in ran.err and ran.out == "" and "--help" in ran.err
+    ran = kvtool(*args, "--json")
+    assert ran.code == 2 and ran.json["ok"] is False and ran.json["error"]["code"] == "usage"
+
+
+def test_error_document_is_frozen(kvtool: Any, tmp_path: Path) -> None:
+    ran = kvtool("status", "--json", "--project", tmp_path)
+    assert ran.json == {
+        "ok": False,
+        "error": {
+            "code": "usage",
+            "exit_code": 2,
+            "what": f"{tmp_path} is not a kvtool project",
+            "why": "it has no patches/series.toml",
+            "next": "name the directory that has one with --project DIR or KVTOOL_PROJECT",
+            "output": "",
+        },
+    }
+    human = kvtool("status", "--project", tmp_path)
+    assert human.code == 2 and human.out == ""
+    assert "error: " in human.err and "why:  " in human.err and "next: " in human.err
+
+
+def test_internal_error_has_a_traceback_and_still_is_json(
+    kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kvtool.commands import status
+
+    def broken(_project: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(status, "run", broken)
+    (tmp_path / "patches").mkdir()
+    (tmp_path / "patches/series.toml").write_text("")
+    ran = kvtool("status", "--json", "--project", tmp_path)
+    assert ran.code == 1 and ran.json["error"]["code"] == "internal" and "Traceback" in ran.err
+
+
+def test_interrupt(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(only: str = "") -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "build_app", interrupted)
+    assert kvtool("status").code == 130
+
+
+# --- results ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    outcome: PatchOutcome
+    path: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample(Result):
+    command: ClassVar[str] = "sample"
+    inner: tuple[Inner, ...]
+    bad: bool = False
+
+    @property
+    def failure(self) -> KvtoolError | None:
+        return UsageError("no") if self.bad else None
+
+
+def test_result_as_json() -> None:
+    doc = Sample((Inner(PatchOutcome.APPLIED, Path("a") / "b"),)).to_json()
+    assert doc == {
+        "command": "sample",
+        "ok": True,
+        "inner": [{"outcome": "applied", "path": str(Path("a/b"))}],
+        "bad": False,
+    }
+    assert json.loads(json.dumps(doc)) == doc
+    assert Sample((), True).to_json()["error"]["code"] == "usage"
+    assert plain({Path("x"): {1}}) == {"x": [1]}
+
+
+# The fields of each command's document. A script somewhere reads them: add, do not rename.
+CONTRACT = {
+    "fetch.FetchResult": "tag tree commit source cache",
+    "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches",
+    "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
+    "patches",
+    "export.ExportResult": "tag tree head check files mailbox",
+}
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_fields_are_frozen(name: str) -> None:
+    module, _, cls = name.partition(".")
+    result = getattr(importlib.import_module(f"kvtool.commands.{module}"), cls)
+    assert [f.name for f in dataclasses.fields(result)] == CONTRACT[name].split()
+    assert result.command == module
+
+
+# --- finding the project ------------------------------------------------------------------------------------------
+
+
+def make(path: Path) -> Path:
+    (path / "patches").mkdir(parents=True)
+    (path / "patches/series.toml").write_text("")
+    return path
+
+
+def test_project_is_found_upward_by_option_and_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, three = (make(tmp_path / name) for name in ("one", "two", "three"))
+    (one / "deep/er").mkdir(parents=True)
+    monkeypatch.chdir(one / "deep/er")
+    assert project.find_project().root == one
+    monkeypatch.setenv("KVTOOL_PROJECT", str(two))
+    assert project.find_project().root == two
+    assert project.find_project(three).root == three
+    found = project.find_project(three)
+    assert (found.tree, found.lock) == (three / "llama.cpp", three / "patches/upstream.lock")
+    monkeypatch.setenv("KVTOOL_TREE", str(tmp_path / "t"))
+    assert project.find_project().tree == tmp_path / "t"
+    assert project.find_project(None, tmp_path / "u").tree == tmp_path / "u"
+
+
+def test_elsewhere_it_is_the_checkout_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert project.find_project().root == Path(project.__file__).parents[1]
+    monkeypatch.setattr(project, "_PACKAGE", tmp_path / "site/kvtool")
+    with pytest.raises(UsageError, match="no kvtool project"):
+        project.find_project()
+    make(tmp_path / "site/kvtool/_data")
+    assert project.find_project().tree == tmp_path / "llama.cpp"  # a wheel's data is no place for a tree

@@ -1,0 +1,129 @@
+"""Processes: output, failure, interruption, and that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvtool import process
+from kvtool.errors import BuildError, KvtoolError, MissingToolError
+
+PY = sys.executable
+posix = pytest.mark.skipif(sys.platform == "win32", reason="process groups of POSIX")
+
+
+def test_capture_both_outputs_and_input(tmp_path: Path) -> None:
+    code = "import sys; print(sys.stdin.read()); print('e', file=sys.stderr)"
+    done = process.capture([PY, "-c", code], input="in")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "in\n", "e\n")
+    (tmp_path / "file").write_bytes(b"from a file")
+    assert process.capture([PY, "-c", code], input=tmp_path / "file").stdout == "from a file\n"
+
+
+def test_capture_keeps_bytes_that_are_no_text() -> None:
+    done = process.capture([PY, "-c", "import sys; sys.stdout.buffer.write(bytes(range(256)))"])
+    assert done.stdout.encode("utf-8", "surrogateescape") == bytes(range(256))
+    assert (
+        process.capture([PY, "-c", "import sys; print(len(sys.stdin.buffer.read()))"], input=done.stdout).stdout
+        == "256\n"
+    )
+
+
+def test_environment_is_merged_and_none_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAYS", "1")
+    monkeypatch.setenv("GOES", "1")
+    code = "import os; print(os.environ.get('STAYS'), os.environ.get('GOES'), os.environ.get('NEW'))"
+    assert process.capture([PY, "-c", code], env={"GOES": None, "NEW": "2"}).stdout == "1 None 2\n"
+
+
+def test_failure_shows_the_output() -> None:
+    with pytest.raises(BuildError) as caught:
+        process.capture([PY, "-c", "import sys; print('seen'); sys.exit(3)"], error=BuildError)
+    assert "exit code 3" in caught.value.what and caught.value.output == "seen"
+    assert process.capture([PY, "-c", "raise SystemExit(3)"], check=False).returncode == 3
+
+
+def test_timeout_ends_it() -> None:
+    with pytest.raises(KvtoolError, match="did not finish"):
+        process.capture([PY, "-c", "import time; time.sleep(60)"], timeout=0.2)
+
+
+def test_missing_program() -> None:
+    with pytest.raises(MissingToolError, match="no-such-program is not installed"):
+        process.capture(["no-such-program"])
+    with pytest.raises(MissingToolError):
+        process.capture([Path("/no/such/program")])
+
+
+def test_which_looks_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert process.which(Path(sys.executable).name) is not None
+    assert process.which("no-such-program") is None
+
+
+def test_ticks_while_it_runs() -> None:
+    ticks: list[int] = []
+    process.capture([PY, "-c", "import time; time.sleep(0.7)"], on_tick=lambda: ticks.append(1))
+    assert ticks
+
+
+def test_stream_splits_at_every_line_end() -> None:
+    code = r"import sys; sys.stdout.write('a\rb\nc\r\nd'); sys.stdout.flush(); sys.stderr.write('\ne')"
+    lines: list[str] = []
+    done = process.stream([PY, "-c", code], on_line=lines.append)
+    assert lines == ["a", "b", "c", "d", "e"]
+    assert (done.returncode, done.stdout) == (0, "a\nb\nc\nd\ne")
+
+
+def gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        stat = Path(f"/proc/{pid}/stat")
+        if stat.exists() and stat.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+FAMILY = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    "print(child.pid, flush=True)\ntime.sleep(60)\n"
+)
+
+
+@posix
+def test_exception_in_a_stream_ends_the_whole_family() -> None:
+    pids: list[int] = []
+
+    def stop(line: str) -> None:
+        pids.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.stream([PY, "-c", FAMILY], on_line=stop)
+    assert gone(pids[0])
+
+
+@posix
+def test_spawn_ends_the_whole_family(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with process.spawn([PY, "-c", FAMILY], stdout=log) as running:
+        while not log.read_text().strip():
+            assert running.poll() is None
+        child = int(log.read_text())
+    assert running.returncode is not None and gone(child)
+
+
+def test_observer_sees_each_command() -> None:
+    seen: list[str] = []
+    process.observe(lambda argv: seen.append(process.quote(argv)))
+    process.capture([PY, "-c", "print('a b')"])
+    assert len(seen) == 1 and seen[0].endswith("""-c 'print('"'"'a b'"'"')'""")

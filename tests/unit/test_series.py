@@ -1,0 +1,141 @@
+"""series.toml and cpp/: what is accepted, and that each mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtool.errors import UsageError
+from kvtool.flowback import _edit_series, _new_id
+from kvtool.lock import parse_lock
+from kvtool.series import Patch, hidden, new_files, parse_series
+
+GOOD = """
+# about the series
+[[patch]]
+id = "one"
+why = "because"
+
+# about two
+[[patch]]
+id = "two"
+file = "second.patch"
+why = "because, too"
+upstream = { status = "sent", pr = "#1" }
+from = "v1"
+until = "v3"
+tests = ["a", "b"]
+"""
+
+
+def test_good() -> None:
+    one, two = parse_series(GOOD)
+    assert one == Patch("one", "one.patch", "because")
+    assert two == Patch("two", "second.patch", "because, too", "sent", "#1", "v1", "v3", ("a", "b"))
+
+
+def test_empty_is_a_series() -> None:
+    assert parse_series("# nothing yet\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('id = "two"', 'id = "one"', "'one'"),
+        ('id = "two"', 'id = "Two!"', "lower-case"),
+        ('id = "two"', "", "lower-case"),
+        ('"second.patch"', '"one.patch"', "two patches have the file"),
+        ('"second.patch"', '"../x.patch"', "name in patches/"),
+        ('"second.patch"', '"second.diff"', "name in patches/"),
+        ('why = "because"', 'why = " "', "why is empty"),
+        ('why = "because"', "", "why is empty"),
+        ('why = "because"', "why = 3", "must be a string"),
+        ('"sent"', '"lost"', "upstream.status"),
+        ('tests = ["a", "b"]', 'tests = "a"', "list of strings"),
+        ('from = "v1"', 'form = "v1"', "'form'"),
+        ('[[patch]]\nid = "one"', '[patch]\nid = "one"', "TOML"),
+        ('id = "one"', 'id = "one', "not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(old: str, new: str, says: str) -> None:
+    assert old in GOOD
+    with pytest.raises(UsageError) as caught:
+        parse_series(GOOD.replace(old, new, 1), "s.toml")
+    assert says in str(caught.value), str(caught.value)
+
+
+def test_from_and_until_go_by_the_order_of_the_lock() -> None:
+    entries = "".join(
+        f'[[upstream]]\ntag = "{t}"\ndate = "2026"\ntree = "{"0" * 40}"\n' for t in ("b9", "b10", "v1", "b11")
+    )
+    lock = parse_lock(f'current = "v1"\n{entries}')
+
+    def tags(since: str = "", until: str = "") -> list[str]:
+        patch = Patch("x", "x.patch", "w", since=since, until=until)
+        return [tag for tag, upstream in lock.upstreams.items() if patch.wanted(lock, upstream)]
+
+    assert tags() == ["b9", "b10", "v1", "b11"]
+    assert tags(since="b10") == ["b10", "v1", "b11"]
+    assert tags(until="v1") == ["b9", "b10"]
+    assert tags(since="v1", until="b11") == ["v1"]
+    with pytest.raises(UsageError, match="v7"):
+        tags(since="v7")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("README.md", True), ("a/README.md", False), (".x", True), ("a/.x/b", True), ("a/b~", True), ("a/b", False)],
+)
+def test_rule_of_cpp(path: str, expected: bool) -> None:
+    assert hidden(path) is expected
+
+
+def test_new_files(tmp_path: Path) -> None:
+    for name in ("README.md", ".clang-format", "src/b.cpp", "src/a.cpp", "src/a.cpp~", ".git/x"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "src/b.cpp").chmod(0o755)
+    assert [(f.path, f.executable) for f in new_files(tmp_path)] == [("src/a.cpp", False), ("src/b.cpp", True)]
+    assert new_files(tmp_path / "none") == ()
+    (tmp_path / "src/link").symlink_to("a.cpp")
+    with pytest.raises(UsageError, match="not a plain file"):
+        new_files(tmp_path)
+
+
+# --- editing series.toml ------------------------------------------------------------------------------------------
+
+
+def ids(text: str) -> list[str]:
+    return [patch.id for patch in parse_series(text)]
+
+
+def test_edit_keeps_the_text_when_nothing_changes() -> None:
+    assert _edit_series(GOOD, ["one", "two"], {}, set()) == GOOD
+
+
+def test_edit_appends() -> None:
+    text = _edit_series(GOOD, ["one", "two", "three"], {"three": 'say "so"'}, set())
+    assert text.startswith(GOOD.strip("\n")) and ids(text) == ["one", "two", "three"]
+    assert parse_series(text)[2].why == 'say "so"'
+
+
+def test_edit_inserts_removes_and_reorders() -> None:
+    assert ids(_edit_series(GOOD, ["one", "mid", "two"], {"mid": "m"}, set())) == ["one", "mid", "two"]
+    assert ids(_edit_series(GOOD, ["two", "one"], {}, set())) == ["two", "one"]
+    text = _edit_series(GOOD, ["two"], {}, {"one"})
+    assert ids(text) == ["two"] and parse_series(text) == parse_series(GOOD)[1:]
+    assert ids(_edit_series(GOOD, [], {}, {"one", "two"})) == []
+
+
+def test_edit_leaves_skipped_patches_behind_the_one_they_followed() -> None:
+    assert ids(_edit_series(GOOD, ["one", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
+    assert ids(_edit_series(GOOD, ["two", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
+
+
+def test_new_id() -> None:
+    assert _new_id("KV-cache : Grow, on demand!", set()) == "kv-cache-grow-on-demand"
+    assert _new_id("x", {"x", "x-2"}) == "x-3"
+    assert _new_id("ü", set()) == "patch"
+    assert len(_new_id("word " * 30, set())) <= 40
