@@ -113,7 +113,9 @@ def plan_kv_checks(toys: Sequence[Path], options: Options) -> list[Check]:
             return checks.toy_checks(toys, quick)
         classes, cheap = checks.named_toys(toys, checks.CLASS_TOYS), checks.named_toys(toys, checks.CHEAP_TOYS)
         return [*checks.toy_checks(classes, quick, ("on",)), *checks.toy_checks(cheap, quick, ("off",))]
-    planned = checks.toy_checks(toys)
+    # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
+    planned = checks.toy_checks(toys, flash=("on",))
+    planned += checks.toy_checks(toys, () if options.matrix else ("--quick",), flash=("off",))
     if options.matrix:
         for variant in MATRIX:
             planned += checks.toy_checks(toys, variant, flash=("on",) if "-ctv" in variant else ("on", "off"))

@@ -93,7 +93,7 @@ def test_the_json_is_frozen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert list(data) == ["command", "ok", "tag", "mode", "bin_dir", "classes", "findings", "junit", "seconds"]
     assert (data["command"], data["ok"], data["mode"], data["junit"]) == ("verify", True, "full", None)
     one = {"runs": 1, "same": 1, "grown": 1, "not_run": 0, "failed": 0}
-    assert data["classes"] == [{"memory_class": "plain", "models": 1, "variants": {"fa-on": one, "fa-off": one}}]
+    assert data["classes"] == [{"memory_class": "plain", "models": 1, "variants": {"fa-on": one, "fa-off/quick": one}}]
     found = data["findings"][0]
     assert list(found) == ["id", "kind", "group", "outcome", "status", "reason", "grown", "seconds", "details"]
     assert (found["id"], found["outcome"], found["grown"]) == ("kv-check/same@llama/fa-on", "passed", True)
