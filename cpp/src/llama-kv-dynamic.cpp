@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <stdexcept>
+#include <utility>
 
 //
 // llama_kv_dynamic
@@ -16,7 +16,8 @@
 
 static thread_local std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic_cur;
 
-static std::atomic<uint64_t> llama_kv_dynamic_gen { 0 };
+// growths in this process. not per context, because a context can use the storage of another one
+static std::atomic<uint64_t> n_moves_all { 0 };
 
 llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx) : lctx(lctx) {
 }
@@ -86,12 +87,14 @@ void llama_kv_dynamic::synchronize() const {
     }
 }
 
-uint64_t llama_kv_dynamic::generation() {
-    return llama_kv_dynamic_gen.load(std::memory_order_acquire);
+void llama_kv_dynamic::set_moved() {
+    n_moves_all.fetch_add(1);
 }
 
-void llama_kv_dynamic::bump_generation() {
-    llama_kv_dynamic_gen.fetch_add(1, std::memory_order_acq_rel);
+bool llama_kv_dynamic::moved() {
+    const uint64_t n = n_moves_all.load();
+
+    return std::exchange(n_moves, n) != n;
 }
 
 //
@@ -137,16 +140,6 @@ bool llama_context::kv_dynamic_grow() {
     }
 
     return true;
-}
-
-bool llama_context::kv_dynamic_moved() {
-    const uint64_t gen = llama_kv_dynamic::generation();
-
-    const bool res = gen != kv_dynamic_gen;
-
-    kv_dynamic_gen = gen;
-
-    return res;
 }
 
 //
@@ -319,7 +312,7 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
     dyn->dyn->synchronize();
 
     // also after a failure: a layer may have a new buffer
-    llama_kv_dynamic::bump_generation();
+    llama_kv_dynamic::set_moved();
 
     for (const uint32_t n : { n_next, n_smallest }) {
         LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n);

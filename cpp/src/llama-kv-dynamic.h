@@ -63,10 +63,10 @@ public:
     // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
     void synchronize() const;
 
-    // the number of times that storage moved in this process. a graph built before the last one has stale addresses
-    // process-wide, because a context can use the storage of another one
-    static uint64_t generation();
-    static void     bump_generation();
+    // true once after storage moved anywhere in the process: the graphs of this context may have stale addresses
+    bool moved();
+
+    static void set_moved();
 
 private:
     llama_context * lctx;
@@ -76,6 +76,8 @@ private:
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
     bool is_pending = false;
+
+    uint64_t n_moves = 0; // those that moved() has reported
 };
 
 // per llama_kv_cache

@@ -5,7 +5,7 @@
 // Constraints
 //   - The ggml_tensor objects stay, only their buffer, data and strides change. Whoever holds a pointer to one (a cache
 //     that shares layers, the per-stream views, a deferred state read) follows a growth. A compute graph does not: it
-//     has views with the old addresses, see llama_kv_dynamic::generation().
+//     has views with the old addresses, see llama_kv_dynamic::moved().
 //   - One buffer per layer, and a layer's old buffer is freed before the next layer is allocated: the transient of a
 //     growth is one layer, not old + new.
 //   - All layers have the same number of cells when try_resize() returns: the row indices that the graphs write to
