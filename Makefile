@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml ci/setup.sh
 	@rm -f .venv/installed-* && touch $@
 
 verify: $(STAMP)  ## the main job: fetch, apply, build, verify
+	$(KVTOOL) doctor
 	$(KVTOOL) fetch
 	$(KVTOOL) apply
 	$(KVTOOL) build --$(BACKEND)
