@@ -191,14 +191,14 @@ _PERCENT = re.compile(r"Updating files:\s+(\d+)%")
 
 
 def _checkout(git: Git, console: Console, branch: str, head: str) -> None:
-    """`git checkout -B`: writes the files that differ, refuses to overwrite untracked ones (TreeError)."""
+    """`git checkout -B`: writes the files that differ, refuses to overwrite untracked or ignored ones (TreeError)."""
     with console.progress(f"checking out {branch}", 100) as bar:
 
         def on_line(line: str) -> None:
             if found := _PERCENT.search(line):
                 bar.update(int(found[1]))
 
-        done = git.watch("checkout", "--progress", "--no-track", "-B", branch, head, on_line=on_line)
+        done = git.watch("checkout", "--progress", "--no-overwrite-ignore", "-B", branch, head, on_line=on_line)
     if done.returncode != 0:
         if "No space left" in done.stdout:
             raise DiskError("the disk is full", why="git checkout could not write", output=done.stdout)

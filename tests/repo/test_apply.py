@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Tiny, git
+from tests.conftest import Tiny, git, write_files
 
 
 def mtimes(tree: Path) -> dict[str, int]:
@@ -222,6 +222,20 @@ def test_untracked_file_is_kept_even_in_the_way(project: Tiny, kvtool) -> None:
     write.write_text("theirs")
     ran = kvtool("apply", "--json")
     assert ran.code == 4 and (project.tree / "src/other.cpp").read_text() == "mine"
+
+
+def test_ignored_file_in_the_way_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    before = git(project.tree, "rev-parse", "HEAD")
+    write_files(project.tree, {"build-mine/x.cpp": "mine"})
+    write_files(project.root, {"cpp/build-mine/x.cpp": "theirs", "cpp/src/new.cpp": "int newer;\n"})
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "build-mine/x.cpp" in ran.json["error"]["output"]
+    assert (project.tree / "build-mine/x.cpp").read_text() == "mine"
+    assert (project.tree / "src/new.cpp").read_text() == "int brand_new;\n"
+    assert git(project.tree, "rev-parse", "HEAD") == before
+    (project.tree / "build-mine/x.cpp").unlink()
+    assert kvtool("apply").code == 0
 
 
 def test_ignored_file_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvtool import flowback
-from tests.conftest import Tiny, git
+from tests.conftest import Tiny, git, write_files
 
 
 @pytest.fixture
@@ -62,7 +63,9 @@ def test_fixup_goes_into_its_patch(applied: Tiny, kvtool, tmp_path) -> None:
     other = (applied.root / "patches/use.patch").read_bytes()
     ran = kvtool("export", "--json")
     assert (ran.code, files(ran)) == (0, {"patches/flag.patch": "change"})
-    assert b"+    bool dynamic; // off" in (applied.root / "patches/flag.patch").read_bytes()
+    text = (applied.root / "patches/flag.patch").read_text()
+    assert text.startswith(f"From {'0' * 40} ") and text.endswith("+    bool dynamic; // off\n     bool three;\n")
+    assert re.search(r"^index [0-9a-f]{40}\.\.[0-9a-f]{40} 100644$", text, re.MULTILINE)
     assert (applied.root / "patches/use.patch").read_bytes() == other
     assert git(applied.tree, "log", "--format=%s").splitlines()[:2] == ["use: a patch", "flag: a patch"]
     round_trip(applied, kvtool, tmp_path)
@@ -214,6 +217,8 @@ name = Hostile
 email = hostile@example.invalid
 [fetch]
 fsckObjects = true
+[init]
+templateDir = {hooks}/template
 """
 
 
@@ -224,6 +229,9 @@ def test_hostile_configuration_changes_no_byte(project: Tiny, kvtool, tmp_path, 
         tree = tmp_path / f"{where}-tree"
         assert kvtool("apply").code == 0
         applied = git(tree, "rev-parse", "HEAD")
+        if where == "hostile":  # in the tree's own configuration too
+            with (tree / ".git/config").open("a") as config:
+                config.write(HOSTILE.format(hooks=hooks))
         file = tree / "src/b.h"
         file.write_bytes(file.read_bytes().replace(b"bool dynamic;", b"bool dynamic; // \xc3\xbc \t"))
         options = ("-c", "commit.gpgsign=false", "-c", "commit.template=", "-c", "core.hooksPath=/dev/null")
@@ -235,12 +243,12 @@ def test_hostile_configuration_changes_no_byte(project: Tiny, kvtool, tmp_path, 
         mails = [p.read_bytes() for p in sorted((tmp_path / f"{where}-mails").iterdir())]
         return applied, git(tree, "rev-parse", "HEAD"), done, mails
 
+    hooks = tmp_path / "hooks"
     start = project.snapshot()
     plain = all_of_it("plain")
     for name, content in start.items():
         (project.root / name).write_bytes(content)
-    hooks = tmp_path / "hooks"
-    hooks.mkdir()
+    write_files(hooks, {"template/info/attributes": "* -diff text eol=crlf\n"})
     (hooks / "order").write_text("*.h\n")
     for name in ("post-checkout", "reference-transaction", "pre-commit", "applypatch-msg"):
         (hooks / name).write_text("#!/bin/sh\nexit 1\n")
@@ -328,6 +336,13 @@ def test_fixup_that_needs_a_later_patch(applied: Tiny, kvtool) -> None:
     edit(applied, "src/a.cpp", "x + 2 + grown();", "x + 2 + grown(1);", "fixup! flag")
     refused(applied, kvtool, 3, "does not go into its patch", "later patch")
     assert git(applied.tree, "status", "--porcelain") == ""
+
+
+def test_fold_that_would_change_the_result(applied: Tiny, kvtool) -> None:
+    """A fixup of an early patch takes back what a later commit does: folded, it would do nothing."""
+    edit(applied, "src/a.cpp", "x + 6;", "x + 66;", "six")
+    edit(applied, "src/a.cpp", "x + 66;", "x + 6;", "fixup! flag")
+    refused(applied, kvtool, 3, "cannot be folded", "src/a.cpp")
 
 
 def test_patch_whose_commit_is_gone(applied: Tiny, kvtool) -> None:

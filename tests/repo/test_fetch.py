@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -154,6 +155,21 @@ def test_damaged_cache_is_replaced(project: Tiny, kvtool, tmp_path: Path) -> Non
     ran = kvtool("fetch", "--json")
     assert (ran.code, ran.json["source"]) == (0, f"mirror {project.upstream}")
     assert kvtool("apply").code == 0
+
+
+@pytest.mark.parametrize("lost", ["src", "src/a.cpp"])
+def test_cache_that_lost_an_object_is_replaced(project: Tiny, kvtool, tmp_path: Path, lost: str) -> None:
+    kvtool("fetch")
+    repo = cache_of(tmp_path) / "upstream.git"
+    for pack in list((repo / "objects/pack").glob("*.pack")):
+        aside = pack.rename(tmp_path / "aside.pack")
+        with aside.open("rb") as file:
+            subprocess.run(["git", "-C", str(repo), "unpack-objects", "-q"], stdin=file, check=True)
+    name = git(repo, "rev-parse", f"refs/kvtool/upstream/v1:{lost}")
+    (repo / "objects" / name[:2] / name[2:]).unlink()
+    ran = kvtool("fetch", "--json")
+    assert (ran.code, ran.json["source"]) == (0, f"mirror {project.upstream}")
+    assert git(repo, "fsck", "--no-dangling") == ""
 
 
 def test_leftovers_of_a_killed_fetch_go(project: Tiny, kvtool, tmp_path: Path) -> None:
