@@ -1,0 +1,57 @@
+"""Memory runs out while the cache grows: the request gets an error, everything else goes on.
+
+LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, N+ that one and all later ones (llama-kv-storage.cpp).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtool import models
+from kvtool.errors import VerifyError
+from kvtool.server import Answer, LlamaServer, Request, llama_server
+from kvtool.texts import growths, prompt
+from tests.e2e.conftest import Real
+
+SHORT = Request("the stone under the bridge", 16)
+LONG = Request(prompt(1, 600), 16)
+ARGS = ("-c", "2048", "-np", "1", "-t", "1", "-lv", "4")
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    vocabulary = real.tree / "models" / models.VOCABULARY
+    return models.spoken(real.toys / "llama-dense.gguf", vocabulary, real.tree / "build" / "verify")
+
+
+@pytest.fixture(scope="module")
+def static_answer(real: Real, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    log = tmp_path_factory.mktemp("static") / "server.log"
+    with llama_server(real.bin / "llama-server", model, ARGS, log) as server:
+        return server.complete(SHORT)
+
+
+def answered(server: LlamaServer, request: Request) -> bool:
+    try:
+        server.complete(request)
+    except VerifyError as err:
+        assert "Context size has been exceeded" in err.why
+        return False
+    return True
+
+
+@pytest.mark.parametrize("fail", ["1", "2", "1+", "2+"])
+def test_the_server_goes_on_after_a_growth_that_fails(
+    real: Real, model: Path, static_answer: Answer, fail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", fail)
+    with llama_server(real.bin / "llama-server", model, (*ARGS, "--kv-dynamic"), tmp_path / "server.log") as server:
+        assert server.complete(SHORT) == static_answer
+        # two layers, so two allocations. the first long request may be answered too: the server retries with smaller batches, which need less
+        answers = [answered(server, LONG), answered(server, LONG)]
+        assert server.complete(SHORT).text == static_answer.text
+        assert "not enough memory" in server.log
+        assert growths(server.log)
+    assert answers[1] == (not fail.endswith("+"))
