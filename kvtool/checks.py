@@ -1,9 +1,10 @@
 """What verify checks, as data, and what each answer means. Pure: kvtool/runner.py does the running.
 
-A Check is one comparison of a static with a dynamic cache; a Finding is what came of it. Four kinds:
+A Check is one comparison of a static with a dynamic cache; a Finding is what came of it. The kinds:
 
 - kv-check: one toy model through kv-check, which compares the logits of every decode bit for bit
 - completion: llama-completion's text on a model that speaks, with and without --kv-dynamic
+- bench: llama-bench, which parses its arguments itself, measures with and without it
 - server: llama-server's answers to a script of requests, likewise
 - memory: what a context of Qwen3.5-27B's cache geometry takes right after its creation
 """
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 from kvtool.result import CheckOutcome
 
-Kind = Literal["kv-check", "completion", "server", "memory"]
+Kind = Literal["kv-check", "completion", "bench", "server", "memory"]
 
 # kv-check's own words, and those for a kv-check that has none to say.
 PASSING = ("same", "same-not-grown")
@@ -54,6 +55,7 @@ MEMORY_LIMIT = 64 * 2**20  # bytes a dynamic context of that size may add to the
 class Check:
     """One comparison. group: its row in the table; args: more arguments for the program; timeout in seconds per run.
 
+    by_env: the flag is given by its environment variable.
     exact (server only): the static server repeats itself to the bit, so one differing token is a failure; otherwise
     the batches depend on when requests arrive, and an answer must be one that some static run gave.
     """
@@ -64,6 +66,7 @@ class Check:
     group: str = ""
     args: tuple[str, ...] = ()
     timeout: float = 300.0
+    by_env: bool = False
     exact: bool = True
 
 

@@ -22,8 +22,20 @@ class _Late(VerifyError):
     """A kv-check that did not come back in time."""
 
 
-def kv_check(check: Check, binary: Path) -> Finding:
-    """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure."""
+class _Stopped(Exception):
+    """The run was given up (Ctrl-C); raised inside process.capture, it ends the program."""
+
+
+def kv_check(check: Check, binary: Path, stop: threading.Event | None = None) -> Finding:
+    """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure.
+
+    stop: when it is set, the program is ended and _Stopped raised.
+    """
+
+    def look() -> None:
+        if stop is not None and stop.is_set():
+            raise _Stopped
+
     argv: list[str | Path] = [
         binary,
         "-m",
@@ -34,20 +46,21 @@ def kv_check(check: Check, binary: Path) -> Finding:
         "-v",
     ]  # -v: the log names the memory class
     try:
-        done = process.capture(argv, check=False, timeout=check.timeout, error=_Late)
+        done = process.capture(argv, check=False, timeout=check.timeout, error=_Late, on_tick=look)
     except _Late as late:
         return failed(check, "timeout", late.what, seconds=check.timeout, group=check.group or "other")
     return judge_kv_check(check, done.returncode, done.stdout, done.stderr, done.seconds)
 
 
 @contextmanager
-def _pool(jobs: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that a Ctrl-C leaves at once: what has not started never does."""
-    pool = ThreadPoolExecutor(jobs)
+def _pool(jobs: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
+    """A pool that a Ctrl-C leaves at once: what has not started never does, what runs is told by the event."""
+    pool, stop = ThreadPoolExecutor(jobs), threading.Event()
     try:
-        yield pool
+        yield pool, stop
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        stop.set()
+        pool.shutdown(cancel_futures=True)
 
 
 def kv_checks(
@@ -68,12 +81,12 @@ def kv_checks(
         with lock:
             running.add(label)
         try:
-            return kv_check(check, binary)
+            return kv_check(check, binary, stop)
         finally:
             with lock:
                 running.discard(label)
 
-    with _pool(jobs) as pool:
+    with _pool(jobs) as (pool, stop):
         # The large models first: they take longest, and one that starts last would run alone at the end.
         heavy_first = sorted(range(len(checks)), key=lambda i: -_size(checks[i].model))
         started = {i: pool.submit(one, checks[i]) for i in heavy_first}

@@ -63,7 +63,7 @@ COMPLETION = """
 import os, sys, time
 args = sys.argv[1:]
 name = os.path.basename(args[args.index("-m") + 1]).removesuffix(".gguf").split("@")[0]
-dynamic = "--kv-dynamic" in args
+dynamic = "--kv-dynamic" in args or os.environ.get("LLAMA_ARG_KV_DYNAMIC") == "1" and name != "no-variable"
 if name == "timeout":
     time.sleep(60)
 if name == "static-fails" or (name == "dynamic-fails" and dynamic):
@@ -72,6 +72,20 @@ if name == "static-fails" or (name == "dynamic-fails" and dynamic):
 if (dynamic and name != "not-grown") or name == "always-grows":
     print("llama_kv_cache: resizing KV cache from 256 to 512 cells", file=sys.stderr)
 sys.stdout.write("" if name == "empty" else "once upon a time" + ("?" if dynamic and name == "differs" else "!"))
+"""
+
+BENCH = """
+import json, os, sys, time
+args = sys.argv[1:]
+name = os.path.basename(args[args.index("-m") + 1]).removesuffix(".gguf").split("@")[0]
+dynamic = args[args.index("--kv-dynamic") + 1] == "1"
+if name == "timeout":
+    time.sleep(60)
+if name == "static-fails" or (name == "dynamic-fails" and dynamic):
+    sys.exit(1)
+if dynamic and name != "not-grown":
+    print("llama_kv_cache: resizing KV cache from 256 to 512 cells", file=sys.stderr)
+print("unknown test" if name == "garbage" else json.dumps([{"avg_ts": 100.0}]))
 """
 
 SERVER = """
@@ -172,6 +186,7 @@ def programs(directory: Path) -> Path:
     for name, source in (
         ("kv-check", KV_CHECK),
         ("llama-completion", COMPLETION),
+        ("llama-bench", BENCH),
         ("llama-server", SERVER),
         ("test-llama-archs", GENERATOR),
         ("ggml-rpc-server", RPC_SERVER),

@@ -6,14 +6,14 @@ import contextlib
 import fnmatch
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import filelock
 import typer
 
-from kvtool import checks, cmake, devices, junit, models, runner, texts
+from kvtool import checks, cmake, conversation, devices, junit, models, plan, runner, texts
 from kvtool.checks import Check, Finding
 from kvtool.commands import build
 from kvtool.console import Console
@@ -23,15 +23,7 @@ from kvtool.lock import load_lock
 from kvtool.project import Project
 from kvtool.report import Verified, class_rows
 
-TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-server")
-
-# kv-check's variants under --matrix, each with flash attention on; quantized V needs it. Two streams kinds, two types.
-MATRIX: tuple[tuple[str, ...], ...] = (
-    ("-ctk", "q8_0", "-ctv", "q8_0"),
-    ("-ctk", "q4_0", "-ctv", "q4_0"),
-    ("--seqs", "4"),
-    ("--seqs", "4", "--unified"),
-)
+TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server")
 
 
 @dataclass(frozen=True)
@@ -105,64 +97,15 @@ def _make_toys(bench: Bench, console: Console, options: Options) -> tuple[Path, 
     return chosen
 
 
-def plan_kv_checks(toys: Sequence[Path], options: Options) -> list[Check]:
-    """Which kv-check runs this asks for."""
-    if options.quick:
-        quick = ("--quick",)
-        if options.models:
-            return checks.toy_checks(toys, quick)
-        classes, cheap = checks.named_toys(toys, checks.CLASS_TOYS), checks.named_toys(toys, checks.CHEAP_TOYS)
-        return [*checks.toy_checks(classes, quick, ("on",)), *checks.toy_checks(cheap, quick, ("off",))]
-    # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
-    planned = checks.toy_checks(toys, flash=("on",))
-    planned += checks.toy_checks(toys, () if options.matrix else ("--quick",), flash=("off",))
-    if options.matrix:
-        for variant in MATRIX:
-            planned += checks.toy_checks(toys, variant, flash=("on",) if "-ctv" in variant else ("on", "off"))
-    return planned
-
-
 def _kv_checks(
     bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device
 ) -> list[Finding]:
-    planned = _on(on.label, on.kv_check, plan_kv_checks(toys, options))
+    wanted = plan.kv_checks(toys, quick=options.quick, matrix=options.matrix, chosen=bool(options.models))
+    planned = plan.on_device(on.label, on.kv_check, wanted)
     program = bench.program("kv-check")
     jobs = on.jobs or options.jobs or build.default_jobs()
     with console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned))) as bar:
         return runner.kv_checks(planned, program, jobs, bar.update)
-
-
-def _on(label: str, args: Sequence[str], planned: Sequence[Check]) -> list[Check]:
-    """The checks, on a device: its name in their ids, its arguments at the end of theirs."""
-    suffix = f"/{label}" if label else ""
-    return [replace(check, id=check.id + suffix, args=(*check.args, *args)) for check in planned]
-
-
-def plan_texts(speakers: dict[str, Path], quick: bool) -> tuple[list[Check], list[Check]]:
-    """(completion checks, server checks) over the models that speak, by toy name.
-
-    single: one request at a time, every default as it is; batched and unified: concurrent requests (see texts.py).
-    """
-    completions = [Check(f"completion/{name}", "completion", path) for name, path in speakers.items()]
-    servers: list[Check] = []
-    for name, path in speakers.items():
-        if name not in ("llama-dense", "qwen35-dense", "gemma3-dense"):
-            continue
-        servers.append(Check(f"server/{name}/single", "server", path, exact=True, timeout=600))
-        at_once = (
-            {"batched": texts.BATCHED} if quick else {"batched": texts.BATCHED, "unified": ("-kvu", *texts.BATCHED)}
-        )
-        servers += [
-            Check(f"server/{name}/{kind}", "server", path, args=args, exact=False, timeout=600)
-            for kind, args in at_once.items()
-        ]
-    if not quick:
-        completions += [
-            Check(f"completion/{name}/q8_0", "completion", path, args=("-ctk", "q8_0", "-ctv", "q8_0"))
-            for name, path in speakers.items()
-            if name in ("llama-dense", "qwen35-dense")
-        ]
-    return completions, servers
 
 
 def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool) -> dict[str, Path]:
@@ -182,22 +125,26 @@ def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool)
 
 
 def _texts(bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device) -> list[Finding]:
-    planned = plan_texts(_speakers(bench, console, toys, options.quick), options.quick)
-    completions, servers = (_on(on.label, on.tools, some) for some in planned)
-    script = texts.QUICK_SCRIPT if options.quick else texts.FULL_SCRIPT
+    wanted = plan.texts(_speakers(bench, console, toys, options.quick), quick=options.quick)
+    planned = plan.on_device(on.label, on.tools, wanted)
+    script = conversation.QUICK_SCRIPT if options.quick else conversation.FULL_SCRIPT
     work = bench.work / "runs"
     work.mkdir(parents=True, exist_ok=True)
     found: list[Finding] = []
-    with console.progress("texts with and without the flag", float(len(completions) + len(servers))) as bar:
-        for check in completions:
+
+    with console.progress("texts with and without the flag", float(len(planned))) as bar:
+        for check in planned:
             bar.update(len(found), check.id)
-            found.append(texts.completion(check, bench.program("llama-completion"), work))
-        for check in servers:
 
             def note(run: str, check: Check = check) -> None:
                 bar.update(len(found), f"{check.id} {run}")
 
-            found.append(texts.serve(check, bench.program("llama-server"), work, script, note))
+            if check.kind == "completion":
+                found.append(texts.completion(check, bench.program("llama-completion"), work))
+            elif check.kind == "bench":
+                found.append(texts.bench(check, bench.program("llama-bench")))
+            else:
+                found.append(conversation.serve(check, bench.program("llama-server"), work, script, note))
     return found
 
 

@@ -36,8 +36,8 @@ class Real:
 
     @property
     def toys(self) -> Path:
-        """The directory of the toy models; made when no verify has run yet."""
-        return models.toys(cmake.binary(self.tree, "test-llama-archs"), self.tree / "build" / "verify")[0].parent
+        """The directory of the toy models; made here when no verify has run yet."""
+        return models.toys(self.bin / "test-llama-archs", self.tree / "build" / "verify")[0].parent
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:

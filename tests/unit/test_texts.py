@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtool import texts
+from kvtool import conversation, texts
 from kvtool.checks import Check, Finding
 from kvtool.result import CheckOutcome
 from tests import fakes
 
-SCRIPT = texts.Script(rounds=2, generate=8, shift=True)
+SCRIPT = conversation.Script(rounds=2, generate=8, shift=True)
 
 
 @pytest.fixture
@@ -49,9 +49,37 @@ def test_a_completion_that_hangs_is_a_timeout(bin_dir: Path) -> None:
     assert complete(bin_dir, "timeout", timeout=1.0).status == "timeout"
 
 
+def test_the_environment_variable_is_tried_alone(bin_dir: Path) -> None:
+    def by_env(name: str) -> Finding:
+        check = Check("completion/x", "completion", fakes.model(bin_dir.parent, name), by_env=True)
+        return texts.completion(check, bin_dir / "llama-completion", bin_dir.parent)
+
+    assert by_env("good").status == "same"
+    assert by_env("no-variable").status == "not-grown"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("good", "same"),
+        ("not-grown", "not-grown"),
+        ("static-fails", "static-fails"),
+        ("dynamic-fails", "dynamic-fails"),
+        ("garbage", "garbage"),
+        ("timeout", "timeout"),
+    ],
+)
+def test_bench(bin_dir: Path, name: str, status: str) -> None:
+    timeout = 1.0 if name == "timeout" else 20.0
+    check = Check("bench/x", "bench", fakes.model(bin_dir.parent, name), timeout=timeout)
+    found = texts.bench(check, bin_dir / "llama-bench")
+    assert found.status == status
+    assert (found.outcome is CheckOutcome.PASSED) == (status == "same")
+
+
 def serve(bin_dir: Path, name: str, exact: bool = True) -> Finding:
     check = Check(f"server/{name}", "server", fakes.model(bin_dir.parent, name), exact=exact)
-    return texts.serve(check, bin_dir / "llama-server", bin_dir.parent, SCRIPT)
+    return conversation.serve(check, bin_dir / "llama-server", bin_dir.parent, SCRIPT)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -84,13 +112,13 @@ def test_a_static_server_that_gives_both_answers_proves_a_batched_dynamic_one(bi
 def test_a_server_that_never_repeats_itself_proves_nothing(bin_dir: Path) -> None:
     found = serve(bin_dir, "drifts", exact=False)
     assert (found.status, found.outcome) == ("unstable", CheckOutcome.FAILED)
-    assert found.details["static_runs"] == texts.STATIC_RUNS
+    assert found.details["static_runs"] == conversation.STATIC_RUNS
     assert "proves nothing" in found.reason
 
 
 def test_an_answer_that_only_the_dynamic_server_gives_differs_even_with_six_controls(bin_dir: Path) -> None:
     found = serve(bin_dir, "rare", exact=False)
-    assert (found.status, found.details["static_runs"]) == ("differs", texts.STATIC_RUNS)
+    assert (found.status, found.details["static_runs"]) == ("differs", conversation.STATIC_RUNS)
 
 
 def test_an_exact_server_that_flips_is_unstable(bin_dir: Path) -> None:

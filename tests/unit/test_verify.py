@@ -13,7 +13,7 @@ from typing import Any
 import filelock
 import pytest
 
-from kvtool import checks, cli, devices, junit, models, report
+from kvtool import checks, cli, devices, junit, models, plan, report
 from kvtool.checks import Finding
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
@@ -166,6 +166,8 @@ def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, caps
         "kv-check/qwen35-dense/fa-off/quick",
         "completion/llama-dense",
         "completion/qwen35-dense",
+        "completion/llama-dense/environment",
+        "bench/llama-dense",
         "server/llama-dense/single",
         "server/llama-dense/batched",
         "server/qwen35-dense/single",
@@ -259,7 +261,7 @@ def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.C
 
 
 def test_matrix_adds_types_and_sequences() -> None:
-    planned = verify.plan_kv_checks([Path("a.gguf")], verify.Options(matrix=True))
+    planned = plan.kv_checks([Path("a.gguf")], quick=False, matrix=True, chosen=False)
     assert [c.id for c in planned] == [
         "kv-check/a/fa-on",
         "kv-check/a/fa-off",

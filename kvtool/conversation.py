@@ -1,0 +1,173 @@
+"""llama-server with and without --kv-dynamic: the same script of requests, the same answers?
+
+It proves what kv-check cannot: that the server survives growths in the middle of a conversation, with other slots
+waiting, and keeps its slot files, prompt caches and context shifts.
+
+Is the static server equal to itself? Asked one request at a time (exact): to the bit. With requests at once, arrival
+decides how many tokens one matrix product has, and the sums round differently. In f16 that is seen in the third digit
+of a logprob, because one rounding more or less is passed on by sharp attention; with BATCHED's settings it is 1e-5 at
+most (measured over 120 starts). So concurrent requests are compared with those settings, the static server is run twice
+at least, and a dynamic answer must be one that a static run gave. What static cannot repeat is unstable, not equal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtool.checks import Check, Finding, failed, finding
+from kvtool.errors import VerifyError
+from kvtool.result import CheckOutcome
+from kvtool.server import Answer, LlamaServer, Request, llama_server
+from kvtool.texts import FLAG, growths, judge_logs, prompt
+
+BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
+STATIC_RUNS = 6  # at most, while a batched dynamic answer is still unmatched
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a transcript: what was asked, what came back. Two runs are equal when their steps are."""
+
+    name: str
+    answer: Answer | None = None
+    numbers: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        text = "" if self.answer is None else f" {self.answer.text[:60]!r}"
+        return f"{self.name}{text} {' '.join(str(n) for n in self.numbers)}".rstrip()
+
+
+@dataclass(frozen=True)
+class Script:
+    """How much is asked. rounds of one request per slot; generate: tokens each; shift: tokens beyond the slot's end."""
+
+    rounds: int
+    generate: int
+    shift: bool
+
+
+QUICK_SCRIPT = Script(rounds=2, generate=96, shift=False)
+FULL_SCRIPT = Script(rounds=4, generate=128, shift=True)
+SLOTS = 4
+CELLS = 8192  # over all slots: 2048 each, eight times the start
+
+
+def converse(server: LlamaServer, script: Script, own: str, other: str, at_once: bool) -> list[Step]:
+    """Run the script; at_once: a round's requests together, or one after the other.
+
+    own, other: slot files to write and to read; the other one was written by another server.
+    """
+    steps: list[Step] = []
+
+    def ask(name: str, *requests: Request) -> None:
+        answers = server.together(requests) if at_once else tuple(server.complete(r) for r in requests)
+        steps.extend(Step(f"{name}, slot {r.slot}", a) for r, a in zip(requests, answers, strict=True))
+
+    def texts(offset: int, suffix: str = "") -> list[str]:
+        return [prompt(10 * offset + slot, 300 + 150 * slot) + suffix for slot in range(SLOTS)]
+
+    for number in range(script.rounds):
+        every = [Request(text, script.generate, slot) for slot, text in enumerate(texts(number))]
+        ask(f"round {number + 1}", *every)
+    last = script.rounds - 1
+    again = [Request(text, 32, slot) for slot, text in enumerate(texts(last, " and then"))]
+    ask("same beginning again", *again)
+    saved = server.slot("save", 2, own)
+    server.slot("erase", 2)
+    restored = server.slot("restore", 2, own)
+    steps.append(Step("slot saved and restored", numbers=(int(saved["n_saved"]), int(restored["n_restored"]))))
+    continued = texts(last, " and then they went")[2]
+    ask("after its own slot file", Request(continued, 32, 2))
+    restored = server.slot("restore", 3, other)
+    steps.append(Step("slot file of the other kind", numbers=(int(restored["n_restored"]),)))
+    ask("after the other kind's slot file", Request(continued, 32, 3))
+    if script.shift:
+        ask("beyond the end of the slot", Request(prompt(77, 300), CELLS // SLOTS + 200, 1))
+    return steps
+
+
+@dataclass(frozen=True)
+class _Run:
+    steps: tuple[Step, ...]
+    log: str
+
+
+def serve(
+    check: Check,
+    binary: Path,
+    work: Path,
+    script: Script,
+    on_run: Callable[[str], None] = lambda _name: None,
+) -> Finding:
+    """The script on a static server, a dynamic one, and static ones again as the control."""
+    started = time.monotonic()
+    slots = work / "slots"
+    slots.mkdir(parents=True, exist_ok=True)
+    base = [*f"-c {CELLS} -np {SLOTS} -t 1 -lv 4 --context-shift --slot-save-path".split(), f"{slots}/"]
+
+    def run(name: str, other: str, *more: str) -> _Run:
+        on_run(name)
+        log = work / f"{check.id.replace('/', '-')}-{name}.log"
+        with llama_server(binary, check.model, [*base, *check.args, *more], log) as server:
+            steps = converse(server, script, f"{name}.bin", f"{other}.bin", at_once=not check.exact)
+        return _Run(tuple(steps), log.read_text("utf-8", "replace"))
+
+    try:
+        statics = [run("static-1", "static-1")]
+    except VerifyError as err:
+        return failed(check, "static-fails", str(err), details={"log": err.output}, seconds=time.monotonic() - started)
+    try:
+        dynamic = run("dynamic", "static-1", FLAG)
+    except VerifyError as err:
+        return failed(check, "dynamic-fails", str(err), details={"log": err.output}, seconds=time.monotonic() - started)
+    try:
+        # The control reads the dynamic server's slot file, which the static one must understand as its own.
+        statics.append(run("static-2", "dynamic"))
+        while not check.exact and _unmatched(dynamic, statics) and len(statics) < STATIC_RUNS:
+            statics.append(run(f"static-{len(statics) + 1}", "static-1"))
+    except VerifyError as err:
+        return failed(check, "unstable", f"the control run failed: {err}", seconds=time.monotonic() - started)
+    return _judge_server(check, statics, dynamic, time.monotonic() - started)
+
+
+def _key(step: Step) -> tuple[object, ...]:
+    a = step.answer
+    if a is None:
+        return (step.name, step.numbers)
+    return (step.name, a.tokens, a.text, a.prompt_tokens, a.reused, a.truncated)
+
+
+def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
+    """Indices of the dynamic steps that no static run has."""
+    return [i for i, step in enumerate(dynamic.steps) if _key(step) not in {_key(s.steps[i]) for s in statics}]
+
+
+def _judge_server(check: Check, statics: Sequence[_Run], dynamic: _Run, seconds: float) -> Finding:
+    answers = sum(step.answer is not None for step in dynamic.steps)
+    unstable = [i for i in range(len(dynamic.steps)) if len({_key(s.steps[i]) for s in statics}) > 1]
+    details: dict[str, object] = {
+        "answers": answers,
+        "static_runs": len(statics),
+        "not_repeated_by_static": len(unstable),
+        "growths": growths(dynamic.log),
+    }
+    if wrong := judge_logs(check, [s.log for s in statics], dynamic.log, details, seconds):
+        return wrong
+    missing = _unmatched(dynamic, statics)
+    if missing:
+        at = missing[0]
+        reason = f"{len(missing)} of {answers} answers differ; {statics[0].steps[at]} became {dynamic.steps[at]}"
+        status = "unstable" if set(missing) <= set(unstable) else "differs"
+        if status == "unstable":
+            reason = f"the static server does not repeat itself here, so this proves nothing: {reason}"
+        return failed(check, status, reason, seconds=seconds, details=details)
+    if check.exact and unstable:
+        first = statics[0].steps[unstable[0]], statics[1].steps[unstable[0]]
+        status = "differs" if "other kind" in first[0].name else "unstable"
+        reason = f"the second static server answered differently: {first[0]} became {first[1]}"
+        return failed(check, status, reason, seconds=seconds, details=details)
+    reason = f"{answers} answers equal" + (f", of which static repeats {answers - len(unstable)}" if unstable else "")
+    return finding(check, CheckOutcome.PASSED, "same", reason, grown=True, seconds=seconds, details=details)

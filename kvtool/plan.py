@@ -1,0 +1,72 @@
+"""Which checks verify runs. Pure: models and options in, checks out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvtool.checks import CHEAP_TOYS, CLASS_TOYS, Check, named_toys, toy_checks
+from kvtool.conversation import BATCHED
+
+# kv-check's further variants under --matrix. Quantized V needs flash attention; the others run without it as well.
+MATRIX: tuple[tuple[str, ...], ...] = (
+    ("-ctk", "q8_0", "-ctv", "q8_0"),
+    ("-ctk", "q4_0", "-ctv", "q4_0"),
+    ("--seqs", "4"),
+    ("--seqs", "4", "--unified"),
+)
+
+SERVED = ("llama-dense", "qwen35-dense", "gemma3-dense")  # plain, hybrid, iSWA: the classes that people serve
+QUANTIZED = ("llama-dense", "qwen35-dense")
+
+
+def kv_checks(toys: Sequence[Path], *, quick: bool, matrix: bool, chosen: bool) -> list[Check]:
+    """kv-check runs. chosen: the user named the toys, so quick runs all of them."""
+    short = ("--quick",)
+    if quick and chosen:
+        return toy_checks(toys, short)
+    if quick:
+        classes, cheap = named_toys(toys, CLASS_TOYS), named_toys(toys, CHEAP_TOYS)
+        return [*toy_checks(classes, short, ("on",)), *toy_checks(cheap, short, ("off",))]
+    # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
+    planned = [*toy_checks(toys, flash=("on",)), *toy_checks(toys, () if matrix else short, flash=("off",))]
+    if matrix:
+        for variant in MATRIX:
+            planned += toy_checks(toys, variant, flash=("on",) if "-ctv" in variant else ("on", "off"))
+    return planned
+
+
+def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
+    """Checks of the programs that write, over the models that speak, by toy name; the cheap ones first.
+
+    single: one request at a time, every default as it is; batched and unified: concurrent requests (conversation.py).
+    """
+    planned = [Check(f"completion/{name}", "completion", path) for name, path in speakers.items()]
+    if plain := speakers.get("llama-dense"):
+        planned.append(Check("completion/llama-dense/environment", "completion", plain, by_env=True))
+        planned.append(Check("bench/llama-dense", "bench", plain))
+    if not quick:
+        q8_0 = ("-ctk", "q8_0", "-ctv", "q8_0")
+        planned += [
+            Check(f"completion/{name}/q8_0", "completion", speakers[name], args=q8_0)
+            for name in QUANTIZED
+            if name in speakers
+        ]
+    at_once: dict[str, tuple[str, ...]] = {"batched": BATCHED}
+    if not quick:
+        at_once["unified"] = ("-kvu", *BATCHED)
+    for name in SERVED:
+        if path := speakers.get(name):
+            planned.append(Check(f"server/{name}/single", "server", path, timeout=600))
+            planned += [
+                Check(f"server/{name}/{kind}", "server", path, args=args, exact=False, timeout=600)
+                for kind, args in at_once.items()
+            ]
+    return planned
+
+
+def on_device(label: str, args: Sequence[str], planned: Sequence[Check]) -> list[Check]:
+    """The checks, on a device: its label in their ids, its arguments at the end of theirs."""
+    suffix = f"/{label}" if label else ""
+    return [replace(check, id=check.id + suffix, args=(*check.args, *args)) for check in planned]
