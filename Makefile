@@ -5,7 +5,6 @@
 
 BACKEND ?= cpu
 QUICK ?=
-TREE := $(or $(KVTOOL_TREE),llama.cpp)
 KVTOOL := .venv/bin/kvtool
 # The name carries the directory: a virtual environment does not survive being moved, so a moved clone makes a new one.
 STAMP := .venv/installed-$(shell pwd | cksum | cut -d' ' -f1)
@@ -28,7 +27,7 @@ verify: $(STAMP)  ## the main job: fetch, apply, build, verify
 	$(KVTOOL) fetch
 	$(KVTOOL) apply
 	$(KVTOOL) build --$(BACKEND)
-	$(KVTOOL) verify$(if $(filter-out cpu,$(BACKEND)), --bin $(TREE)/build/$(BACKEND)-release/bin)$(if $(QUICK), --quick)
+	$(KVTOOL) verify --$(BACKEND)$(if $(QUICK), --quick)
 
 test: $(STAMP)  ## everything tested; reports in report/
 	@bash ci/suite.sh
