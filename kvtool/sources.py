@@ -29,6 +29,10 @@ _DAMAGED = re.compile(
     r"|early EOF|not our ref|could not parse|premature end|unexpected end|hashes are required|do not match the hash",
     re.IGNORECASE,
 )
+# pip says "No matching distribution" also when it reached nothing at all
+_UNREACHED = re.compile(
+    r"Could ?not resolve|refused|timed? ?out|ENOTFOUND|EAI_AGAIN|unreachable|Retrying|Failed to connect"
+)
 _FULL = re.compile(r"ENOSPC|No space left|Disk quota", re.IGNORECASE)
 
 
@@ -99,7 +103,7 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[
 def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]]) -> KvtoolError:
     """One error for all sources: damage weighs more than absence, since it needs a person."""
     reasons = "; ".join(f"{name}: {err}" for name, err in failures) or "the lock names no source for it"
-    output = "\n\n".join(err.output for _, err in failures if err.output)
+    output = "\n\n".join(err.output.strip() for _, err in failures if err.output and isinstance(err, LockError))
     kind = next((type(err) for _, err in failures if isinstance(err, LockError)), NetworkError)
     return kind(
         f"no source could deliver llama.cpp {upstream.tag}",
@@ -110,17 +114,18 @@ def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]])
     )
 
 
-def _explain(what: str, output: str) -> KvtoolError:
-    """The error for a client's failure, told by its output."""
+def _explain(output: str, what: str = "") -> KvtoolError:
+    """The error for a client's failure, told by its output; what: the subject, where the caller does not name it."""
+    name = f"{what}: " if what else ""
     if _FULL.search(output):
         return DiskError("the disk is full", why=what, output=output)
-    if _REFUSED.search(output):
-        return UsageError(f"{what}: it is not there", output=output)
+    if _REFUSED.search(output) and not _UNREACHED.search(output):
+        return UsageError(f"{name}it is not there", output=output)
     if _DAMAGED.search(output):
-        return LockError(f"{what}: the download is damaged", why="truncated or corrupt", output=output)
-    return NetworkError(
-        f"{what}: it could not be reached", why=(output.strip().splitlines() or [""])[-1], output=output
-    )
+        return LockError(f"{name}the download is damaged", why="truncated or corrupt", output=output)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if _UNREACHED.search(line)]
+    return NetworkError(f"{name}it could not be reached", why=(telling or lines or [""])[0][:200], output=output)
 
 
 # --- git ---------------------------------------------------------------------------------------------------------
@@ -134,7 +139,7 @@ def _from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirr
     where = str(local.absolute()) if local.exists() else url
     if is_mirror and not local.exists() and "://" not in url and not re.match(r"[\w.-]+@[\w.-]+:", url):
         raise UsageError(f"there is no mirror at {url}", why="the path does not exist")
-    ref = _advertised(repo, where, upstream)
+    ref = _advertised(repo, where, upstream, is_mirror=is_mirror)
     depth = () if local.is_file() else ("--depth=1",)
     bar.set_total(200)
 
@@ -144,7 +149,7 @@ def _from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirr
 
     done = repo.watch("fetch", "--progress", "--no-tags", *depth, where, ref, on_line=on_line)
     if done.returncode != 0:
-        raise _explain(f"{url} at {upstream.tag}", done.stdout)
+        raise _explain(done.stdout, f"{url} at {upstream.tag}" if is_mirror else "")
     tree = repo.resolve("FETCH_HEAD^{tree}")
     if tree is None:
         raise LockError(f"{url} at {upstream.tag} is not a source tree")
@@ -153,13 +158,13 @@ def _from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirr
     return tree
 
 
-def _advertised(repo: Git, where: str, upstream: Upstream) -> str:
+def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -> str:
     """The ref that has the tag: the tag, a branch of that name, or HEAD (a bundle or export without names)."""
     done = repo.run("ls-remote", where, check=False)
     if done.returncode != 0:
         if Path(where).exists():
             raise UsageError(f"{where} is not a git repository or bundle", output=done.stderr.strip())
-        raise _explain(where, done.stderr)
+        raise _explain(done.stderr, where if is_mirror else "")
     refs = {line.split("\t")[1] for line in done.stdout.splitlines() if "\t" in line}
     for ref in (f"refs/tags/{upstream.tag}", f"refs/heads/{upstream.tag}", "HEAD"):
         if ref in refs:
@@ -193,7 +198,7 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     archive.extract_file(package, source.path, bundle)
     done = repo.run("fetch", "--quiet", "--no-tags", bundle, "HEAD", check=False)
     if done.returncode != 0:
-        raise LockError(f"the git bundle in {source} is damaged", output=done.stderr.strip())
+        raise LockError("the git bundle in it is damaged", output=done.stderr.strip())
     tree = repo.resolve("FETCH_HEAD^{tree}")
     assert tree is not None  # git has just fetched it
     return tree
@@ -230,10 +235,10 @@ def _download(
 
     done = process.capture(argv, cwd=place, env=env, check=False, on_tick=tick)
     if done.returncode != 0:
-        raise _explain(str(source), done.stderr + done.stdout)
+        raise _explain(done.stderr + done.stdout)
     found = sorted(place.glob(pattern))
     if len(found) != 1:
-        raise LockError(f"{source}: the client left {len(found)} archives instead of one", output=done.stderr)
+        raise LockError(f"the client left {len(found)} archives instead of one", output=done.stderr)
     check_digest(found[0], source)
     return found[0]
 
@@ -249,7 +254,7 @@ def check_digest(path: Path, source: Source) -> None:
         digest = hashlib.file_digest(file, algorithm)
     if wanted not in (digest.hexdigest(), base64.b64encode(digest.digest()).decode()):
         raise LockError(
-            f"{source}: the download is damaged",
+            "the download is damaged",
             why=f"its {algorithm} is {digest.hexdigest()}, not what patches/upstream.lock says",
             next_step="fetch again; if it stays so, the package was replaced: do not trust it",
         )
