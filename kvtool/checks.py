@@ -12,6 +12,7 @@ A Check is one comparison of a static with a dynamic cache; a Finding is what ca
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ CLASS_TOYS = (
     "deepseek4-moe",  # DSV4
 )
 CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these without flash attention too
+# Their window caches reach their full size only with --swa-full; hybrid-iSWA has nothing else that could grow.
+WINDOW_TOYS = ("lfm2-dense", "gemma3-dense", "dots3note-moe", "deepseek4-moe")
 
 # How many toys must really grow with flash attention on, by upstream tag: what was measured when the patches were
 # written for it. Fewer means that a class quietly stopped growing, which every other check would call "same".
@@ -136,6 +139,18 @@ def memory_class(log: str) -> str:
     return "plain" if "llama_kv_cache: size" in log else ""
 
 
+_DYNAMIC = re.compile(r"dynamic KV cache: start = .*?llama_kv_cache: size = .*?, +(\d+) layers", re.DOTALL)
+
+
+def has_layers_that_grow(log: str) -> bool:
+    """Whether some dynamic cache in libllama's log has layers; True when the log does not say.
+
+    A cache whose layers were all given to a window cache grows without a byte: nothing would have been tested.
+    """
+    layers = [int(n) for n in _DYNAMIC.findall(log)]
+    return not layers or any(layers)
+
+
 def _answer(stdout: str) -> dict[str, Any] | None:
     """kv-check's JSON line: the last line that is not empty. None when it is none."""
     lines = [line for line in stdout.splitlines() if line.strip()]
@@ -165,10 +180,14 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str, seconds
         return failed(check, "garbage", reason, details={**details, "log": tail}, **more)
     if status in FAILING:
         return failed(check, status, _where(data) or reason or status, details={**details, "log": tail}, **more)
+    if status == "same" and not has_layers_that_grow(log):
+        status, reason = "same-not-grown", "the cache that grew has no layers: all attention here has a window"
     outcome = CheckOutcome.PASSED if status in PASSING else CheckOutcome.SKIPPED
     if status == "no-cache":
         more["group"] = memory_class(log) or "no cache"
-    return finding(check, outcome, status, reason, grown=bool(data.get("grown")), details=details, **more)
+    return finding(
+        check, outcome, status, reason, grown=status == "same" and bool(data.get("grown")), details=details, **more
+    )
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:

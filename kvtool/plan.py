@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvtool.checks import CHEAP_TOYS, CLASS_TOYS, Check, named_toys, toy_checks
+from kvtool.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, named_toys, toy_checks
 from kvtool.conversation import BATCHED
 
 # kv-check's further variants under --matrix. Quantized V needs flash attention; the others run without it as well.
@@ -27,10 +27,14 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, matrix: bool, chosen: bool) 
     if quick and chosen:
         return toy_checks(toys, short)
     if quick:
-        classes, cheap = named_toys(toys, CLASS_TOYS), named_toys(toys, CHEAP_TOYS)
-        return [*toy_checks(classes, short, ("on",)), *toy_checks(cheap, short, ("off",))]
+        return [
+            *toy_checks(named_toys(toys, CLASS_TOYS), short, ("on",)),
+            *toy_checks(named_toys(toys, CHEAP_TOYS), short, ("off",)),
+            *toy_checks(named_toys(toys, WINDOW_TOYS[:1]), ("--swa-full", *short), ("on",)),
+        ]
     # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
     planned = [*toy_checks(toys, flash=("on",)), *toy_checks(toys, () if matrix else short, flash=("off",))]
+    planned += toy_checks(named_toys(toys, WINDOW_TOYS), ("--swa-full", *short))
     if matrix:
         for variant in MATRIX:
             planned += toy_checks(toys, variant, flash=("on",) if "-ctv" in variant else ("on", "off"))

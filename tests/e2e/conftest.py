@@ -53,7 +53,7 @@ def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
 def real() -> Real:
     """The patched tree as `kvtool build` left it, with everything that verify needs."""
     code, built = kvtool(
-        "build", *(f"--target={t}" for t in (*cmake.VERIFY_TARGETS, "llama-completion", "llama-server"))
+        "build", *(f"--target={t}" for t in (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server"))
     )
     if code != 0:
         pytest.fail(f"these tests need the patched tree: kvtool fetch, apply, build ({built['error']['what']})")

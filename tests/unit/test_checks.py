@@ -96,6 +96,23 @@ def test_the_memory_class_is_read_from_the_log(log: str, expected: str) -> None:
     assert checks.memory_class(log) == expected
 
 
+EMPTY = (
+    "dyn_init: dynamic KV cache: start = 256 cells\nllama_kv_cache: size =    0.00 MiB (   256 cells,   0 layers, 1/1"
+)
+FULL = EMPTY.replace("0 layers", "2 layers")
+
+
+@pytest.mark.parametrize(
+    ("log", "grown"),
+    [(FULL, True), (EMPTY, False), (f"{EMPTY}\n{FULL}", True), (f"{EMPTY}\n{EMPTY}", False), (PLAIN, True)],
+)
+def test_a_growth_of_a_cache_without_layers_is_none(log: str, grown: bool) -> None:
+    found = judged("same", 0, log, grown=True)
+    assert (found.grown, found.status) == (grown, "same" if grown else "same-not-grown")
+    assert found.outcome is CheckOutcome.PASSED
+    assert ("no layers" in found.reason) == (not grown)
+
+
 def runs(grown: int, total: int) -> list[Finding]:
     return [
         Finding(f"kv-check/m{i}/fa-on", "kv-check", "plain", CheckOutcome.PASSED, "same", grown=i < grown)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -285,3 +290,38 @@ def test_classes_come_in_the_order_of_their_weight() -> None:
 def test_every_toy_for_a_class_is_one_that_upstream_may_have() -> None:
     assert len(set(checks.CLASS_TOYS)) == len(checks.CLASS_TOYS)
     assert set(checks.CHEAP_TOYS) < set(checks.CLASS_TOYS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("toys", "program"), [("timeout", "kv-check"), ("llama-dense", "llama-server")])
+def test_an_interrupt_leaves_no_program_behind(
+    here: Path, monkeypatch: pytest.MonkeyPatch, toys: str, program: str, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", toys)
+    driver = here / "driver.py"
+    driver.write_text(
+        "import sys\nfrom pathlib import Path\nfrom kvtool import cli, models\nfrom tests import fakes\n"
+        "models.spoken = lambda toy, words, work: fakes.model(work, 'never-ready')\n"
+        "sys.argv[1:] = ['verify', '--bin', 'bin', *sys.argv[1:]]\ncli.main()\n"
+    )
+    vocabulary = here / "llama.cpp" / "models" / models.VOCABULARY
+    vocabulary.parent.mkdir(parents=True)
+    vocabulary.write_bytes(b"GGUF")
+    fakes.program(here / "bin" / "llama-completion", "import sys; sys.exit(1)\n")
+    which = ["--models", "*"] if program == "kv-check" else ["--quick"]
+
+    def running(name: str) -> list[str]:
+        listed = subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+        return [line for line in listed.splitlines() if str(here / "bin" / name) in line]
+
+    root = Path(verify.__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, str(driver), *which], env={**os.environ, "PYTHONPATH": str(root)}
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not running(program) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert running(program)
+        process.send_signal(number)
+        assert process.wait(30) == 130
+    assert running("") == []
