@@ -5,9 +5,12 @@
 #include "llama-io.h"
 #include "llama-kv-cache.h"
 #include "llama-memory.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
+#include <new>
 #include <utility>
 
 //
@@ -19,7 +22,7 @@ static thread_local std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic_cur;
 // growths in this process. not per context, because a context can use the storage of another one
 static std::atomic<uint64_t> n_moves_all { 0 };
 
-llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx) : lctx(lctx) {
+llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx, bool enabled) : lctx(lctx), enabled(enabled) {
 }
 
 llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) {
@@ -32,6 +35,10 @@ llama_kv_dynamic::scope::~scope() {
 
 std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic::current() {
     return llama_kv_dynamic_cur;
+}
+
+bool llama_kv_dynamic::is_enabled() const {
+    return enabled;
 }
 
 void llama_kv_dynamic::add(llama_kv_cache * kv) {
@@ -89,6 +96,12 @@ void llama_kv_dynamic::synchronize() const {
 
 void llama_kv_dynamic::set_moved() {
     n_moves_all.fetch_add(1);
+
+    for (const auto & reader : readers) {
+        if (const auto dyn = reader.lock()) {
+            dyn->request();
+        }
+    }
 }
 
 bool llama_kv_dynamic::moved() {
@@ -121,25 +134,39 @@ bool llama_context::kv_dynamic_grow() {
     }
 
     // the worst-case graph is larger now
-    const auto mctx = memory->init_full();
-    if (!mctx) {
-        return false;
+    try {
+        const auto mctx = memory->init_full();
+
+        const uint32_t n_seqs    = cparams.n_seq_max;
+        const uint32_t n_tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
+        const uint32_t n_outputs = std::min(n_tokens, cparams.n_outputs_max);
+
+        if (!llama_kv_storage::fail_alloc() && graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
+            for (size_t i = 0; i < backend_ptrs.size(); ++i) {
+                backend_buf_exp_size[i] = ggml_backend_sched_get_buffer_size(sched.get(), backend_ptrs[i]);
+            }
+
+            return true;
+        }
+
+        // from scratch, and without pipeline parallelism if need be
+        sched_need_reserve = true;
+        if (!llama_kv_storage::fail_alloc()) {
+            sched_reserve();
+
+            return true;
+        }
+    } catch (const std::exception & err) {
+        LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
     }
 
-    const uint32_t n_seqs    = cparams.n_seq_max;
-    const uint32_t n_tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
-    const uint32_t n_outputs = std::min(n_tokens, cparams.n_outputs_max);
+    LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for the larger KV cache\n", __func__);
 
-    if (!graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
-        LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for the larger KV cache\n", __func__);
-        return false;
-    }
+    // no batch may run before this has succeeded: the scheduler has lost its buffers. the next one tries again
+    sched_need_reserve = false;
+    kv_dynamic->request();
 
-    for (size_t i = 0; i < backend_ptrs.size(); ++i) {
-        backend_buf_exp_size[i] = ggml_backend_sched_get_buffer_size(sched.get(), backend_ptrs[i]);
-    }
-
-    return true;
+    return false;
 }
 
 //
@@ -159,7 +186,13 @@ uint32_t llama_kv_cache::dyn_init(uint32_t kv_size) {
     }
 
     // when only measuring (--fit), the maximum is what has to fit
-    if (!cur || hparams.no_alloc) {
+    if (!cur || !cur->is_enabled() || hparams.no_alloc) {
+        return kv_size;
+    }
+
+    // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
+    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
         return kv_size;
     }
 
@@ -188,16 +221,23 @@ uint32_t llama_kv_cache::dyn_size() const {
         return other->dyn_size();
     }
 
-    return dyn ? dyn->n_cells : get_size_max();
+    return dyn && !layers.empty() ? dyn->n_cells : get_size_max();
 }
 
-void llama_kv_cache::dyn_request(uint32_t n_cells) {
-    if (!dyn || n_cells <= dyn->n_cells) {
-        return;
+bool llama_kv_cache::dyn_request(uint32_t n_cells) {
+    if (!dyn) {
+        return true;
     }
 
-    dyn->n_need = std::max(dyn->n_need, std::min(n_cells, dyn->n_max));
-    dyn->dyn->request();
+    // a request that cannot be met must not stay pending: decode() would try forever
+    n_cells = std::min(n_cells, dyn->n_max);
+
+    if (n_cells > dyn->n_cells && !layers.empty()) {
+        dyn->n_need = std::max(dyn->n_need, n_cells);
+        dyn->dyn->request();
+    }
+
+    return !dyn->dyn->pending();
 }
 
 void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
@@ -214,11 +254,16 @@ void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
     }
 }
 
-bool llama_kv_cache::dyn_request_rows(const std::vector<llama_ubatch> & ubatches, uint32_t ratio) {
-    if (!dyn) {
-        return true;
-    }
+// The last row of a cache that has rows takes dummy writes. Upstream reads rows that are not visible yet and relies on zeros
+// there, so the last row has to stay out of the attention window, which is padded to 256.
+static uint32_t dyn_rows_size(uint32_t n_rows) {
+    return GGML_PAD(n_rows, 256u) + 1;
+}
 
+bool llama_kv_dynamic_plan(
+        llama_kv_cache & window,
+        const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
+        const std::vector<llama_ubatch> & ubatches) {
     llama_pos pos_max = -1;
     for (const auto & ubatch : ubatches) {
         for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
@@ -226,13 +271,21 @@ bool llama_kv_cache::dyn_request_rows(const std::vector<llama_ubatch> & ubatches
         }
     }
 
-    dyn->has_rows = true;
+    bool res = window.dyn_request(window.get_size_max());
 
-    // the last row takes dummy writes. upstream reads rows that are not visible yet and relies on zeros there, so keep the
-    // last row out of the attention window, which is padded to 256
-    dyn_request(GGML_PAD((pos_max + 1)/ratio, 256u) + 1);
+    for (const auto & [kv, ratio] : rows) {
+        res = kv->dyn_request_rows((pos_max + 1)/ratio) && res;
+    }
 
-    return !dyn->dyn->pending();
+    return res;
+}
+
+bool llama_kv_cache::dyn_request_rows(uint32_t n_rows) {
+    if (dyn) {
+        dyn->has_rows = true;
+    }
+
+    return dyn_request(dyn_rows_size(n_rows));
 }
 
 uint32_t llama_kv_cache::dyn_n_rows(uint32_t n_rows) const {
@@ -260,73 +313,89 @@ bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, const slot_info & sinfo) 
         }
     }
 
-    if (!dyn || n_cells <= dyn->n_cells) {
+    return dyn_reserve(io, n_cells);
+}
+
+bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
+    if (n_rows > get_size_max()) {
+        return false;
+    }
+
+    if (dyn) {
+        dyn->has_rows = true;
+        n_rows = std::min(dyn_rows_size(n_rows), dyn->n_max);
+    }
+
+    return dyn_reserve(io, n_rows);
+}
+
+bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, uint32_t n_cells) {
+    if (n_cells <= get_size()) {
         return true;
     }
 
     // rows that were read but not written yet have offsets in the current layout
     io.flush();
 
-    return try_resize(n_cells);
-}
-
-bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
-    if (!dyn || n_rows <= dyn->n_cells) {
-        return true;
+    if (!try_resize(n_cells)) {
+        return false;
     }
 
-    dyn->has_rows = true;
+    // the compute buffers follow with the next batch
+    dyn->dyn->request();
 
-    io.flush();
-
-    return try_resize(n_rows);
+    return true;
 }
 
 bool llama_kv_cache::try_resize(uint32_t n_cells) {
-    if (!dyn || n_cells > dyn->n_max) {
-        return n_cells <= get_size();
-    }
-
-    if (n_cells <= dyn->n_cells) {
+    if (n_cells <= get_size()) {
         return true;
     }
 
-    if (!dyn->storage) {
-        dyn->storage = std::make_unique<llama_kv_storage>(ctxs_bufs, dyn->n_cells, v_trans);
-
-        for (const auto & layer : layers) {
-            dyn->storage->add_layer(layer.k, layer.v, layer.k_stream, layer.v_stream);
-        }
+    if (!dyn || n_cells > dyn->n_max) {
+        return false;
     }
 
-    std::vector<uint32_t> n_used(n_stream);
-    for (uint32_t s = 0; s < n_stream; ++s) {
-        n_used[s] = dyn->has_rows ? dyn_n_rows(dyn->n_cells) : v_cells[s].used_max_p1();
-    }
+    try {
+        if (!dyn->storage) {
+            dyn->storage = std::make_unique<llama_kv_storage>(ctxs_bufs, dyn->n_cells, v_trans);
 
-    const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() };
-
-    const uint32_t n_next     = growth.next    (dyn->n_cells, n_cells);
-    const uint32_t n_smallest = growth.smallest(n_cells);
-
-    dyn->dyn->synchronize();
-
-    // also after a failure: a layer may have a new buffer
-    llama_kv_dynamic::set_moved();
-
-    for (const uint32_t n : { n_next, n_smallest }) {
-        LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n);
-
-        if (dyn->storage->try_resize(n, n_used)) {
-            dyn->n_cells = n;
-            return true;
+            for (const auto & layer : layers) {
+                dyn->storage->add_layer(layer.k, layer.v, layer.k_stream, layer.v_stream);
+            }
         }
 
-        LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, n);
-
-        if (n == n_smallest) {
-            break;
+        std::vector<uint32_t> n_used(n_stream);
+        for (uint32_t s = 0; s < n_stream; ++s) {
+            n_used[s] = dyn->has_rows ? dyn_n_rows(dyn->n_cells) : v_cells[s].used_max_p1();
         }
+
+        const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() };
+
+        const uint32_t n_next     = growth.next    (dyn->n_cells, n_cells);
+        const uint32_t n_smallest = growth.smallest(n_cells);
+
+        dyn->dyn->synchronize();
+
+        // also when it fails: a layer may have a new buffer
+        dyn->dyn->set_moved();
+
+        for (const uint32_t n : { n_next, n_smallest }) {
+            LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n);
+
+            if (dyn->storage->try_resize(n, n_used)) {
+                dyn->n_cells = n;
+                return true;
+            }
+
+            LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, n);
+
+            if (n == n_smallest) {
+                break;
+            }
+        }
+    } catch (const std::bad_alloc &) {
+        LLAMA_LOG_WARN("%s: not enough host memory for %u cells\n", __func__, n_cells);
     }
 
     return false;

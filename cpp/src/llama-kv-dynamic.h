@@ -20,18 +20,21 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 class llama_kv_cache;
 
 struct llama_context;
+struct llama_ubatch;
 
 // per llama_context
 class llama_kv_dynamic {
 public:
-    explicit llama_kv_dynamic(llama_context * lctx);
+    // enabled: the caches of the context are dynamic. a static context is known here, too: it can read dynamic storage
+    llama_kv_dynamic(llama_context * lctx, bool enabled);
 
-    // while it lives, caches created on this thread belong to dyn. nullptr: they are static
+    // while it lives, caches created on this thread belong to dyn
     class scope {
     public:
         explicit scope(std::shared_ptr<llama_kv_dynamic> dyn);
@@ -43,18 +46,23 @@ public:
 
     static std::shared_ptr<llama_kv_dynamic> current();
 
+    bool is_enabled() const;
+
     void add   (llama_kv_cache * kv);
     void remove(llama_kv_cache * kv);
 
     // another context that reads the storage of the caches here (a draft model that shares the cells of the target)
     void add_reader(const std::shared_ptr<llama_kv_dynamic> & reader);
 
-    // a cache has given out cells that have no storage yet
+    // a cache has given out cells that have no storage yet, or it has grown and the compute buffers have to follow
     void request();
     bool pending() const;
 
     // grow the caches that asked. on failure they keep what they have, and nothing is pending either
     bool grow();
+
+    // the storage moved or grew: stale graphs here and in the contexts that read it, whose compute buffers have to follow
+    void set_moved();
 
     // grow all caches to their maximum
     bool grow_max();
@@ -66,10 +74,10 @@ public:
     // true once after storage moved anywhere in the process: the graphs of this context may have stale addresses
     bool moved();
 
-    static void set_moved();
-
 private:
     llama_context * lctx;
+
+    const bool enabled;
 
     std::vector<llama_kv_cache *> caches;
 
@@ -104,3 +112,12 @@ struct llama_kv_dynamic_cache {
     // created with the first growth, when the tensors exist
     std::unique_ptr<llama_kv_storage> storage;
 };
+
+// For a memory whose batch plans contain the sizes of its caches (DSV4): ask for what the plans will need.
+//   window: takes its full size. its prepare() purges what it does not restore, so it cannot be asked twice
+//   rows:   caches that have a row for every so many positions
+// returns false when something has to grow before the batch can be planned
+bool llama_kv_dynamic_plan(
+        llama_kv_cache & window,
+        const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
+        const std::vector<llama_ubatch> & ubatches);

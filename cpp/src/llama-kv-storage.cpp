@@ -9,10 +9,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
-// env: LLAMA_KV_DYNAMIC_FAIL=N fails the N-th allocation of the process (counted from 1), N+ that one and all later ones
-// the only way to see an allocation fail at a chosen point on a machine with enough memory
-static bool llama_kv_storage_fail_alloc() {
+bool llama_kv_storage::fail_alloc() {
     const char * LLAMA_KV_DYNAMIC_FAIL = getenv("LLAMA_KV_DYNAMIC_FAIL");
     if (!LLAMA_KV_DYNAMIC_FAIL) {
         return false;
@@ -53,7 +52,7 @@ uint32_t n_live(const std::vector<uint32_t> & n_used, int64_t s, uint32_t n_cell
     return std::min(n_used.at(s), n_cells);
 }
 
-// copy the live cells of src to dst, which is zero and has more cells than src
+// copy the live cells of src to dst, which is zero and has no fewer cells than src
 // ctx holds the temporary views: up to 2 per stream
 void copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used) {
     const blocks b(src, trans);
@@ -135,11 +134,14 @@ void set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s) {
 
 // t takes over the buffer, the data and the size of src
 void adopt(ggml_tensor * t, const ggml_tensor * src) {
-    t->buffer = src->buffer;
-    t->data   = src->data;
-    t->extra  = src->extra;
-
     set_n_cells(t, src->ne[1]);
+
+    t->buffer = nullptr;
+    t->data   = nullptr;
+    t->extra  = nullptr;
+
+    // initializes t in the buffer, as it did src
+    ggml_backend_tensor_alloc(src->buffer, t, src->data);
 }
 
 // not every backend implements memset_tensor
@@ -245,9 +247,16 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
     GGML_ASSERT(n_cells > n_cells_cur);
 
     for (size_t i = 0; i < layers.size(); ++i) {
-        if (!grow_layer(layers[i], n_cells, n_used)) {
+        if (fail_alloc() || !move_layer(layers[i], n_cells, n_used)) {
             for (size_t j = 0; j < i; ++j) {
                 undo_layer(layers[j], n_cells_cur, n_used);
+            }
+
+            // give back what the larger buffers hold
+            for (size_t j = 0; j < i; ++j) {
+                if (!move_layer(layers[j], n_cells_cur, n_used)) {
+                    break;
+                }
             }
 
             return false;
@@ -261,7 +270,7 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
     return true;
 }
 
-bool llama_kv_storage::grow_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used) {
+bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used) {
     const ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(l.k->buffer);
 
     ggml_init_params params = {
@@ -282,10 +291,6 @@ bool llama_kv_storage::grow_layer(layer & l, uint32_t n_cells, const std::vector
     if (l.v) {
         v = ggml_new_tensor_3d(ctx.get(), l.v->type, l.v->ne[0], n_cells, l.v->ne[2]);
         ggml_set_name(v, l.v->name);
-    }
-
-    if (llama_kv_storage_fail_alloc()) {
-        return false;
     }
 
     ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft) };

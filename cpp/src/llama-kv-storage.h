@@ -11,7 +11,7 @@
 //   - All layers have the same number of cells when try_resize() returns: the row indices that the graphs write to
 //     (set_input_k_idxs, set_input_v_idxs) are shared by all layers and contain it as a stride.
 //   - A failed growth needs no memory to be undone: the layers that had already grown are laid out for the old size inside
-//     their new, larger buffers.
+//     their new, larger buffers. Only then they are moved to smaller ones, if these can be had.
 //   - New rows are zero: garbage in V gives NaN through the mask.
 //
 // Layout of a tensor [n_embd_gqa, n_cells, n_stream], as blocks of which the first n_used cells are live
@@ -51,9 +51,13 @@ public:
     size_t n_bytes_cell() const;
 
     // grow to n_cells > n_cells(). the first n_used[s] cells of stream s are kept, all others are zero
-    // returns false when an allocation fails. nothing has changed then, except that some buffers may be larger
+    // returns false when an allocation fails. nothing has changed then, except that buffers may be others, and larger
     // no compute may be in flight that uses the tensors
     bool try_resize(uint32_t n_cells, const std::vector<uint32_t> & n_used);
+
+    // env: LLAMA_KV_DYNAMIC_FAIL=N fails the N-th allocation of a growth (counted over the process, from 1), N+ that one and
+    // all later ones. for tests: the only way to see an allocation fail at a chosen point on a machine with enough memory
+    static bool fail_alloc();
 
 private:
     struct layer {
@@ -66,7 +70,8 @@ private:
         int32_t ibuf = -1; // index of the layer's own buffer in bufs, -1: still in the buffer it was created in
     };
 
-    bool grow_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used);
+    // move a layer to a buffer of its own with n_cells >= n_cells()
+    bool move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used);
     void undo_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used);
 
     // all layers have their own buffer: free the ones they were created in

@@ -1,6 +1,7 @@
 """Memory runs out while the cache grows: the request gets an error, everything else goes on.
 
-LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, N+ that one and all later ones (llama-kv-storage.cpp).
+LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, N+ that one and all later ones (see
+llama-kv-storage.h): one for each of the two layers, then one for the compute buffers.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def answered(server: LlamaServer, request: Request) -> bool:
     return True
 
 
-@pytest.mark.parametrize("fail", ["1", "2", "1+", "2+"])
+@pytest.mark.parametrize("fail", ["1", "2", "3", "1+", "2+", "3+"])
 def test_the_server_goes_on_after_a_growth_that_fails(
     real: Real, model: Path, static_answer: Answer, fail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", fail)
     with llama_server(real.bin / "llama-server", model, (*ARGS, "--kv-dynamic"), tmp_path / "server.log") as server:
         assert server.complete(SHORT) == static_answer
-        # two layers, so two allocations. the first long request may be answered too: the server retries with smaller batches, which need less
+        # the first long request may be answered too: the server retries with smaller batches, which need less
         answers = [answered(server, LONG), answered(server, LONG)]
         assert server.complete(SHORT).text == static_answer.text
         assert "not enough memory" in server.log
