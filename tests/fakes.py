@@ -41,8 +41,8 @@ says = {
     "contradicts-too": ("differs", 0, [bad]),
     "unheard": ("splendid", 0, []),
 }
-if name == "timeout":
-    time.sleep(60)
+if name in ("timeout", "forever"):
+    time.sleep(60 if name == "timeout" else 3600)
 if name == "crash":
     os.abort()
 if name == "exit-3":
@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             noise = 1
         digest = hashlib.sha256((seed + "/" + str(noise)).encode()).hexdigest()
         self.reply({"content": digest, "tokens": [int(c, 16) for c in digest], "tokens_evaluated": len(seed.split()),
-                    "truncated": False, "timings": {"cache_n": 1}})
+                    "truncated": False, "timings": {"cache_n": 0 if name == "reuse-lost" and dynamic else 1}})
 port = int(args[args.index("--port") + 1])
 ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """

@@ -122,14 +122,14 @@ def test_a_finding_is_frozen(kv_check: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_what_is_running(kv_check: Path, tmp_path: Path) -> None:
-    checks = [check_on(tmp_path, "timeout", timeout=60), check_on(tmp_path, "timeout@2", timeout=60)]
+    checks = [check_on(tmp_path, "forever", timeout=3600), check_on(tmp_path, "forever@2", timeout=3600)]
 
     def interrupt(_done: int, running: str) -> None:
-        if "timeout" in running:
+        if "forever" in running:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         runner.kv_checks(checks, kv_check, 1, interrupt)
-    # the fake sleeps for a minute: were it still there, its command line would be too
+    # the fake sleeps for an hour: were it still there, its command line would be too
     listed = subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in listed

@@ -89,6 +89,7 @@ def serve(bin_dir: Path, name: str, exact: bool = True) -> Finding:
         ("good", "same", CheckOutcome.PASSED),
         ("differs", "differs", CheckOutcome.FAILED),
         ("slot-lost", "differs", CheckOutcome.FAILED),
+        ("reuse-lost", "differs", CheckOutcome.FAILED),
         ("not-grown", "not-grown", CheckOutcome.FAILED),
         ("always-grows", "differs", CheckOutcome.FAILED),
         ("dies", "static-fails", CheckOutcome.FAILED),
