@@ -148,6 +148,10 @@ static std::string why_not_grown(const trace & dy) {
             return note;
         }
     }
+    const std::string n_swa = dy.model_val("n_swa");
+    if (!n_swa.empty() && n_swa != "0") {
+        return "every attention layer has a window of " + n_swa + " positions: its cache is small and has its full size from the start (--swa-full lets it grow)";
+    }
     return dy.cells_start == 0 ? "the dynamic side never said that its cache is dynamic" : "nothing needed more cells than there were";
 }
 
