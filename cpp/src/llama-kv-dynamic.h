@@ -13,6 +13,13 @@
 // The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
 // alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
 //
+// Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, which
+// mirrored caches exceed, the wrappers log an error for what is an ordinary growth, and a second prepare() is not the
+// first one again: that of a sliding window purges positions that it does not restore, which changes the bits.
+//
+// Known limit: for the same reason a batch that a window was prepared for and that then finds no memory to grow may have
+// purged positions of the window that a smaller batch, tried next, would still have seen.
+//
 // All of it runs on the thread that uses the context.
 
 #include "llama-kv-growth.h"
