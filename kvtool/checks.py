@@ -46,8 +46,9 @@ CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these without flash attention too
 WINDOW_TOYS = ("lfm2-dense", "gemma3-dense", "dots3note-moe", "deepseek4-moe")
 
 # How many toys must really grow with flash attention on, by upstream tag: what was measured when the patches were
-# written for it. Fewer means that a class quietly stopped growing, which every other check would call "same".
-EXPECTED_GROWN: Mapping[str, int] = {"v0.5.0": 95}
+# written for it. Fewer means that a class quietly stopped growing, which every other check would call "same". Of
+# v0.5.0's 127, four have no cache, two only a recurrent state, and one (lfm2) only windows.
+EXPECTED_GROWN: Mapping[str, int] = {"v0.5.0": 120}
 GROWN_SHARE = 0.75  # of the toys, where nobody has measured yet
 
 MEMORY_CONTEXT = 131072
@@ -56,7 +57,7 @@ MEMORY_LIMIT = 64 * 2**20  # bytes a dynamic context of that size may add to the
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. group: its row in the table; args: more arguments for the program; timeout in seconds per run.
+    """One comparison. group: its row in the table; args: more arguments for the program; timeout in seconds per side.
 
     by_env: the flag is given by its environment variable.
     exact (server only): the static server repeats itself to the bit, so one differing token is a failure; otherwise
@@ -68,7 +69,7 @@ class Check:
     model: Path
     group: str = ""
     args: tuple[str, ...] = ()
-    timeout: float = 300.0
+    timeout: float = 900.0  # deepseek4 takes two minutes on an idle core, and machines are not always idle
     by_env: bool = False
     exact: bool = True
 

@@ -15,6 +15,7 @@ from kvtool.errors import VerifyError
 from kvtool.models import QWEN35_27B
 from kvtool.result import CheckOutcome
 
+_GRACE = 30.0  # seconds for what kv-check does beside its two sides
 _HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine when 8 GiB are about to be filled
 
 
@@ -36,17 +37,11 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None) ->
         if stop is not None and stop.is_set():
             raise _Stopped
 
-    argv: list[str | Path] = [
-        binary,
-        "-m",
-        check.model,
-        *check.args,
-        "-t",
-        "1",
-        "-v",
-    ]  # -v: the log names the memory class
+    # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
+    limit = str(max(1, int(check.timeout)))
+    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *f"-t 1 -v --timeout {limit}".split()]
     try:
-        done = process.capture(argv, check=False, timeout=check.timeout, error=_Late, on_tick=look)
+        done = process.capture(argv, check=False, timeout=2 * check.timeout + _GRACE, error=_Late, on_tick=look)
     except _Late as late:
         return failed(check, "timeout", late.what, seconds=check.timeout, group=check.group or "other")
     return judge_kv_check(check, done.returncode, done.stdout, done.stderr, done.seconds)
