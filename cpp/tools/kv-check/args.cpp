@@ -40,7 +40,7 @@ void kv_check_usage(const char * prog) {
     printf("\n");
     printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
-    printf("         --timeout S            seconds for one side (default: 300)\n");
+    printf("         --timeout S            seconds for one side (default: 900)\n");
     printf("         --self                 compare the static cache with itself\n");
     printf("         --self-ctx N           compare the static cache with a static cache of N cells\n");
     printf("         --memory               only create a context and report its resident memory and the time it took\n");

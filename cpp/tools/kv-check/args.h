@@ -36,7 +36,7 @@ struct kv_check_params {
     std::vector<std::string> checks; // empty: all of them
 
     uint32_t seed      = 1;
-    uint32_t timeout_s = 300; // for one side of the whole run
+    uint32_t timeout_s = 900; // for one side of the whole run
     bool     quick     = false;
     bool     verbose   = false;
     bool     self      = false; // both sides static: a test of the model and of this program

@@ -358,6 +358,9 @@ trace run_side(const kv_check_params & params, bool dynamic, const std::vector<s
             return trace_read(file);
         }
         out.event(TRACE_FAIL, cur->fail.empty() ? death : cur->fail + " (" + death.substr(0, death.find(':')) + ")");
+        if (std::chrono::steady_clock::now() > deadline) {
+            return trace_read(file);
+        }
 
         // go on behind the check that ended it
         while (!todo.empty()) {

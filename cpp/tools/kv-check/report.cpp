@@ -212,7 +212,8 @@ run_result report_compare(const std::vector<std::string> & checks, const trace &
         }
     }
 
-    static const trace_check missing;
+    trace_check missing; // the side ended before this check
+    missing.fail = "not run: the side had ended before";
     std::vector<std::string> names = checks;
     names.push_back("exit"); // only there if a side failed after its last check
     for (const auto & name : names) {
