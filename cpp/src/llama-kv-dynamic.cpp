@@ -133,13 +133,13 @@ bool llama_context::kv_dynamic_grow() {
         return false;
     }
 
+    const uint32_t n_seqs    = cparams.n_seq_max;
+    const uint32_t n_tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
+    const uint32_t n_outputs = std::min(n_tokens, cparams.n_outputs_max);
+
     // the worst-case graph is larger now
     try {
         const auto mctx = memory->init_full();
-
-        const uint32_t n_seqs    = cparams.n_seq_max;
-        const uint32_t n_tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
-        const uint32_t n_outputs = std::min(n_tokens, cparams.n_outputs_max);
 
         if (!llama_kv_storage::fail_alloc() && graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
             for (size_t i = 0; i < backend_ptrs.size(); ++i) {
@@ -162,9 +162,15 @@ bool llama_context::kv_dynamic_grow() {
 
     LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for the larger KV cache\n", __func__);
 
-    // no batch may run before this has succeeded: the scheduler has lost its buffers. the next one tries again
+    // the scheduler may have lost its buffers: go on with an empty one, which gives each graph what it needs
     sched_need_reserve = false;
-    kv_dynamic->request();
+    sched.reset(ggml_backend_sched_new(backend_ptrs.data(), backend_buft.data(), backend_ptrs.size(),
+                graph_max_nodes(n_tokens), cparams.pipeline_parallel, cparams.op_offload));
+
+    for (auto & res : gf_res_prev) {
+        res.reset();
+    }
+    gf_res_prev_active = nullptr;
 
     return false;
 }
