@@ -121,15 +121,21 @@ def _upstream(table: Any, order: int, where: str) -> Upstream:
     return Upstream(tag, tree, _text(table, "date", here), tuple(_source(s, here) for s in sources), order)
 
 
-def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
-    """Parse and check; UsageError says which entry is wrong and how."""
+def read_tables(text: str, key: str, where: str) -> tuple[dict[str, Any], list[Any]]:
+    """A TOML document and its [[key]] tables, unchecked; UsageError when it is no TOML or `key` is something else."""
     try:
         doc = tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
         raise UsageError(f"{where} is not valid TOML", why=str(err)) from err
-    entries = doc.get("upstream", [])
+    entries = doc.get(key, [])
     if not isinstance(entries, list):
-        raise UsageError(f"{where}: upstream must be [[upstream]] tables")
+        raise UsageError(f"{where}: {key} must be [[{key}]] tables")
+    return doc, entries
+
+
+def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
+    """Parse and check; UsageError says which entry is wrong and how."""
+    doc, entries = read_tables(text, "upstream", where)
     upstreams: dict[str, Upstream] = {}
     for order, table in enumerate(entries):
         entry = _upstream(table, order, where)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvtool.errors import UsageError
-from kvtool.lock import Lock, Upstream
+from kvtool.lock import Lock, Upstream, read_tables
 from kvtool.mailbox import Mail, parse_mail
 from kvtool.project import Project
 
@@ -111,13 +110,7 @@ def _patch(table: Any, number: int, where: str) -> Patch:
 
 def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
     """Parse and check series.toml; UsageError says which entry is wrong and how."""
-    try:
-        doc = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise UsageError(f"{where} is not valid TOML", why=str(err)) from err
-    entries = doc.get("patch", [])
-    if not isinstance(entries, list):
-        raise UsageError(f"{where}: patch must be [[patch]] tables")
+    _, entries = read_tables(text, "patch", where)
     patches = tuple(_patch(table, number, where) for number, table in enumerate(entries, 1))
     for key in ("id", "file"):
         names = [getattr(p, key) for p in patches]
