@@ -8,16 +8,17 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from kvtool import checkout, sources
-from kvtool.cache import Cache
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError
-from kvtool.lock import load_lock
 from kvtool.project import Project
-from kvtool.replay import PatchReport, conflict_error
 from kvtool.result import Result
-from kvtool.series import load_series
+from kvtool.tree import checkout
+from kvtool.tree.replay import PatchReport, conflict_error
+from kvtool.tree.series import load_series
+from kvtool.upstream import sources
+from kvtool.upstream.cache import Cache
+from kvtool.upstream.lock import load_lock
 
 GOAL_LINES = 150  # changed lines in upstream's own files; more of them make a rebase conflict more often
 

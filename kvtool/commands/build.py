@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from kvtool import builder, cmake, process, toolchain
+from kvtool import process
+from kvtool.build import builder, cmake, toolchain
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError
@@ -112,7 +113,7 @@ def run(project: Project, console: Console, options: Options) -> Built:
     if options.dry_run:
         planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
         return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
-    from kvtool.worktree import require_applied  # GitPython: not for `kvtool --help`
+    from kvtool.tree.worktree import require_applied  # GitPython: not for `kvtool --help`
 
     planned = make_plan(project, options, toolchain.require(options.backend))
     require_applied(project)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from kvtool import process, toolchain
-from kvtool.cmake import BACKENDS
+from kvtool import process
+from kvtool.build import toolchain
+from kvtool.build.cmake import BACKENDS
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, MissingToolError, UsageError

@@ -8,20 +8,20 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from kvtool import flowback
-from kvtool.cache import guard, tree_lock
-from kvtool.checkout import finish_interrupted, scratch_below
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import DriftError, KvtoolError, TreeError, UsageError
-from kvtool.fold import Folded, fold
 from kvtool.gitcmd import Git
-from kvtool.lock import Lock, load_lock
 from kvtool.project import Project
-from kvtool.replay import replay
 from kvtool.result import Result
-from kvtool.series import Series, load_series
-from kvtool.worktree import Applied, TreeState, not_clean, tree_state, write_applied
+from kvtool.tree import flowback
+from kvtool.tree.checkout import finish_interrupted, scratch_below
+from kvtool.tree.fold import Folded, fold
+from kvtool.tree.replay import replay
+from kvtool.tree.series import Series, load_series
+from kvtool.tree.worktree import Applied, TreeState, not_clean, tree_state, write_applied
+from kvtool.upstream.cache import guard, tree_lock
+from kvtool.upstream.lock import Lock, load_lock
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from kvtool import sources
-from kvtool.cache import Cache
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.lock import load_lock
 from kvtool.project import Project
 from kvtool.result import Result
+from kvtool.upstream import sources
+from kvtool.upstream.cache import Cache
+from kvtool.upstream.lock import load_lock
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import ClassVar
 from kvtool.commands.apply import GOAL_LINES, render_patches
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.lock import load_lock
 from kvtool.project import Project
-from kvtool.replay import PatchReport
 from kvtool.result import Result
-from kvtool.series import load_patches, new_files
-from kvtool.worktree import not_clean, tree_state
+from kvtool.tree.replay import PatchReport
+from kvtool.tree.series import load_patches, new_files
+from kvtool.tree.worktree import not_clean, tree_state
+from kvtool.upstream.lock import load_lock
 
 
 @dataclass(frozen=True)

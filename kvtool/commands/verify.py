@@ -13,15 +13,16 @@ from typing import Annotated
 import filelock
 import typer
 
-from kvtool import checks, cmake, conversation, devices, junit, models, plan, runner, texts
-from kvtool.checks import Check, Finding
+from kvtool.build import cmake
 from kvtool.commands import build
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
-from kvtool.lock import load_lock
 from kvtool.project import Project
-from kvtool.report import Verified, class_rows
+from kvtool.upstream.lock import load_lock
+from kvtool.verify import checks, conversation, devices, junit, models, plan, runner, texts
+from kvtool.verify.checks import Check, Finding
+from kvtool.verify.report import Verified, class_rows
 
 TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server")
 
@@ -77,7 +78,7 @@ def _prepare(project: Project, console: Console, options: Options) -> Bench:
 @contextlib.contextmanager
 def _alone(work: Path) -> Iterator[None]:
     """Hold the work directory: two runs in it would write each other's logs and slot files."""
-    lock = filelock.FileLock(work / "kvtool.lock")
+    lock = filelock.FileLock(work / "kvtool.upstream.lock")
     try:
         with lock.acquire(blocking=False):
             yield

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvtool import cmake, models
+from kvtool.build import cmake
+from kvtool.verify import models
 
 ROOT = Path(__file__).resolve().parents[2]
 

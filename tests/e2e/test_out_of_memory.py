@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtool import models
 from kvtool.errors import VerifyError
-from kvtool.server import Answer, LlamaServer, Request, llama_server
-from kvtool.texts import growths, prompt
+from kvtool.verify import models
+from kvtool.verify.server import Answer, LlamaServer, Request, llama_server
+from kvtool.verify.texts import growths, prompt
 from tests.e2e.conftest import Real
 
 SHORT = Request("the stone under the bridge", 16)

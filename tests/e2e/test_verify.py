@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvtool import checks
+from kvtool.verify import checks
 from tests.e2e.conftest import Real, kvtool
 
 CLASSES = {"plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA"}

@@ -80,7 +80,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     project = tmp_path / "project"
     (project / "patches").mkdir(parents=True)
     (project / "patches" / "series.toml").touch()
-    monkeypatch.setattr("kvtool.worktree.require_applied", lambda _project: None, raising=False)
+    monkeypatch.setattr("kvtool.tree.worktree.require_applied", lambda _project: None, raising=False)
     # without ccache unless a test wants it, so that every machine runs the same
     monkeypatch.setenv("CCACHE_DISABLE", "1")
 
@@ -182,7 +182,7 @@ def test_backends_and_presets_have_directories_of_their_own(build: Run, tree: Pa
 
 def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None:
     build(tree)
-    with filelock.FileLock(tree / "build" / "cpu-release" / "kvtool.lock"):
+    with filelock.FileLock(tree / "build" / "cpu-release" / "kvtool.upstream.lock"):
         refused = build(tree)
     assert (refused["exit"], refused["error"]["what"]) == (7, "another kvtool is building there")
     assert build(tree)["exit"] == 0

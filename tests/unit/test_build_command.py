@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtool import cli, cmake
+from kvtool import cli
+from kvtool.build import cmake
 from kvtool.commands import build
 from kvtool.errors import UsageError
 

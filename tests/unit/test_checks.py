@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtool import checks
-from kvtool.checks import Check, Finding
 from kvtool.result import CheckOutcome
+from kvtool.verify import checks
+from kvtool.verify.checks import Check, Finding
 
 CHECK = Check("kv-check/llama-dense/fa-on", "kv-check", Path("llama-dense.gguf"))
 PLAIN = "llama_kv_cache: size =    1.00 MiB (  2048 cells"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool import cmake
+from kvtool.build import cmake
 
 TREE = Path("/t")
 CPP = Path("/nothing")

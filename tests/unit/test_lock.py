@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.lock import Source, load_lock, parse_lock
+from kvtool.upstream.lock import Source, load_lock, parse_lock
 
 TREE = "0123456789abcdef" * 2 + "01234567"
 GOOD = f"""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from kvtool import models
 from kvtool.errors import VerifyError
+from kvtool.verify import models
 from tests import fakes
 
 VOCAB = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581of", "\u2581and", "e", "t"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.ninja import Failure, OutputParser, Step, parse_targets, short
+from kvtool.build.ninja import Failure, OutputParser, Step, parse_targets, short
 
 
 def feed(text: str) -> tuple[OutputParser, list[Step]]:

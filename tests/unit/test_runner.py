@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtool import runner
-from kvtool.checks import Check
 from kvtool.result import CheckOutcome
+from kvtool.verify import runner
+from kvtool.verify.checks import Check
 from tests import fakes
 
 FAST = 20.0

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.flowback import _edit_series, _new_id
-from kvtool.lock import parse_lock
-from kvtool.series import Patch, hidden, new_files, parse_series
+from kvtool.tree.flowback import _edit_series, _new_id
+from kvtool.tree.series import Patch, hidden, new_files, parse_series
+from kvtool.upstream.lock import parse_lock
 
 GOOD = """
 # about the series

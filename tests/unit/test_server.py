@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import VerifyError
-from kvtool.server import Request, free_port, llama_server
+from kvtool.verify.server import Request, free_port, llama_server
 from tests import fakes
 
 

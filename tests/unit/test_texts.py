@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtool import conversation, texts
-from kvtool.checks import Check, Finding
 from kvtool.result import CheckOutcome
+from kvtool.verify import conversation, texts
+from kvtool.verify.checks import Check, Finding
 from tests import fakes
 
 SCRIPT = conversation.Script(rounds=2, generate=8, shift=True)

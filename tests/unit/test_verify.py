@@ -18,10 +18,11 @@ from typing import Any
 import filelock
 import pytest
 
-from kvtool import checks, cli, devices, junit, models, plan, report
-from kvtool.checks import Finding
+from kvtool import cli
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
+from kvtool.verify import checks, devices, junit, models, plan, report
+from kvtool.verify.checks import Finding
 from tests import fakes
 
 ALL = "same@llama not-grown@mamba static-fails@gpt2 no-cache@dream iswa@gemma"
@@ -260,7 +261,7 @@ def test_devices_are_those_that_are_no_processor(listing: str, names: list[str])
 def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = here / "llama.cpp" / "build" / "verify"
     work.mkdir(parents=True)
-    with filelock.FileLock(work / "kvtool.lock"):
+    with filelock.FileLock(work / "kvtool.upstream.lock"):
         assert run("--models", "*") == 8
     assert "another kvtool verify is running there" in capsys.readouterr().err
 
@@ -300,7 +301,8 @@ def test_an_interrupt_leaves_no_program_behind(
     monkeypatch.setenv("FAKE_TOYS", toys)
     driver = here / "driver.py"
     driver.write_text(
-        "import sys\nfrom pathlib import Path\nfrom kvtool import cli, models\nfrom tests import fakes\n"
+        "import sys\nfrom pathlib import Path\nfrom kvtool import cli\nfrom kvtool.verify import models\n"
+        "from tests import fakes\n"
         "models.spoken = lambda toy, words, work: fakes.model(work, 'never-ready')\n"
         "sys.argv[1:] = ['verify', '--bin', 'bin', *sys.argv[1:]]\ncli.main()\n"
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from kvtool.checks import Finding
 from kvtool.errors import KvtoolError, VerifyError
 from kvtool.result import CheckOutcome, Result
+from kvtool.verify.checks import Finding
 
 if TYPE_CHECKING:
     from kvtool.console import Console

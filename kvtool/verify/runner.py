@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvtool import process
-from kvtool.checks import MEMORY_CONTEXT, Check, Finding, failed, finding, judge_kv_check, judge_memory
 from kvtool.errors import VerifyError
-from kvtool.models import QWEN35_27B
 from kvtool.result import CheckOutcome
+from kvtool.verify.checks import MEMORY_CONTEXT, Check, Finding, failed, finding, judge_kv_check, judge_memory
+from kvtool.verify.models import QWEN35_27B
 
 _GRACE = 30.0  # seconds for what kv-check does beside its two sides
 _HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine when 8 GiB are about to be filled

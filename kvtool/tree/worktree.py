@@ -9,11 +9,11 @@ from typing import Any
 
 from kvtool.errors import TreeError
 from kvtool.gitcmd import Git as Git
-from kvtool.lock import load_lock
 from kvtool.project import Project
-from kvtool.replay import PatchReport
 from kvtool.result import PatchOutcome
-from kvtool.series import load_series
+from kvtool.tree.replay import PatchReport
+from kvtool.tree.series import load_series
+from kvtool.upstream.lock import load_lock
 
 _OPERATIONS = {
     "rebase-merge": "a rebase",

@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvtool.cache import Cache, guard, ref_of, tree_lock
 from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
-from kvtool.replay import Replayed, replay
-from kvtool.series import Series
-from kvtool.worktree import (
+from kvtool.tree.replay import Replayed, replay
+from kvtool.tree.series import Series
+from kvtool.tree.worktree import (
     Applied,
     TreeState,
     branch_of,
@@ -37,6 +36,7 @@ from kvtool.worktree import (
     write_applied,
     write_json,
 )
+from kvtool.upstream.cache import Cache, guard, ref_of, tree_lock
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtool import process
-from kvtool.checks import Check, Finding, failed, finding
 from kvtool.errors import VerifyError
 from kvtool.result import CheckOutcome
+from kvtool.verify.checks import Check, Finding, failed, finding
 
 FLAG = "--kv-dynamic"
 VARIABLE = {"LLAMA_ARG_KV_DYNAMIC": "1"}

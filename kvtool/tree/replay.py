@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git
-from kvtool.mailbox import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff
 from kvtool.result import PatchOutcome
-from kvtool.series import NewFile, Series, Step
+from kvtool.tree.mailbox import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff
+from kvtool.tree.series import NewFile, Series, Step
 
 NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 

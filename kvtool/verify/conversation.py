@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtool.checks import Check, Finding, failed, finding
 from kvtool.errors import VerifyError
 from kvtool.result import CheckOutcome
-from kvtool.server import Answer, LlamaServer, Request, llama_server
-from kvtool.texts import FLAG, growths, judge_logs, prompt
+from kvtool.verify.checks import Check, Finding, failed, finding
+from kvtool.verify.server import Answer, LlamaServer, Request, llama_server
+from kvtool.verify.texts import FLAG, growths, judge_logs, prompt
 
 BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 STATIC_RUNS = 6  # at most, while a batched dynamic answer is still unmatched

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtool import process
-from kvtool.cmake import BACKENDS
+from kvtool.build.cmake import BACKENDS
 from kvtool.errors import KvtoolError, MissingToolError
 
 

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtool import archive, process
-from kvtool.cache import Cache
+from kvtool import process
 from kvtool.console import Console, Progress
 from kvtool.errors import DiskError, KvtoolError, LockError, NetworkError, UsageError
 from kvtool.gitcmd import Git
-from kvtool.lock import Lock, Source, Upstream
+from kvtool.upstream import archive
+from kvtool.upstream.cache import Cache
+from kvtool.upstream.lock import Lock, Source, Upstream
 
 _REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
 _DAMAGED = re.compile(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
-from kvtool.mailbox import DIFF_FLAGS, Mail, parse_diff
-from kvtool.replay import NEW_FILES_SUBJECT, Builder
-from kvtool.series import Series, hidden
-from kvtool.worktree import Applied, Commit, commits_since
+from kvtool.tree.mailbox import DIFF_FLAGS, Mail, parse_diff
+from kvtool.tree.replay import NEW_FILES_SUBJECT, Builder
+from kvtool.tree.series import Series, hidden
+from kvtool.tree.worktree import Applied, Commit, commits_since
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 

@@ -1,4 +1,4 @@
-"""What verify checks, as data, and what each answer means. Pure: kvtool/runner.py does the running.
+"""What verify checks, as data, and what each answer means. Pure: kvtool/verify/runner.py does the running.
 
 A Check is one comparison of a static with a dynamic cache; a Finding is what came of it. The kinds:
 

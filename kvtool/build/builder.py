@@ -11,8 +11,9 @@ from pathlib import Path
 
 import filelock
 
-from kvtool import ninja, process
-from kvtool.cmake import Plan
+from kvtool import process
+from kvtool.build import ninja
+from kvtool.build.cmake import Plan
 from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
 
@@ -50,7 +51,7 @@ def run(planned: Plan, console: Console) -> Outcome:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    lock = filelock.FileLock(directory / "kvtool.lock")
+    lock = filelock.FileLock(directory / "kvtool.upstream.lock")
     try:
         with lock.acquire(blocking=False):
             yield

@@ -19,7 +19,7 @@ import filelock
 from kvtool.console import Console
 from kvtool.errors import DiskError, LockError
 from kvtool.gitcmd import Git
-from kvtool.lock import Upstream
+from kvtool.upstream.lock import Upstream
 
 
 def ref_of(tag: str) -> str:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.errors import UsageError
-from kvtool.lock import Lock, Upstream, read_tables
-from kvtool.mailbox import Mail, parse_mail
 from kvtool.project import Project
+from kvtool.tree.mailbox import Mail, parse_mail
+from kvtool.upstream.lock import Lock, Upstream, read_tables
 
 UPSTREAM_STATUS = ("local", "sent", "merged", "rejected")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*")

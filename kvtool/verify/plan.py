@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvtool.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, named_toys, toy_checks
-from kvtool.conversation import BATCHED
+from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, named_toys, toy_checks
+from kvtool.verify.conversation import BATCHED
 
 # kv-check's further variants under --matrix. Quantized V needs flash attention; the others run without it as well.
 MATRIX: tuple[tuple[str, ...], ...] = (

@@ -21,14 +21,14 @@ import tomlkit
 from tomlkit.items import AoT
 
 from kvtool.errors import DiskError, UsageError
-from kvtool.fold import Folded, FoldedPatch
 from kvtool.gitcmd import Git
-from kvtool.lock import Lock
-from kvtool.mailbox import DIFF_FLAGS, MAIL_FLAGS, Mail, parse_diff, parse_mail
 from kvtool.project import Project
-from kvtool.replay import Builder, Replayed, replay
-from kvtool.series import Series, Step, load_patches, load_series, new_files, read_text
-from kvtool.worktree import kvtool_dir, write_json
+from kvtool.tree.fold import Folded, FoldedPatch
+from kvtool.tree.mailbox import DIFF_FLAGS, MAIL_FLAGS, Mail, parse_diff, parse_mail
+from kvtool.tree.replay import Builder, Replayed, replay
+from kvtool.tree.series import Series, Step, load_patches, load_series, new_files, read_text
+from kvtool.tree.worktree import kvtool_dir, write_json
+from kvtool.upstream.lock import Lock
 
 
 @dataclass(frozen=True)

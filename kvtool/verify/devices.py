@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvtool import process
 from kvtool.errors import VerifyError
-from kvtool.server import free_port
+from kvtool.verify.server import free_port
 
 _START_SECONDS = 30.0
 _NOT_A_GPU = ("CPU", "BLAS", "ACCEL")

@@ -1,7 +1,7 @@
 """Drive a llama-server on loopback: start it, talk to it, end it whatever happens.
 
-Nothing here compares anything (kvtool/texts.py does); a server that does not start, dies or answers nonsense is a
-VerifyError that shows the end of its log.
+Nothing here compares anything (kvtool/verify/texts.py does); a server that does not start, dies or answers nonsense
+is a VerifyError that shows the end of its log.
 """
 
 from __future__ import annotations

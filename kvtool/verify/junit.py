@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from kvtool.checks import Finding
 from kvtool.result import CheckOutcome
+from kvtool.verify.checks import Finding
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

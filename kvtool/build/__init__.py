@@ -1,0 +1,1 @@
+"""Configure and compile the patched tree."""

@@ -1,0 +1,1 @@
+"""The series and the patched tree."""

@@ -1,0 +1,1 @@
+"""Where llama.cpp comes from, and what pins it."""

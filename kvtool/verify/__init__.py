@@ -1,0 +1,1 @@
+"""Prove the built programs: static against dynamic."""
