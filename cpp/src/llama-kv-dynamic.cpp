@@ -25,12 +25,12 @@ static std::atomic<uint64_t> n_moves_all { 0 };
 llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx, bool enabled) : lctx(lctx), enabled(enabled) {
 }
 
-llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) {
-    llama_kv_dynamic_cur = std::move(dyn);
+llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) :
+    prev(std::exchange(llama_kv_dynamic_cur, std::move(dyn))) {
 }
 
 llama_kv_dynamic::scope::~scope() {
-    llama_kv_dynamic_cur.reset();
+    llama_kv_dynamic_cur = std::move(prev);
 }
 
 std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic::current() {
@@ -95,13 +95,17 @@ void llama_kv_dynamic::synchronize() const {
 }
 
 void llama_kv_dynamic::set_moved() {
-    n_moves_all.fetch_add(1);
+    drop_graphs();
 
     for (const auto & reader : readers) {
         if (const auto dyn = reader.lock()) {
             dyn->request();
         }
     }
+}
+
+void llama_kv_dynamic::drop_graphs() {
+    n_moves_all.fetch_add(1);
 }
 
 bool llama_kv_dynamic::moved() {
@@ -127,6 +131,17 @@ llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
 // llama_context
 //
 
+// the largest number of outputs that a context asks for, on upstreams that know one
+template <typename T>
+static auto max_outputs(const T & cparams, uint32_t n_tokens, int) -> decltype(uint32_t(cparams.n_outputs_max)) {
+    return std::min<uint32_t>(n_tokens, cparams.n_outputs_max);
+}
+
+template <typename T>
+static uint32_t max_outputs(const T &, uint32_t n_tokens, long) {
+    return n_tokens;
+}
+
 bool llama_context::kv_dynamic_grow() {
     if (!kv_dynamic->grow()) {
         LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
@@ -135,7 +150,7 @@ bool llama_context::kv_dynamic_grow() {
 
     const uint32_t n_seqs    = cparams.n_seq_max;
     const uint32_t n_tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
-    const uint32_t n_outputs = std::min(n_tokens, cparams.n_outputs_max);
+    const uint32_t n_outputs = max_outputs(cparams, n_tokens, 0);
 
     // the worst-case graph is larger now
     try {
@@ -167,10 +182,7 @@ bool llama_context::kv_dynamic_grow() {
     sched.reset(ggml_backend_sched_new(backend_ptrs.data(), backend_buft.data(), backend_ptrs.size(),
                 graph_max_nodes(n_tokens), cparams.pipeline_parallel, cparams.op_offload));
 
-    for (auto & res : gf_res_prev) {
-        res.reset();
-    }
-    gf_res_prev_active = nullptr;
+    kv_dynamic->drop_graphs();
 
     return false;
 }
@@ -179,25 +191,25 @@ bool llama_context::kv_dynamic_grow() {
 // llama_kv_cache
 //
 
+void llama_kv_cache::dyn_share(llama_kv_cache & other) {
+    dyn_other = &other;
+
+    if (const auto cur = llama_kv_dynamic::current(); cur && other.dyn) {
+        other.dyn->dyn->add_reader(cur);
+    }
+}
+
 uint32_t llama_kv_cache::dyn_init(uint32_t kv_size) {
     const auto cur = llama_kv_dynamic::current();
 
-    if (other) {
-        // the storage is that of the other cache
-        if (other->dyn && cur) {
-            other->dyn->dyn->add_reader(cur);
-        }
-
-        return kv_size;
-    }
-
     // when only measuring (--fit), the maximum is what has to fit
-    if (!cur || !cur->is_enabled() || hparams.no_alloc) {
+    if (dyn_other || !cur || !cur->is_enabled() || hparams.no_alloc) {
         return kv_size;
     }
 
     // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
-    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+    // (LLAMA_SPLIT_MODE_TENSOR, which not every upstream has)
+    if (model.split_mode() > LLAMA_SPLIT_MODE_ROW) {
         LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
         return kv_size;
     }
@@ -223,8 +235,8 @@ uint32_t llama_kv_cache::get_size_max() const {
 }
 
 uint32_t llama_kv_cache::dyn_size() const {
-    if (other) {
-        return other->dyn_size();
+    if (dyn_other) {
+        return dyn_other->dyn_size();
     }
 
     return dyn && !layers.empty() ? dyn->n_cells : get_size_max();
@@ -310,7 +322,7 @@ bool llama_kv_cache::dyn_grow(bool enable) {
     return enable && try_resize(n_need);
 }
 
-bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, const slot_info & sinfo) {
+llama_kv_dynamic_room llama_kv_cache::dyn_reserve(llama_io_read_i & io, const slot_info & sinfo) {
     uint32_t n_cells = 0;
 
     for (const auto & idxs : sinfo.idxs) {
@@ -319,7 +331,7 @@ bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, const slot_info & sinfo) 
         }
     }
 
-    return dyn_reserve(io, n_cells);
+    return { dyn_reserve(io, n_cells) ? get_size() : 0 };
 }
 
 bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {

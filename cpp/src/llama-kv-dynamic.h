@@ -41,7 +41,7 @@ public:
     // enabled: the caches of the context are dynamic. a static context is known here, too: it can read dynamic storage
     llama_kv_dynamic(llama_context * lctx, bool enabled);
 
-    // while it lives, caches created on this thread belong to dyn
+    // while it lives, caches created on this thread belong to dyn. null: they are static
     class scope {
     public:
         explicit scope(std::shared_ptr<llama_kv_dynamic> dyn);
@@ -49,6 +49,9 @@ public:
 
         scope(const scope &) = delete;
         scope & operator=(const scope &) = delete;
+
+    private:
+        std::shared_ptr<llama_kv_dynamic> prev;
     };
 
     static std::shared_ptr<llama_kv_dynamic> current();
@@ -77,6 +80,9 @@ public:
     // wait for the compute that may use the storage
     // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
     void synchronize() const;
+
+    // no graph that was built so far may run again, in any context
+    static void drop_graphs();
 
     // true once after storage moved anywhere in the process: the graphs of this context may have stale addresses
     bool moved();
@@ -118,6 +124,15 @@ struct llama_kv_dynamic_cache {
 
     // created with the first growth, when the tensors exist
     std::unique_ptr<llama_kv_storage> storage;
+};
+
+// the cells that a state can be read into, where llama_kv_cache::state_read_data() has the cells of a static cache
+struct llama_kv_dynamic_room {
+    uint32_t n_cells;
+
+    uint32_t size() const {
+        return n_cells;
+    }
 };
 
 // For a memory whose batch plans contain the sizes of its caches (DSV4): ask for what the plans will need.
