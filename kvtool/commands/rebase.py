@@ -1,0 +1,149 @@
+"""`kvtool rebase`: move the series to another upstream, and tell what becomes of each patch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
+from kvtool.commands.rebase_tree import Options, begin, refuse_unknown, resume, with_history
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.errors import KvtoolError, UsageError
+from kvtool.project import Project
+from kvtool.result import Result
+from kvtool.tree.apart import locked_base, rehearse_apart
+from kvtool.tree.rehearse import Choices, Rehearsal
+from kvtool.tree.series import load_patches
+from kvtool.upstream import discover, sources
+from kvtool.upstream.cache import Cache
+from kvtool.upstream.history import History
+from kvtool.upstream.lock import Lock, load_lock
+from kvtool.upstream.sources import Fetched
+
+_Names = list[str] | None
+
+
+def run(project: Project, console: Console, options: Options) -> Result:
+    """One entry for all forms; UsageError for a combination that means nothing."""
+    _check(options)
+    if options.all:
+        return _span(project, console, options)
+    if options.dry_run:
+        assert options.tag is not None
+        return _dry_run(project, console, options, options.tag)
+    if options.tag is not None:
+        return begin(project, console, options, options.tag)
+    return resume(project, console, options)
+
+
+def _check(options: Options) -> None:
+    dry = options.dry_run
+    for wrong, why in (
+        (options.all and (options.tag or not dry), "--all takes no TAG and needs --dry-run"),
+        (options.keep_going and not dry, "--keep-going needs --dry-run (a rebase tells of every patch, then stops)"),
+        (options.markdown and not options.all, "--markdown needs --all"),
+        (dry and (options.go_on or options.abort), "--dry-run begins anew"),
+        (options.go_on and (options.abort or options.tag), "--continue stands alone"),
+        (options.abort and (options.tag or options.named), "--abort stands alone"),
+        (dry and not options.tag and not options.all, "--dry-run needs a TAG or --all"),
+        (not (options.tag or options.all or options.go_on or options.abort or options.named), "name a TAG"),
+    ):
+        if wrong:
+            raise UsageError(why, next_step="kvtool rebase --help")
+
+
+# --- without touching anything -----------------------------------------------------------------------------------
+
+
+def _rehearse(project: Project, cache: Cache, lock: Lock, base: str, fetched: Fetched, options: Options) -> Rehearsal:
+    choices = Choices({}, *(frozenset(names) for names in (options.skip, options.drop, options.accept)))
+    return rehearse_apart(
+        project, cache, lock, base, fetched, choices=choices, keep_going=options.keep_going or options.all
+    )
+
+
+def _dry_run(project: Project, console: Console, options: Options, tag: str) -> RebaseResult:
+    cache, lock = Cache(project.cache), load_lock(project.lock)
+    refuse_unknown(project, options.named)
+    base = locked_base(cache, lock, console, options.mirror)
+    lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
+    done = _rehearse(project, cache, lock, base, fetched, options)
+    history = History.between(options.mirror, lock.upstream(), fetched.upstream)
+    return RebaseResult(
+        tag=tag,
+        previous=lock.current,
+        tree=project.tree,
+        outcome="rehearsed",
+        head=done.head if done.complete else "",
+        stopped_at=done.stop.id if done.stop else "",
+        range_diff=None,
+        files=(),
+        patches=with_history(done.reports, history),
+        seconds=round(done.seconds, 3),
+    )
+
+
+def _span(project: Project, console: Console, options: Options) -> SpanResult:
+    """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
+    cache, lock = Cache(project.cache), load_lock(project.lock)
+    base = locked_base(cache, lock, console, options.mirror)
+    rows = []
+    with console.progress("rehearsing", len(lock.upstreams)) as bar:
+        for number, (tag, upstream) in enumerate(lock.upstreams.items()):
+            bar.update(number, tag)
+            try:
+                fetched = sources.ensure(cache, lock, upstream, console, options.mirror)
+                rows.append(span_row(upstream, _rehearse(project, cache, lock, base, fetched, options)))
+            except KvtoolError as err:
+                rows.append(span_row(upstream, err))
+    ids = tuple(patch.id for patch in load_patches(project))
+    result = SpanResult(lock.current, ids, tuple(rows))
+    if options.markdown:
+        result.write_markdown(options.markdown)
+    return result
+
+
+def command(
+    env: Env,
+    tag: Annotated[str | None, typer.Argument(help="The upstream to move to; the lock need not know it.")] = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option("--mirror", metavar="PATH|URL", help="A git repository that has the tag (or KVTOOL_UPSTREAM)."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, not even the tree.")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
+    ] = False,
+    all_tags: Annotated[bool, typer.Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
+    ] = None,
+    go_on: Annotated[bool, typer.Option("--continue", help="Take the tree as the resolution and go on.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="Give up; tree and project as they were.")] = False,
+    skip: Annotated[
+        _Names, typer.Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
+    ] = None,
+    drop: Annotated[_Names, typer.Option("--drop", metavar="ID", help="Take a patch out of the series.")] = None,
+    accept: Annotated[
+        _Names, typer.Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before.")
+    ] = None,
+) -> Result:
+    """Move the series to another upstream: patches/, upstream.lock and the patched tree.
+
+    The series is first replayed on the locked upstream, then each patch is merged onto the new one; where it landed is
+    checked against what became of the lines around it. A conflict (exit 3) stops in the patched tree with the markers
+    in the files, and names patch, file and hunk, and how every later patch fares. Resolve it there, and --continue;
+    or --skip, --drop, --abort. A patch that lost changes stops it too, until --accept-shrink. The lock moves only when
+    everything has its place; a kill at any moment is finished, or undone, by --continue or --abort.
+
+    Examples: kvtool rebase b11063 | kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going |
+    kvtool rebase --dry-run --keep-going --all --markdown span.md
+
+    Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
+    """
+    named = (tuple(names or ()) for names in (skip, drop, accept))
+    options = Options(tag, mirror, dry_run, keep_going, all_tags, markdown, go_on, abort, *named)
+    return run(env.project, env.console, options)
