@@ -15,12 +15,10 @@ from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout
 from kvtool.tree.replay import PatchReport, conflict_error
-from kvtool.tree.series import load_series
+from kvtool.tree.series import GOAL_LINES, load_series
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import load_lock
-
-GOAL_LINES = 150  # changed lines in upstream's own files; more of them make a rebase conflict more often
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from kvtool.commands.apply import GOAL_LINES, render_patches
+from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.replay import PatchReport
-from kvtool.tree.series import load_patches, new_files
+from kvtool.tree.series import GOAL_LINES, load_patches, new_files
 from kvtool.tree.worktree import not_clean, tree_state
 from kvtool.upstream.lock import load_lock
 

@@ -28,6 +28,7 @@ def test_exit_codes_and_words_are_frozen() -> None:
         "TreeError": (4, "tree"),
         "LockError": (5, "lock"),
         "DriftError": (6, "drift"),
+        "LintError": (6, "lint"),
         "BuildError": (7, "build"),
         "MissingToolError": (7, "missing_tool"),
         "VerifyError": (8, "verify"),
@@ -154,6 +155,7 @@ CONTRACT = {
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
     "patches",
     "export.ExportResult": "tag tree head check files mailbox",
+    "lint.LintResult": "patches findings",
 }
 
 
