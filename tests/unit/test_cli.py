@@ -155,6 +155,7 @@ CONTRACT = {
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
     "patches",
     "export.ExportResult": "tag tree head check files mailbox",
+    "diff.DiffResult": "before after same patches diff",
     "lint.LintResult": "patches findings",
 }
 
