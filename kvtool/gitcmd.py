@@ -64,6 +64,11 @@ _OVERRIDES = {
     "i18n.commitEncoding": "UTF-8",
     "i18n.logOutputEncoding": "UTF-8",
     "log.showSignature": "false",
+    "merge.conflictStyle": "zdiff3",
+    "merge.default": "text",
+    "merge.directoryRenames": "false",
+    "merge.renames": "true",
+    "merge.renormalize": "false",
     "gc.auto": "0",
     "maintenance.auto": "false",
     "fetch.fsckObjects": "false",
@@ -92,10 +97,22 @@ def _override_variables() -> dict[str, str]:
 
 
 class Git:
-    """git in one repository (a work tree or a bare one). Paths are made absolute."""
+    """git in one repository (a work tree or a bare one). Paths are made absolute. env: for every call."""
 
-    def __init__(self, repo: Path) -> None:
+    def __init__(self, repo: Path, env: Environment | None = None) -> None:
         self.repo = repo.absolute()
+        self._env = dict(env or {})
+
+    def quarantined(self, scratch: Path) -> Git:
+        """The same repository, but new objects go to a directory below `scratch` and are gone with it."""
+        objects = self.line("rev-parse", "--git-path", "objects")
+        fresh = scratch / "objects"
+        fresh.mkdir(parents=True)
+        env = {
+            "GIT_OBJECT_DIRECTORY": str(fresh),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((self.repo / objects).absolute()),
+        }
+        return Git(self.repo, {**self._env, **env})
 
     def run(
         self,
@@ -106,7 +123,7 @@ class Git:
         error: type[KvtoolError] = KvtoolError,
     ) -> Completed:
         """Run captured. With check a failure raises `error` (DiskError when the disk is full) with git's output."""
-        done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
+        done = process.capture(self._located(args), env=self._sealed(env), input=input, check=False)
         if check and done.returncode != 0:
             raise _failure(args, done, error)
         return done
@@ -121,12 +138,15 @@ class Git:
 
     def watch(self, *args: str | Path, on_line: Callable[[str], None]) -> Completed:
         """Run with each line of output (progress included) given to on_line; the exit code is the caller's."""
-        return process.stream(self._located(args), env=sealed_environment(), on_line=on_line)
+        return process.stream(self._located(args), env=self._sealed(None), on_line=on_line)
 
     def resolve(self, revision: str) -> str | None:
         """The object id of a revision, or None."""
         done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
+
+    def _sealed(self, env: Environment | None) -> Environment:
+        return sealed_environment({**self._env, **(env or {})})
 
     def _located(self, args: tuple[str | Path, ...]) -> list[str]:
         located = process.which("git")

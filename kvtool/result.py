@@ -22,7 +22,8 @@ class PatchOutcome(enum.StrEnum):
     EMPTY = "empty"  # changes nothing
     CONFLICT = "conflict"
     BLOCKED = "blocked"  # not tried on its own terms: it needs a patch that conflicts
-    SKIPPED = "skipped"  # from/until exclude this upstream
+    SKIPPED = "skipped"  # from/until exclude this upstream, or it was left out by name
+    DROPPED = "dropped"  # taken out of the series by name
 
 
 class CheckOutcome(enum.StrEnum):

@@ -13,6 +13,7 @@ from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git
 from kvtool.result import PatchOutcome
 from kvtool.tree.mailbox import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff
+from kvtool.tree.placement import pieces_of, split_lines
 from kvtool.tree.series import NewFile, Series, Step
 
 NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
@@ -20,13 +21,21 @@ NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 
 @dataclass(frozen=True)
 class FailedHunk:
-    """A hunk that found no place. header: "@@ -10,3 +10,5 @@ function"; line: where it was expected."""
+    """A hunk that found no place, or a wrong one. header: "@@ -10,3 +10,5 @@ function"; number 0: the whole file.
+
+    Where the tree that the patch was made on is at hand: expected, the lines it stands on; wanted, what it makes of
+    them; found, what the new upstream has in their place. behind: upstream's commit, where its history is at hand.
+    """
 
     path: str
     number: int
     total: int
     header: str
     reason: str
+    expected: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+    behind: str = ""
 
     def __str__(self) -> str:
         hunk = f" hunk {self.number} of {self.total} ({self.header})" if self.number else ""
@@ -38,7 +47,8 @@ class PatchReport:
     """What became of one patch.
 
     commit: "" unless it was applied; hunks, added, removed: its size; failed: the hunks in the way (conflict, blocked);
-    blocked_by: id of the patch it seems to need; moved: hunks that landed in another function than recorded.
+    blocked_by: id of the patch it seems to need; moved: hunks whose place is worth a look, such as one that landed in
+    another function than recorded; lost: how much of the patch is gone, "" for nothing; seconds: what it took.
     """
 
     id: str
@@ -50,6 +60,8 @@ class PatchReport:
     failed: tuple[FailedHunk, ...] = ()
     blocked_by: str = ""
     moved: tuple[str, ...] = ()
+    lost: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,13 +135,17 @@ class Builder:
         done = self.git.run("apply", "--cached", "-C1", *flags, "-", input=diff, env=self._env, check=False)
         return done.returncode == 0
 
-    def reset(self) -> None:
-        """The index back to the last commit."""
-        self.git.run("read-tree", self.commit, env=self._env)
+    def reset(self, tree: str = "") -> None:
+        """The index to a tree, or back to the last commit."""
+        self.git.run("read-tree", tree or self.commit, env=self._env)
 
-    def commit_index(self, message: str, *, mail: Mail | None = None) -> str | None:
-        """Commit the index with the mail's author (or kvtool's); None when it changes nothing."""
-        tree = self.git.line("write-tree", env=self._env)
+    def written(self) -> str:
+        """The index as a tree."""
+        return self.git.line("write-tree", env=self._env)
+
+    def commit_index(self, message: str, *, mail: Mail | None = None, tree: str = "") -> str | None:
+        """Commit the index (or a tree that is it) with the mail's author or kvtool's; None when it changes nothing."""
+        tree = tree or self.written()
         if tree == self.tree:
             return None
         env: dict[str, str] = {}
@@ -146,17 +162,49 @@ def replay(git: Git, base: str, series: Series, scratch: Path) -> Replayed:
     builder.add_files(series.files)
     builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
     reports: list[PatchReport] = []
-    trouble: dict[str, str] = {}  # path -> id of the first patch that left it unpatched
+    trouble = Trouble()
     for step in series.steps:
-        report = _step(builder, step, trouble)
+        report = replay_step(builder, step, trouble)
         reports.append(report)
         if report.failed:
-            for file in parse_diff(step.mail.diff):
-                trouble.setdefault(file.path, step.patch.id)
+            trouble.add(step.patch.id, step.mail.diff)
     return Replayed(base, builder.commit, builder.tree, tuple(reports))
 
 
-def _step(builder: Builder, step: Step, trouble: dict[str, str]) -> PatchReport:
+class Trouble:
+    """The lines that patches which failed did not bring: a later patch that stands on one of them is blocked."""
+
+    def __init__(self) -> None:
+        self._missing: list[tuple[str, str, frozenset[bytes]]] = []  # patch, path, lines
+
+    def add(self, patch: str, diff: bytes) -> None:
+        """Take note of a patch that does not apply."""
+        for file in parse_diff(diff):
+            brought = frozenset(line for piece in pieces_of(file) for line in set(piece.after) - set(piece.before))
+            self._missing.append((patch, file.path, brought))
+
+    def blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
+        """The id of the patch that a hunk in the way seems to need, or ""."""
+        at = {(hunk.path, hunk.number) for hunk in failed}
+        for file in parse_diff(diff):
+            known = [(patch, lines) for patch, path, lines in self._missing if path == file.path]
+            there = set(split_lines(read_blob(git, tree, file.path) or b"")) if known else set()
+            for piece in pieces_of(file):
+                if (file.path, piece.hunk.number) in at or (file.path, 0) in at:
+                    needed = set(piece.before) - there
+                    if found := next((patch for patch, lines in known if needed & lines), ""):
+                        return found
+        return ""
+
+
+def read_blob(git: Git, tree: str, path: str) -> bytes | None:
+    """A file of a tree (or commit), None when it is not there."""
+    done = git.run("cat-file", "blob", f"{tree}:{path}", check=False)
+    return done.stdout.encode("utf-8", "surrogateescape") if done.returncode == 0 else None
+
+
+def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool = False) -> PatchReport:
+    """Apply one patch by its context, and commit it. strict: a hunk in another function than recorded is a conflict."""
     patch, mail = step.patch, step.mail
     files = parse_diff(mail.diff)
     if not step.wanted:
@@ -166,14 +214,21 @@ def _step(builder: Builder, step: Step, trouble: dict[str, str]) -> PatchReport:
     if not files:
         return PatchReport(patch.id, PatchOutcome.EMPTY)
     if builder.apply(mail.diff):
-        commit = builder.commit_index(mail.message, mail=mail)
+        tree = builder.written()
+        moved = _moved(builder, mail, tree)
+        if moved and strict:
+            builder.reset()
+            failed = tuple(FailedHunk(path, 0, 0, "", note) for path, note in moved)
+            return PatchReport(patch.id, PatchOutcome.CONFLICT, "", hunks, added, removed, failed)
+        commit = builder.commit_index(mail.message, mail=mail, tree=tree)
         if commit is None:
             return PatchReport(patch.id, PatchOutcome.EMPTY)
-        return PatchReport(patch.id, PatchOutcome.APPLIED, commit, hunks, added, removed, moved=_moved(builder, mail))
+        notes = tuple(f"{path}: {note}" for path, note in moved)
+        return PatchReport(patch.id, PatchOutcome.APPLIED, commit, hunks, added, removed, moved=notes)
     if builder.fits(mail.diff, "--reverse")[0]:
         return PatchReport(patch.id, PatchOutcome.MERGED)
     failed = failed_hunks(builder, mail.diff)
-    blocker = next((trouble[hunk.path] for hunk in failed if hunk.path in trouble), "")
+    blocker = trouble.blocker(builder.git, builder.tree, mail.diff, failed)
     outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
     return PatchReport(patch.id, outcome, "", hunks, added, removed, failed, blocker)
 
@@ -208,22 +263,23 @@ def _reason(said: str) -> str:
     return (said.strip().splitlines() or ["git gave no reason"])[-1].removeprefix("error: ")
 
 
-def _moved(builder: Builder, mail: Mail) -> tuple[str, ...]:
-    """Hunks that landed in another function than the patch recorded: with one line of context, worth a look."""
+def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
+    """Hunks that landed in another function than the patch recorded (path, note): with one line of context, worth a
+    look."""
 
     def hunks(diff: bytes) -> list[Hunk]:
         return [hunk for file in parse_diff(diff) for hunk in file.hunks]
 
     expected = hunks(mail.diff)
-    done = builder.git.run("diff-tree", "-p", "--no-commit-id", *DIFF_FLAGS, builder.commit)
+    done = builder.git.run("diff-tree", "-p", *DIFF_FLAGS, builder.tree, tree)
     actual = hunks(done.stdout.encode("utf-8", "surrogateescape"))
     if len(expected) != len(actual):  # written with more context, so its hunks are cut differently
-        return ()
-    return tuple(
-        f"{was.path}: recorded in {was.heading!r}, landed in {now.heading!r}"
+        return []
+    return [
+        (was.path, f"recorded in {was.heading!r}, landed in {now.heading!r}")
         for was, now in zip(expected, actual, strict=True)
         if was.heading and was.heading != now.heading
-    )
+    ]
 
 
 def conflict_error(reports: tuple[PatchReport, ...], tag: str) -> KvtoolError | None:

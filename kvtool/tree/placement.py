@@ -1,0 +1,287 @@
+"""Where a hunk belongs in another version of its file, and whether it landed there. Pure.
+
+One line of context finds a place over months of upstream, but not always the right one: a function may have a twin. So
+two things are held against the place where a hunk landed:
+
+- the line map: a line diff of the old file and the new one says what became of each of the hunk's context lines and
+  removed lines. Each one that is still there must be where the hunk landed.
+- the enclosing function: the line that heads it must be the same line by the map, or have been replaced by the one that
+  heads it now, or (where upstream moved the whole function) read the same.
+
+Where upstream rewrote a line that the hunk stands on, the map says nothing about it: the function must then be the
+same, and the hunk must have one place in it only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvtool.tree.mailbox import FileDiff, Hunk
+
+Lines = Sequence[bytes]  # with their line ends
+
+_SPAN = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A hunk as lines. start: 0-based, of its first line in the old file; before and after: context included.
+
+    lead, trail: how many of the lines are context, at the front and at the end.
+    """
+
+    hunk: Hunk
+    start: int
+    before: tuple[bytes, ...]
+    after: tuple[bytes, ...]
+    lead: int
+    trail: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines [old, old + removed) of one file became [new, new + added) of the other; 0-based."""
+
+    old: int
+    removed: int
+    new: int
+    added: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the check says about one hunk. landed, expected: 1-based lines of its first line, None where unknown.
+
+    wrong: why the place is wrong, "" when it is right; note: worth a look, though not wrong.
+    """
+
+    piece: Piece
+    landed: int | None
+    expected: int | None
+    wrong: str = ""
+    note: str = ""
+
+
+def split_lines(text: bytes) -> list[bytes]:
+    """The lines of a file, as git counts them: ended by a line feed and nothing else."""
+    lines = [line + b"\n" for line in text.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def pieces_of(file: FileDiff, *, reverse: bool = False) -> tuple[Piece, ...]:
+    """The hunks of one file of a diff; reverse: of the diff that takes it back."""
+    return tuple(_piece(hunk, reverse) for hunk in file.hunks)
+
+
+def _piece(hunk: Hunk, reverse: bool) -> Piece:
+    found = _SPAN.match(hunk.header)
+    assert found
+    line, count = (found[3], found[4]) if reverse else (found[1], found[2])
+    start = int(line) if count == "0" else int(line) - 1
+    before: list[bytes] = []
+    after: list[bytes] = []
+    marks = b""
+    for text in split_lines(hunk.text)[1:]:
+        mark, line_text = text[:1], text[1:]
+        if mark == b"\\":  # the line before this one has no line end
+            for side, kinds in ((before, b" -"), (after, b" +")):
+                if marks[-1:] in (kinds[:1], kinds[1:]) and side:
+                    side[-1] = side[-1].removesuffix(b"\n")
+            continue
+        marks += mark
+        if mark != b"+":
+            before.append(line_text)
+        if mark != b"-":
+            after.append(line_text)
+    lead, trail = len(marks) - len(marks.lstrip(b" ")), len(marks) - len(marks.rstrip(b" "))
+    if reverse:
+        before, after = after, before
+    return Piece(hunk, start, tuple(before), tuple(after), lead, trail)
+
+
+def runs(file: FileDiff) -> int:
+    """How many runs of changed lines a diff of one file has: unlike its hunks, no matter of how much context it has."""
+    count = 0
+    for hunk in file.hunks:
+        marks = b"".join(text[:1] for text in split_lines(hunk.text)[1:] if not text.startswith(b"\\"))
+        count += len(re.findall(rb"[-+]+", marks))
+    return count
+
+
+class LineMap:
+    """What became of each line of an old file in a new one, from the blocks of a line diff between them."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = sorted(blocks, key=lambda block: (block.old, block.new))
+
+    @classmethod
+    def of(cls, file: FileDiff | None) -> LineMap:
+        """From one file of a diff without context; None: the file did not change."""
+        blocks = []
+        for hunk in file.hunks if file else ():
+            found = _SPAN.match(hunk.header)
+            assert found
+            removed, added = (int(found[n]) if found[n] is not None else 1 for n in (2, 4))
+            blocks.append(Block(int(found[1]) - (removed > 0), removed, int(found[3]) - (added > 0), added))
+        return cls(blocks)
+
+    def line(self, number: int) -> int | None:
+        """The same line in the new file, None when it is not there any more. 0-based."""
+        shift = 0
+        for block in self._blocks:
+            if block.old + block.removed <= number:
+                shift = block.new + block.added - block.old - block.removed
+            elif block.old <= number:
+                return None
+            else:
+                break
+        return number + shift
+
+    def replacing(self, number: int) -> range:
+        """The lines of the new file that stand in the place of an old one that is gone; empty when there are none."""
+        for block in self._blocks:
+            if block.old <= number < block.old + block.removed:
+                return range(block.new, block.new + block.added)
+        return range(0)
+
+    def region(self, start: int, stop: int) -> range:
+        """What stands in the new file in the place of lines [start, stop): between the nearest lines still there."""
+        first, last = start - 1, stop
+        while first >= 0 and self.line(first) is None:
+            first -= 1
+        before = self.line(first) if first >= 0 else -1
+        assert before is not None
+        end = max((b.old + b.removed for b in self._blocks), default=0)
+        while last < end and self.line(last) is None:
+            last += 1
+        after = self.line(last)
+        assert after is not None
+        return range(before + 1, after)
+
+
+def heading_at(lines: Lines, number: int) -> int | None:
+    """The line (0-based) that heads the function around line `number`, that one included; None when none does."""
+    return next((n for n in range(min(number, len(lines) - 1), -1, -1) if _HEAD.match(lines[n])), None)
+
+
+def find_landings(
+    target: Lines, result: Lines, pieces: Sequence[Piece], expected: Sequence[int | None]
+) -> list[int] | None:
+    """Where each hunk went, given the file before and after: 0-based lines of `target`. None when it cannot be told.
+
+    Where several places give the same result, the expected one is taken.
+    """
+
+    def candidates(piece: Piece, wanted: int | None, i: int, o: int) -> Iterator[int]:
+        same = 0
+        while i + same < len(target) and o + same < len(result) and target[i + same] == result[o + same]:
+            same += 1
+        places = list(range(i, i + same + 1))
+        if wanted in places:
+            assert wanted is not None
+            places.insert(0, wanted)
+        for place in places:
+            there = o + place - i
+            if (
+                tuple(target[place : place + len(piece.before)]) == piece.before
+                and tuple(result[there : there + len(piece.after)]) == piece.after
+            ):
+                yield place
+
+    def place(number: int, i: int, o: int) -> list[int] | None:
+        if number == len(pieces):
+            return [] if list(target[i:]) == list(result[o:]) else None
+        piece = pieces[number]
+        for at in candidates(piece, expected[number], i, o):
+            # the context behind a hunk may be the context before the next one
+            next_i = at + len(piece.before) - piece.trail
+            next_o = o + at - i + len(piece.after) - piece.trail
+            if (rest := place(number + 1, next_i, next_o)) is not None:
+                return [at, *rest]
+        return None
+
+    return place(0, 0, 0)
+
+
+def check(base: Lines, target: Lines, result: Lines, pieces: Sequence[Piece], moved: LineMap) -> tuple[Finding, ...]:
+    """Whether each hunk of `pieces` (a diff on top of `base`) landed in its place.
+
+    target, result: the new file before and after; moved: what became of base's lines in target.
+    """
+    expected = [_expected(piece, moved) for piece in pieces]
+    landed = find_landings(target, result, pieces, expected)
+    if landed is None:
+        wrong = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
+        return tuple(Finding(piece, None, _number(at), wrong) for piece, at in zip(pieces, expected, strict=True))
+    return tuple(
+        _judge(piece, at, want, base, target, moved) for piece, at, want in zip(pieces, landed, expected, strict=True)
+    )
+
+
+def _number(line: int | None) -> int | None:
+    return None if line is None else line + 1
+
+
+def _mapped(piece: Piece, moved: LineMap) -> list[int | None]:
+    """For each old line of a hunk: where the hunk's first line is in the new file, by that line alone."""
+    lines = (moved.line(piece.start + offset) for offset in range(len(piece.before)))
+    return [None if line is None else line - offset for offset, line in enumerate(lines)]
+
+
+def _expected(piece: Piece, moved: LineMap) -> int | None:
+    """The hunk's first line in the new file, where the map knows it; its lines may have been torn apart."""
+    return next((line for line in _mapped(piece, moved) if line is not None), None)
+
+
+def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, moved: LineMap) -> Finding:
+    mapped = _mapped(piece, moved)
+    was, now = heading_at(base, piece.start), heading_at(target, at)
+    here = f"it landed in line {at + 1}, {_name(target, now)}"
+    known = [line for line in mapped if line is not None]
+    if any(line != at for line in known):
+        assert want is not None
+        there = f"it belongs in line {want + 1}, {_name(target, heading_at(target, want))}"
+        return Finding(piece, at + 1, want + 1, f"{here}; {there}")
+    same = _same_function(base, target, was, now, moved)
+    if len(known) == len(piece.before) and known:
+        # every line says so; upstream may have put a label or the head of a split function in between
+        kept = moved.line(was) if was is not None else -1
+        if same or (kept is not None and kept <= at):
+            note = "" if same else f"recorded in {_text(base, was)!r}, landed in {_text(target, now)!r}"
+            return Finding(piece, at + 1, at + 1, note=note)
+    belongs = f"it belongs {_name(base, was)}, where upstream rewrote its lines"
+    if not same:
+        return Finding(piece, at + 1, want, f"{here}; {belongs}")
+    if (count := _places(target, piece, now)) > 1:
+        return Finding(piece, at + 1, want, f"{here}; upstream rewrote its lines and {count} places there would do")
+    return Finding(piece, at + 1, _number(want))
+
+
+def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:
+    if was is None or now is None:
+        return was is now
+    kept = moved.line(was)
+    if kept is not None:
+        return kept == now
+    return now in moved.replacing(was) or base[was].strip() == target[now].strip()
+
+
+def _places(target: Lines, piece: Piece, head: int | None) -> int:
+    """How many places of one function a hunk would fit."""
+    start = 0 if head is None else head
+    stop = next((n for n in range(start + 1, len(target)) if _HEAD.match(target[n])), len(target))
+    stop += len(piece.before) - 1  # its last context line may head the next function
+    size = len(piece.before)
+    return sum(tuple(target[n : n + size]) == piece.before for n in range(start, stop - size + 1))
+
+
+def _text(lines: Lines, at: int | None) -> str:
+    return lines[at].decode("utf-8", "replace").strip() if at is not None else ""
+
+
+def _name(lines: Lines, at: int | None) -> str:
+    return f"in {_text(lines, at)!r}" if at is not None else "above the first function"
