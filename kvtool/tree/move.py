@@ -60,13 +60,12 @@ class Attempt:
 
 
 def move(builder: Builder, origin: Origin) -> Attempt:
-    """Bring a patch onto builder.tree. The index is left at builder.tree; the caller commits."""
+    """Bring a patch onto builder.tree. The index is left somewhere; the caller resets it to the tree, and commits."""
     git, onto = builder.git, builder.tree
     merged = three_way(git, origin, onto)
     plain = apply_alone(builder, origin.diff)
-    if merged is not None and merged in (plain, onto):
-        if merged == onto or _headings(git, onto, merged) == _headings_of(parse_diff(origin.diff)):
-            return Attempt(merged)
+    if merged == onto or (merged is not None and merged == plain and _same_headings(git, origin, onto, merged)):
+        return Attempt(merged)
     failed: tuple[FailedHunk, ...] = ()
     for tree in dict.fromkeys(tree for tree in (merged, plain) if tree is not None):
         findings = inspect(git, origin, onto, tree)
@@ -79,6 +78,7 @@ def move(builder: Builder, origin: Origin) -> Attempt:
     if not failed:
         if _is_there(builder, origin):
             return Attempt(onto)
+        builder.reset()
         failed = failed_hunks(builder, origin.diff)
     return Attempt(None, tuple(explain(git, origin, onto, hunk) for hunk in failed))
 
@@ -100,12 +100,9 @@ def three_way(git: Git, origin: Origin, onto: str) -> str | None:
 
 
 def apply_alone(builder: Builder, diff: bytes, *flags: str) -> str | None:
-    """The tree with a diff applied by its context, None when it does not apply; the index is as before."""
-    if not builder.apply(diff, *flags):
-        return None
-    tree = builder.written()
+    """The tree with a diff applied to builder.tree by its context, None when it does not apply."""
     builder.reset()
-    return tree
+    return builder.written() if builder.apply(diff, *flags) else None
 
 
 def _is_there(builder: Builder, origin: Origin) -> bool:
@@ -162,12 +159,13 @@ def line_map(git: Git, old: str, new: str) -> LineMap:
     return LineMap.of(files[0] if files else None)
 
 
-def _headings_of(files: Sequence[FileDiff]) -> list[tuple[str, str]]:
-    return [(hunk.path, hunk.heading) for file in files for hunk in file.hunks]
-
-
-def _headings(git: Git, before: str, after: str) -> list[tuple[str, str]]:
-    return _headings_of(parse_diff(diff_of(git, before, after)))
+def _same_headings(git: Git, origin: Origin, before: str, after: str) -> bool:
+    """Whether each hunk landed in the function it was recorded in, by name."""
+    was, now = (
+        [(hunk.path, hunk.heading) for file in parse_diff(diff) for hunk in file.hunks]
+        for diff in (origin.diff, diff_of(git, before, after))
+    )
+    return was == now
 
 
 def diff_of(git: Git, before: str, after: str) -> bytes:

@@ -178,6 +178,7 @@ class _Mover:
             return PatchReport(name, PatchOutcome.SKIPPED)
         if name in self._choices.resolved:
             return self._take(step, self._resolution(name), origin)
+        self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
             return replay_step(self.builder, step, self._trouble, strict=True)
         attempt = move(self.builder, origin)

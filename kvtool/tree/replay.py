@@ -91,11 +91,12 @@ class Builder:
     scratch: Path
     commit: str
     tree: str = field(init=False)
+    _index: str = field(init=False, default="")  # the tree that the index is, "" when it has to be asked
 
     def __post_init__(self) -> None:
         self._env = {"GIT_INDEX_FILE": str(self.scratch / "index")}
         self.tree = self.git.line("rev-parse", f"{self.commit}^{{tree}}")
-        self.git.run("read-tree", self.commit, env=self._env)
+        self.reset()
 
     def add_files(self, files: tuple[NewFile, ...]) -> None:
         """Put cpp/'s files into the index; UsageError when upstream has such a path, as a file or as a folder."""
@@ -123,6 +124,7 @@ class Builder:
         """Put (mode, blob id, path) entries into the index."""
         lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
         if lines:
+            self._index = ""
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
     def fits(self, diff: bytes, *flags: str) -> tuple[bool, str]:
@@ -133,15 +135,21 @@ class Builder:
     def apply(self, diff: bytes, *flags: str) -> bool:
         """Apply a diff to the index, whole or not at all (with --3way a failure leaves the index unmerged)."""
         done = self.git.run("apply", "--cached", "-C1", *flags, "-", input=diff, env=self._env, check=False)
+        if done.returncode == 0 or "--3way" in flags:
+            self._index = ""
         return done.returncode == 0
 
     def reset(self, tree: str = "") -> None:
         """The index to a tree, or back to the last commit."""
-        self.git.run("read-tree", tree or self.commit, env=self._env)
+        tree = tree or self.tree
+        if self._index != tree:
+            self.git.run("read-tree", tree, env=self._env)
+            self._index = tree
 
     def written(self) -> str:
         """The index as a tree."""
-        return self.git.line("write-tree", env=self._env)
+        self._index = self._index or self.git.line("write-tree", env=self._env)
+        return self._index
 
     def commit_index(self, message: str, *, mail: Mail | None = None, tree: str = "") -> str | None:
         """Commit the index (or a tree that is it) with the mail's author or kvtool's; None when it changes nothing."""

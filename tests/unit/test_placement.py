@@ -1,0 +1,148 @@
+"""Where a hunk belongs: the line map, the enclosing function, and what each says of a wrong place."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvtool.tree.mailbox import parse_diff
+from kvtool.tree.placement import Block, Finding, LineMap, check, find_landings, pieces_of, runs, split_lines
+
+BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]
+
+
+def diff(tmp_path: Path, old: str, new: str, context: int) -> bytes:
+    (tmp_path / "old").write_text(old)
+    (tmp_path / "new").write_text(new)
+    argv = ["git", "diff", "--no-index", f"-U{context}", "--histogram", "--no-indent-heuristic", "old", "new"]
+    return subprocess.run(argv, cwd=tmp_path, capture_output=True).stdout
+
+
+def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = "") -> list[Finding]:
+    """Check a patch base -> patched that turned target into result."""
+    base = base or "".join(BASE)
+    pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
+    files = parse_diff(diff(tmp_path, base, target, 0))
+    texts = (split_lines(text.encode()) for text in (base, target, result))
+    return list(check(*texts, pieces, LineMap.of(files[0] if files else None)))
+
+
+def add(text: str, after: str, line: str = "    more();\n") -> str:
+    """`text` with a line more behind the only place where `after` ends."""
+    assert text.count(after) == 1
+    return text.replace(after, after + line)
+
+
+PATCHED = add("".join(BASE), "int y = 3;\n    use(y);\n")
+
+
+def test_right_place_when_lines_moved(tmp_path: Path) -> None:
+    target = "// new\n" * 5 + "".join(BASE)
+    (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 3;\n    use(y);\n"))
+    assert (found.landed, found.expected, found.wrong, found.note) == (20, 20, "", "")
+
+
+def test_other_function(tmp_path: Path) -> None:
+    target = "".join(BASE)
+    (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 2;\n    use(y);\n"))
+    assert (found.landed, found.expected) == (9, 15)
+    assert "it landed in line 9, in 'int f2() {'; it belongs in line 15, in 'int f3() {'" in found.wrong
+
+
+def test_twin_before_the_right_place(tmp_path: Path) -> None:
+    target = "".join([*BASE[:2], BASE[2].replace("f3", "g3"), *BASE[2:]])
+    wrong = target.replace("int y = 3;\n    use(y);\n", "int y = 3;\n    use(y);\n    more();\n", 1)
+    (found,) = judge(tmp_path, PATCHED, target, wrong)
+    assert "in 'int g3() {'; it belongs in line 21, in 'int f3() {'" in found.wrong
+    (found,) = judge(tmp_path, PATCHED, target, add(target, "int f3() {\n    int y = 3;\n    use(y);\n"))
+    assert not found.wrong
+
+
+def test_function_that_was_moved_as_a_whole(tmp_path: Path) -> None:
+    target = "".join([BASE[2], BASE[0], BASE[1], BASE[3]])
+    (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 3;\n    use(y);\n"))
+    assert not found.wrong
+
+
+def test_signature_that_changed(tmp_path: Path) -> None:
+    target = "".join(BASE).replace("int f3() {", "int f3(int x) {")
+    (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 3;\n    use(y);\n"))
+    assert not found.wrong
+
+
+def test_function_that_is_gone_takes_its_hunk_with_it(tmp_path: Path) -> None:
+    """Its last lines look like those of the one before it, so that the diff may take one for the other."""
+    patched = "".join(BASE).replace("    return y;\n}\n\nint f4", "    return y;\n    // end\n}\n\nint f4")
+    target = "".join([*BASE[:2], BASE[3]])
+    for function in ("f2", "f4"):
+        head, body = target.split(f"int {function}", 1)
+        result = f"{head}int {function}" + body.replace("return y;\n", "return y;\n    // end\n", 1)
+        (found,) = judge(tmp_path, patched, target, result)
+        assert "it belongs" in found.wrong, function
+
+
+TWINS = "int f() {\n    b();\n    c();\n    x();\n    b();\n    c();\n}\n"
+
+
+@pytest.mark.parametrize(("target", "places"), [(TWINS, 2), (TWINS.replace("x();\n    b();", "x();"), 1)])
+def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Path, target: str, places: int) -> None:
+    base = "int f() {\n    b();\n    c();\n}\n"
+    pieces = pieces_of(parse_diff(diff(tmp_path, base, add(base, "    b();\n"), 1))[0])
+    result = target.replace("    b();\n", "    b();\n    more();\n", 1)
+    texts = (split_lines(text.encode()) for text in (base, target, result))
+    (found,) = check(*texts, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
+    assert (f"{places} places there would do" in found.wrong) == (places > 1)
+
+
+def test_label_that_upstream_put_above_is_worth_a_look_only(tmp_path: Path) -> None:
+    base = "struct s {\n    int a;\n    int b;\n    int c;\n};\n"
+    patched = base.replace("    int c;\n", "    int more;\n    int c;\n")
+    target = base.replace("    int a;\n", "    int a;\nprivate:\n")
+    (found,) = judge(tmp_path, patched, target, target.replace("    int c;\n", "    int more;\n    int c;\n"), base)
+    assert not found.wrong and "'struct s {', landed in 'private:'" in found.note
+
+
+def test_hunks_out_of_order_cannot_be_told(tmp_path: Path) -> None:
+    target = "".join(BASE)
+    (found,) = judge(tmp_path, PATCHED, target, target)
+    assert "cannot be told" in found.wrong and found.landed is None
+
+
+def test_hunks_that_share_a_line_of_context() -> None:
+    old = "a\nb\nx\nc\nd\n"
+    new = "a\n1\nb\nx\nc\n2\nd\n"
+    text = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1,3 @@\n a\n+1\n b\n@@ -4,2 +5,3 @@\n c\n+2\n d\n"
+    pieces = pieces_of(parse_diff(text)[0])
+    assert find_landings(split_lines(old.encode()), split_lines(new.encode()), pieces, [None, None]) == [0, 3]
+    target, result = b"a\nb\nd\n", b"a\n1\nb\n2\nd\n"
+    text = text.replace(b"@@ -4,2 +5,3 @@\n c\n", b"@@ -4,2 +5,3 @@\n b\n")
+    pieces = pieces_of(parse_diff(text)[0])
+    assert find_landings(split_lines(target), split_lines(result), pieces, [0, 1]) == [0, 1]
+
+
+@pytest.mark.parametrize(("text", "lines"), [(b"", []), (b"a", [b"a"]), (b"a\n\nb\r\n", [b"a\n", b"\n", b"b\r\n"])])
+def test_split_lines(text: bytes, lines: list[bytes]) -> None:
+    assert split_lines(text) == lines
+
+
+def test_pieces_forwards_and_backwards_without_a_last_line_end() -> None:
+    text = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -3 +3,2 @@ head\n-c\n\\ No newline at end of file\n+c\n+d\n"
+    (piece,) = pieces_of(parse_diff(text)[0])
+    assert (piece.start, piece.before, piece.after) == (2, (b"c",), (b"c\n", b"d\n"))
+    (back,) = pieces_of(parse_diff(text)[0], reverse=True)
+    assert (back.start, back.before, back.after) == (2, piece.after, piece.before)
+
+
+def test_line_map() -> None:
+    moved = LineMap([Block(2, 0, 2, 3), Block(5, 2, 8, 1)])
+    assert [moved.line(n) for n in (0, 1, 2, 4, 5, 6, 7)] == [0, 1, 5, 7, None, None, 9]
+    assert list(moved.replacing(5)) == [8] and not moved.replacing(0)
+    assert (moved.region(5, 7), moved.region(1, 2), moved.region(2, 3)) == (range(8, 9), range(1, 5), range(2, 6))
+
+
+def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
+    new = add(add("".join(BASE), "int y = 3;\n"), "int y = 3;\n    more();\n    use(y);\n")
+    counts = [runs(parse_diff(diff(tmp_path, "".join(BASE), new, context))[0]) for context in (0, 1, 3)]
+    assert counts == [2, 2, 2]
