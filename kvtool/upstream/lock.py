@@ -79,6 +79,11 @@ class Lock:
         return found
 
 
+def usable_tag(tag: str) -> bool:
+    """Whether it may stand in a lock, a ref and a file name."""
+    return bool(_TAG.fullmatch(tag)) and ".." not in tag and not tag.endswith((".", ".lock"))
+
+
 def _text(table: Mapping[str, Any], key: str, where: str, *, required: bool = True) -> str:
     value = table.get(key, "" if not required else None)
     if not isinstance(value, str) or (required and not value):
@@ -110,7 +115,7 @@ def _upstream(table: Any, order: int, where: str) -> Upstream:
         raise UsageError(f"{where}: [[upstream]] {order + 1} is not a table")
     tag = _text(table, "tag", f"{where}: [[upstream]] {order + 1}")
     here = f"{where}: {tag}"
-    if not _TAG.fullmatch(tag):
+    if not usable_tag(tag):
         raise UsageError(f"{here}: not a usable tag name")
     tree = _text(table, "tree", here)
     if not _TREE.fullmatch(tree):

@@ -89,15 +89,13 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[
     """Names and fetchers in the order to try. A fetcher gets a fresh bare repository, a scratch directory and a
     progress; it returns the id of the tree it put into the repository."""
     if mirror:
-        return [(f"mirror {mirror}", lambda repo, _, bar: _from_git(repo, mirror, upstream, bar, is_mirror=True))]
+        return [(f"mirror {mirror}", lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True))]
     attempts: list[tuple[str, _Fetch]] = []
     for source in upstream.sources:
         fetch = _from_npm if source.kind == "npm" else _from_sdist
         attempts.append((str(source), lambda repo, place, bar, f=fetch, s=source: f(repo, place, bar, s)))  # type: ignore[misc]
     if lock.remote:
-        attempts.append(
-            (lock.remote, lambda repo, _, bar: _from_git(repo, lock.remote, upstream, bar, is_mirror=False))
-        )
+        attempts.append((lock.remote, lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)))
     return attempts
 
 
@@ -134,8 +132,11 @@ def _explain(output: str, what: str = "") -> KvtoolError:
 _PERCENT = re.compile(r"(Receiving objects|Resolving deltas):\s+(\d+)%")
 
 
-def _from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirror: bool) -> str:
-    """Fetch one tag of a repository (path, bundle or URL), without its history."""
+def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirror: bool) -> str:
+    """Fetch one tag of a repository (path, bundle or URL), without its history; the id of its tree.
+
+    upstream.tree "": whatever the tag is, but by that name.
+    """
     local = Path(url).expanduser()
     where = str(local.absolute()) if local.exists() else url
     if is_mirror and not local.exists() and "://" not in url and not re.match(r"[\w.-]+@[\w.-]+:", url):
