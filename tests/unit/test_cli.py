@@ -29,6 +29,9 @@ def test_exit_codes_and_words_are_frozen() -> None:
         "LockError": (5, "lock"),
         "DriftError": (6, "drift"),
         "LintError": (6, "lint"),
+        "BisectBad": (1, "bad"),
+        "BisectSkip": (125, "skip"),
+        "BisectAbort": (128, "abort"),
         "BuildError": (7, "build"),
         "MissingToolError": (7, "missing_tool"),
         "VerifyError": (8, "verify"),
@@ -156,6 +159,8 @@ CONTRACT = {
     "patches",
     "export.ExportResult": "tag tree head check files mailbox",
     "diff.DiffResult": "before after same patches diff",
+    "bisect.BisectResult": "patch good bad last_good first_bad suspects why trials",
+    "bisect.BisectAt": "patch commit verdict outcome why seconds",
     "lint.LintResult": "patches findings",
 }
 
