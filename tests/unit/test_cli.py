@@ -161,6 +161,7 @@ CONTRACT = {
     "diff.DiffResult": "before after same patches diff",
     "bisect.BisectResult": "patch good bad last_good first_bad suspects why trials",
     "bisect.BisectAt": "patch commit verdict outcome why seconds",
+    "canary.CanaryResult": "schema tag tag_from tag_why tree locked key steps breakages patches broken_by",
     "lint.LintResult": "patches findings",
 }
 
