@@ -16,10 +16,11 @@ from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import flowback
 from kvtool.tree.borrow import borrowing
-from kvtool.tree.checkout import finish_interrupted, scratch_below
+from kvtool.tree.checkout import scratch_below
 from kvtool.tree.fold import Folded, fold
 from kvtool.tree.replay import replay
 from kvtool.tree.series import Series, load_series
+from kvtool.tree.switch import finish_interrupted
 from kvtool.tree.worktree import Applied, TreeState, not_clean, tree_state, write_applied
 from kvtool.upstream.cache import guard, tree_lock
 from kvtool.upstream.lock import Lock, load_lock
@@ -87,6 +88,8 @@ def _open(project: Project, scratch: Path) -> _Source:
     finish_interrupted(project.tree, git)
     state = tree_state(project)
     applied = state.applied
+    if state.interrupted == "rebase":
+        raise not_clean(state)
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
         raise not_clean(TreeState(state.path, applied, state.head, dirty=state.dirty, operation=state.operation))

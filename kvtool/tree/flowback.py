@@ -90,7 +90,7 @@ def _patch_changes(project: Project, git: Git, folded: Folded, series: Series, s
         if step is None:
             added[name] = patch.subject
             found.append(Change(f"patches/{name}.patch", "add", as_mail(git, patch.commit)))
-        elif not _says_the_same(git, step, patch, scratch):
+        elif not says_the_same(git, step, patch, scratch):
             found.append(Change(f"patches/{step.patch.file}", "change", as_mail(git, patch.commit)))
     gone = [steps[name] for name in folded.emptied if name in steps]
     found += [Change(f"patches/{step.patch.file}", "remove", None) for step in gone]
@@ -117,7 +117,7 @@ def as_mail(git: Git, commit: str) -> bytes:
     return done.stdout.encode("utf-8", "surrogateescape")
 
 
-def _says_the_same(git: Git, step: Step, patch: FoldedPatch, scratch: Path) -> bool:
+def says_the_same(git: Git, step: Step, patch: FoldedPatch, scratch: Path) -> bool:
     """Whether the file as it is already gives this commit, so that it need not change (its line numbers may be old)."""
     fresh = parse_mail(as_mail(git, patch.commit), patch.subject)
     if _identity(fresh) != _identity(step.mail) or _headings(fresh) != _headings(step.mail):
@@ -198,14 +198,14 @@ def rehearse(
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file.source, target)
     for change in todo:
-        _put(scratch / change.path, change)
+        put_file(scratch / change.path, change)
     fresh = load_series(copy, lock, series.upstream)
     place = scratch / "replay"
     place.mkdir()
     return fresh, replay(git, base, fresh, place)
 
 
-def _put(path: Path, change: Change) -> None:
+def put_file(path: Path, change: Change) -> None:
     """Write or remove one file, atomically."""
     if change.content is None:
         path.unlink(missing_ok=True)
@@ -220,7 +220,8 @@ def _put(path: Path, change: Change) -> None:
     fresh.replace(path)
 
 
-def _digest(path: Path) -> str | None:
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file, None when there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
@@ -234,7 +235,7 @@ def explained(project: Project) -> bool:
     if not journal.exists():
         return False
     pairs = json.loads(journal.read_text(encoding="utf-8"))
-    return all(_digest(project.root / path) in (old, new) for path, (old, new) in pairs.items())
+    return all(digest_of(project.root / path) in (old, new) for path, (old, new) in pairs.items())
 
 
 def write(project: Project, todo: tuple[Change, ...]) -> None:
@@ -243,7 +244,7 @@ def write(project: Project, todo: tuple[Change, ...]) -> None:
     before = {name: path.read_bytes() if path.is_file() else None for name, path in old.items()}
     pairs = {
         change.path: (
-            _digest(old[change.path]),
+            digest_of(old[change.path]),
             hashlib.sha256(change.content).hexdigest() if change.content is not None else None,
         )
         for change in todo
@@ -255,10 +256,10 @@ def write(project: Project, todo: tuple[Change, ...]) -> None:
     try:
         for change in todo:
             done.append(change)
-            _put(old[change.path], change)
+            put_file(old[change.path], change)
     except BaseException as err:
         for change in done:
-            _put(old[change.path], replace(change, content=before[change.path]))
+            put_file(old[change.path], replace(change, content=before[change.path]))
         journal_of(project.tree).unlink()
         if isinstance(err, OSError):
             raise DiskError("cannot write the project", why=str(err), next_step="nothing was changed") from err

@@ -23,6 +23,9 @@ _OPERATIONS = {
     "REVERT_HEAD": "a revert",
     "BISECT_LOG": "a bisect",
 }
+_REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
+# what a kvtool command leaves when it is killed; a rebase has the others' journals while it finishes
+_JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export.json", "export"))
 
 
 def branch_of(tag: str) -> str:
@@ -199,7 +202,10 @@ def tree_state(project: Project) -> TreeState:
         raise TreeError(f"{tree} has no usable HEAD", next_step=f"look with git -C {tree} status")
     branch = git.run("symbolic-ref", "--quiet", "--short", "HEAD", check=False).stdout.strip()
     names = (name for name in _OPERATIONS if (tree / ".git" / name).exists())
-    interrupted = next((n for n in ("pending.json", "export.json") if (kvtool_dir(tree) / n).exists()), "")
+    operation = next((_OPERATIONS[name] for name in names), "")
+    interrupted = next((verb for name, verb in _JOURNALS if (kvtool_dir(tree) / name).exists()), "")
+    if interrupted == "rebase" and (stopped := _stopped_rebase(tree)):
+        interrupted, operation = "", stopped
     extra: tuple[str, ...] = ()
     if head != applied.head:
         extra = tuple(f"{c.id[:10]} {c.subject}" for c in commits_since(tree, applied.head, head))
@@ -211,9 +217,19 @@ def tree_state(project: Project) -> TreeState:
         dirty_paths(git),
         extra,
         _stale(project, applied),
-        next((_OPERATIONS[name] for name in names), ""),
-        {"pending.json": "apply", "export.json": "export"}.get(interrupted, ""),
+        operation,
+        interrupted,
     )
+
+
+def _stopped_rebase(tree: Path) -> str:
+    """The rebase that waits for a person, in words; "" when it was killed instead."""
+    try:
+        journal = json.loads((kvtool_dir(tree) / "rebase.json").read_text(encoding="utf-8"))
+        words = f"a kvtool rebase onto {journal['tag']}, stopped at patch {journal['patch']!r},"
+        return words if journal["phase"] == "stopped" else ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def _stale(project: Project, applied: Applied) -> str:
@@ -242,8 +258,16 @@ def not_clean(state: TreeState) -> TreeError:
         return TreeError(f"nothing is applied at {tree}", why="the series is not there yet", next_step="kvtool apply")
     commit = f"git -C {tree} add -A && git -C {tree} commit"
     table = {
-        "interrupted": (f"a kvtool {state.interrupted} was interrupted", "", f"kvtool {state.interrupted}"),
-        "in-progress": (f"{state.operation} is under way", "", "finish it, or abort it with git"),
+        "interrupted": (
+            f"a kvtool {state.interrupted} was interrupted",
+            "",
+            f"kvtool {state.interrupted}" if state.interrupted != "rebase" else _REBASE,
+        ),
+        "in-progress": (
+            f"{state.operation} is under way",
+            "",
+            _REBASE if "kvtool rebase" in state.operation else "finish it, or abort it with git",
+        ),
         "dirty": (
             "there are uncommitted changes",
             _listing(state.dirty),

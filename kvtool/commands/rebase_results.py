@@ -1,0 +1,224 @@
+"""What `kvtool rebase` answers: one rebase, or the table over every upstream of the lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from kvtool.commands.apply import render_patches
+from kvtool.console import Console
+from kvtool.errors import ConflictError, DiskError, KvtoolError, NetworkError
+from kvtool.result import PatchOutcome, Result
+from kvtool.tree.rehearse import Rehearsal
+from kvtool.tree.replay import FailedHunk, PatchReport
+from kvtool.upstream.lock import Upstream
+
+_BAD = (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """path: in the project; action: change | remove."""
+
+    path: str
+    action: str
+
+
+@dataclass(frozen=True)
+class RebaseResult(Result):
+    """outcome: rebased | rehearsed | stopped | aborted | unchanged.
+
+    previous: the locked tag before; head: the series' last commit on the new upstream, "" while there is none;
+    stopped_at: id of the patch that needs a person; range_diff: a report of how each patch changed; files: what was
+    written in the project; patches: a report each, in order; seconds: of moving them.
+    """
+
+    command: ClassVar[str] = "rebase"
+    tag: str
+    previous: str
+    tree: Path
+    outcome: str
+    head: str
+    stopped_at: str
+    range_diff: Path | None
+    files: tuple[WrittenFile, ...]
+    patches: tuple[PatchReport, ...]
+    seconds: float
+
+    @property
+    def failure(self) -> KvtoolError | None:
+        if not self.stopped_at:
+            return None
+        report = next(report for report in self.patches if report.id == self.stopped_at)
+        others = [r.id for r in self.patches if r is not report and (r.outcome in _BAD or r.lost)]
+        also = f"; also in the way: {', '.join(others)}" if others else ""
+        if report.lost:
+            return ConflictError(
+                f"patch {report.id!r} loses {report.lost} on llama.cpp {self.tag}",
+                why=f"the merge or the resolution left them out{also}",
+                next_step=self._next_after_loss(),
+            )
+        return ConflictError(
+            f"patch {report.id!r} does not go onto llama.cpp {self.tag}",
+            why="; ".join(str(hunk) for hunk in report.failed) + also,
+            next_step=self._next_after_conflict(),
+        )
+
+    def _next_after_conflict(self) -> str:
+        name = self.stopped_at
+        if self.outcome == "rehearsed":
+            return f"kvtool rebase {self.tag} stops there with the conflict in the files"
+        return (
+            f"git -C {self.tree} status; resolve the conflict in its files, then: kvtool rebase --continue\n"
+            f"or leave the patch out: kvtool rebase --skip {name} (from {self.tag} on), --drop {name} (for good)\n"
+            "or give it up: kvtool rebase --abort"
+        )
+
+    def _next_after_loss(self) -> str:
+        name = self.stopped_at
+        if self.outcome == "rehearsed":
+            return (
+                f"look at it: kvtool rebase {self.tag}; if it is right: kvtool rebase {self.tag} --accept-shrink {name}"
+            )
+        return (
+            f"git -C {self.tree} show; if that is right: kvtool rebase --accept-shrink {name}\n"
+            "or put back what is missing, then: kvtool rebase --continue\n"
+            f"or leave the patch out: kvtool rebase --skip {name}, --drop {name}; or give it up: kvtool rebase --abort"
+        )
+
+    def render(self, console: Console) -> None:
+        render_patches(console, self.patches)
+        for report in self.patches:
+            for note in report.moved:
+                console.line(f"  {report.id}: {note}", "yellow")
+            if report.lost:
+                console.line(f"  {report.id}: loses {report.lost}", "red")
+            for hunk in report.failed:
+                _render_hunk(console, report.id, hunk)
+        if self.outcome == "aborted":
+            console.line(f"the rebase onto {self.tag} is given up; tree and project are as before")
+        elif self.outcome == "unchanged":
+            console.line(f"the series is on llama.cpp {self.tag} already")
+        elif self.outcome == "rehearsed" and not self.stopped_at:
+            console.line(
+                f"every patch has its place on llama.cpp {self.tag} ({self.seconds:.1f} s); nothing was changed"
+            )
+        elif self.outcome == "rebased":
+            for file in self.files:
+                console.line(f"  {file.action:<7} {file.path}")
+            console.line(f"the series is on llama.cpp {self.tag} now (it was on {self.previous}); tree: {self.tree}")
+            console.line(f"how each patch changed: {self.range_diff}")
+            console.line("next: kvtool build && kvtool verify, then commit patches/")
+
+
+def _render_hunk(console: Console, patch: str, hunk: FailedHunk) -> None:
+    """What the patch expects and makes of it, and what upstream has there."""
+    if not hunk.expected:
+        return
+    console.line(f"  {patch}: {hunk.path} {hunk.header}", "bold")
+    for title, lines in (
+        ("the patch expects", hunk.expected),
+        ("and makes it", hunk.wanted),
+        ("upstream has there", hunk.found or ("(nothing)",)),
+    ):
+        console.line(f"    {title}:")
+        for line in lines:
+            console.line(f"      | {line}")
+    if hunk.behind:
+        console.line(f"    upstream's commit: {hunk.behind}")
+
+
+# --- the span ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpanRow:
+    """One upstream. outcome: complete | conflict | unreachable | failed; error: why, for the last two."""
+
+    tag: str
+    date: str
+    outcome: str
+    patches: tuple[PatchReport, ...]
+    seconds: float
+    error: str
+
+
+def span_row(upstream: Upstream, got: Rehearsal | KvtoolError) -> SpanRow:
+    """A row from a rehearsal, or from what prevented it."""
+    if isinstance(got, Rehearsal):
+        word = "complete" if got.complete else "conflict"
+        return SpanRow(upstream.tag, upstream.date, word, got.reports, round(got.seconds, 3), "")
+    word = "unreachable" if isinstance(got, NetworkError) else "failed"
+    return SpanRow(upstream.tag, upstream.date, word, (), 0.0, str(got))
+
+
+@dataclass(frozen=True)
+class SpanResult(Result):
+    """current: the tag that the series is locked to; ids: the patches, in order; rows: oldest upstream first."""
+
+    command: ClassVar[str] = "rebase"
+    current: str
+    ids: tuple[str, ...]
+    rows: tuple[SpanRow, ...]
+
+    @property
+    def failure(self) -> KvtoolError | None:
+        bad = [row.tag for row in self.rows if row.outcome in ("conflict", "failed")]
+        missing = [row.tag for row in self.rows if row.outcome == "unreachable"]
+        if bad:
+            return ConflictError(
+                f"the series does not go onto {len(bad)} of {len(self.rows)} upstreams",
+                why=", ".join(bad),
+                next_step=f"kvtool rebase {bad[-1]} --dry-run --keep-going shows each hunk that is in the way",
+            )
+        if missing:
+            return NetworkError(
+                f"{len(missing)} of {len(self.rows)} upstreams could not be had",
+                why=", ".join(missing),
+                next_step="kvtool fetch TAG says more",
+            )
+        return None
+
+    def render(self, console: Console) -> None:
+        rows = [(row.tag, *self._cells(row), f"{row.seconds:.1f}") for row in self.rows]
+        console.table(("upstream", *self.ids, ">seconds"), rows, title=f"the series of {self.current}, moved")
+        for row in self.rows:
+            for report in row.patches:
+                for hunk in report.failed:
+                    console.line(f"  {row.tag} {report.id}: {hunk}", "red")
+            if row.error:
+                console.line(f"  {row.tag}: {row.error}", "red")
+
+    def _cells(self, row: SpanRow) -> list[str]:
+        if row.error:
+            return [row.outcome, *("" for _ in self.ids[1:])]
+        by_id = {report.id: report for report in row.patches}
+        return [_cell(by_id[name]) if name in by_id else "" for name in self.ids]
+
+    def write_markdown(self, path: Path) -> None:
+        """The table for a README. DiskError when the file cannot be written."""
+        lines = [
+            f"The series of {self.current}, moved onto each upstream; a number is how many hunks were applied.",
+            "",
+            f"| upstream | date | {' | '.join(self.ids)} | seconds |",
+            f"|---|---|{'---|' * len(self.ids)}---:|",
+        ]
+        for row in self.rows:
+            cells = " | ".join(self._cells(row))
+            lines.append(f"| {row.tag} | {row.date} | {cells} | {row.seconds:.1f} |")
+        try:
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        except OSError as err:
+            raise DiskError(f"cannot write {path}", why=str(err)) from err
+
+
+def _cell(report: PatchReport) -> str:
+    """One patch on one upstream, in a word."""
+    if report.blocked_by:
+        return f"blocked by {report.blocked_by}"
+    if report.outcome == PatchOutcome.APPLIED:
+        return f"{report.hunks}, loses {report.lost}" if report.lost else str(report.hunks)
+    if report.outcome == PatchOutcome.CONFLICT:
+        return f"conflict ({len(report.failed)} of {report.hunks})"
+    return str(report.outcome)

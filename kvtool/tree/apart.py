@@ -1,0 +1,47 @@
+"""Rehearse a rebase beside everything: in the cache's repository, with a place of its own for every new object."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from kvtool.console import Console
+from kvtool.errors import NetworkError, UsageError
+from kvtool.project import Project
+from kvtool.tree.rehearse import Based, Choices, Rehearsal, rehearse
+from kvtool.tree.series import load_series
+from kvtool.upstream import sources
+from kvtool.upstream.cache import Cache
+from kvtool.upstream.lock import Lock
+from kvtool.upstream.sources import Fetched
+
+
+def locked_base(cache: Cache, lock: Lock, console: Console, mirror: str | None = None) -> str:
+    """The commit of the locked upstream in the cache; the mirror is asked last, it may have another tag only."""
+    try:
+        return sources.ensure(cache, lock, lock.upstream(), console).commit
+    except (NetworkError, UsageError):
+        if mirror is None:
+            raise
+        return sources.ensure(cache, lock, lock.upstream(), console, mirror).commit
+
+
+def rehearse_apart(
+    project: Project,
+    cache: Cache,
+    lock: Lock,
+    base: str,
+    fetched: Fetched,
+    *,
+    choices: Choices | None = None,
+    keep_going: bool = True,
+) -> Rehearsal:
+    """What a rebase of the project's series onto a fetched upstream would do; nothing is left of it but this.
+
+    base: the commit of the locked upstream in the cache; lock: one that knows the fetched upstream.
+    """
+    old = Based(load_series(project, lock, lock.upstream()), base)
+    new = Based(load_series(project, lock, fetched.upstream), fetched.commit)
+    with tempfile.TemporaryDirectory(prefix="kvtool-rebase-") as name:
+        scratch = Path(name)
+        return rehearse(cache.git.quarantined(scratch), old, new, scratch, choices=choices, keep_going=keep_going)

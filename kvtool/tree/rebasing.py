@@ -1,0 +1,218 @@
+"""A rebase that is under way in a patched tree: its journal, stopping for a person, going on, giving up.
+
+The journal (rebase.json) says what was decided so far and where the checkout is on its way to; it is written before
+the checkout moves. The patches that were moved need no journal: moving them again gives the same commits.
+
+    stopping   the checkout goes from `at` to `to`, where `patch` needs a person
+    stopped    it is there; the person works
+    writing    every patch has its place: the tree and the project are being changed (relock.py)
+    aborting   the checkout goes back
+
+Nobody's edits are thrown away: before the checkout moves on or back, what it holds becomes a commit, kept by a ref.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvtool.console import Console
+from kvtool.errors import ConflictError, TreeError
+from kvtool.gitcmd import Git
+from kvtool.tree.rehearse import Choices, Resolution, Stop
+from kvtool.tree.switch import await_git, put_back, switch
+from kvtool.tree.worktree import dirty_paths, kvtool_dir, write_json
+from kvtool.upstream.lock import Upstream
+
+KEPT_REF = "refs/kvtool/rebase/kept"
+_CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false", "-c", "merge.conflictStyle=zdiff3")
+_MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Journal:
+    """rebase.json. head, branch: where the tree was ("" branch: detached); digest: the series' then; mirror: as given.
+
+    at, to: commits; patch: the one that needs a person, parent: what it goes on, origin: it as a commit, moved: the
+    same after a move that lost lines ("" after a conflict).
+    """
+
+    phase: str
+    tag: str
+    tree: str
+    date: str
+    head: str
+    branch: str
+    digest: str
+    mirror: str
+    at: str
+    to: str = ""
+    patch: str = ""
+    parent: str = ""
+    origin: str = ""
+    moved: str = ""
+    resolved: tuple[tuple[str, str, str], ...] = ()
+    skip: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> Choices:
+        resolved = {name: Resolution(parent, tree) for name, parent, tree in self.resolved}
+        return Choices(resolved, frozenset(self.skip), frozenset(self.drop), frozenset(self.accept))
+
+    @property
+    def upstream(self) -> Upstream:
+        return Upstream(self.tag, self.tree, self.date)
+
+
+def journal_path(tree: Path) -> Path:
+    """Where the journal of a rebase is."""
+    return kvtool_dir(tree) / "rebase.json"
+
+
+def read_journal(tree: Path) -> Journal | None:
+    """The rebase that is under way, or None. TreeError when the journal cannot be understood."""
+    path = journal_path(tree)
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data["resolved"] = tuple((str(a), str(b), str(c)) for a, b, c in data["resolved"])
+        for key in ("skip", "drop", "accept"):
+            data[key] = tuple(data[key])
+        return Journal(**data)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as err:
+        raise TreeError(f"{path} cannot be understood", why=str(err), next_step="kvtool status") from err
+
+
+def write_journal(tree: Path, journal: Journal) -> Journal:
+    """Replace the journal, atomically."""
+    write_json(journal_path(tree), asdict(journal))
+    return journal
+
+
+def stop_at(tree: Path, git: Git, console: Console, journal: Journal, stop: Stop) -> Journal:
+    """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
+    origin = stop.origin.commit if stop.origin else ""
+    to = stop.commit or stop.parent
+    journal = replace(
+        journal, phase="stopping", to=to, patch=stop.id, parent=stop.parent, origin=origin, moved=stop.commit
+    )
+    write_journal(tree, journal)
+    switch(git, console, "--detach", to)
+    if origin and not stop.commit:
+        git.run(*_CONFLICT, "cherry-pick", "--no-commit", origin, check=False)  # conflicts: that is what it is for
+    return write_journal(tree, replace(journal, phase="stopped", at=to))
+
+
+def take(tree: Path, git: Git, journal: Journal) -> Journal:
+    """The person is done: what the tree holds is the resolution of journal.patch. The checkout is clean afterwards.
+
+    ConflictError for left-over markers, TreeError when HEAD is somewhere else.
+    """
+    head = git.resolve("HEAD^{commit}")
+    if head is None or not git.ok("merge-base", "--is-ancestor", journal.parent, head):
+        raise TreeError(
+            f"{tree} is not where the rebase stopped",
+            why=f"HEAD does not come from {journal.parent[:10]}",
+            next_step=f"git -C {tree} checkout --detach {journal.parent[:10]} and resolve there, or "
+            "kvtool rebase --abort",
+        )
+    if marked := _marked(tree, git, journal):
+        raise ConflictError(
+            f"patch {journal.patch!r} is not resolved yet",
+            why=f"conflict markers are left in {', '.join(marked)}",
+            next_step="edit them, then kvtool rebase --continue",
+        )
+    git.run(*_CONFLICT, "rerere", check=False)  # remembers the resolution
+    kept = keep(tree, git)
+    made = git.line("rev-parse", f"{kept}^{{tree}}")
+    resolved = [entry for entry in journal.resolved if entry[0] != journal.patch]
+    return replace(journal, at=kept, resolved=(*resolved, (journal.patch, journal.parent, made)))
+
+
+def keep(tree: Path, git: Git) -> str:
+    """Make what the checkout holds (untracked files aside) a commit and HEAD, so that it is clean; keep it by a ref."""
+    lock = tree / ".git" / "index.lock"
+    deadline = time.monotonic() + 3
+    while lock.exists():
+        if time.monotonic() > deadline:
+            raise TreeError(
+                f"{tree}: another git is at work there, or was killed",
+                why=f"{lock} exists",
+                next_step=f"if none is running: rm {lock}, and run kvtool again",
+            )
+        time.sleep(0.05)
+    git.run("add", "--update", ":/")
+    content = git.line("write-tree")
+    head = git.line("rev-parse", "HEAD")
+    if content != git.resolve("HEAD^{tree}"):
+        head = git.line("commit-tree", content, "-p", head, input="kvtool: what a rebase left in the tree\n")
+        git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
+    git.run("update-ref", KEPT_REF, head)
+    for left in ("MERGE_MSG", "AUTO_MERGE", "CHERRY_PICK_HEAD"):
+        (tree / ".git" / left).unlink(missing_ok=True)
+    return head
+
+
+def _marked(tree: Path, git: Git, journal: Journal) -> list[str]:
+    """Files of the patch that still hold conflict markers which are not upstream's own."""
+    names = set(git.run("diff", "--name-only", "-z", journal.parent).stdout.split("\0"))
+    names |= {entry.split("\t", 1)[1] for entry in git.run("ls-files", "-u", "-z").stdout.split("\0") if entry}
+    return sorted(name for name in names if name and _markers(tree / name) > _markers_in(git, journal.parent, name))
+
+
+def _markers(file: Path) -> int:
+    return len(_MARKER.findall(file.read_bytes())) if file.is_file() and not file.is_symlink() else 0
+
+
+def _markers_in(git: Git, commit: str, path: str) -> int:
+    done = git.run("cat-file", "blob", f"{commit}:{path}", check=False)
+    return len(_MARKER.findall(done.stdout.encode("utf-8", "surrogateescape"))) if done.returncode == 0 else 0
+
+
+def recover(tree: Path, git: Git, journal: Journal) -> Journal:
+    """After a kill while the checkout was on its way: put it back to where it came from, cleanly.
+
+    TreeError when files were edited since that the move did not write.
+    """
+    if journal.phase == "stopped":
+        return journal
+    await_git(tree)
+    head = git.resolve("HEAD^{commit}")
+    dirty = dirty_paths(git)
+    if head == journal.at:
+        put_back(tree, git, journal.at, journal.to, dirty, "rebase")
+    elif head == journal.to and dirty:  # it was there, and the conflict was being written
+        kept = keep(tree, git)
+        return replace(journal, at=kept)
+    elif head != journal.to:
+        raise TreeError(
+            f"{tree}: a kvtool rebase was interrupted, and HEAD was moved since",
+            why=f"it is neither at {journal.at[:10]} nor at {journal.to[:10]}",
+            next_step=f"git -C {tree} checkout --detach {journal.at[:10]} && kvtool rebase --abort",
+        )
+    return replace(journal, at=head or journal.at)
+
+
+def abort(tree: Path, git: Git, console: Console, journal: Journal) -> None:
+    """Bring the checkout back to where it was, exactly; what it held is kept by a ref."""
+    if journal.phase == "stopped":
+        git.run(*_CONFLICT, "rerere", "clear", check=False)
+        at = keep(tree, git)
+    else:
+        at = recover(tree, git, journal).at
+    write_journal(tree, replace(journal, phase="aborting", at=at, to=journal.head))
+    switch(git, console, *((journal.branch,) if journal.branch else ("--detach", journal.head)))
+    if git.resolve("HEAD^{commit}") != journal.head:
+        raise TreeError(
+            f"{tree}: branch {journal.branch} moved during the rebase",
+            why=f"it was at {journal.head[:10]}",
+            next_step=f"git -C {tree} log {journal.branch}; then remove {journal_path(tree)}",
+        )
+    journal_path(tree).unlink()
