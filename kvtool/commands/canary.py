@@ -28,15 +28,16 @@ from kvtool.canary.report import (
 from kvtool.commands import build, verify
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import ConflictError, KvtoolError, NetworkError, UsageError
+from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.project import Project
 from kvtool.result import CheckOutcome, Result, plain
+from kvtool.tree.apart import locked_base
 from kvtool.tree.borrow import borrowing
 from kvtool.tree.rehearse import Based, rehearse
 from kvtool.tree.replay import PatchReport, conflict_error
 from kvtool.tree.series import load_series
 from kvtool.tree.worktree import write_json
-from kvtool.upstream import discover, sources
+from kvtool.upstream import discover
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Upstream, load_lock
 
@@ -194,20 +195,10 @@ def _steps(current: _Run, lock: Lock, tag: str, last: StepName, options: verify.
         current.step(name, wanted[name], action)
 
 
-def _base(current: _Run, cache: Cache, lock: Lock) -> str:
-    """The upstream that the series is locked to; where no other source can be reached, the mirror may have it too."""
-    try:
-        return sources.ensure(cache, lock, lock.upstream(), current.console).commit
-    except NetworkError:
-        if not current.mirror:
-            raise
-        return sources.ensure(cache, lock, lock.upstream(), current.console, current.mirror).commit
-
-
 def _rehearse(current: _Run, copy: Project, lock: Lock, upstream: Upstream, commit: str, *, keep: bool) -> str:
     """Move the series, and with keep make the tree of it. The old series is the project's, the new one the copy's."""
     cache = Cache(current.project.cache)
-    base = _base(current, cache, lock)
+    base = locked_base(cache, lock, current.console, current.mirror)
     old = load_series(current.project, lock, lock.upstream())
     new = load_series(copy, load_lock(copy.lock), upstream)
     with current.console.progress(f"rehearsing the rebase onto {upstream.tag}"), borrowing(cache.repo) as there:

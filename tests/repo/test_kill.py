@@ -38,10 +38,14 @@ exec {git} "$@"
 """
 
 
-def rounds(default: int) -> int:
-    """How often to kill each of the commands: KVTOOL_KILLS is for all of them together."""
-    total = int(os.environ.get("KVTOOL_KILLS", 0))
-    return -(-total // len(SCENARIOS)) if total else default
+# Read here, since the tests run without any KVTOOL_ variable of the user's.
+KILLS = int(os.environ.get("KVTOOL_KILLS", 0))  # all commands together; 0: a few
+SEED = os.environ.get("KVTOOL_SEED", "kvtool")
+
+
+def rounds() -> int:
+    """How often to kill each of the commands."""
+    return -(-KILLS // len(SCENARIOS)) if KILLS else 3
 
 
 def moments(calls: int) -> list[tuple[int, str]]:
@@ -187,9 +191,9 @@ def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None
     began = time.monotonic()
     assert start(*scenario.args).wait() == 0
     usual = time.monotonic() - began
-    dice = random.Random(os.environ.get("KVTOOL_SEED", "kvtool"))
+    dice = random.Random(SEED)
     killed = 0
-    for number in range(rounds(3)):
+    for number in range(rounds()):
         scenario.begin()
         process = start(*scenario.args)
         time.sleep(dice.uniform(0.3, 1.0) * usual)  # before that Python is still starting
@@ -203,7 +207,7 @@ def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None
         again = kvtool(*scenario.args)
         assert again.code == 0, (number, again)
         scenario.check()
-    print(f"{scenario.name}: {killed} of {rounds(3)} rounds were killed on the way")
+    print(f"{scenario.name}: {killed} of {rounds()} rounds were killed on the way")
 
 
 def session(leader: int) -> list[int]:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import Tiny, git
 
+
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], lock: bool = True) -> str:
     """A new upstream tag on top of the last one, (path, old, new) replaced; into the lock unless told otherwise."""
     for path, old, new in edits:
