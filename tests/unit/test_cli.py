@@ -156,7 +156,7 @@ CONTRACT = {
     "fetch.FetchResult": "tag tree commit source cache",
     "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches",
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
-    "patches",
+    "patches reasons",
     "export.ExportResult": "tag tree head check files mailbox",
     "diff.DiffResult": "before after same patches diff",
     "bisect.BisectResult": "patch good bad last_good first_bad suspects why trials",
