@@ -101,8 +101,8 @@ def command(env: Env) -> StatusResult:
     """Say what the patched tree is: clean, stale, dirty, or not applied.
 
     clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
-    commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why, for
-    each patch that is not simply applied. Exit code 0 in each case; `state` and `reasons` in --json are for scripts.
+    commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
+    for each patch that is not simply applied. Exit code 0 in each case; `state` and `reasons` in --json are for scripts.
 
     Example: kvtool status --json
     """
