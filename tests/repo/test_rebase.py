@@ -291,36 +291,44 @@ def test_combinations_that_mean_nothing(applied: Tiny, kvtool: Any, args: tuple[
 
 @pytest.fixture
 def stopped(applied: Tiny, kvtool: Any) -> Tiny:
-    """A rebase that stopped at `flag`; `use` would go, `more` needs flag."""
-    applied.add_patch("more", ("src/b.h", "bool dynamic;", "bool dynamic; // default off"))
-    release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool twenty;\n"))
+    """Where a rebase onto v3 stops at `block`; `more` changes what block brings, `tail` has its place."""
+    applied.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n    mid();\n    last();\n"))
+    applied.add_patch("more", ("src/a.cpp", "mid();", "mid(1);"))
+    applied.add_patch("tail", ("src/a.cpp", "x + 6;", "x + 6 + 1;"))
+    release(applied, "v3", ("src/a.cpp", "x + 4;\n", "x + 44;\n"))
     assert kvtool("apply").code == 0
     return applied
+
+
+ALL = {"flag": "applied", "use": "applied", "block": "applied", "more": "applied", "tail": "applied"}
 
 
 def test_conflict_stops_in_the_tree_and_tells_of_all(stopped: Tiny, kvtool: Any) -> None:
     before = stopped.snapshot()
     ran = kvtool("rebase", "v3", "--json")
-    assert (ran.code, ran.json["outcome"], ran.json["stopped_at"]) == (3, "stopped", "flag")
-    assert outcomes(ran) == {"flag": "conflict", "use": "applied", "more": "blocked"}
-    assert ran.json["patches"][2]["blocked_by"] == "flag"
-    text = (stopped.tree / "src/b.h").read_text()
-    assert "<<<<<<< HEAD\n    bool twenty;\n||||||| " in text and "bool dynamic;\n>>>>>>> " in text
+    assert (ran.code, ran.json["outcome"], ran.json["stopped_at"]) == (3, "stopped", "block")
+    assert outcomes(ran) == {**ALL, "block": "conflict", "more": "blocked"}
+    assert ran.json["patches"][3]["blocked_by"] == "block"
+    text = (stopped.tree / "src/a.cpp").read_text()
+    assert "<<<<<<< HEAD\n    int y = x + 44;\n||||||| " in text and "last();\n>>>>>>> " in text
     assert stopped.snapshot() == before
     assert "kvtool rebase --continue" in ran.json["error"]["next"]
     status = kvtool("status", "--json").json
-    assert status["state"] == "in-progress" and "--continue" in status["next"] and "'flag'" in kvtool("status").out
+    assert status["state"] == "in-progress" and "--continue" in status["next"] and "'block'" in kvtool("status").out
     for args in (("apply",), ("export",), ("rebase", "v3"), ("apply", "v1")):
         refused = kvtool(*args, "--json")
         assert refused.code == 4 and "rebase" in refused.json["error"]["next"], args
-    assert (stopped.tree / "src/b.h").read_text() == text
+    assert (stopped.tree / "src/a.cpp").read_text() == text
 
 
-def resolve(project: Tiny, old: str = "bool twenty;", new: str = "bool twenty;\n    bool dynamic;") -> None:
-    """What a person makes of the conflict in src/b.h."""
-    upstream = git(project.tree, "show", "HEAD:src/b.h", strip=False)
+BLOCK = ("src/a.cpp", "x + 44;\n", "x + 44;\n    one();\n    mid();\n    last();\n")
+
+
+def resolve(project: Tiny, path: str, old: str, new: str) -> None:
+    """What a person makes of a conflict: upstream's file with `old` replaced."""
+    upstream = git(project.tree, "show", f"HEAD:{path}", strip=False)
     assert upstream.count(old) == 1
-    (project.tree / "src/b.h").write_text(upstream.replace(old, new))
+    (project.tree / path).write_text(upstream.replace(old, new))
 
 
 def finished(project: Tiny, kvtool: Any) -> None:
@@ -338,18 +346,18 @@ def finished(project: Tiny, kvtool: Any) -> None:
 def test_resolve_and_continue(stopped: Tiny, kvtool: Any, how: str) -> None:
     assert kvtool("rebase", "v3").code == 3
     marked = kvtool("rebase", "--continue", "--json")
-    assert marked.code == 3 and "src/b.h" in marked.json["error"]["why"]
-    resolve(stopped)
+    assert marked.code == 3 and "src/a.cpp" in marked.json["error"]["why"]
+    resolve(stopped, *BLOCK)
     if how != "edit":
-        git(stopped.tree, "add", "src/b.h")
+        git(stopped.tree, "add", "src/a.cpp")
     if how == "commit":
         git(stopped.tree, "commit", "-qm", "by reflex")
     ran = kvtool("rebase", "--continue", "--json")
     assert (ran.code, ran.json["outcome"]) == (0, "rebased"), ran
-    assert outcomes(ran) == {"flag": "applied", "use": "applied", "more": "applied"}
-    assert {f["path"] for f in ran.json["files"]} == {"patches/flag.patch", "patches/upstream.lock"}
-    text = (stopped.root / "patches/flag.patch").read_text()
-    assert text.startswith("From 0000") and "Subject: flag: a patch\n" in text and " bool twenty;\n+" in text
+    assert outcomes(ran) == ALL
+    assert {f["path"] for f in ran.json["files"]} == {"patches/block.patch", "patches/upstream.lock"}
+    text = (stopped.root / "patches/block.patch").read_text()
+    assert text.startswith("From 0000") and "Subject: block: a patch\n" in text and " x + 44;\n+" in text
     assert "by reflex" not in git(stopped.tree, "log", "--format=%s")
     finished(stopped, kvtool)
 
@@ -357,7 +365,7 @@ def test_resolve_and_continue(stopped: Tiny, kvtool: Any, how: str) -> None:
 def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
     release(applied, "v3", ("src/b.h", "bool two;", "bool twenty;"), ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp x)"))
     assert kvtool("rebase", "v3", "--json").json["stopped_at"] == "flag"
-    resolve(applied)
+    resolve(applied, "src/b.h", "bool twenty;", "bool twenty;\n    bool dynamic;")
     ran = kvtool("rebase", "--continue", "--json")
     assert (ran.code, ran.json["stopped_at"]) == (3, "use")
     assert outcomes(ran) == {"flag": "applied", "use": "conflict"}
@@ -371,71 +379,82 @@ def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
 def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
     before = everything(stopped)
     assert kvtool("rebase", "v3").code == 3
-    (stopped.tree / "src/b.h").write_text("half a resolution")
+    (stopped.tree / "src/a.cpp").write_text("half a resolution")
     git(stopped.tree, "add", "-A")
     ran = kvtool("rebase", "--abort", "--json")
     assert (ran.code, ran.json["outcome"]) == (0, "aborted"), ran
     assert everything(stopped) == before
     assert kvtool("status", "--json").json["state"] == "clean"
-    assert git(stopped.tree, "show", "refs/kvtool/rebase/kept:src/b.h") == "half a resolution"
+    assert git(stopped.tree, "show", "refs/kvtool/rebase/kept:src/a.cpp") == "half a resolution"
 
 
-def test_abort_after_a_resolution(stopped: Tiny, kvtool: Any) -> None:
+@pytest.fixture
+def twice(stopped: Tiny) -> Tiny:
+    """Where a rebase onto v4 stops at `use` as well."""
     release(stopped, "v4", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp x)"))
-    before = everything(stopped)
-    kvtool("rebase", "v4")
-    resolve(stopped)
-    assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "use"
+    return stopped
+
+
+USE = ("CMakeLists.txt", "src/a.cpp x)", "src/a.cpp x src/new.cpp)")
+
+
+def resolve_use(project: Tiny) -> None:
+    resolve(project, *USE)
+    resolve(project, "src/a.cpp", "int y = x + 2;", "int y = x + 2 + grown();")
+
+
+def test_abort_after_a_resolution(twice: Tiny, kvtool: Any) -> None:
+    before = everything(twice)
+    assert kvtool("rebase", "v4", "--json").json["stopped_at"] == "use"
+    resolve_use(twice)
+    assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
     assert kvtool("rebase", "--abort").code == 0
-    assert everything(stopped) == before
+    assert everything(twice) == before
 
 
-def test_rerere_fills_in_an_earlier_resolution(stopped: Tiny, kvtool: Any) -> None:
-    release(stopped, "v4", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp x)"))
+def test_rerere_fills_in_an_earlier_resolution(twice: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v4")
-    resolve(stopped)
-    resolved = (stopped.tree / "src/b.h").read_text()
+    resolve_use(twice)
+    resolved = (twice.tree / "CMakeLists.txt").read_text()
     kvtool("rebase", "--continue")
     kvtool("rebase", "--abort")
-    ran = kvtool("rebase", "v3", "--json")
-    assert (ran.code, ran.json["stopped_at"]) == (3, "flag")
-    assert (stopped.tree / "src/b.h").read_text() == resolved
-    assert kvtool("rebase", "--continue").code == 0
-    finished(stopped, kvtool)
+    assert kvtool("rebase", "v4", "--json").json["stopped_at"] == "use"
+    assert (twice.tree / "CMakeLists.txt").read_text() == resolved
+    assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
 
 
 @pytest.mark.parametrize("when", ["at once", "at the stop"])
 def test_skip_sets_until(stopped: Tiny, kvtool: Any, when: str) -> None:
     if when == "at once":
-        ran = kvtool("rebase", "v3", "--skip", "flag", "--json")
+        ran = kvtool("rebase", "v3", "--skip", "block", "--json")
     else:
         kvtool("rebase", "v3")
-        ran = kvtool("rebase", "--skip", "flag", "--json")
-    assert (ran.code, ran.json["stopped_at"]) == (3, "more"), ran  # it needs flag, so it is in the way now
+        ran = kvtool("rebase", "--skip", "block", "--json")
+    assert (ran.code, ran.json["stopped_at"]) == (3, "more"), ran  # it needs block, so it is in the way now
     ran = kvtool("rebase", "--skip", "more", "--json")
-    assert outcomes(ran) == {"flag": "skipped", "use": "applied", "more": "skipped"}
+    assert outcomes(ran) == {**ALL, "block": "skipped", "more": "skipped"}
     series = tomllib.loads((stopped.root / "patches/series.toml").read_text())["patch"]
-    assert [patch.get("until") for patch in series] == ["v3", None, "v3"]
+    assert [patch.get("until") for patch in series] == [None, None, "v3", "v3", None]
     finished(stopped, kvtool)
 
 
 def test_drop_takes_the_patch_out_when_all_is_through(stopped: Tiny, kvtool: Any) -> None:
     before = stopped.snapshot()
     kvtool("rebase", "v3")
-    assert kvtool("rebase", "--drop", "flag").code == 3
+    assert kvtool("rebase", "--drop", "block").code == 3
     assert stopped.snapshot() == before
     ran = kvtool("rebase", "--drop", "more", "--json")
-    assert (ran.code, outcomes(ran)) == (0, {"flag": "dropped", "use": "applied", "more": "dropped"})
+    assert (ran.code, outcomes(ran)) == (0, {**ALL, "block": "dropped", "more": "dropped"})
     text = (stopped.root / "patches/series.toml").read_text()
-    assert "flag" not in text and "because of use" in text and text.startswith("# the series\n")
-    assert not (stopped.root / "patches/flag.patch").exists()
+    assert "block" not in text and "because of tail" in text and text.startswith("# the series\n")
+    assert not (stopped.root / "patches/block.patch").exists()
     finished(stopped, kvtool)
 
 
 def test_another_patch_than_the_one_it_stopped_at(stopped: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v3")
     ran = kvtool("rebase", "--drop", "use", "--json")
-    assert ran.code == 2 and "'flag'" in ran.json["error"]["what"]
+    assert ran.code == 2 and "'block'" in ran.json["error"]["what"]
 
 
 # --- lost lines ---------------------------------------------------------------------------------------------------
@@ -478,9 +497,9 @@ def test_lost_hunk_put_back(shrunk: Tiny, kvtool: Any) -> None:
 
 def test_resolution_that_takes_upstreams_side_loses_the_patch(stopped: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v3")
-    git(stopped.tree, "checkout", "-q", "HEAD", "--", "src/b.h")
+    git(stopped.tree, "checkout", "-q", "HEAD", "--", "src/a.cpp")
     ran = kvtool("rebase", "--continue", "--json")
-    assert (ran.code, ran.json["stopped_at"]) == (3, "flag") and "1 of 1 hunks" in ran.json["error"]["what"]
+    assert (ran.code, ran.json["stopped_at"]) == (3, "block") and "1 of 1 hunks" in ran.json["error"]["what"]
     ran = kvtool("rebase", "--abort")
     assert ran.code == 0
 
@@ -490,11 +509,12 @@ def test_resolution_that_takes_upstreams_side_loses_the_patch(stopped: Tiny, kvt
 
 def test_dry_run_writes_nothing(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache/upstream.git"
-    kvtool("fetch", "v3")
+    for tag in ("v2", "v3"):
+        kvtool("fetch", tag)
     objects = sorted(str(p) for p in (*cache.rglob("*"), *(stopped.tree / ".git").rglob("*")))
     before = everything(stopped)
     ran = kvtool("rebase", "v3", "--dry-run", "--json")
-    assert ran.code == 3 and outcomes(ran) == {"flag": "conflict"}  # ends there without --keep-going
+    assert ran.code == 3 and list(outcomes(ran)) == ["flag", "use", "block"]  # ends there without --keep-going
     assert kvtool("rebase", "v2", "--dry-run", "--keep-going").code == 0
     assert everything(stopped) == before
     assert sorted(str(p) for p in (*cache.rglob("*"), *(stopped.tree / ".git").rglob("*"))) == objects
@@ -537,7 +557,7 @@ def test_project_that_cannot_be_written_changes_nothing(applied: Tiny, kvtool: A
 
 def test_patches_that_change_during_a_rebase(stopped: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v3")
-    resolve(stopped)
+    resolve(stopped, *BLOCK)
     (stopped.root / "cpp/src/new.cpp").write_text("int newer;\n")
     ran = kvtool("rebase", "--continue", "--json")
     assert ran.code == 4 and "--abort" in ran.json["error"]["next"]
@@ -569,13 +589,12 @@ def test_users_settings_do_not_show(stopped: Tiny, kvtool: Any) -> None:
         (stopped.root / "hooks" / hook).write_text("#!/bin/sh\nexit 1\n")
         (stopped.root / "hooks" / hook).chmod(0o755)
     assert kvtool("rebase", "v3").code == 3
-    text = (stopped.tree / "src/b.h").read_text()
+    text = (stopped.tree / "src/a.cpp").read_text()
     assert "||||||| " in text and "\r" not in text
-    head = git(stopped.tree, "cat-file", "blob", "HEAD:src/b.h")
-    (stopped.tree / "src/b.h").write_text(head.replace("bool twenty;", "bool twenty;\n    bool dynamic;") + "\n")
+    resolve(stopped, *BLOCK)
     ran = kvtool("rebase", "--continue", "--json")
     assert ran.code == 0, ran
-    assert "--- a/src/b.h" in (stopped.root / "patches/flag.patch").read_text()
+    assert "--- a/src/a.cpp" in (stopped.root / "patches/block.patch").read_text()
     finished(stopped, kvtool)
 
 
@@ -596,11 +615,15 @@ def test_table_over_every_upstream(stopped: Tiny, kvtool: Any, tmp_path: Path) -
         "v3": "conflict",
         "v0": "failed",
     }
-    assert [p["outcome"] for p in ran.json["rows"][2]["patches"]] == ["conflict", "applied", "blocked"]
-    assert "| v3 | 2026-02-01 | conflict (1 of 1) | 2 | blocked by flag |" in table.read_text()
+    assert {p["id"]: p["outcome"] for p in ran.json["rows"][2]["patches"]} == {
+        **ALL,
+        "block": "conflict",
+        "more": "blocked",
+    }
+    assert "| v3 | 2026-02-01 | 1 | 2 | conflict (1 of 1) | blocked by block | 1 |" in table.read_text()
     assert everything(stopped) == before
     human = kvtool("rebase", "--dry-run", "--keep-going", "--all").out
-    assert "blocked by flag" in human and "v3 flag: src/b.h hunk 1 of 1" in human
+    assert "blocked by block" in human.replace("\n", " ") and "v3 block: src/a.cpp hunk 1 of 1" in human
 
 
 def test_json_documents(stopped: Tiny, kvtool: Any) -> None:
