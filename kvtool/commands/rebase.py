@@ -268,13 +268,14 @@ def _decide(tree: Path, git: Git, journal: Journal, options: Options) -> Journal
                 f"the rebase stopped at patch {journal.patch!r}, not at {name!r}",
                 next_step=f"name {journal.patch!r}; or kvtool rebase --abort, and name {name!r} from the beginning",
             )
-    if journal.phase != "stopped":
+    if journal.phase not in ("stopped", "taking"):
         return rebasing.recover(tree, git, journal)
-    if options.skip or options.drop:
-        left_out = replace(journal, at=rebasing.keep(tree, git))
-        return replace(left_out, skip=(*journal.skip, *options.skip), drop=(*journal.drop, *options.drop))
-    taken = rebasing.take(tree, git, journal)
-    return replace(taken, accept=(*journal.accept, *options.accept))
+    with rebasing.taking(tree, journal) as stopped:
+        if options.skip or options.drop:
+            left_out = replace(stopped, at=rebasing.keep(tree, git))
+            return replace(left_out, skip=(*journal.skip, *options.skip), drop=(*journal.drop, *options.drop))
+        taken = rebasing.take(tree, git, stopped)
+        return replace(taken, accept=(*journal.accept, *options.accept))
 
 
 def _advance(session: _Session) -> RebaseResult:

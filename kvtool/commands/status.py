@@ -102,7 +102,7 @@ def command(env: Env) -> StatusResult:
 
     clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
     commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
-    for each patch that is not simply applied. Exit code 0 in each case; `state` and `reasons` in --json are for scripts.
+    for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
 
     Example: kvtool status --json
     """

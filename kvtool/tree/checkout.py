@@ -114,7 +114,12 @@ def scratch_below(tree: Path) -> Iterator[Path]:
 
 
 def take_base(git: Git, cache: Cache, tag: str) -> None:
-    """Copy the base commit into the tree's own repository (no alternates: the cache may go), with a ref to keep it."""
+    """Copy the base commit into the tree's own repository (no alternates: the cache may go), with a ref to keep it.
+
+    Under the lock of the tree: what a killed git left below our own refs is nobody else's.
+    """
+    for left in (*(git.repo / ".git/refs/kvtool").rglob("*.lock"), *(git.repo / ".git/objects/pack").glob("tmp_*")):
+        left.unlink(missing_ok=True)
     git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", cache.repo, f"+{ref_of(tag)}:{base_ref(tag)}")
 
 

@@ -5,6 +5,7 @@ the checkout moves. The patches that were moved need no journal: moving them aga
 
     stopping   the checkout goes from `at` to `to`, where `patch` needs a person
     stopped    it is there; the person works
+    taking     what the person did is being taken in
     writing    every patch has its place: the tree and the project are being changed (relock.py)
     aborting   the checkout goes back
 
@@ -13,9 +14,10 @@ Nobody's edits are thrown away: before the checkout moves on or back, what it ho
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,18 @@ def stop_at(tree: Path, git: Git, console: Console, journal: Journal, stop: Stop
     return write_journal(tree, replace(journal, phase="stopped", at=to))
 
 
+@contextlib.contextmanager
+def taking(tree: Path, journal: Journal) -> Iterator[Journal]:
+    """Around whatever touches a tree that waits for a person, so that a lock which a kill leaves is known as ours."""
+    if journal.phase == "taking":
+        await_git(tree)
+    journal = write_journal(tree, replace(journal, phase="taking"))
+    try:
+        yield replace(journal, phase="stopped")
+    finally:
+        write_journal(tree, replace(journal, phase="stopped"))
+
+
 def take(tree: Path, git: Git, journal: Journal) -> Journal:
     """The person is done: what the tree holds is the resolution of journal.patch. The checkout is clean afterwards.
 
@@ -139,15 +153,12 @@ def take(tree: Path, git: Git, journal: Journal) -> Journal:
 def keep(tree: Path, git: Git) -> str:
     """Make what the checkout holds (untracked files aside) a commit and HEAD, so that it is clean; keep it by a ref."""
     lock = tree / ".git" / "index.lock"
-    deadline = time.monotonic() + 3
-    while lock.exists():
-        if time.monotonic() > deadline:
-            raise TreeError(
-                f"{tree}: another git is at work there, or was killed",
-                why=f"{lock} exists",
-                next_step=f"if none is running: rm {lock}, and run kvtool again",
-            )
-        time.sleep(0.05)
+    if lock.exists():
+        raise TreeError(
+            f"{tree}: another git is at work there, or was killed",
+            why=f"{lock} exists",
+            next_step=f"if none is running: rm {lock}, and run kvtool again",
+        )
     git.run("add", "--update", ":/")
     content = git.line("write-tree")
     head = git.line("rev-parse", "HEAD")
@@ -181,8 +192,6 @@ def recover(tree: Path, git: Git, journal: Journal) -> Journal:
 
     TreeError when files were edited since that the move did not write.
     """
-    if journal.phase == "stopped":
-        return journal
     await_git(tree)
     head = git.resolve("HEAD^{commit}")
     dirty = dirty_paths(git)
@@ -202,9 +211,10 @@ def recover(tree: Path, git: Git, journal: Journal) -> Journal:
 
 def abort(tree: Path, git: Git, console: Console, journal: Journal) -> None:
     """Bring the checkout back to where it was, exactly; what it held is kept by a ref."""
-    if journal.phase == "stopped":
-        git.run(*_CONFLICT, "rerere", "clear", check=False)
-        at = keep(tree, git)
+    if journal.phase in ("stopped", "taking"):
+        with taking(tree, journal):
+            git.run(*_CONFLICT, "rerere", "clear", check=False)
+            at = keep(tree, git)
     else:
         at = recover(tree, git, journal).at
     write_journal(tree, replace(journal, phase="aborting", at=at, to=journal.head))
