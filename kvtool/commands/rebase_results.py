@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -181,8 +182,9 @@ class SpanResult(Result):
         return None
 
     def render(self, console: Console) -> None:
-        rows = [(row.tag, *self._cells(row), f"{row.seconds:.1f}") for row in self.rows]
-        console.table(("upstream", *self.ids, ">seconds"), rows, title=f"the series of {self.current}, moved")
+        rows = [(row.tag, *self._cells(row, _short), f"{row.seconds:.1f}") for row in self.rows]
+        title = f"the series of {self.current} moved onto each upstream: hunks applied, of how many where some conflict"
+        console.table(("upstream", *self.ids, ">s"), rows, title=title)
         for row in self.rows:
             for report in row.patches:
                 for hunk in report.failed:
@@ -190,11 +192,11 @@ class SpanResult(Result):
             if row.error:
                 console.line(f"  {row.tag}: {row.error}", "red")
 
-    def _cells(self, row: SpanRow) -> list[str]:
+    def _cells(self, row: SpanRow, tell: Callable[[PatchReport], str]) -> list[str]:
         if row.error:
             return [row.outcome, *("" for _ in self.ids[1:])]
         by_id = {report.id: report for report in row.patches}
-        return [_cell(by_id[name]) if name in by_id else "" for name in self.ids]
+        return [tell(by_id[name]) if name in by_id else "" for name in self.ids]
 
     def write_markdown(self, path: Path) -> None:
         """The table for a README. DiskError when the file cannot be written."""
@@ -205,12 +207,21 @@ class SpanResult(Result):
             f"|---|---|{'---|' * len(self.ids)}---:|",
         ]
         for row in self.rows:
-            cells = " | ".join(self._cells(row))
+            cells = " | ".join(self._cells(row, _cell))
             lines.append(f"| {row.tag} | {row.date} | {cells} | {row.seconds:.1f} |")
         try:
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         except OSError as err:
             raise DiskError(f"cannot write {path}", why=str(err)) from err
+
+
+def _short(report: PatchReport) -> str:
+    """One patch on one upstream, as narrow as can be."""
+    if report.outcome == PatchOutcome.CONFLICT:
+        return f"{report.hunks - len(report.failed)}/{report.hunks}"
+    if report.outcome == PatchOutcome.APPLIED:
+        return f"{report.hunks}-" if report.lost else str(report.hunks)
+    return "-" if report.outcome == PatchOutcome.SKIPPED else str(report.outcome)
 
 
 def _cell(report: PatchReport) -> str:

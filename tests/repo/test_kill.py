@@ -2,7 +2,11 @@
 
 The moments are chosen by a stand-in for git that kills kvtool (and itself) at its n-th call, before or after the call,
 so the states that a kill between two git calls can leave are tried. A sample of them keeps the suite quick;
+<<<<<<< HEAD
 KILL_ALL=1 tries every one. Then at random times, a few in the suite, KVTOOL_KILLS=200 of them by hand.
+=======
+KILL_ALL=1 tries every one. KVTOOL_KILLS=N kills a rebase, and git with it, N times at moments that KVTOOL_SEED chooses.
+>>>>>>> 265666d (Split the rebase command; a narrow table for terminals)
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ from kvtool import cli
 from tests.conftest import Tiny, git
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="stands in for git with a shell script")
+
+KILLS = int(os.environ.get("KVTOOL_KILLS", "4"))  # read here: the tests' own environment has none of kvtool's settings
+SEED = int(os.environ.get("KVTOOL_SEED", "1"))
 
 SCRIPT = """#!/bin/sh
 echo >> {counter}
@@ -402,9 +409,8 @@ def obey(kvtool: Any, *args: str) -> Any:
 
 
 def test_rebase_at_random_moments(rebasing: Tiny, kvtool: Any, start: Any, tmp_path: Path) -> None:
-    """KVTOOL_KILLS=N: how often (a few in CI). Everything is killed at once, git in the middle of its work included."""
-    kills = int(os.environ.get("KVTOOL_KILLS", "4"))
-    dice = random.Random(int(os.environ.get("KVTOOL_SEED", "1")))
+    """Everything is killed at once, git in the middle of its work included."""
+    dice = random.Random(SEED)
     begin, go_on = ("rebase", "v3"), ("rebase", "--continue")
     saved, stopped, before = tmp_path / "saved", tmp_path / "stopped", state_of(rebasing)
     shutil.copytree(rebasing.root, saved, symlinks=True)
@@ -417,7 +423,7 @@ def test_rebase_at_random_moments(rebasing: Tiny, kvtool: Any, start: Any, tmp_p
             resolve_block(rebasing)
             shutil.copytree(rebasing.root, stopped, symlinks=True)
     after = state_of(rebasing)
-    for number in range(kills):
+    for number in range(KILLS):
         command, place = ((begin, saved), (go_on, stopped))[number % 2]
         restore_all(rebasing.root, place)
         process = start(*command)
