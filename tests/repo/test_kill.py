@@ -2,11 +2,8 @@
 
 The moments are chosen by a stand-in for git that kills kvtool (and itself) at its n-th call, before or after the call,
 so the states that a kill between two git calls can leave are tried. A sample of them keeps the suite quick;
-<<<<<<< HEAD
-KILL_ALL=1 tries every one. Then at random times, a few in the suite, KVTOOL_KILLS=200 of them by hand.
-=======
-KILL_ALL=1 tries every one. KVTOOL_KILLS=N kills a rebase, and git with it, N times at moments that KVTOOL_SEED chooses.
->>>>>>> 265666d (Split the rebase command; a narrow table for terminals)
+KILL_ALL=1 tries every one. Then each command is killed at random times, a few in the suite; KVTOOL_KILLS=N for N of each,
+KVTOOL_SEED for other times.
 """
 
 from __future__ import annotations
@@ -44,16 +41,6 @@ if [ "$(wc -l < {counter})" -eq "${{KILL_AT:-0}}" ]; then
 fi
 exec {git} "$@"
 """
-
-
-# Read here, since the tests run without any KVTOOL_ variable of the user's.
-KILLS = int(os.environ.get("KVTOOL_KILLS", 0))  # all commands together; 0: a few
-SEED = os.environ.get("KVTOOL_SEED", "kvtool")
-
-
-def rounds() -> int:
-    """How often to kill each of the commands."""
-    return -(-KILLS // len(SCENARIOS)) if KILLS else 3
 
 
 def moments(calls: int) -> list[tuple[int, str]]:
@@ -201,32 +188,19 @@ def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None
     usual = time.monotonic() - began
     dice = random.Random(SEED)
     killed = 0
-    for number in range(rounds()):
+    for number in range(KILLS):
         scenario.begin()
         process = start(*scenario.args)
         time.sleep(dice.uniform(0.3, 1.0) * usual)  # before that Python is still starting
-        if number % 2 and sys.platform == "linux":
-            for pid in session(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        if number % 2:
+            kill_family(process.pid)
         process.kill()
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
         again = kvtool(*scenario.args)
         assert again.code == 0, (number, again)
         scenario.check()
-    print(f"{scenario.name}: {killed} of {rounds()} rounds were killed on the way")
-
-
-def session(leader: int) -> list[int]:
-    """Every process of a session; kvtool's children have process groups of their own."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == leader:
-                found.append(int(entry.name))
-    return found
+    print(f"{scenario.name}: {killed} of {KILLS} rounds were killed on the way")
 
 
 def half_written(project: Tiny) -> tuple[str, str]:
