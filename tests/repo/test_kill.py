@@ -2,8 +2,8 @@
 
 The moments are chosen by a stand-in for git that kills kvtool (and itself) at its n-th call, before or after the call,
 so the states that a kill between two git calls can leave are tried. A sample of them keeps the suite quick;
-KILL_ALL=1 tries every one. Then each command is killed at random times, a few in the suite; KVTOOL_KILLS=N for N of each,
-KVTOOL_SEED for other times.
+KILL_ALL=1 tries every one. Then each command is killed at random times, a few in the suite; KVTOOL_KILLS=N kills each N
+times, KVTOOL_SEED chooses other times.
 """
 
 from __future__ import annotations
