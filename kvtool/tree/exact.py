@@ -178,6 +178,7 @@ def _write(git: Git, base: str, commits: Sequence[_Entry], with_files: bool) -> 
         stream += [f"commit {_REF}\nmark :{number}\n".encode(), head, f"from {parent}\n".encode(), rest]
         stream.append(f"get-mark :{number}\n".encode())
     stream.append(f"reset {_REF}\nfrom {'0' * 40}\n\ndone\n".encode())
-    ids = git.run("fast-import", "--quiet", "--force", input=b"".join(stream)).stdout.split()
+    light = ("-c", "core.compression=1")  # zlib at its best is most of the time here, for a few hundred kilobytes
+    ids = git.run(*light, "fast-import", "--quiet", "--force", "--depth=0", input=b"".join(stream)).stdout.split()
     tree = git.line("rev-parse", f"{ids[-1]}^{{tree}}")
     return Exact((*([] if with_files else [""]), *ids), ids[-1], tree)
