@@ -1,14 +1,18 @@
-"""Rehearse a rebase beside everything: in the cache's repository, with a place of its own for every new object."""
+"""Try a series beside everything: in the cache's repository, with a place of its own for every new object."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from kvtool.console import Console
 from kvtool.errors import NetworkError, UsageError
 from kvtool.project import Project
-from kvtool.tree.rehearse import Based, Choices, Rehearsal, rehearse
+from kvtool.result import PatchOutcome
+from kvtool.tree.move import misplaced
+from kvtool.tree.rehearse import Based, Choices, Rehearsal, origins, rehearse
+from kvtool.tree.replay import PatchReport, replay
 from kvtool.tree.series import load_series
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
@@ -45,3 +49,27 @@ def rehearse_apart(
     with tempfile.TemporaryDirectory(prefix="kvtool-rebase-") as name:
         scratch = Path(name)
         return rehearse(cache.git.quarantined(scratch), old, new, scratch, choices=choices, keep_going=keep_going)
+
+
+def placed_wrong(project: Project, cache: Cache, lock: Lock, base: str, fetched: Fetched) -> tuple[PatchReport, ...]:
+    """What plain `kvtool apply` of another upstream than the locked one would do wrong: all its reports, or ().
+
+    base: the commit of the locked upstream in the cache. () too when the series does not apply: that shows by itself.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvtool-apply-") as name:
+        scratch = Path(name)
+        git = cache.git.quarantined(scratch)
+        done = []
+        for upstream, commit in ((lock.upstream(), base), (fetched.upstream, fetched.commit)):
+            place = scratch / commit
+            place.mkdir()
+            done.append(replay(git, commit, load_series(project, lock, upstream), place))
+        locked, plain = done
+        if not (locked.complete and plain.complete):
+            return ()
+        known, reports = origins(git, locked), []
+        for report in plain.reports:
+            origin = known.get(report.id) if report.commit else None
+            wrong = misplaced(git, origin, f"{report.commit}^", report.commit) if origin else ()
+            reports.append(replace(report, outcome=PatchOutcome.CONFLICT, commit="", failed=wrong) if wrong else report)
+    return tuple(reports) if any(report.failed for report in reports) else ()

@@ -83,9 +83,17 @@ def move(builder: Builder, origin: Origin) -> Attempt:
     return Attempt(None, tuple(explain(git, origin, onto, hunk) for hunk in failed))
 
 
+def misplaced(git: Git, origin: Origin, onto: str, result: str) -> tuple[FailedHunk, ...]:
+    """The hunks of a patch that went from `onto` to `result` and landed in the wrong place."""
+    if _same_headings(git, origin, onto, result) and three_way(git, origin, onto) == git.resolve(f"{result}^{{tree}}"):
+        return ()
+    findings = inspect(git, origin, onto, result)
+    return tuple(explain(git, origin, onto, _misplaced(finding)) for finding in findings if finding.wrong)
+
+
 def three_way(git: Git, origin: Origin, onto: str) -> str | None:
     """The merged tree, None when there are conflicts. (merge-tree takes --merge-base from git 2.40 on only.)"""
-    theirs = git.line("commit-tree", onto, "-p", origin.parent, input="upstream\n")
+    theirs = git.line("commit-tree", f"{onto}^{{tree}}", "-p", origin.parent, input="upstream\n")
     done = git.run(
         "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", theirs, origin.commit, check=False
     )

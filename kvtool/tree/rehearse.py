@@ -119,7 +119,7 @@ def rehearse(
             why=error.why,
             next_step="kvtool apply says more; correct it before moving to another upstream",
         )
-    mover = _Mover(Builder(git, scratch / "new", new.commit), _origins(git, locked), choices or Choices())
+    mover = _Mover(Builder(git, scratch / "new", new.commit), origins(git, locked), choices or Choices())
     mover.builder.add_files(new.series.files)
     mover.builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
     for step in new.series.steps:
@@ -138,7 +138,7 @@ def rehearse(
     )
 
 
-def _origins(git: Git, locked: Replayed) -> dict[str, Origin]:
+def origins(git: Git, locked: Replayed) -> dict[str, Origin]:
     """Each patch that the locked base has, as a commit with its parent and diff; one git call for all."""
     flags = ("--reverse", "-p", "--format=%x00%x00%H %P%x00", *DIFF_FLAGS)
     done = git.run("log", *flags, f"{locked.base}..{locked.head}")

@@ -157,6 +157,17 @@ def test_wrong_function_is_a_conflict_that_says_where(project: Tiny, kvtool: Any
     assert "function_5" in hunk["reason"].split("it belongs")[1]
 
 
+def test_apply_to_another_upstream_refuses_a_wrong_place(project: Tiny, kvtool: Any) -> None:
+    wrong_place(project)
+    assert kvtool("apply").code == 0
+    before = everything(project)
+    ran = kvtool("apply", "v3", "--json")
+    assert (ran.code, ran.json["outcome"]) == (3, "conflict"), ran
+    assert outcomes(ran) == {"flag": "applied", "use": "applied", "astray": "conflict"}
+    assert "it belongs" in ran.json["error"]["why"] and "kvtool rebase v3" in ran.json["error"]["next"]
+    assert everything(project) == before
+
+
 def test_lines_that_are_gone_show_up_in_the_report(applied: Tiny, kvtool: Any) -> None:
     release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool twenty;\n"))
     ran = kvtool("rebase", "v3", "--dry-run", "--json", "--mirror", applied.upstream)
