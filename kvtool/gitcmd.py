@@ -103,14 +103,17 @@ class Git:
         self.repo = repo.absolute()
         self._env = dict(env or {})
 
-    def quarantined(self, scratch: Path) -> Git:
-        """The same repository, but new objects go to a directory below `scratch` and are gone with it."""
-        objects = self.line("rev-parse", "--git-path", "objects")
+    def quarantined(self, scratch: Path, *more: Path) -> Git:
+        """The same repository, but new objects go to a directory below `scratch` and are gone with it.
+
+        more: object directories of other repositories to read from.
+        """
+        own = self.repo / self.line("rev-parse", "--git-path", "objects")
         fresh = scratch / "objects"
         fresh.mkdir(parents=True)
         env = {
             "GIT_OBJECT_DIRECTORY": str(fresh),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((self.repo / objects).absolute()),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.pathsep.join(str(place.absolute()) for place in (own, *more)),
         }
         return Git(self.repo, {**self._env, **env})
 

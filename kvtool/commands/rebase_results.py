@@ -72,7 +72,7 @@ class RebaseResult(Result):
             return f"kvtool rebase {self.tag} stops there with the conflict in the files"
         return (
             f"git -C {self.tree} status; resolve the conflict in its files, then: kvtool rebase --continue\n"
-            f"or leave the patch out: kvtool rebase --skip {name} (from {self.tag} on), --drop {name} (for good)\n"
+            f"or leave the patch out: kvtool rebase --skip {name} (here), --drop {name} (for good)\n"
             "or give it up: kvtool rebase --abort"
         )
 

@@ -11,7 +11,7 @@ from kvtool.errors import KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.tree import checkout, rebasing, relock
-from kvtool.tree.apart import locked_base
+from kvtool.tree.apart import applied_there, locked_base
 from kvtool.tree.checkout import base_ref, scratch_below, take_base
 from kvtool.tree.rebasing import Journal
 from kvtool.tree.rehearse import Based, Rehearsal, Stop, rehearse
@@ -129,7 +129,8 @@ def _open(project: Project, console: Console, lock: Lock, series: Series, journa
     git = Git(project.tree)
     old, new = (git.line("rev-parse", f"{base_ref(tag)}^{{commit}}") for tag in (lock.current, journal.tag))
     target = Based(load_series(project, lock, lock.upstream(journal.tag)), new)
-    return _Session(project, console, git, lock, Based(series, old), target, journal)
+    known = Based(series, old, applied_there(project.tree, series, old))
+    return _Session(project, console, git, lock, known, target, journal)
 
 
 def resume(project: Project, console: Console, options: Options) -> RebaseResult:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from kvtool.console import Console
-from kvtool.errors import NetworkError, UsageError
+from kvtool.errors import NetworkError, TreeError, UsageError
+from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.move import misplaced
 from kvtool.tree.rehearse import Based, Choices, Rehearsal, origins, rehearse
-from kvtool.tree.replay import PatchReport, replay
-from kvtool.tree.series import load_series
+from kvtool.tree.replay import PatchReport, Replayed, replay
+from kvtool.tree.series import Series, load_series
+from kvtool.tree.worktree import read_applied
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock
@@ -44,11 +47,24 @@ def rehearse_apart(
 
     base: the commit of the locked upstream in the cache; lock: one that knows the fetched upstream.
     """
-    old = Based(load_series(project, lock, lock.upstream()), base)
+    series = load_series(project, lock, lock.upstream())
+    made = applied_there(project.tree, series, base)
+    old = Based(series, base, made)
     new = Based(load_series(project, lock, fetched.upstream), fetched.commit)
     with tempfile.TemporaryDirectory(prefix="kvtool-rebase-") as name:
         scratch = Path(name)
-        return rehearse(cache.git.quarantined(scratch), old, new, scratch, choices=choices, keep_going=keep_going)
+        git = cache.git.quarantined(scratch, *([project.tree / ".git" / "objects"] if made else []))
+        return rehearse(git, old, new, scratch, choices=choices, keep_going=keep_going)
+
+
+def applied_there(tree: Path, series: Series, base: str) -> Replayed | None:
+    """The series' commits in a patched tree, which need not be made again; None when it has not exactly these."""
+    with contextlib.suppress(TreeError):
+        applied = read_applied(tree)
+        if applied and (applied.digest, applied.base) == (series.digest, base):
+            made = Git(tree).resolve(f"{applied.head}^{{tree}}")
+            return Replayed(base, applied.head, made, applied.patches) if made else None
+    return None
 
 
 def placed_wrong(project: Project, cache: Cache, lock: Lock, base: str, fetched: Fetched) -> tuple[PatchReport, ...]:

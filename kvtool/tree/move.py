@@ -52,11 +52,15 @@ class Origin:
 
 @dataclass(frozen=True)
 class Attempt:
-    """tree: with the patch in it, None when it has no place; failed: what is in the way; notes: worth a look."""
+    """tree: with the patch in it, None when it has no place; failed: what is in the way; notes: worth a look.
+
+    diff: what the patch is there, None where nobody had to ask yet.
+    """
 
     tree: str | None
     failed: tuple[FailedHunk, ...] = ()
     notes: tuple[str, ...] = ()
+    diff: bytes | None = None
 
 
 def move(builder: Builder, origin: Origin) -> Attempt:
@@ -64,8 +68,12 @@ def move(builder: Builder, origin: Origin) -> Attempt:
     git, onto = builder.git, builder.tree
     merged = three_way(git, origin, onto)
     plain = apply_alone(builder, origin.diff)
-    if merged == onto or (merged is not None and merged == plain and _same_headings(git, origin, onto, merged)):
+    if merged == onto:
         return Attempt(merged)
+    if merged is not None and merged == plain:
+        diff = diff_of(git, onto, merged)
+        if _headings(diff) == _headings(origin.diff):
+            return Attempt(merged, diff=diff)
     failed: tuple[FailedHunk, ...] = ()
     for tree in dict.fromkeys(tree for tree in (merged, plain) if tree is not None):
         findings = inspect(git, origin, onto, tree)
@@ -85,7 +93,8 @@ def move(builder: Builder, origin: Origin) -> Attempt:
 
 def misplaced(git: Git, origin: Origin, onto: str, result: str) -> tuple[FailedHunk, ...]:
     """The hunks of a patch that went from `onto` to `result` and landed in the wrong place."""
-    if _same_headings(git, origin, onto, result) and three_way(git, origin, onto) == git.resolve(f"{result}^{{tree}}"):
+    same = _headings(diff_of(git, onto, result)) == _headings(origin.diff)
+    if same and three_way(git, origin, onto) == git.resolve(f"{result}^{{tree}}"):
         return ()
     findings = inspect(git, origin, onto, result)
     return tuple(explain(git, origin, onto, _misplaced(finding)) for finding in findings if finding.wrong)
@@ -167,13 +176,9 @@ def line_map(git: Git, old: str, new: str) -> LineMap:
     return LineMap.of(files[0] if files else None)
 
 
-def _same_headings(git: Git, origin: Origin, before: str, after: str) -> bool:
-    """Whether each hunk landed in the function it was recorded in, by name."""
-    was, now = (
-        [(hunk.path, hunk.heading) for file in parse_diff(diff) for hunk in file.hunks]
-        for diff in (origin.diff, diff_of(git, before, after))
-    )
-    return was == now
+def _headings(diff: bytes) -> list[tuple[str, str]]:
+    """The function of each hunk, as git names it."""
+    return [(hunk.path, hunk.heading) for file in parse_diff(diff) for hunk in file.hunks]
 
 
 def diff_of(git: Git, before: str, after: str) -> bytes:

@@ -38,10 +38,11 @@ from kvtool.tree.series import Series, Step
 
 @dataclass(frozen=True)
 class Based:
-    """A series and the base commit of its upstream, which the repository has."""
+    """A series and the base commit of its upstream, which the repository has. made: the commits, if it has them too."""
 
     series: Series
     commit: str
+    made: Replayed | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def rehearse(
     start = time.monotonic()
     for name in ("old", "new"):
         (scratch / name).mkdir()
-    locked = replay(git, old.commit, old.series, scratch / "old")
+    locked = old.made or replay(git, old.commit, old.series, scratch / "old")
     if error := conflict_error(locked.reports, old.series.upstream.tag):
         raise ConflictError(
             f"the series does not apply to the upstream it is locked to: {error.what}",
@@ -196,7 +197,9 @@ class _Mover:
         before = self.builder.tree
         self.builder.reset(attempt.tree)
         commit = self.builder.commit_index(step.mail.message, mail=step.mail, tree=attempt.tree)
-        diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
+        diff = attempt.diff if isinstance(attempt, Attempt) else None
+        if diff is None:
+            diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
         notes = attempt.notes if isinstance(attempt, Attempt) else ()
         if lost and step.patch.id in self._choices.accept:
