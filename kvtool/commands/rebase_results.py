@@ -32,7 +32,8 @@ class RebaseResult(Result):
 
     previous: the locked tag before; head: the series' last commit on the new upstream, "" while there is none;
     stopped_at: id of the patch that needs a person; range_diff: a report of how each patch changed; files: what was
-    written in the project; patches: a report each, in order; seconds: of moving them.
+    written in the project; patches: a report each, in order; seconds: of moving them; filled_in: files whose
+    conflict was resolved as it was before (git rerere).
     """
 
     command: ClassVar[str] = "rebase"
@@ -46,6 +47,7 @@ class RebaseResult(Result):
     files: tuple[WrittenFile, ...]
     patches: tuple[PatchReport, ...]
     seconds: float
+    filled_in: tuple[str, ...] = ()
 
     @property
     def failure(self) -> KvtoolError | None:
@@ -70,7 +72,8 @@ class RebaseResult(Result):
         name = self.stopped_at
         if self.outcome == "rehearsed":
             return f"kvtool rebase {self.tag} stops there with the conflict in the files"
-        return (
+        before = f"resolved as before, look at it: {', '.join(self.filled_in)}\n" if self.filled_in else ""
+        return before + (
             f"git -C {self.tree} status; resolve the conflict in its files, then: kvtool rebase --continue\n"
             f"or leave the patch out: kvtool rebase --skip {name} (here), --drop {name} (for good)\n"
             "or give it up: kvtool rebase --abort"

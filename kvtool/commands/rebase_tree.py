@@ -240,4 +240,5 @@ def _stop(session: _Session, done: Rehearsal, stop: Stop) -> RebaseResult:
         files=(),
         patches=with_history(done.reports, History.between(journal.mirror or None, lock.upstream(), new)),
         seconds=round(done.seconds, 3),
+        filled_in=rebasing.filled_in(project.tree, session.git),
     )

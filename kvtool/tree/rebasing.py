@@ -171,6 +171,12 @@ def keep(tree: Path, git: Git) -> str:
     return head
 
 
+def filled_in(tree: Path, git: Git) -> tuple[str, ...]:
+    """The conflicts that rerere resolved as they were resolved before: unmerged, and without markers."""
+    unmerged = {entry.split("\t", 1)[1] for entry in git.run("ls-files", "-u", "-z").stdout.split("\0") if entry}
+    return tuple(sorted(name for name in unmerged if (tree / name).is_file() and not _markers(tree / name)))
+
+
 def _marked(tree: Path, git: Git, journal: Journal) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
     names = set(git.run("diff", "--name-only", "-z", journal.parent).stdout.split("\0"))

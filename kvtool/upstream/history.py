@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,8 @@ class History:
 
     @classmethod
     def between(cls, mirror: str | None, old: Upstream, new: Upstream) -> History | None:
-        """None when the mirror is not a local repository that has both, as the lock pins them."""
+        """None when the mirror (or KVTOOL_UPSTREAM) is not a local repository that has both, as the lock pins them."""
+        mirror = mirror or os.environ.get("KVTOOL_UPSTREAM")
         place = Path(mirror).expanduser() if mirror else None
         if place is None or not place.is_dir():
             return None

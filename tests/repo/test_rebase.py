@@ -429,7 +429,9 @@ def test_rerere_fills_in_an_earlier_resolution(twice: Tiny, kvtool: Any) -> None
     resolved = (twice.tree / "CMakeLists.txt").read_text()
     kvtool("rebase", "--continue")
     kvtool("rebase", "--abort")
-    assert kvtool("rebase", "v4", "--json").json["stopped_at"] == "use"
+    ran = kvtool("rebase", "v4", "--json")
+    assert (ran.json["stopped_at"], ran.json["filled_in"]) == ("use", ["CMakeLists.txt"])
+    assert "look at it: CMakeLists.txt" in ran.json["error"]["next"]
     assert (twice.tree / "CMakeLists.txt").read_text() == resolved
     assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
 
@@ -655,6 +657,7 @@ def test_json_documents(stopped: Tiny, kvtool: Any) -> None:
         "files",
         "patches",
         "seconds",
+        "filled_in",
     ]
     assert sorted(dry["patches"][0]) == sorted(
         ["id", "outcome", "commit", "hunks", "added", "removed", "failed", "blocked_by", "moved", "lost", "seconds"]
