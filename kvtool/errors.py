@@ -1,7 +1,8 @@
 """Every error kvtool raises on purpose: what failed, why, what to do next, and one exit code each.
 
 Exit codes: 0 ok, 1 internal (also a full disk), 2 usage, 3 conflict, 4 stale or dirty tree, 5 lock mismatch,
-6 export drift, 7 build (also a missing tool), 8 verify, 9 network. 130 is an interrupt, as in every shell.
+6 export drift or lint, 7 build (also a missing tool), 8 verify, 9 network. 130 is an interrupt, as in every shell.
+`kvtool bisect --at` speaks to git bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
 """
 
 from __future__ import annotations
@@ -82,6 +83,13 @@ class DriftError(KvtoolError):
     code = "drift"
 
 
+class LintError(KvtoolError):
+    """The series and its files are not as they should be."""
+
+    exit_code = 6
+    code = "lint"
+
+
 class BuildError(KvtoolError):
     """Configure or build failed, or cannot work on this machine."""
 
@@ -108,3 +116,24 @@ class NetworkError(KvtoolError):
 
     exit_code = 9
     code = "network"
+
+
+class BisectBad(KvtoolError):
+    """`kvtool bisect --at`: the patch does not apply there; the code is what git bisect run takes for bad."""
+
+    exit_code = 1
+    code = "bad"
+
+
+class BisectSkip(KvtoolError):
+    """`kvtool bisect --at`: this commit cannot tell; git bisect run tries another."""
+
+    exit_code = 125
+    code = "skip"
+
+
+class BisectAbort(KvtoolError):
+    """`kvtool bisect --at`: something else is wrong; git bisect run stops instead of calling the commit bad."""
+
+    exit_code = 128
+    code = "abort"

@@ -16,14 +16,12 @@ from kvtool.result import Result
 from kvtool.tree import checkout
 from kvtool.tree.apart import placed_wrong
 from kvtool.tree.replay import PatchReport, conflict_error
-from kvtool.tree.series import Series, load_series
+from kvtool.tree.series import GOAL_LINES, Series, load_series
 from kvtool.tree.worktree import read_applied
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, load_lock
 from kvtool.upstream.sources import Fetched
-
-GOAL_LINES = 150  # changed lines in upstream's own files; more of them make a rebase conflict more often
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import flowback
+from kvtool.tree.borrow import borrowing
 from kvtool.tree.checkout import scratch_below
 from kvtool.tree.fold import Folded, fold
 from kvtool.tree.replay import replay
@@ -125,15 +126,18 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
     with (
         guard(tree_lock(project.cache, project.tree), console, str(project.tree)),
         scratch_below(project.tree) as scratch,
+        borrowing(
+            project.tree
+        ) as clean,  # what .git/config and .git/info/attributes of the tree say stays out of patches
     ):
         for name in ("open", "fold", "check", "stage"):
             (scratch / name).mkdir()
         source = _open(project, scratch / "open")
         folded = fold(source.git, source.applied, source.state.head, source.series, scratch / "fold")
         if mailbox:
-            mails = flowback.write_mailbox(source.git, source.applied.base, folded.head, mailbox)
+            mails = flowback.write_mailbox(clean.git, source.applied.base, folded.head, mailbox)
             return ExportResult(source.applied.tag, project.tree, folded.head, False, (), mails)
-        todo = flowback.changes(project, source.git, folded, source.series, scratch / "check")
+        todo = flowback.changes(project, clean.git, folded, source.series, scratch / "check")
         files = tuple(ExportedFile(change.path, change.action) for change in todo)
         head = source.state.head if check else _write(project, source, folded, todo, scratch / "stage")
         return ExportResult(source.applied.tag, project.tree, head, check, files, ())

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from kvtool.commands.apply import GOAL_LINES, render_patches
+from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.env import Env
+from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import Result
+from kvtool.tree.reasons import PatchReason, reasons
 from kvtool.tree.replay import PatchReport
-from kvtool.tree.series import load_patches, new_files
-from kvtool.tree.worktree import not_clean, tree_state
-from kvtool.upstream.lock import load_lock
+from kvtool.tree.series import GOAL_LINES, load_patches, load_series, new_files
+from kvtool.tree.worktree import Applied, not_clean, tree_state
+from kvtool.upstream.lock import Lock, load_lock
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class StatusResult(Result):
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
     upstream_lines: changed lines in upstream's own files; new_files: files of cpp/; unlisted: patch files that
-    series.toml does not name.
+    series.toml does not name; patches: as they were applied; reasons: why each patch of the project is what it is now.
     """
 
     command: ClassVar[str] = "status"
@@ -41,6 +43,7 @@ class StatusResult(Result):
     new_files: int
     unlisted: tuple[str, ...]
     patches: tuple[PatchReport, ...]
+    reasons: tuple[PatchReason, ...] = ()
 
     def render(self, console: Console) -> None:
         style = {"clean": "green", "not-applied": "yellow"}.get(self.state, "red")
@@ -49,6 +52,9 @@ class StatusResult(Result):
             console.line(f"  why:  {self.why}")
             console.line(f"  next: {self.next}")
         render_patches(console, self.patches)
+        for reason in self.reasons:
+            if reason.state != "applied" or "; " in reason.why:
+                console.line(f"  {reason.id}: {reason.state}: {reason.why}", "yellow")
         if self.tag:
             console.line(
                 f"{self.upstream_lines} changed lines in upstream's files (goal < {GOAL_LINES}), "
@@ -81,13 +87,23 @@ def run(project: Project) -> StatusResult:
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,
         patches=applied.patches if applied else (),
+        reasons=_reasons(project, lock, applied) if applied else (),
     )
+
+
+def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
+    if applied.tag not in lock.upstreams:
+        return ()
+    return reasons(Git(project.tree), applied, load_series(project, lock, lock.upstream(applied.tag)))
 
 
 def command(env: Env) -> StatusResult:
     """Say what the patched tree is: clean, stale, dirty, or not applied.
 
     clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
-    commits: commits that are not of the series yet. Exit code 0 in each case; `state` in --json is for scripts.
+    commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
+    for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
+
+    Example: kvtool status --json
     """
     return run(env.project)

@@ -13,14 +13,15 @@ from typing import Annotated
 import filelock
 import typer
 
-from kvtool.build import cmake
+from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.project import Project
+from kvtool.tree.series import load_patches
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import checks, conversation, devices, junit, models, plan, runner, texts
+from kvtool.verify import checks, conversation, devices, junit, models, named, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.report import Verified, class_rows
 
@@ -31,7 +32,8 @@ TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-serv
 class Options:
     """What to verify. jobs: kv-checks at a time, 0 for one per core; models: a glob over the toys' names ("" for all).
 
-    bin_dir: binaries to verify as they are, instead of building the tree's.
+    bin_dir: binaries to verify as they are, instead of building the tree's. patch: only the tests that series.toml
+    names for this patch ("" for everything).
     """
 
     quick: bool = False
@@ -42,10 +44,20 @@ class Options:
     backend: str = "cpu"
     preset: str = "release"
     bin_dir: Path | None = None
+    patch: str = ""
 
     @property
     def mode(self) -> str:
         return "quick" if self.quick else "matrix" if self.matrix else "full"
+
+    def refuse_contradictions(self) -> None:
+        """UsageError for options that make no sense together."""
+        if self.quick and self.matrix:
+            raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
+        if self.patch and self.models:
+            raise UsageError("--patch and --models are two choices", next_step="leave one of them out")
+        if self.jobs < 0:
+            raise UsageError(f"--jobs {self.jobs} makes no sense", next_step="--jobs 0 is one per core")
 
 
 @dataclass(frozen=True)
@@ -64,12 +76,13 @@ class Bench:
         raise VerifyError(f"{name} is not in {self.bin_dir}", next_step="kvtool build, without --target")
 
 
-def _prepare(project: Project, console: Console, options: Options) -> Bench:
+def _prepare(project: Project, console: Console, options: Options, kinds: frozenset[str] | None) -> Bench:
     """Build what is verified, or take --bin's programs as they are."""
     if options.bin_dir is not None:
         bin_dir = options.bin_dir.absolute()
     else:
-        targets = (*TARGETS, *cmake.BACKENDS[options.backend].targets)
+        programs = TARGETS if kinds is None else named.targets(kinds, project.cpp)
+        targets = (*programs, *cmake.BACKENDS[options.backend].targets)
         wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
         bin_dir = build.run(project, console, wanted).bin_dir
     return Bench(bin_dir, project.tree / "build" / "verify", project.tree)
@@ -125,8 +138,15 @@ def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool)
     return speakers
 
 
-def _texts(bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device) -> list[Finding]:
-    wanted = plan.texts(_speakers(bench, console, toys, options.quick), quick=options.quick)
+def _texts(
+    bench: Bench,
+    console: Console,
+    toys: Sequence[Path],
+    options: Options,
+    on: devices.Device,
+    kinds: frozenset[str] | None,
+) -> list[Finding]:
+    wanted = plan.only(kinds, plan.texts(_speakers(bench, console, toys, options.quick), quick=options.quick))
     planned = plan.on_device(on.label, on.tools, wanted)
     script = conversation.QUICK_SCRIPT if options.quick else conversation.FULL_SCRIPT
     work = bench.work / "runs"
@@ -156,6 +176,37 @@ def _memory(bench: Bench, console: Console) -> list[Finding]:
         return [runner.memory(check, bench.program("kv-check"), runner.available_memory())]
 
 
+def _compare(
+    bench: Bench, console: Console, options: Options, on: devices.Device, tag: str, kinds: frozenset[str] | None
+) -> list[Finding]:
+    """Every comparison of a static with a dynamic cache that was asked for; kinds None: all of them."""
+    found: list[Finding] = []
+    if kinds is None or kinds & {"kv-check", "completion", "bench", "server"}:
+        toys = _make_toys(bench, console, options)
+        if kinds is None or "kv-check" in kinds:
+            found += _kv_checks(bench, console, toys, options, on)
+            if not options.quick and not options.models:
+                found.append(checks.judge_grown(found, tag, on.label))
+        if not options.models and (kinds is None or kinds - {"kv-check"}):
+            found += _texts(bench, console, toys, options, on, kinds)
+    if not options.models and (kinds is None or "memory" in kinds):
+        found += _memory(bench, console)
+    return found
+
+
+def _named(bench: Bench, project: Project, console: Console, kinds: frozenset[str]) -> list[Finding]:
+    """What a patch can name beside the comparisons."""
+    units = [name for name in named.unit_tests(project.cpp) if name in kinds]
+    found: list[Finding] = []
+    with console.progress("C++ unit tests", float(len(units))) as bar:
+        for name in units:
+            bar.update(len(found), name)
+            found.append(named.unit(name, bench.program(name)))
+    if "preset" in kinds:
+        found.append(named.preset(bench.tree, toolchain.find_cmake().path))
+    return found
+
+
 def run(project: Project, console: Console, options: Options) -> Verified:
     """Everything that the options ask for; a failed check is in the result, not an exception.
 
@@ -163,22 +214,14 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     verified at all (no toys, a program missing).
     """
     started = time.monotonic()
-    if options.quick and options.matrix:
-        raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
-    if options.jobs < 0:
-        raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
-    bench = _prepare(project, console, options)
+    options.refuse_contradictions()
+    kinds = named.tests_of(load_patches(project), options.patch, project.cpp) if options.patch else None
+    bench = _prepare(project, console, options, kinds)
     tag = load_lock(project.lock).current
     bench.work.mkdir(parents=True, exist_ok=True)
     with _alone(bench.work), devices.device(options.backend, bench.bin_dir, bench.work) as on:
-        toys = _make_toys(bench, console, options)
-        found = _kv_checks(bench, console, toys, options, on)
-        everything = list(found)
-        if not options.models:
-            if not options.quick:
-                everything.append(checks.judge_grown(found, tag, on.label))
-            everything += _texts(bench, console, toys, options, on)
-            everything += _memory(bench, console)
+        everything = _named(bench, project, console, kinds) if kinds is not None else []
+        everything += _compare(bench, console, options, on, tag, kinds)
     if options.junit is not None:
         junit.write(options.junit, everything)
     return Verified(
@@ -200,6 +243,9 @@ def command(
     ] = False,
     models_glob: Annotated[
         str, typer.Option("--models", metavar="GLOB", help="Only kv-check, only on these toys, such as 'qwen*'.")
+    ] = "",
+    patch: Annotated[
+        str, typer.Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
     ] = "",
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="kv-checks at a time [one per core].")] = 0,
     junit_file: Annotated[
@@ -228,6 +274,8 @@ def command(
 
     kvtool verify --models 'gemma*'   kv-check on some models only
 
+    kvtool verify --patch state       what proves one patch: the tests its entry in series.toml names
+
     kvtool verify --metal             the same with the cache on a Mac's GPU
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
@@ -241,5 +289,6 @@ def command(
         backend=build.parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc}),
         preset=preset,
         bin_dir=bin_dir,
+        patch=patch,
     )
     return run(env.project, env.console, options)

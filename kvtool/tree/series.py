@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from kvtool.project import Project
 from kvtool.tree.mailbox import Mail, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
-UPSTREAM_STATUS = ("local", "sent", "merged", "rejected")
+GOAL_LINES = 150  # changed lines in upstream's own files; more of them make a rebase conflict more often
+UPSTREAM_STATUS = ("local", "submitted", "merged", "rejected")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 _KEYS = {"id", "file", "why", "upstream", "from", "until", "tests"}
 
@@ -69,43 +71,63 @@ class Series:
     digest: str
 
 
-def _strings(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise UsageError(f"{where} must be a list of strings", why=f"it is {value!r}")
-    return tuple(value)
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with an entry of series.toml. key: the one it is about; next_step: what to do about it."""
+
+    key: str
+    what: str
+    why: str = ""
+    next_step: str = ""
+
+
+def entry_problems(table: Any) -> Iterator[Problem]:
+    """Everything that keeps a [[patch]] table from being a Patch; nothing means that `patch_of` takes it."""
+    if not isinstance(table, dict):
+        yield Problem("", "not a table")
+        return
+    for key in sorted(set(table) - _KEYS):
+        yield Problem(key, f"unknown key {key!r}", next_step=f"known are {', '.join(sorted(_KEYS))}")
+    fields = {key: table.get(key, "") for key in ("id", "file", "why", "from", "until")}
+    wrong = {key for key, value in fields.items() if not isinstance(value, str)}
+    for key in sorted(wrong):
+        yield Problem(key, f"{key} must be a string", f"it is {fields[key]!r}")
+    if "id" not in wrong and not _ID.fullmatch(fields["id"]):
+        yield Problem("id", "id must be lower-case letters, digits and dashes", f"it is {fields['id']!r}")
+    file = fields["file"]
+    if "file" not in wrong and file and ("/" in file or "\\" in file or not file.endswith(".patch")):
+        yield Problem("file", "file must be a name in patches/ that ends in .patch", f"it is {file!r}")
+    if "why" not in wrong and not fields["why"].strip():
+        yield Problem("why", "why is empty", next_step="say in one sentence what breaks without this patch")
+    upstream = table.get("upstream", {})
+    if not isinstance(upstream, dict) or upstream.get("status", "local") not in UPSTREAM_STATUS:
+        yield Problem("upstream", f"upstream.status must be one of {', '.join(UPSTREAM_STATUS)}")
+    tests = table.get("tests", [])
+    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
+        yield Problem("tests", "tests must be a list of strings", f"it is {tests!r}")
+
+
+def patch_of(table: dict[str, Any]) -> Patch:
+    """A [[patch]] table without problems as a Patch."""
+    upstream = table.get("upstream", {})
+    return Patch(
+        id=table["id"],
+        file=table.get("file") or f"{table['id']}.patch",
+        why=table["why"],
+        status=upstream.get("status", "local"),
+        pr=str(upstream.get("pr", "")),
+        since=table.get("from", ""),
+        until=table.get("until", ""),
+        tests=tuple(table.get("tests", [])),
+    )
 
 
 def _patch(table: Any, number: int, where: str) -> Patch:
-    here = f"{where}: [[patch]] {number}"
-    if not isinstance(table, dict):
-        raise UsageError(f"{here} is not a table")
-    if unknown := sorted(set(table) - _KEYS):
-        raise UsageError(f"{here}: unknown key {unknown[0]!r}", next_step=f"known are {', '.join(sorted(_KEYS))}")
-    fields = {key: table.get(key, "") for key in ("id", "file", "why", "from", "until")}
-    for key, value in fields.items():
-        if not isinstance(value, str):
-            raise UsageError(f"{here}: {key} must be a string", why=f"it is {value!r}")
-    if not _ID.fullmatch(fields["id"]):
-        raise UsageError(f"{here}: id must be lower-case letters, digits and dashes", why=f"it is {fields['id']!r}")
-    here = f"{where}: {fields['id']}"
-    file = fields["file"] or f"{fields['id']}.patch"
-    if "/" in file or "\\" in file or not file.endswith(".patch"):
-        raise UsageError(f"{here}: file must be a name in patches/ that ends in .patch", why=f"it is {file!r}")
-    if not fields["why"].strip():
-        raise UsageError(f"{here}: why is empty", next_step="say in one sentence what breaks without this patch")
-    upstream = table.get("upstream", {})
-    if not isinstance(upstream, dict) or upstream.get("status", "local") not in UPSTREAM_STATUS:
-        raise UsageError(f"{here}: upstream.status must be one of {', '.join(UPSTREAM_STATUS)}")
-    return Patch(
-        id=fields["id"],
-        file=file,
-        why=fields["why"],
-        status=upstream.get("status", "local"),
-        pr=str(upstream.get("pr", "")),
-        since=fields["from"],
-        until=fields["until"],
-        tests=_strings(table.get("tests", []), f"{here}: tests"),
-    )
+    for problem in entry_problems(table):
+        named = isinstance(table, dict) and problem.key != "id" and isinstance(table.get("id"), str) and table["id"]
+        here = f"{where}: {named or f'[[patch]] {number}'}"
+        raise UsageError(f"{here}: {problem.what}", why=problem.why, next_step=problem.next_step)
+    return patch_of(table)
 
 
 def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:

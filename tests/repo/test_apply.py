@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -180,6 +181,7 @@ def test_hunk_that_lands_in_another_function_is_shown(project: Tiny, kvtool) -> 
     path = project.root / "patches/drift.patch"
     text = path.read_text()
     assert "function_5" in text
+    text = re.sub(r"^index .{40}", f"index {'1' * 40}", text, flags=re.MULTILINE)  # written against another file
     path.write_text(text.replace("int function_5(int x) {", "int function_6(int x) {"))
     ran = kvtool("apply", "--json")
     assert ran.code == 0
@@ -356,3 +358,24 @@ def test_state_on_disk_is_json(project: Tiny, kvtool) -> None:
     kvtool("apply")
     data = json.loads((project.state / "state.json").read_text())
     assert set(data) == {"tag", "tree", "digest", "base", "head", "pinned", "patches"}
+
+
+def test_status_says_of_each_patch_why_it_is_what_it_is(project: Tiny, kvtool) -> None:
+    def states() -> dict[str, str]:
+        return {reason["id"]: reason["state"] for reason in kvtool("status", "--json").json["reasons"]}
+
+    project.add_patch("late", ("src/a.cpp", "x + 7;", "x + 7 + 7;"), extra='from = "v2"\n')
+    kvtool("apply")
+    assert states() == {"flag": "applied", "use": "applied", "late": "left-out"}
+    assert "late: left-out: series.toml has it from v2, and this is v1" in kvtool("status").out
+    assert "flag: applied" not in kvtool("status").out, "what is as it should be needs no line"
+    project.add_patch("more", ("src/a.cpp", "x + 6;", "x + 6 + 6;"))
+    patch = project.root / "patches/flag.patch"
+    patch.write_text(patch.read_text().replace("bool dynamic;", "bool dyn;"))
+    series = project.root / "patches/series.toml"
+    text = series.read_text()
+    series.write_text(text.replace('\n[[patch]]\nid = "use"\nwhy = "because of use"\n', ""))
+    assert states() == {"flag": "changed", "late": "left-out", "more": "new", "use": "gone"}
+    series.write_text(text)
+    kvtool("apply")
+    assert states() == {"flag": "applied", "use": "applied", "late": "left-out", "more": "applied"}

@@ -262,3 +262,19 @@ def test_applying_again_rebuilds_nothing_and_a_new_patch_only_what_it_touches(co
     compiles.add_patch("eight", ("src/a.cpp", "int y = x + 8;", "int y = x + 9;"))
     kvtool("apply")
     assert kvtool("build", "--json").json["steps"] == 2, "one object, the library; not src/new.cpp"
+
+
+def test_one_changed_file_of_cpp_rebuilds_only_what_depends_on_it(compiles: Tiny, kvtool: Any) -> None:
+    (compiles.root / "cpp/src/new.h").write_text("extern int brand_new;\n")
+    (compiles.root / "cpp/src/new.cpp").write_text('#include "new.h"\nint brand_new;\n')
+    kvtool("apply")
+    assert kvtool("build", "--json").json["steps"] == 3, "two objects, one library"
+    untouched = compiles.tree / "src" / "a.cpp"
+    stamp = untouched.stat().st_mtime_ns
+    (compiles.root / "cpp/src/new.h").write_text("extern int brand_new; // documented\n")
+    kvtool("apply")
+    built = kvtool("build", "--json").json
+    assert (built["configured"], built["steps"], built["compiled"]) == (False, 2, 1), "src/new.cpp, the library"
+    assert untouched.stat().st_mtime_ns == stamp
+    kvtool("apply")
+    assert kvtool("build", "--json").json["steps"] == 0

@@ -2,7 +2,8 @@
 
 The moments are chosen by a stand-in for git that kills kvtool (and itself) at its n-th call, before or after the call,
 so the states that a kill between two git calls can leave are tried. A sample of them keeps the suite quick;
-KILL_ALL=1 tries every one. KVTOOL_KILLS=N kills a rebase, and git with it, N times at moments that KVTOOL_SEED chooses.
+KILL_ALL=1 tries every one. Then each command is killed at random times, a few in the suite; KVTOOL_KILLS=N kills each N
+times, KVTOOL_SEED chooses other times.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,32 +81,39 @@ def restore(what: Path, saved: Path) -> None:
         shutil.copytree(saved, what, symlinks=True)
 
 
-def test_fetch(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
+@dataclass
+class Scenario:
+    """A command to kill. begin: puts everything back to the start; check: after the command ran again, all is there."""
+
+    name: str
+    args: tuple[str, ...]
+    begin: Callable[[], None]
+    check: Callable[[], None]
+
+
+def fetching(project: Tiny, kvtool: Any, tmp_path: Path) -> Scenario:
     cache = tmp_path / "cache"
-    calls = killer.calls("fetch")
-    assert calls > 8
-    for at, when in moments(calls):
-        shutil.rmtree(cache)
-        assert killer.run("fetch", at=at, when=when) == -signal.SIGKILL
-        assert kvtool("fetch").code == 0, (at, when)
+
+    def check() -> None:
         assert not list((cache / "tmp").iterdir())
         assert git(cache / "upstream.git", "fsck", "--no-dangling") == ""
 
+    return Scenario("fetch", ("fetch",), lambda: shutil.rmtree(cache, ignore_errors=True), check)
 
-def test_first_apply(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
-    kvtool("fetch")
-    calls = killer.calls("apply")
+
+def first_apply(project: Tiny, kvtool: Any, tmp_path: Path) -> Scenario:
+    kvtool("apply")
     expected = git(project.tree, "rev-parse", "HEAD")
-    for at, when in moments(calls):
-        shutil.rmtree(project.tree, ignore_errors=True)
-        assert killer.run("apply", at=at, when=when) == -signal.SIGKILL
-        assert kvtool("apply").code == 0, (at, when)
+
+    def check() -> None:
         assert git(project.tree, "rev-parse", "HEAD") == expected
         assert git(project.tree, "status", "--porcelain") == ""
         assert [p.name for p in project.root.iterdir() if p.name.startswith(".")] == []
 
+    return Scenario("first apply", ("apply",), lambda: shutil.rmtree(project.tree, ignore_errors=True), check)
 
-def test_moving_apply(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
+
+def moving_apply(project: Tiny, kvtool: Any, tmp_path: Path) -> Scenario:
     kvtool("apply")
     (project.tree / "build").mkdir()
     (project.tree / "build/object").write_text("x")
@@ -112,19 +122,19 @@ def test_moving_apply(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> 
     (project.root / "cpp/src/new.cpp").unlink()
     (project.root / "cpp/src/other.cpp").write_text("int other;\n")
     project.add_patch("more", ("src/a.cpp", "x + 7;", "x + 7 + 1;"))
-    calls = killer.calls("apply")
+    kvtool("apply")
     expected = git(project.tree, "rev-parse", "HEAD")
-    for at, when in moments(calls):
-        restore(project.tree, saved)
-        assert killer.run("apply", at=at, when=when) == -signal.SIGKILL
-        assert kvtool("apply").code == 0, (at, when)
+
+    def check() -> None:
         assert git(project.tree, "rev-parse", "HEAD") == expected
         assert git(project.tree, "status", "--porcelain") == ""
         assert kvtool("status", "--json").json["state"] == "clean"
         assert (project.tree / "build/object").read_text() == "x"
 
+    return Scenario("moving apply", ("apply",), lambda: restore(project.tree, saved), check)
 
-def test_export(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
+
+def exporting(project: Tiny, kvtool: Any, tmp_path: Path) -> Scenario:
     kvtool("apply")
     file = project.tree / "src/b.h"
     file.write_text(file.read_text().replace("bool dynamic;", "bool dyn;"))
@@ -134,16 +144,63 @@ def test_export(project: Tiny, kvtool, killer: Killer, tmp_path: Path) -> None:
     tree, root = tmp_path / "saved-tree", tmp_path / "saved-root"
     shutil.copytree(project.tree, tree, symlinks=True)
     shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("llama.cpp"))
-    calls = killer.calls("export")
+    kvtool("export")
     expected = project.snapshot()
-    for at, when in moments(calls):
+
+    def begin() -> None:
         for folder in ("patches", "cpp"):
             restore(project.root / folder, root / folder)
         restore(project.tree, tree)
-        assert killer.run("export", at=at, when=when) == -signal.SIGKILL
-        assert kvtool("export").code == 0, (at, when)
+
+    def check() -> None:
         assert project.snapshot() == expected
         assert kvtool("status", "--json").json["state"] == "clean"
+
+    return Scenario("export", ("export",), begin, check)
+
+
+SCENARIOS = (fetching, first_apply, moving_apply, exporting)
+
+
+@pytest.fixture(params=SCENARIOS, ids=lambda make: make.__name__)
+def scenario(request: pytest.FixtureRequest, project: Tiny, kvtool: Any, tmp_path: Path) -> Scenario:
+    made: Scenario = request.param(project, kvtool, tmp_path)
+    return made
+
+
+def test_killed_at_a_git_call(scenario: Scenario, kvtool: Any, killer: Killer) -> None:
+    scenario.begin()
+    calls = killer.calls(*scenario.args)
+    assert calls > 8
+    for at, when in moments(calls):
+        scenario.begin()
+        assert killer.run(*scenario.args, at=at, when=when) == -signal.SIGKILL
+        assert kvtool(*scenario.args).code == 0, (at, when)
+        scenario.check()
+
+
+@pytest.mark.timeout(0)
+def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None:
+    """At a random time: kvtool alone, so that a git it started goes on, or with everything that it started."""
+    scenario.begin()
+    began = time.monotonic()
+    assert start(*scenario.args).wait() == 0
+    usual = time.monotonic() - began
+    dice = random.Random(SEED)
+    killed = 0
+    for number in range(KILLS):
+        scenario.begin()
+        process = start(*scenario.args)
+        time.sleep(dice.uniform(0.3, 1.0) * usual)  # before that Python is still starting
+        if number % 2:
+            kill_family(process.pid)
+        process.kill()
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        again = kvtool(*scenario.args)
+        assert again.code == 0, (number, again)
+        scenario.check()
+    print(f"{scenario.name}: {killed} of {KILLS} rounds were killed on the way")
 
 
 def half_written(project: Tiny) -> tuple[str, str]:

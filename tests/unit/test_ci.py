@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests import fakes
+
 ROOT = Path(__file__).resolve().parents[2]
-OLD_TREE, NEW_TREE = "a" * 40, "b" * 40
+NEW_TREE = "b" * 40
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shell scripts")
 
@@ -73,32 +76,75 @@ def test_setup_takes_only_the_python_it_is_given(tmp_path: Path) -> None:
     assert "/no/python" in done.stderr
 
 
-@pytest.fixture
-def lock(tmp_path: Path) -> Path:
-    path = tmp_path / "upstream.lock"
-    path.write_text(
-        f'current = "b1"\nremote = "r"  # kept\n\n[[upstream]]\ntag = "b1"\ndate = "2026-01-01"\ntree = "{OLD_TREE}"\n'
-    )
+# --- one issue per breakage ---------------------------------------------------------------------------------------
+
+KEY = "0123456789abcdef"
+GH = """
+import json, os, sys
+log = os.environ["GH_LOG"]
+with open(log, "a") as file:
+    file.write(json.dumps([*sys.argv[1:], sys.stdin.read() if "--body-file" in sys.argv else ""]) + "\\n")
+if os.environ.get("GH_FAILS"):
+    sys.exit("gh: not logged in")
+print(os.environ.get("GH_ISSUES", "[]") if "list" in sys.argv else "https://example.invalid/issues/7")
+"""
+
+
+def canary_report(tmp_path: Path, key: str = KEY, code: str = "conflict") -> Path:
+    report = {
+        "tag": "b100",
+        "tree": NEW_TREE,
+        "locked": "v1",
+        "key": key,
+        "steps": [
+            {"name": "fetch", "outcome": "passed", "summary": "", "log": ""},
+            {"name": "rebase", "outcome": "failed", "summary": "no place", "log": "the log"},
+        ],
+        "breakages": [{"step": "rebase", "patch": "flag", "file": "src/b.h", "where": "f", "what": "src/b.h hunk 1"}],
+        "error": {"code": code, "next": "kvtool rebase b100"},
+    }
+    if not key:
+        report |= {"breakages": []}
+        del report["error"]
+    path = tmp_path / "canary.json"
+    path.write_text(json.dumps(report))
     return path
 
 
-def pin(lock: Path, tag: str, tree: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, ROOT / "ci" / "pin.py", lock, tag, tree)
+def issue(tmp_path: Path, report: Path, **env: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """Run ci/issue.py with a stand-in for gh; how gh was called, with what it got on stdin at the end."""
+    folder, log = tmp_path / "bin", tmp_path / "gh.log"
+    folder.mkdir(exist_ok=True)
+    fakes.program(folder / "gh", GH)
+    log.write_text("")
+    settings = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "GH_LOG": str(log), **env}
+    done = run(sys.executable, ROOT / "ci" / "issue.py", report, env=settings)
+    return done, [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def test_pin_adds_the_newest_upstream_last_and_makes_it_current(lock: Path) -> None:
-    assert pin(lock, "b2", NEW_TREE).returncode == 0
-    document = tomllib.loads(lock.read_text())
-    assert document["current"] == "b2"
-    assert [(entry["tag"], entry["tree"]) for entry in document["upstream"]] == [("b1", OLD_TREE), ("b2", NEW_TREE)]
-    assert "# kept" in lock.read_text()
+def test_a_new_breakage_gets_an_issue_with_its_key(tmp_path: Path) -> None:
+    done, calls = issue(tmp_path, canary_report(tmp_path))
+    assert done.returncode == 0 and "issues/7" in done.stdout, done.stderr
+    assert [call[:2] for call in calls] == [["issue", "list"], ["issue", "create"]]
+    title, text = calls[1][3], calls[1][-1]
+    assert title == "canary: rebase: flag on llama.cpp b100"
+    assert f"kvtool-canary-key: {KEY}" in text and "the log" in text and "`kvtool rebase b100`" in text
 
 
-def test_pin_takes_a_known_tag_and_refuses_one_that_was_moved(lock: Path) -> None:
-    assert pin(lock, "b1", OLD_TREE).returncode == 0
-    assert len(tomllib.loads(lock.read_text())["upstream"]) == 1
-    before = lock.read_text()
-    moved = pin(lock, "b1", NEW_TREE)
-    assert moved.returncode != 0
-    assert "the tag was moved" in moved.stderr
-    assert lock.read_text() == before
+def test_a_breakage_that_has_an_issue_gets_no_other(tmp_path: Path) -> None:
+    mine = json.dumps([{"number": 3, "body": f"x\nkvtool-canary-key: {KEY}\n"}])
+    done, calls = issue(tmp_path, canary_report(tmp_path), GH_ISSUES=mine)
+    assert "issue #3" in done.stdout and [call[1] for call in calls] == ["list"]
+    other = json.dumps([{"number": 3, "body": "kvtool-canary-key: feedfeedfeedfeed"}])
+    assert [call[1] for call in issue(tmp_path, canary_report(tmp_path), GH_ISSUES=other)[1]] == ["list", "create"]
+
+
+@pytest.mark.parametrize(("key", "code"), [("", "conflict"), (KEY, "network")])
+def test_no_breakage_or_only_the_network_no_issue(tmp_path: Path, key: str, code: str) -> None:
+    done, calls = issue(tmp_path, canary_report(tmp_path, key, code))
+    assert (done.returncode, calls) == (0, [])
+
+
+def test_gh_that_fails_is_an_error(tmp_path: Path) -> None:
+    done, _ = issue(tmp_path, canary_report(tmp_path), GH_FAILS="1")
+    assert done.returncode != 0 and "not logged in" in done.stderr

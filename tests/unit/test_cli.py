@@ -28,6 +28,10 @@ def test_exit_codes_and_words_are_frozen() -> None:
         "TreeError": (4, "tree"),
         "LockError": (5, "lock"),
         "DriftError": (6, "drift"),
+        "LintError": (6, "lint"),
+        "BisectBad": (1, "bad"),
+        "BisectSkip": (125, "skip"),
+        "BisectAbort": (128, "abort"),
         "BuildError": (7, "build"),
         "MissingToolError": (7, "missing_tool"),
         "VerifyError": (8, "verify"),
@@ -152,8 +156,13 @@ CONTRACT = {
     "fetch.FetchResult": "tag tree commit source cache",
     "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches",
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
-    "patches",
+    "patches reasons",
     "export.ExportResult": "tag tree head check files mailbox",
+    "diff.DiffResult": "before after same patches diff",
+    "bisect.BisectResult": "patch good bad last_good first_bad suspects why trials",
+    "bisect.BisectAt": "patch commit verdict outcome why seconds",
+    "canary.CanaryResult": "schema tag tag_from tag_why tree locked key steps breakages patches broken_by",
+    "lint.LintResult": "patches findings",
 }
 
 

@@ -22,7 +22,7 @@ why = "because"
 id = "two"
 file = "second.patch"
 why = "because, too"
-upstream = { status = "sent", pr = "#1" }
+upstream = { status = "submitted", pr = "#1" }
 from = "v1"
 until = "v3"
 tests = ["a", "b"]
@@ -32,7 +32,7 @@ tests = ["a", "b"]
 def test_good() -> None:
     one, two = parse_series(GOOD)
     assert one == Patch("one", "one.patch", "because")
-    assert two == Patch("two", "second.patch", "because, too", "sent", "#1", "v1", "v3", ("a", "b"))
+    assert two == Patch("two", "second.patch", "because, too", "submitted", "#1", "v1", "v3", ("a", "b"))
 
 
 def test_empty_is_a_series() -> None:
@@ -51,7 +51,7 @@ def test_empty_is_a_series() -> None:
         ('why = "because"', 'why = " "', "why is empty"),
         ('why = "because"', "", "why is empty"),
         ('why = "because"', "why = 3", "must be a string"),
-        ('"sent"', '"lost"', "upstream.status"),
+        ('"submitted"', '"lost"', "upstream.status"),
         ('tests = ["a", "b"]', 'tests = "a"', "list of strings"),
         ('from = "v1"', 'form = "v1"', "'form'"),
         ('[[patch]]\nid = "one"', '[patch]\nid = "one"', "TOML"),

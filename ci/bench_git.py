@@ -1,0 +1,156 @@
+"""What kvtool costs against plain git: python ci/bench_git.py [--rounds N] [--json FILE].
+
+On the locked upstream, all on one machine and in turn, so that whatever else the machine does hits each alike:
+
+  am              git am of the series, in a checkout of the same tree
+  apply           kvtool apply, in a checkout of the same tree
+  am-fresh        the same from nothing: fetch from the cache, checkout, git am
+  apply-fresh     kvtool apply from nothing, the whole command
+  dry-run         kvtool rebase --dry-run onto another tag (--onto)
+  apply-command, dry-run-command    the whole commands: apply and dry-run are without the start of Python
+
+Prints the medians and their ratio to git am's as JSON. Exit code 1 when the ratio of apply, apply-fresh or dry-run is
+above --bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtool import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+PAIRS = {
+    "apply": "am",
+    "apply-fresh": "am-fresh",
+    "dry-run": "am",
+    "apply-command": "am",
+    "dry-run-command": "am",
+}
+HELD = ("apply", "apply-fresh", "dry-run")  # against the bar
+
+
+def run(*argv: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    """A command that must succeed; its output."""
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+    done = subprocess.run([str(part) for part in argv], cwd=cwd, env=settings, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: {' '.join(str(part) for part in argv)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout.strip()
+
+
+def kvtool(*args: str | Path) -> str:
+    return run(sys.executable, "-m", "kvtool", *args)
+
+
+def git(*args: str | Path, cwd: Path) -> str:
+    """git without the user's settings, like kvtool's own calls, with somebody to commit as."""
+    env = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_PAGER": "cat"}
+    me = {f"GIT_COMMITTER_{key}": value for key, value in (("NAME", "bench"), ("EMAIL", "bench@localhost"))}
+    return run("git", "-c", "gc.auto=0", *args, cwd=cwd, env={**env, **me})
+
+
+def inside(*args: str | Path) -> None:
+    """The same in this process, where everything is imported."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        code = cli.run([str(part) for part in args])
+    if code:
+        sys.exit(f"error: kvtool {args[0]}: {said.getvalue()}")
+
+
+def timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+class Bench:
+    """The places, made once: an empty project (to go back to the base), a mailbox, a checkout for git am."""
+
+    def __init__(self, work: Path, onto: str) -> None:
+        self.work, self.onto = work, onto
+        self.cache = Path(json.loads(kvtool("fetch", "--json", "--project", ROOT))["cache"]) / "upstream.git"
+        self.empty = work / "empty"
+        (self.empty / "patches").mkdir(parents=True)
+        (self.empty / "patches/series.toml").touch()
+        shutil.copy(ROOT / "patches/upstream.lock", self.empty / "patches")
+        self.tree, self.plain, self.fresh = work / "tree", work / "plain", work / "fresh"
+        self.apply(ROOT)
+        kvtool("export", "--mailbox", work / "mails", "--project", ROOT, "--tree", self.tree, "--quiet")
+        self.mails = sorted((work / "mails").iterdir())
+        self.state = json.loads((self.tree / ".git/kvtool/state.json").read_text())
+        self.base = self.state["base"]
+        self.clone(self.plain)
+
+    def apply(self, project: Path, tree: Path | None = None, how: Callable[..., object] = kvtool) -> None:
+        how("apply", "--quiet", "--project", project, "--tree", tree or self.tree)
+
+    def clone(self, place: Path) -> None:
+        place.mkdir()
+        git("init", "--quiet", ".", cwd=place)
+        ref = f"refs/kvtool/upstream/{self.state['tag']}"
+        git("fetch", "--quiet", "--no-tags", self.cache, f"{ref}:refs/heads/base", cwd=place)
+        git("checkout", "--quiet", "-B", "work", "base", cwd=place)
+
+    def am(self, place: Path) -> None:
+        git("am", "--quiet", *self.mails, cwd=place)
+
+    def round(self) -> dict[str, float]:
+        """Each once. What has to be put back between them is not timed."""
+        git("checkout", "--quiet", "-B", "work", self.base, cwd=self.plain)
+        self.apply(self.empty)
+        for place in (self.fresh, self.work / "fresh-tree"):
+            shutil.rmtree(place, ignore_errors=True)
+        times = {"am": timed(lambda: self.am(self.plain)), "apply": timed(lambda: self.apply(ROOT, how=inside))}
+        self.apply(self.empty)
+        times["apply-command"] = timed(lambda: self.apply(ROOT))
+        ids = [git("rev-parse", "HEAD^{tree}", cwd=place) for place in (self.plain, self.tree)]
+        if ids[0] != ids[1]:
+            sys.exit(f"error: git am and kvtool apply gave different trees: {ids}")
+        times["am-fresh"] = timed(lambda: (self.clone(self.fresh), self.am(self.fresh)))
+        times["apply-fresh"] = timed(lambda: self.apply(ROOT, self.work / "fresh-tree"))
+        if self.onto:
+            rebase = ("rebase", self.onto, "--dry-run", "--quiet", "--project", ROOT, "--tree", self.tree)
+            times["dry-run"] = timed(lambda: inside(*rebase))
+            times["dry-run-command"] = timed(lambda: kvtool(*rebase))
+        return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--onto", default="", help="tag for the dry run; it must apply there, and be in the cache")
+    parser.add_argument("--bar", type=float, default=2.0, help="how many times git am's time is too much")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvtool-bench-") as name:
+        bench = Bench(Path(name), given.onto)
+        bench.round()  # warms the file cache up
+        rounds = [bench.round() for _ in range(given.rounds)]
+    medians = {what: statistics.median(times[what] for times in rounds) for what in rounds[0]}
+    ratios = {what: medians[what] / medians[against] for what, against in PAIRS.items() if what in medians}
+    document = {"tag": bench.state["tag"], "rounds": given.rounds, "patches": len(bench.mails), "bar": given.bar}
+    document |= {
+        "seconds": {k: round(v, 3) for k, v in medians.items()},
+        "ratio": {k: round(v, 2) for k, v in ratios.items()},
+    }
+    print(json.dumps(document, indent=2))
+    if given.json:
+        given.json.write_text(json.dumps({**document, "all": rounds}, indent=2) + "\n")
+    sys.exit(any(ratios.get(what, 0.0) > given.bar for what in HELD))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Have one open issue for what a canary found broken: python ci/issue.py REPORT (needs gh and GH_TOKEN).
+
+The report's key names the breakage, and stands in the issue's text. An open issue with that key is left as it is, so a
+breakage that lasts a week is one issue and not seven. Without a breakage, or when the network failed, none is made.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+MARK = "kvtool-canary-key"
+
+
+def gh(*args: str, text: str | None = None) -> str:
+    """Run gh; its output."""
+    done = subprocess.run(["gh", *args], input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"error: gh {args[0]} {args[1]} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def body(report: dict[str, Any]) -> str:
+    """What somebody who has to repair it wants to know."""
+    broken = "\n".join(f"- `{b['step']}` {b['patch']} {b['what']}" for b in report["breakages"])
+    steps = "\n".join(f"| {s['name']} | {s['outcome']} | {s['summary']} |" for s in report["steps"])
+    log = next((s["log"] for s in report["steps"] if s["log"]), "")
+    quoted = f"\n```\n{log.replace('```', '` ` `')}\n```\n" if log else ""
+    return (
+        f"First seen on llama.cpp {report['tag']} (tree `{report['tree']}`), "
+        f"with the series made for {report['locked']}.\n\n"
+        f"{broken}\n\n| step | outcome | |\n|---|---|---|\n{steps}\n{quoted}\n"
+        f"To see it: `kvtool canary {report['tag']}`; to repair it: `{report['error']['next'] or 'see the log'}`\n\n"
+        f"{MARK}: {report['key']}\n"
+    )
+
+
+def main(path: Path) -> None:
+    report = json.loads(path.read_text(encoding="utf-8"))
+    if not report["key"] or report["error"]["code"] == "network":
+        print("no breakage, no issue")
+        return
+    search = (
+        "--state",
+        "open",
+        "--search",
+        f'"{MARK}: {report["key"]}" in:body',
+        "--json",
+        "number,body",
+        "--limit",
+        "20",
+    )
+    for issue in json.loads(gh("issue", "list", *search)):
+        if f"{MARK}: {report['key']}" in issue["body"]:  # the search goes by words, and finds other keys too
+            print(f"issue #{issue['number']} has this breakage already")
+            return
+    first = report["breakages"][0]
+    title = f"canary: {first['step']}: {first['patch'] or first['where']} on llama.cpp {report['tag']}"
+    print(gh("issue", "create", "--title", title, "--body-file", "-", text=body(report)).strip())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,128 @@
+"""`kvtool diff`: what became of the series between two states of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import typer
+
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.project import Project
+from kvtool.result import Result
+from kvtool.tree import rangediff, snapshot
+from kvtool.tree.borrow import borrowing
+from kvtool.tree.snapshot import Snapshot
+from kvtool.upstream import sources
+from kvtool.upstream.cache import Cache
+from kvtool.upstream.lock import Lock, Upstream
+
+
+@dataclass(frozen=True)
+class State:
+    """One side. revision: "" for the working files; missing: patches that do not apply there."""
+
+    name: str
+    revision: str
+    tag: str
+    head: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PatchChange:
+    """id: "" for the commit with cpp/'s files, and for commits that are no patch yet."""
+
+    id: str
+    subject: str
+    change: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class DiffResult(Result):
+    """same: nothing changed; patches: each commit and its counterpart; diff: git's text, a diff of diffs or of code."""
+
+    command: ClassVar[str] = "diff"
+    before: State
+    after: State
+    same: bool
+    patches: tuple[PatchChange, ...]
+    diff: str
+
+    def render(self, console: Console) -> None:
+        for side in (self.before, self.after):
+            for missing in side.missing:
+                console.line(f"{side.name}: {missing}")
+        for line in self.diff.splitlines():
+            console.line(line)
+        if not self.diff:
+            console.line(f"{_title(self.before)} and {_title(self.after)}: no difference")
+
+
+def _title(state: State) -> str:
+    at = f"{state.revision[:10]} on " if state.revision else ""
+    return f"{state.name} ({at}llama.cpp {state.tag})"
+
+
+def run(
+    project: Project, console: Console, before: str, after: str, *, code: bool = False, mirror: str | None = None
+) -> DiffResult:
+    """Build both states in a throw-away repository and compare them. code: the code instead of the patches."""
+    cache = Cache(project.cache)
+
+    def ensure(lock: Lock, upstream: Upstream) -> str:
+        return sources.ensure(cache, lock, upstream, console, mirror).commit
+
+    names = (before, after)
+    repositories = [cache.repo]
+    if snapshot.TREE in names and (project.tree / ".git").exists():
+        repositories.append(project.tree)
+    with borrowing(*repositories) as borrowed:
+        old, new = (snapshot.take(project, name, borrowed, ensure) for name in names)
+        ranges = (old.base, old.head), (new.base, new.head)
+        ids = {**old.ids, **new.ids}
+        pairs = rangediff.range_diff(borrowed.git, *ranges, lambda commit, subject: ids.get(commit) or subject)
+        same = all(pair.change == "same" for pair in pairs)
+        text = "" if same else rangediff.text(pairs)
+        if code:
+            text = rangediff.code_diff(borrowed.git, *ranges)
+    changes = tuple(
+        PatchChange(ids.get(p.after) or ids.get(p.before, ""), p.subject, p.change, p.before, p.after) for p in pairs
+    )
+    return DiffResult(_state(old), _state(new), same, changes, text)
+
+
+def _state(side: Snapshot) -> State:
+    return State(side.name, side.revision, side.tag, side.head, side.missing)
+
+
+def command(
+    env: Env,
+    before: Annotated[str, typer.Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
+    after: Annotated[str, typer.Argument(metavar="[B]", help="Another.")] = snapshot.WORKING,
+    code: Annotated[bool, typer.Option("--code", help="The patched files themselves, instead of the patches.")] = False,
+    mirror: Annotated[
+        str | None,
+        typer.Option("--mirror", metavar="PATH|URL", help="Where to take upstream from, as in kvtool fetch."),
+    ] = None,
+) -> DiffResult:
+    """Compare two states of the series, patch by patch (git range-diff).
+
+    A state is a TAG of the lock (patches/ and cpp/ as they are, on that upstream), a revision REV of this repository
+    (on the upstream that was current then), REV:TAG, `.` (as they are, on the current upstream) or `tree` (the commits
+    of the patched tree). Without arguments: what changed since the last commit.
+
+    kvtool diff HEAD~1 HEAD           the series before and after a rebase that was committed
+
+    kvtool diff v0.4.0 v0.5.0         the same patches on two upstreams: where do they differ?
+
+    kvtool diff . tree                what export would take back
+
+    kvtool diff HEAD~1 HEAD --code    the code of the files that the series touches
+
+    Exit code 0 also when they differ; `same` and `patches` in --json are for scripts.
+    """
+    return run(env.project, env.console, before, after, code=code, mirror=mirror)

@@ -1,0 +1,1 @@
+"""What `kvtool lint` looks at: the series and its files, without applying anything."""

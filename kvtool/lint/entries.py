@@ -1,0 +1,88 @@
+"""Lint of series.toml: each entry on its own terms, against the lock, and against the others. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from kvtool.lint.finding import LintFinding
+from kvtool.tree.series import Patch, entry_problems, patch_of
+from kvtool.upstream.lock import Lock
+
+_ENTRY = re.compile(r"^\s*\[\[\s*patch\s*\]\]")
+
+
+class SeriesText:
+    """series.toml as text, to say on which line something stands: the TOML parser does not tell."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self._lines = text.split("\n")
+        self._starts = [n for n, line in enumerate(self._lines) if _ENTRY.match(line)]
+
+    def line(self, entry: int, key: str = "") -> int:
+        """The line of a key of the entry (0-based), or of the entry's header when it has no such key."""
+        if entry >= len(self._starts):  # written as an inline array
+            return 0
+        start = self._starts[entry]
+        end = self._starts[entry + 1] if entry + 1 < len(self._starts) else len(self._lines)
+        key_line = re.compile(rf"^\s*(\"?){re.escape(key)}\1\s*[=.]")
+        found = (n for n in range(start, end) if key and key_line.match(self._lines[n]))
+        return next(found, start) + 1
+
+    def finding(self, entry: int, key: str, rule: str, what: str, next_step: str) -> LintFinding:
+        """A finding at a key of an entry."""
+        return LintFinding(self.file, self.line(entry, key), rule, what, next_step)
+
+
+def parse_entries(tables: list[Any], text: SeriesText) -> tuple[list[Patch | None], list[LintFinding]]:
+    """Each table as a Patch (None where that is not possible), and what is wrong with them."""
+    patches: list[Patch | None] = []
+    found: list[LintFinding] = []
+    for number, table in enumerate(tables):
+        problems = list(entry_problems(table))
+        patches.append(None if problems else patch_of(table))
+        for problem in problems:
+            what = f"{problem.what} ({problem.why})" if problem.why else problem.what
+            found.append(text.finding(number, problem.key, "entry", what, problem.next_step or "correct it"))
+    return patches, found
+
+
+def lint_entries(
+    patches: list[Patch | None], lock: Lock | None, known_tests: Collection[str], text: SeriesText
+) -> Iterator[LintFinding]:
+    """What is wrong with entries that can be read. lock None: it cannot be read, so tags are not judged."""
+    for number, patch in enumerate(patches):
+        if patch is None:
+            continue
+        for key in ("id", "file"):
+            name = getattr(patch, key)
+            if any(other and getattr(other, key) == name for other in patches[:number]):
+                yield text.finding(
+                    number, key, "twice", f"another patch has the {key} {name!r}", f"give it its own {key}"
+                )
+        if patch.status != "local" and not patch.pr:
+            what = f"{patch.id} is {patch.status} upstream, and no pr says where"
+            yield text.finding(number, "upstream", "pr", what, "add pr = the pull request's address, or number as #123")
+        for test in patch.tests:
+            if test not in known_tests:
+                what = f"{patch.id}: there is no test {test!r}"
+                yield text.finding(number, "tests", "test", what, f"name one of {', '.join(sorted(known_tests))}")
+        if lock is not None:
+            yield from _span(number, patch, lock, text)
+
+
+def _span(number: int, patch: Patch, lock: Lock, text: SeriesText) -> Iterator[LintFinding]:
+    """from and until: tags of the lock, the first before the second."""
+    known = lock.upstreams
+    for key, tag in (("from", patch.since), ("until", patch.until)):
+        if tag and tag not in known:
+            what = f"{patch.id}: {key} = {tag!r} is not in upstream.lock"
+            yield text.finding(number, key, "span", what, f"name one of {', '.join(known)}")
+    both = patch.since in known and patch.until in known
+    if both and known[patch.since].order >= known[patch.until].order:
+        what = f"{patch.id}: it applies from {patch.since} and only until {patch.until}, which is no tag at all"
+        yield text.finding(
+            number, "until", "span", what, "until is the first tag it no longer applies to; put it later"
+        )

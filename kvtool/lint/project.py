@@ -1,0 +1,149 @@
+"""Lint of a whole project: series.toml, the lock, patches/, cpp/, each alone and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from kvtool.errors import KvtoolError
+from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
+from kvtool.lint.finding import LintFinding
+from kvtool.lint.patchfile import lint_patch
+from kvtool.project import Project
+from kvtool.tree.mailbox import Mail, changed_lines
+from kvtool.tree.series import GOAL_LINES, Patch, new_files, read_text
+from kvtool.upstream.cache import Cache, ref_of
+from kvtool.upstream.lock import Lock, load_lock, read_tables
+
+SERIES = "patches/series.toml"
+_BELONG = ("series.toml", "upstream.lock", "README.md")
+
+
+def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFinding, ...]:
+    """Everything there is to say, in the order of files and lines; nothing is raised for what lint is there to find."""
+    found: list[LintFinding] = []
+    lock = _lock(project, found)
+    paths = _new_paths(project, found)
+    try:
+        text = read_text(project.series)
+        _, tables = read_tables(text, "patch", SERIES)
+    except KvtoolError as err:
+        return (*found, LintFinding(SERIES, 0, "toml", str(err), "correct it"))
+    lines = SeriesText(text, SERIES)
+    patches, problems = parse_entries(tables, lines)
+    found += problems
+    found += lint_entries(patches, lock, known_tests, lines)
+    mails = _patches(project, patches, lines, paths, found)
+    found += _against_each_other(patches, mails, lines)
+    found += _unlisted(project, tables)
+    if lock is not None:
+        found += _size(patches, mails, lock)
+        found += _in_upstream(project, lock, paths)
+    return tuple(sorted(found, key=lambda f: (f.file, f.line)))
+
+
+def _lock(project: Project, found: list[LintFinding]) -> Lock | None:
+    try:
+        return load_lock(project.lock)
+    except KvtoolError as err:
+        found.append(LintFinding("patches/upstream.lock", 0, "lock", str(err), err.next_step or "correct it"))
+        return None
+
+
+def _new_paths(project: Project, found: list[LintFinding]) -> tuple[str, ...]:
+    try:
+        return tuple(file.path for file in new_files(project.cpp))
+    except KvtoolError as err:
+        found.append(LintFinding("cpp", 0, "new-file", str(err), err.next_step or "replace it by a plain file"))
+        return ()
+
+
+def _patches(
+    project: Project,
+    patches: list[Patch | None],
+    lines: SeriesText,
+    paths: tuple[str, ...],
+    found: list[LintFinding],
+) -> dict[str, Mail]:
+    """Lint each listed patch file; the mails that could be read, by id."""
+    mails: dict[str, Mail] = {}
+    for number, patch in enumerate(patches):
+        if patch is None:
+            continue
+        try:
+            raw = (project.patches / patch.file).read_bytes()
+        except OSError:
+            what = f"{patch.id}: patches/{patch.file} is not there"
+            found.append(lines.finding(number, "file", "missing", what, "restore the file, or remove the entry"))
+            continue
+        mail, problems = lint_patch(raw, f"patches/{patch.file}", paths)
+        found += problems
+        if mail is not None:
+            mails[patch.id] = mail
+    return mails
+
+
+def _against_each_other(
+    patches: list[Patch | None], mails: dict[str, Mail], lines: SeriesText
+) -> Iterator[LintFinding]:
+    subjects: dict[str, str] = {}
+    for number, patch in enumerate(patches):
+        if patch is None or patch.id not in mails:
+            continue
+        subject = mails[patch.id].subject
+        if subject in subjects:
+            what = f"{patch.id} has the subject of {subjects[subject]}: {subject!r}"
+            yield lines.finding(number, "id", "twice", what, "export tells commits apart by their subject: amend one")
+        subjects.setdefault(subject, patch.id)
+        if patch.why.strip() == subject:
+            what = f"{patch.id}: why only repeats the subject"
+            yield lines.finding(number, "why", "why", what, "say in one sentence what breaks without this patch")
+
+
+def _unlisted(project: Project, tables: list[object]) -> Iterator[LintFinding]:
+    listed = {str(t.get("file") or f"{t.get('id')}.patch") for t in tables if isinstance(t, dict)}
+    for path in sorted(project.patches.iterdir()):
+        if path.name in _BELONG or path.name in listed or path.name.startswith("."):
+            continue
+        if path.suffix == ".patch":
+            what, todo = "series.toml does not list it", "add an entry, or remove the file"
+        else:
+            what, todo = "it is no patch and no file that kvtool knows", "move it elsewhere"
+        yield LintFinding(f"patches/{path.name}", 0, "unlisted", what, todo)
+
+
+def _size(patches: list[Patch | None], mails: dict[str, Mail], lock: Lock) -> Iterator[LintFinding]:
+    """Changed lines in upstream's own files, for the upstream where they are the most."""
+    lines = {name: sum(changed_lines(mail.diff)) for name, mail in mails.items()}
+    most, where = 0, ""
+    for upstream in lock.upstreams.values():
+        total = 0
+        for patch in patches:
+            tags = [tag for tag in (patch.since, patch.until) if tag] if patch else []
+            if (
+                patch
+                and patch.id in mails
+                and all(tag in lock.upstreams for tag in tags)
+                and patch.wanted(lock, upstream)
+            ):
+                total += lines[patch.id]
+        if total >= most:
+            most, where = total, upstream.tag
+    if most >= GOAL_LINES:
+        what = f"{most} changed lines in upstream's own files at {where}, the goal is less than {GOAL_LINES}"
+        yield LintFinding(SERIES, 0, "size", what, "move code into cpp/, and leave hooks in the patches")
+
+
+def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterator[LintFinding]:
+    """Paths of cpp/ that some upstream has already; only upstreams in the cache are asked."""
+    cache = Cache(project.cache)
+    if not paths or not (cache.repo / "HEAD").is_file():
+        return
+    for tag, upstream in lock.upstreams.items():
+        commit = cache.git.resolve(f"{ref_of(tag)}^{{commit}}")
+        if commit is None or cache.git.resolve(f"{commit}^{{tree}}") != upstream.tree:
+            continue
+        listed = cache.git.run("ls-tree", "-r", "-z", "--name-only", commit).stdout.split("\0")
+        for path in sorted(set(listed) & set(paths)):
+            yield LintFinding(
+                f"cpp/{path}", 0, "in-upstream", f"llama.cpp {tag} has {path} already", "choose another name"
+            )

@@ -1,0 +1,101 @@
+"""The tests that series.toml names for a patch: verify's kinds of check by their name, C++ unit tests by theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import get_args
+
+from kvtool import process
+from kvtool.errors import UsageError, VerifyError
+from kvtool.result import CheckOutcome
+from kvtool.tree.series import Patch
+from kvtool.verify.checks import Check, Finding, Kind, failed, finding
+
+CHECK_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(Kind) if kind != "unit")
+PRESET = "apple-metal-release"
+_UNIT_SECONDS = 600.0
+_LOG = 2000  # characters of a failed program's output to keep
+
+
+class _Late(VerifyError):
+    """A unit test that did not come back in time."""
+
+
+def unit_tests(cpp: Path) -> tuple[str, ...]:
+    """The C++ unit tests that cpp/ brings, by the name that ctest has for them."""
+    return tuple(sorted(path.stem for path in (cpp / "tests").glob("test-*.cpp")))
+
+
+def known_tests(cpp: Path) -> tuple[str, ...]:
+    """Every name that an entry of series.toml may give in `tests`."""
+    return (*CHECK_KINDS, *unit_tests(cpp))
+
+
+def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[str]:
+    """What series.toml names for a patch; UsageError for an unknown patch, none named, or one that does not exist."""
+    patch = next((patch for patch in patches if patch.id == patch_id), None)
+    if patch is None:
+        known = ", ".join(patch.id for patch in patches)
+        raise UsageError(f"there is no patch {patch_id!r} in patches/series.toml", next_step=f"known are {known}")
+    if not patch.tests:
+        raise UsageError(
+            f"patches/series.toml names no test for {patch_id!r}",
+            next_step=f"add tests = [...] to its entry, from {', '.join(known_tests(cpp))}; or run kvtool verify",
+        )
+    if unknown := [test for test in patch.tests if test not in known_tests(cpp)]:
+        raise UsageError(f"there is no test {unknown[0]!r}", why=f"{patch_id!r} names it", next_step="kvtool lint")
+    return frozenset(patch.tests)
+
+
+# What each kind of check runs, by build target. The toys that the texts need come from test-llama-archs too.
+_PROGRAMS = {
+    "kv-check": ("test-llama-archs",),
+    "completion": ("test-llama-archs", "llama-completion"),
+    "bench": ("test-llama-archs", "llama-bench"),
+    "server": ("test-llama-archs", "llama-server"),
+}
+
+
+def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
+    """What has to be built for these names; kv-check always, since it also lists the devices."""
+    programs = [name for kind in CHECK_KINDS if kind in kinds for name in _PROGRAMS.get(kind, ())]
+    units = [name for name in unit_tests(cpp) if name in kinds]
+    return tuple(dict.fromkeys(("kv-check", *programs, *units)))
+
+
+def unit(name: str, program: Path) -> Finding:
+    """One C++ unit test; it passes when it ends with exit code 0."""
+    check = Check(f"unit/{name}", "unit", program, group="unit tests", timeout=_UNIT_SECONDS)
+    try:
+        done = process.capture([program], check=False, timeout=check.timeout, error=_Late)
+    except _Late as late:
+        return failed(check, "timeout", late.what, seconds=check.timeout)
+    if done.returncode == 0:
+        return finding(check, CheckOutcome.PASSED, "same", "exit code 0", seconds=done.seconds)
+    log = (done.stdout + done.stderr)[-_LOG:]
+    reason = next((line for line in reversed(log.splitlines()) if line.strip()), "it printed nothing")
+    said = f"exit code {done.returncode}: {reason.strip()}"
+    return failed(check, "unit-fails", said, seconds=done.seconds, details={"log": log})
+
+
+def preset(tree: Path, cmake: Path | None) -> Finding:
+    """Whether CMake can read the tree's presets, and the one for Metal is there (its condition may hide it here)."""
+    check = Check("preset", "preset", tree, group="presets")
+    if cmake is None:
+        return finding(
+            check, CheckOutcome.SKIPPED, "skipped", "cmake is not installed; kvtool doctor says how to get it"
+        )
+    done = process.capture([cmake, "--list-presets"], cwd=tree, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["cmake gave no reason"])[0]
+        return failed(check, "preset-fails", f"cmake cannot read CMakePresets.json: {said}", seconds=done.seconds)
+    if PRESET not in set(_preset_names(tree / "CMakePresets.json")):
+        return failed(check, "preset-fails", f"CMakePresets.json has no preset {PRESET}", seconds=done.seconds)
+    return finding(check, CheckOutcome.PASSED, "same", f"cmake --preset {PRESET} is there", seconds=done.seconds)
+
+
+def _preset_names(file: Path) -> Iterator[str]:
+    for entry in json.loads(file.read_text(encoding="utf-8")).get("configurePresets", []):
+        yield str(entry.get("name"))

@@ -1,0 +1,166 @@
+"""kvtool canary: each step, what it says when one fails, and a key that stays the same while the same is broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.canary.latest import candidates
+from kvtool.canary.report import Breakage, StepName
+from kvtool.commands import verify
+from kvtool.result import CheckOutcome
+from kvtool.verify.checks import Finding
+from kvtool.verify.report import Verified
+from tests.conftest import Tiny, git
+
+
+def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "2026-03-01T00:00:00") -> None:
+    """Another upstream tag, with edits (path, old, new), that the lock does not know."""
+    for path, old, new in edits:
+        file = project.upstream / path
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    git(project.upstream, "-c", f"user.name={tag}", "commit", "-q", "--allow-empty", "-am", tag, "--date", date)
+    git(project.upstream, "tag", tag)
+
+
+@pytest.fixture
+def good(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """The tiny project with a patch more, so that it compiles, and a verify that says what FOUND says."""
+    monkeypatch.setenv("CCACHE_DISABLE", "1")
+    project.add_patch("declare", ("src/a.cpp", "int function_2(", "int grown();\nint function_2("))
+    monkeypatch.setattr(verify, "run", lambda project, _console, options: verified(project, options.mode))
+    return project
+
+
+FAILING: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails() -> None:
+    FAILING.clear()
+
+
+def verified(project: Any, mode: str) -> Verified:
+    found = [Finding(name, "kv-check", "plain", CheckOutcome.FAILED, "differs", "value 7") for name in FAILING]
+    fine = Finding("kv-check/a/fa-on", "kv-check", "plain", CheckOutcome.PASSED, "same")
+    return Verified(project.lock.read_text().split('"')[1], mode, Path("bin"), (), (*found, fine), None, 1.0)
+
+
+def outcomes(ran: Any) -> dict[str, str]:
+    return {step["name"]: step["outcome"] for step in ran.json["steps"]}
+
+
+PASSED = {"fetch": "passed", "rebase": "passed", "build": "passed", "verify": "passed"}
+
+
+def test_all_is_well_on_a_tag_that_the_lock_does_not_know(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
+    release(good, "b100", ("src/b.h", "bool one;", "bool one; // first"))
+    before = good.snapshot()
+    ran = kvtool("canary", "b100", "--json", "--report", tmp_path / "out/canary.json")
+    assert ran.code == 0, ran
+    assert outcomes(ran) == PASSED
+    assert (ran.json["schema"], ran.json["tag"], ran.json["tag_from"], ran.json["locked"]) == (1, "b100", "given", "v1")
+    assert ran.json["tree"] == git(good.upstream, "rev-parse", "b100^{tree}")
+    assert (ran.json["key"], ran.json["breakages"]) == ("", []) and "error" not in ran.json
+    assert [patch["outcome"] for patch in ran.json["patches"]] == ["applied"] * 3
+    assert json.loads((tmp_path / "out/canary.json").read_text()) == ran.json
+    assert good.snapshot() == before and not good.tree.exists()
+
+
+def test_what_is_built_is_the_moved_series(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
+    release(good, "b100", ("src/b.h", "bool one;", "bool one; // first"))
+    assert kvtool("canary", "b100", "--work", tmp_path / "work").code == 0
+    tree = tmp_path / "work/llama.cpp"
+    assert "bool one; // first" in (tree / "src/b.h").read_text() and "bool dynamic;" in (tree / "src/b.h").read_text()
+    state = kvtool("status", "--json", "--project", tmp_path / "work").json
+    assert (state["state"], state["tag"], state["locked"]) == ("clean", "b100", "b100")
+    assert list((tree / "build/cpu-release").glob("liba.*"))
+    assert kvtool("canary", "b100", "--work", tmp_path / "work", "--json").code == 0, "the place can be used again"
+
+
+def test_a_conflict_ends_it_with_exit_3(good: Tiny, kvtool: Any) -> None:
+    release(good, "b100", ("src/a.cpp", "x + 2;", "2 + x;"))
+    ran = kvtool("canary", "b100", "--json")
+    assert ran.code == 3 and outcomes(ran) == {**PASSED, "rebase": "failed", "build": "skipped", "verify": "skipped"}
+    assert ran.json["error"]["next"] == "kvtool rebase b100"
+    (broken,) = ran.json["breakages"]
+    assert (broken["step"], broken["patch"], broken["file"]) == ("rebase", "use", "src/a.cpp")
+    assert "hunk 1 of 1" in broken["what"] and "function_1" in broken["where"]
+    out = kvtool("canary", "b100").out
+    assert ran.json["key"] in out and "use" in out
+
+
+def test_the_key_is_the_breakage_not_the_night(good: Tiny, kvtool: Any) -> None:
+    release(good, "b100", ("src/a.cpp", "x + 2;", "2 + x;"))
+    release(good, "b101", ("src/a.cpp", "// a comment", "// other\n\n// a comment"))
+    release(good, "b102", ("src/b.h", "bool two;", "int two;"), ("src/a.cpp", "2 + x;", "x + 2;"))
+    keys = [kvtool("canary", tag, "--json", "--to", "rebase").json["key"] for tag in ("b100", "b101", "b102")]
+    assert keys[0] == keys[1] != keys[2] and all(keys)
+
+
+def test_a_build_that_fails_is_exit_7_with_the_end_of_its_log(good: Tiny, kvtool: Any) -> None:
+    release(good, "b100", ("src/a.cpp", "x + 5;", "x + nonsense;"))
+    ran = kvtool("canary", "b100", "--json")
+    assert ran.code == 7 and outcomes(ran) == {**PASSED, "build": "failed", "verify": "skipped"}
+    assert "nonsense" in ran.json["steps"][2]["log"] and ran.json["breakages"][0]["step"] == "build"
+    release(good, "b101", ("src/a.cpp", "x + nonsense;", "x + 1 +\n nonsense;"))
+    assert kvtool("canary", "b101", "--json").json["key"] == ran.json["key"]
+
+
+def test_a_check_that_fails_is_exit_8(good: Tiny, kvtool: Any) -> None:
+    release(good, "b100")
+    FAILING.extend(["kv-check/deepseek/fa-on", "kv-check/mamba/fa-on"])
+    ran = kvtool("canary", "b100", "--json")
+    assert ran.code == 8 and outcomes(ran) == {**PASSED, "verify": "failed"}
+    (broken,) = ran.json["breakages"]
+    assert broken["where"] == "kv-check/deepseek/fa-on" and "and 1 more checks" in broken["what"]
+    assert Breakage(StepName.VERIFY, "", "", "kv-check/deepseek/fa-on", "other words").key == ran.json["key"]
+
+
+def test_it_goes_as_far_as_it_is_told(good: Tiny, kvtool: Any) -> None:
+    release(good, "b100")
+    ran = kvtool("canary", "b100", "--to", "rebase", "--json")
+    assert ran.code == 0 and outcomes(ran) == {**PASSED, "build": "skipped", "verify": "skipped"}
+    assert "holds on b100: fetch, rebase" in kvtool("canary", "b100", "--to", "rebase").out
+    assert kvtool("canary", "b100", "--to", "nowhere").code == 2
+
+
+# --- latest -------------------------------------------------------------------------------------------------------
+
+
+def test_the_highest_of_each_scheme() -> None:
+    tags = ["b99", "b100", "b9x", "v0.9.0", "v0.10.0", "v0.10", "gguf-v1", "master-1"]
+    assert candidates(tags) == ("b100", "v0.10.0")
+    assert candidates(["x"]) == ()
+
+
+def test_latest_is_the_youngest_of_them(good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-03-01T00:00:00")
+    release(good, "b100")
+    release(good, "b99")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-03-02T00:00:00")
+    release(good, "v0.9.0")
+    ran = kvtool("canary", "--to", "fetch", "--json")
+    assert (ran.json["tag"], ran.json["tag_from"]) == ("v0.9.0", str(good.upstream))
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-03-03T00:00:00")
+    release(good, "b101")
+    assert kvtool("canary", "latest", "--to", "fetch", "--json").json["tag"] == "b101"
+
+
+def test_latest_without_a_network_is_the_last_of_the_lock(
+    good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kvtool("fetch", "v2").code == 0 and kvtool("fetch", "v1").code == 0
+    monkeypatch.delenv("KVTOOL_UPSTREAM")  # the lock's remote does not exist
+    ran = kvtool("canary", "--to", "fetch", "--json")
+    assert (ran.code, ran.json["tag"], ran.json["tag_from"]) == (0, "v2", "upstream.lock") and ran.json["tag_why"]
+    assert "could not be asked" in kvtool("canary", "--to", "fetch").out
+
+
+def test_a_tag_that_cannot_be_had(good: Tiny, kvtool: Any) -> None:
+    ran = kvtool("canary", "b77", "--json")
+    assert ran.code == 2 and outcomes(ran)["fetch"] == "failed" and ran.json["tree"] == "" and ran.json["key"]
