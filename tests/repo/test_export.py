@@ -395,7 +395,8 @@ def test_killed_export_can_be_run_again(applied: Tiny, kvtool, after: int) -> No
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
     code = (
-        "import os, sys; from kvtool import cli; from kvtool.tree import flowback; real, calls = flowback.put_file, []\n"
+        "import os, sys; from kvtool import cli; from kvtool.tree import flowback\n"
+        "real, calls = flowback.put_file, []\n"
         "def put(path, change):\n"
         f"    if str(path).startswith({str(applied.root)!r} + '/cpp') or '/project/patches' in str(path):\n"
         f"        calls.append(1)\n        if len(calls) > {after}: os._exit(137)\n"
