@@ -148,6 +148,11 @@ class Git:
         done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
+    def blob(self, tree: str, path: str) -> bytes | None:
+        """A file of a tree or commit, None when it is not there."""
+        done = self.run("cat-file", "blob", f"{tree}:{path}", check=False)
+        return done.stdout.encode("utf-8", "surrogateescape") if done.returncode == 0 else None
+
     def _sealed(self, env: Environment | None) -> Environment:
         return sealed_environment({**self._env, **(env or {})})
 

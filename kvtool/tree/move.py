@@ -24,7 +24,7 @@ from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.tree.mailbox import DIFF_FLAGS, FileDiff, parse_diff
 from kvtool.tree.placement import Finding, LineMap, Piece, check, pieces_of, split_lines
-from kvtool.tree.replay import Builder, FailedHunk, failed_hunks, read_blob
+from kvtool.tree.replay import Builder, FailedHunk, failed_hunks
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
 _MAP_FLAGS = (
@@ -144,7 +144,7 @@ def inspect(git: Git, origin: Origin, onto: str, result: str, *, reverse: bool =
     names = _renamed(git, files, onto, result)
     for file in files:
         base, now, after = (
-            split_lines(read_blob(git, tree, path) or b"")
+            split_lines(git.blob(tree, path) or b"")
             for tree, path in ((origin.parent, file.path), (onto, names[file.path]), (result, names[file.path]))
         )
         moved = line_map(git, f"{origin.parent}:{file.path}", f"{onto}:{names[file.path]}")
@@ -207,7 +207,7 @@ def explain(git: Git, origin: Origin, onto: str, hunk: FailedHunk) -> FailedHunk
     piece = next((p for p in pieces_of(file) if p.hunk.number == hunk.number), None) if file else None
     if piece is None:
         return hunk
-    now = read_blob(git, onto, hunk.path)
+    now = git.blob(onto, hunk.path)
     found: Sequence[bytes] = ()
     if now is not None:
         region = line_map(git, f"{origin.parent}:{hunk.path}", f"{onto}:{hunk.path}").region(

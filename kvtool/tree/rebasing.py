@@ -189,8 +189,7 @@ def _markers(file: Path) -> int:
 
 
 def _markers_in(git: Git, commit: str, path: str) -> int:
-    done = git.run("cat-file", "blob", f"{commit}:{path}", check=False)
-    return len(_MARKER.findall(done.stdout.encode("utf-8", "surrogateescape"))) if done.returncode == 0 else 0
+    return len(_MARKER.findall(git.blob(commit, path) or b""))
 
 
 def recover(tree: Path, git: Git, journal: Journal) -> Journal:

@@ -211,19 +211,13 @@ class Trouble:
         at = {(hunk.path, hunk.number) for hunk in failed}
         for file in parse_diff(diff):
             known = [(patch, lines) for patch, path, lines in self._missing if path == file.path]
-            there = set(split_lines(read_blob(git, tree, file.path) or b"")) if known else set()
+            there = set(split_lines(git.blob(tree, file.path) or b"")) if known else set()
             for piece in pieces_of(file):
                 if (file.path, piece.hunk.number) in at or (file.path, 0) in at:
                     needed = set(piece.before) - there
                     if found := next((patch for patch, lines in known if needed & lines), ""):
                         return found
         return ""
-
-
-def read_blob(git: Git, tree: str, path: str) -> bytes | None:
-    """A file of a tree (or commit), None when it is not there."""
-    done = git.run("cat-file", "blob", f"{tree}:{path}", check=False)
-    return done.stdout.encode("utf-8", "surrogateescape") if done.returncode == 0 else None
 
 
 def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool = False) -> PatchReport:
