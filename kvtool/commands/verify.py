@@ -48,7 +48,8 @@ class Options:
 
     @property
     def mode(self) -> str:
-        return "quick" if self.quick else "matrix" if self.matrix else "full"
+        how = "quick" if self.quick else "matrix" if self.matrix else "full"
+        return f"{how}, patch {self.patch}" if self.patch else how
 
     def refuse_contradictions(self) -> None:
         """UsageError for options that make no sense together."""

@@ -20,7 +20,7 @@ from kvtool.gitcmd import EPOCH, IDENTITY_EMAIL, IDENTITY_NAME, Git
 from kvtool.tree.mailbox import FileDiff, Mail, parse_diff
 from kvtool.tree.series import NewFile
 
-_INDEX = re.compile(rb"^index ([0-9a-f]{40})\.\.([0-9a-f]{40}) (100644|100755)$")
+_INDEX = re.compile(rb"^index [0-9a-f]{40}\.\.([0-9a-f]{40}) (100644|100755)$")
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _NAME = re.compile(r"[^\W\d_](?:[\w @+-]*\w)?")  # what git takes as it is; it strips dots and the like at the ends
 _EMAIL = re.compile(r"\w(?:[\w.@+-]*\w)?")
@@ -60,7 +60,7 @@ def build(git: Git, base: str, files: Sequence[NewFile], subject: str, mails: Se
             blobs[part.path] = after
             index = _index(part)
             assert index is not None  # or it would not have been patched
-            changed.append(_modify(index[3].decode(), part.path, after))
+            changed.append(_modify(index[2].decode(), part.path, after))
         commits.append(_commit(mail, changed))
     return _write(git, base, commits, bool(files))
 
@@ -111,9 +111,9 @@ def _index(part: FileDiff) -> re.Match[bytes] | None:
 
 
 def _patched(part: FileDiff, before: bytes) -> bytes | None:
-    """The file after the change, when it is the one that the patch was written against."""
+    """The file after the change, when that is the very file that the patch says it makes."""
     index = _index(part)
-    if index is None or not part.hunks or blob_id(before) != index[1].decode():
+    if index is None or not part.hunks:
         return None
     old, new, at = before.split(b"\n"), list[bytes](), 0
     for hunk in part.hunks:
@@ -129,7 +129,7 @@ def _patched(part: FileDiff, before: bytes) -> bytes | None:
         new += [*old[at:start], *(row[1:] for row in rows if row[:1] != b"-")]
         at = start + len(was)
     after = b"\n".join([*new, *old[at:]])
-    return after if blob_id(after) == index[2].decode() and after != before else None
+    return after if blob_id(after) == index[1].decode() and after != before else None
 
 
 # --- fast-import --------------------------------------------------------------------------------------------------

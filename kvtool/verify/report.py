@@ -84,7 +84,10 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
 
 @dataclass(frozen=True)
 class Verified(Result):
-    """Everything verify found. mode: quick, full or matrix; seconds: of the whole command, build included."""
+    """Everything verify found. mode: quick, full or matrix, and the patch if only its tests ran.
+
+    seconds: of the whole command, build included.
+    """
 
     command: ClassVar[str] = "verify"
 
