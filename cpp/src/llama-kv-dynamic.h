@@ -13,6 +13,15 @@
 // The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
 // alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
 //
+// Where the memory is plain host memory the storage is in place (llama-kv-inplace.h): the layout is the static one, what
+// grows is the set of blocks of cells with pages behind them, each stream on its own. Elsewhere it grows by copy
+// (llama-kv-storage.h), all streams alike.
+//
+// Memory goes back when llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, as llama-kv-growth.h says, and not
+// from within the caches: prepare() removes cells that it puts back. Not while a copy of a stream waits for the next batch,
+// which may be of cells that are free by now. The rows of DSV4 have no cells to be freed: theirs goes with clear() alone.
+// Compute buffers keep the size that they have grown to.
+//
 // Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, which
 // mirrored caches exceed, the wrappers log an error for what is an ordinary growth, and a second prepare() is not the
 // first one again: that of a sliding window purges positions that it does not restore, which changes the bits.
@@ -22,7 +31,10 @@
 //
 // All of it runs on the thread that uses the context.
 
+#include "llama.h"
+
 #include "llama-kv-growth.h"
+#include "llama-kv-inplace.h"
 #include "llama-kv-storage.h"
 
 #include <cstdint>
@@ -33,6 +45,7 @@
 class llama_kv_cache;
 
 struct llama_context;
+struct llama_memory_i;
 struct llama_ubatch;
 
 // per llama_context
@@ -56,8 +69,24 @@ public:
 
     static std::shared_ptr<llama_kv_dynamic> current();
 
+    ~llama_kv_dynamic();
+
+    // when it goes, mem gives back the memory of the cells that were freed meanwhile
+    class release_scope {
+    public:
+        explicit release_scope(const llama_memory_i * mem) : mem(mem) {}
+        ~release_scope();
+
+        release_scope(const release_scope &) = delete;
+        release_scope & operator=(const release_scope &) = delete;
+
+    private:
+        const llama_memory_i * mem;
+    };
+
     bool is_enabled() const;
 
+    // every cache of the context, also one that cannot grow
     void add   (llama_kv_cache * kv);
     void remove(llama_kv_cache * kv);
 
@@ -74,6 +103,9 @@ public:
     // the storage moved or grew: stale graphs here and in the contexts that read it, whose compute buffers have to follow
     void set_moved();
 
+    // true once after the layout of a cache has changed: the compute buffers have to follow
+    bool resized();
+
     // grow all caches to their maximum
     bool grow_max();
 
@@ -84,11 +116,36 @@ public:
     // no graph that was built so far may run again, in any context
     static void drop_graphs();
 
+    // bytes and cells of all caches, and the counters below
+    llama_memory_usage usage() const;
+
+    // a growth in the scope of a timer is counted, with the time that the scope took
+    class timer {
+    public:
+        explicit timer(llama_kv_dynamic & dyn);
+        ~timer();
+
+        timer(const timer &) = delete;
+        timer & operator=(const timer &) = delete;
+
+    private:
+        llama_kv_dynamic & dyn;
+
+        const int64_t  t_start_us;
+        const uint64_t n_resize;
+    };
+
+    // a cache has grown or shrunk, and this many bytes of it were moved
+    void count_grow  (size_t n_bytes_copied);
+    void count_shrink(size_t n_bytes_copied);
+
     // true once after storage moved anywhere in the process: the graphs of this context may have stale addresses
     bool moved();
 
 private:
     llama_context * lctx;
+
+    const llama_memory_i * mem = nullptr; // of lctx, known when it has been created
 
     const bool enabled;
 
@@ -97,8 +154,15 @@ private:
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
     bool is_pending = false;
+    bool is_resized = false;
 
     uint64_t n_moves = 0; // those that moved() has reported
+
+    llama_memory_usage counters = {}; // only the counters are set
+
+    uint64_t n_resize = 0; // growths of single caches
+    bool     is_timed = false;
+    bool     has_shrunk = false; // in the scope at hand, which counts once for all caches
 };
 
 // per llama_kv_cache
@@ -109,6 +173,9 @@ struct llama_kv_dynamic_cache {
     llama_kv_dynamic_cache(const llama_kv_dynamic_cache &) = delete;
     llama_kv_dynamic_cache & operator=(const llama_kv_dynamic_cache &) = delete;
 
+    // n_rows rows of each stream are going to be used, and the last one
+    void set_rows(uint32_t n_rows);
+
     llama_kv_cache * kv;
 
     std::shared_ptr<llama_kv_dynamic> dyn;
@@ -116,14 +183,34 @@ struct llama_kv_dynamic_cache {
     uint32_t n_max; // cells of the static cache
     uint32_t n_pad;
 
-    uint32_t n_cells;    // cells that have storage
+    uint32_t n_cells;    // cells that have storage. n_max: a static cache
     uint32_t n_need = 0; // cells that were given out
 
     // rows are written without a cell being occupied (the compressed caches of DSV4), and the last one is scratch
     bool has_rows = false;
 
-    // created with the first growth, when the tensors exist
+    uint32_t n_rows_used = 0; // of each stream, at most
+
+    // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
+    uint32_t n_peak = 0;
+
+    // by copy: created with the first growth, when the tensors exist
     std::unique_ptr<llama_kv_storage> storage;
+
+    //
+    // in place: n_cells is n_max
+    //
+
+    bool is_inplace = false;
+
+    std::unique_ptr<llama_kv_inplace> inplace; // null before the tensors exist, and without layers
+
+    llama_kv_blocks wanted; // blocks that were given out
+    bool            is_wanted = false;
+
+    // ask for cells [i0, i1) of stream s
+    void want(uint32_t s, uint32_t i0, uint32_t i1);
+    void want(uint32_t i0, uint32_t i1); // of all streams
 };
 
 // the cells that a state can be read into, where llama_kv_cache::state_read_data() has the cells of a static cache

@@ -1,6 +1,7 @@
 #include "llama-kv-storage.h"
 
 #include "llama-impl.h"
+#include "llama-kv-limits.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -10,6 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 bool llama_kv_storage::fail_alloc() {
     const char * LLAMA_KV_DYNAMIC_FAIL = getenv("LLAMA_KV_DYNAMIC_FAIL");
@@ -52,7 +57,19 @@ uint32_t n_live(const std::vector<uint32_t> & n_used, int64_t s, uint32_t n_cell
     return std::min(n_used.at(s), n_cells);
 }
 
-// copy the live cells of src to dst, which is zero and has no fewer cells than src
+// bytes of the live cells of t
+size_t n_bytes_live(const ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used) {
+    const blocks b(t, trans);
+
+    size_t res = 0;
+    for (int64_t s = 0; s < b.n_stream; ++s) {
+        res += b.n_per_stream*n_live(n_used, s, t->ne[1])*b.size_cell;
+    }
+
+    return res;
+}
+
+// copy the live cells of src to dst, which is zero and has room for them
 // ctx holds the temporary views: up to 2 per stream
 void copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used) {
     const blocks b(src, trans);
@@ -243,6 +260,10 @@ size_t llama_kv_storage::n_bytes_cell() const {
     return res;
 }
 
+size_t llama_kv_storage::n_bytes_copied() const {
+    return n_copied;
+}
+
 bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
     GGML_ASSERT(n_cells > n_cells_cur);
 
@@ -264,10 +285,26 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
     }
 
     release_created();
+    trim_host();
 
     n_cells_cur = n_cells;
 
     return true;
+}
+
+void llama_kv_storage::shrink(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
+    GGML_ASSERT(n_cells < n_cells_cur);
+
+    for (auto & l : layers) {
+        if (fail_alloc() || !move_layer(l, n_cells, n_used)) {
+            undo_layer(l, n_cells, n_used);
+        }
+    }
+
+    release_created();
+    trim_host();
+
+    n_cells_cur = n_cells;
 }
 
 bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used) {
@@ -293,6 +330,11 @@ bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector
         ggml_set_name(v, l.v->name);
     }
 
+    // host memory is promised without being there: ask before it is written
+    if (ggml_backend_buft_is_host(buft) && ggml_nbytes(k) + (v ? ggml_nbytes(v) : 0) > llama_kv_limits_available()) {
+        return false;
+    }
+
     ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft) };
     if (!buf) {
         return false;
@@ -302,8 +344,11 @@ bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector
 
     try {
         copy_from(ctx.get(), l.k, k, false, n_used);
+        n_copied += n_bytes_live(l.k, false, n_used);
+
         if (v) {
             copy_from(ctx.get(), l.v, v, v_trans, n_used);
+            n_copied += n_bytes_live(l.v, v_trans, n_used);
         }
 
         if (l.ibuf < 0) {
@@ -344,6 +389,18 @@ void llama_kv_storage::undo_layer(layer & l, uint32_t n_cells, const std::vector
             set_stream_view(l.v_stream[s], l.v, s);
         }
     }
+}
+
+// glibc keeps what was freed, up to some hundred MiB of it
+void llama_kv_storage::trim_host() const {
+#ifdef __GLIBC__
+    for (const auto & l : layers) {
+        if (ggml_backend_buffer_is_host(l.k->buffer)) {
+            malloc_trim(0);
+            return;
+        }
+    }
+#endif
 }
 
 void llama_kv_storage::release_created() {

@@ -50,10 +50,18 @@ public:
     // bytes of K and V data behind one cell index, over all layers and streams
     size_t n_bytes_cell() const;
 
+    // bytes that were copied from one buffer to another so far, also by growths that failed later
+    size_t n_bytes_copied() const;
+
     // grow to n_cells > n_cells(). the first n_used[s] cells of stream s are kept, all others are zero
     // returns false when an allocation fails. nothing has changed then, except that buffers may be others, and larger
     // no compute may be in flight that uses the tensors
     bool try_resize(uint32_t n_cells, const std::vector<uint32_t> & n_used);
+
+    // shrink to n_cells < n_cells(), which hold all live cells
+    // always possible: a layer that finds no memory for a smaller buffer is laid out for the new size inside the one it has
+    // no compute may be in flight that uses the tensors
+    void shrink(uint32_t n_cells, const std::vector<uint32_t> & n_used);
 
     // env: LLAMA_KV_DYNAMIC_FAIL=N fails the N-th allocation of a growth (counted over the process, from 1), N+ that one and
     // all later ones. for tests: the only way to see an allocation fail at a chosen point on a machine with enough memory
@@ -77,6 +85,9 @@ private:
     // all layers have their own buffer: free the ones they were created in
     void release_created();
 
+    // let the C library give freed memory back to the system
+    void trim_host() const;
+
     buffers_t & bufs;
 
     const size_t n_created; // bufs[0, n_created) came with the cache
@@ -84,6 +95,8 @@ private:
     bool created_released = false;
 
     uint32_t n_cells_cur;
+
+    size_t n_copied = 0;
 
     const bool v_trans;
 

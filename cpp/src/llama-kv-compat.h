@@ -1,0 +1,29 @@
+#pragma once
+
+// What the dynamic KV cache (--kv-dynamic) uses and not every upstream that it is built on has. The overload with int is
+// taken where the member is there, the one with long elsewhere.
+
+#include <algorithm>
+#include <cstdint>
+
+// llama_cparams::n_outputs_max: the largest number of outputs in a batch of n_tokens
+template <typename T>
+auto llama_kv_compat_n_outputs(const T & cparams, uint32_t n_tokens, int) -> decltype(uint32_t(cparams.n_outputs_max)) {
+    return std::min<uint32_t>(n_tokens, cparams.n_outputs_max);
+}
+
+template <typename T>
+uint32_t llama_kv_compat_n_outputs(const T &, uint32_t n_tokens, long) {
+    return n_tokens;
+}
+
+// llama_hparams::n_layer_all: layers, those of drafts included
+template <typename T>
+auto llama_kv_compat_n_layer(const T & hparams, int) -> decltype(uint32_t(hparams.n_layer_all)) {
+    return hparams.n_layer_all;
+}
+
+template <typename T>
+uint32_t llama_kv_compat_n_layer(const T & hparams, long) {
+    return hparams.n_layer;
+}
