@@ -18,7 +18,7 @@ from kvtool.project import Project
 from kvtool.tree.mailbox import Mail, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
-GOAL_LINES = 150  # changed lines in upstream's own files; more of them make a rebase conflict more often
+GOAL_LINES = 250  # changed lines in upstream's own files; more of them make a rebase conflict more often
 UPSTREAM_STATUS = ("local", "submitted", "merged", "rejected")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 _KEYS = {"id", "file", "why", "upstream", "from", "until", "tests"}
