@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -185,9 +184,13 @@ class SpanResult(Result):
         return None
 
     def render(self, console: Console) -> None:
-        rows = [(row.tag, *self._cells(row, _short), f"{row.seconds:.1f}") for row in self.rows]
-        title = f"the series of {self.current} moved onto each upstream: hunks applied, of how many where some conflict"
-        console.table(("upstream", *self.ids, ">s"), rows, title=title)
+        """A row per upstream, then what is in the way; which patch has how many hunks is in --markdown and --json."""
+        title = f"the series of {self.current} ({len(self.ids)} patches) moved onto each upstream"
+        console.table(
+            ("upstream", "date", "outcome", ">applied", ">left out", ">in the way", ">hunks", ">s"),
+            [_counts(row) for row in self.rows],
+            title=title,
+        )
         for row in self.rows:
             for report in row.patches:
                 for hunk in report.failed:
@@ -195,11 +198,11 @@ class SpanResult(Result):
             if row.error:
                 console.line(f"  {row.tag}: {row.error}", "red")
 
-    def _cells(self, row: SpanRow, tell: Callable[[PatchReport], str]) -> list[str]:
+    def _cells(self, row: SpanRow) -> list[str]:
         if row.error:
             return [row.outcome, *("" for _ in self.ids[1:])]
         by_id = {report.id: report for report in row.patches}
-        return [tell(by_id[name]) if name in by_id else "" for name in self.ids]
+        return [_cell(by_id[name]) if name in by_id else "" for name in self.ids]
 
     def write_markdown(self, path: Path) -> None:
         """The table for a README. DiskError when the file cannot be written."""
@@ -210,7 +213,7 @@ class SpanResult(Result):
             f"|---|---|{'---|' * len(self.ids)}---:|",
         ]
         for row in self.rows:
-            cells = " | ".join(self._cells(row, _cell))
+            cells = " | ".join(self._cells(row))
             lines.append(f"| {row.tag} | {row.date} | {cells} | {row.seconds:.1f} |")
         try:
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -218,13 +221,13 @@ class SpanResult(Result):
             raise DiskError(f"cannot write {path}", why=str(err)) from err
 
 
-def _short(report: PatchReport) -> str:
-    """One patch on one upstream, as narrow as can be."""
-    if report.outcome == PatchOutcome.CONFLICT:
-        return f"{report.hunks - len(report.failed)}/{report.hunks}"
-    if report.outcome == PatchOutcome.APPLIED:
-        return f"{report.hunks}-" if report.lost else str(report.hunks)
-    return "-" if report.outcome == PatchOutcome.SKIPPED else str(report.outcome)
+def _counts(row: SpanRow) -> tuple[str, ...]:
+    """One upstream in numbers of patches: applied, left out by from/until, in the way (or lossy); and hunks applied."""
+    applied = [p for p in row.patches if p.outcome == PatchOutcome.APPLIED and not p.lost]
+    left_out = sum(p.outcome == PatchOutcome.SKIPPED for p in row.patches)
+    other = len(row.patches) - len(applied) - left_out
+    counts = (len(applied), left_out, other, sum(p.hunks for p in applied))
+    return (row.tag, row.date, row.outcome, *map(str, counts), f"{row.seconds:.1f}")
 
 
 def _cell(report: PatchReport) -> str:
