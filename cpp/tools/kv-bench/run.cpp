@@ -196,6 +196,7 @@ static llama_context_params context_params(const kv_bench_params & params) {
     cparams.n_ubatch        = params.n_ubatch;
     cparams.n_seq_max       = 2;
     cparams.kv_unified      = true; // both sequences in one stream
+    cparams.swa_full        = false; // as the programs have it
     cparams.n_threads       = params.n_threads;
     cparams.n_threads_batch = params.n_threads;
     cparams.flash_attn_type = params.flash_attn;
