@@ -123,11 +123,18 @@ llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
     dyn->remove(kv);
 }
 
+void llama_kv_dynamic_cache::set_rows(uint32_t n_rows) {
+    has_rows    = true;
+    n_rows_used = std::max(n_rows_used, std::min(n_rows, n_max));
+}
+
 //
 // llama_context
 //
 
 bool llama_context::kv_dynamic_grow() {
+    const llama_kv_dynamic::timer timer(*kv_dynamic);
+
     if (!kv_dynamic->grow()) {
         LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
         return false;
@@ -191,8 +198,18 @@ uint32_t llama_kv_cache::dyn_init(uint32_t kv_size) {
         return kv_size;
     }
 
+    if (!cur) {
+        return kv_size;
+    }
+
+    dyn = std::make_unique<llama_kv_dynamic_cache>(this, cur);
+
+    dyn->n_max   = kv_size;
+    dyn->n_pad   = n_pad;
+    dyn->n_cells = kv_size;
+
     // when only measuring (--fit), the maximum is what has to fit
-    if (!cur || !cur->is_enabled() || hparams.no_alloc) {
+    if (!cur->is_enabled() || hparams.no_alloc) {
         return kv_size;
     }
 
@@ -209,10 +226,6 @@ uint32_t llama_kv_cache::dyn_init(uint32_t kv_size) {
 
     LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells\n", __func__, n_start, kv_size);
 
-    dyn = std::make_unique<llama_kv_dynamic_cache>(this, cur);
-
-    dyn->n_max   = kv_size;
-    dyn->n_pad   = n_pad;
     dyn->n_cells = n_start;
 
     return n_start;
@@ -247,7 +260,7 @@ bool llama_kv_cache::dyn_request(uint32_t n_cells) {
 }
 
 void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
-    if (!dyn) {
+    if (!dyn || dyn->n_cells == dyn->n_max) {
         return;
     }
 
@@ -288,7 +301,7 @@ bool llama_kv_dynamic_plan(
 
 bool llama_kv_cache::dyn_request_rows(uint32_t n_rows) {
     if (dyn) {
-        dyn->has_rows = true;
+        dyn->set_rows(n_rows);
     }
 
     return dyn_request(dyn_rows_size(n_rows));
@@ -328,7 +341,7 @@ bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
     }
 
     if (dyn) {
-        dyn->has_rows = true;
+        dyn->set_rows(n_rows);
         n_rows = std::min(dyn_rows_size(n_rows), dyn->n_max);
     }
 
@@ -339,6 +352,8 @@ bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, uint32_t n_cells) {
     if (n_cells <= get_size()) {
         return true;
     }
+
+    const llama_kv_dynamic::timer timer(*dyn->dyn);
 
     // rows that were read but not written yet have offsets in the current layout
     io.flush();
@@ -389,7 +404,10 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
         for (const uint32_t n : { n_next, n_smallest }) {
             LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n);
 
+            const size_t n_copied = dyn->storage->n_bytes_copied();
+
             if (dyn->storage->try_resize(n, n_used)) {
+                dyn->dyn->count_grow(dyn->storage->n_bytes_copied() - n_copied);
                 dyn->n_cells = n;
                 return true;
             }

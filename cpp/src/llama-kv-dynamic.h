@@ -22,6 +22,8 @@
 //
 // All of it runs on the thread that uses the context.
 
+#include "llama.h"
+
 #include "llama-kv-growth.h"
 #include "llama-kv-storage.h"
 
@@ -55,6 +57,7 @@ public:
 
     bool is_enabled() const;
 
+    // every cache of the context, also one that cannot grow
     void add   (llama_kv_cache * kv);
     void remove(llama_kv_cache * kv);
 
@@ -78,6 +81,28 @@ public:
     // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
     void synchronize() const;
 
+    // bytes and cells of all caches, and the counters below
+    llama_memory_usage usage() const;
+
+    // a growth in the scope of a timer is counted, with the time that the scope took
+    class timer {
+    public:
+        explicit timer(llama_kv_dynamic & dyn);
+        ~timer();
+
+        timer(const timer &) = delete;
+        timer & operator=(const timer &) = delete;
+
+    private:
+        llama_kv_dynamic & dyn;
+
+        const int64_t  t_start_us;
+        const uint64_t n_resize;
+    };
+
+    // a cache has grown, and this many bytes of it were moved
+    void count_grow(size_t n_bytes_copied);
+
     // true once after storage moved anywhere in the process: the graphs of this context may have stale addresses
     bool moved();
 
@@ -93,6 +118,11 @@ private:
     bool is_pending = false;
 
     uint64_t n_moves = 0; // those that moved() has reported
+
+    llama_memory_usage counters = {}; // only the counters are set
+
+    uint64_t n_resize = 0; // growths of single caches
+    bool     is_timed = false;
 };
 
 // per llama_kv_cache
@@ -103,6 +133,9 @@ struct llama_kv_dynamic_cache {
     llama_kv_dynamic_cache(const llama_kv_dynamic_cache &) = delete;
     llama_kv_dynamic_cache & operator=(const llama_kv_dynamic_cache &) = delete;
 
+    // n_rows rows of each stream are going to be used
+    void set_rows(uint32_t n_rows);
+
     llama_kv_cache * kv;
 
     std::shared_ptr<llama_kv_dynamic> dyn;
@@ -110,11 +143,13 @@ struct llama_kv_dynamic_cache {
     uint32_t n_max; // cells of the static cache
     uint32_t n_pad;
 
-    uint32_t n_cells;    // cells that have storage
+    uint32_t n_cells;    // cells that have storage. n_max: a static cache
     uint32_t n_need = 0; // cells that were given out
 
     // rows are written without a cell being occupied (the compressed caches of DSV4), and the last one is scratch
     bool has_rows = false;
+
+    uint32_t n_rows_used = 0; // of each stream, at most
 
     // created with the first growth, when the tensors exist
     std::unique_ptr<llama_kv_storage> storage;

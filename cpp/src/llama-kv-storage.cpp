@@ -52,6 +52,18 @@ uint32_t n_live(const std::vector<uint32_t> & n_used, int64_t s, uint32_t n_cell
     return std::min(n_used.at(s), n_cells);
 }
 
+// bytes of the live cells of t
+size_t n_bytes_live(const ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used) {
+    const blocks b(t, trans);
+
+    size_t res = 0;
+    for (int64_t s = 0; s < b.n_stream; ++s) {
+        res += b.n_per_stream*n_live(n_used, s, t->ne[1])*b.size_cell;
+    }
+
+    return res;
+}
+
 // copy the live cells of src to dst, which is zero and has no fewer cells than src
 // ctx holds the temporary views: up to 2 per stream
 void copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used) {
@@ -243,6 +255,10 @@ size_t llama_kv_storage::n_bytes_cell() const {
     return res;
 }
 
+size_t llama_kv_storage::n_bytes_copied() const {
+    return n_copied;
+}
+
 bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
     GGML_ASSERT(n_cells > n_cells_cur);
 
@@ -302,8 +318,11 @@ bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector
 
     try {
         copy_from(ctx.get(), l.k, k, false, n_used);
+        n_copied += n_bytes_live(l.k, false, n_used);
+
         if (v) {
             copy_from(ctx.get(), l.v, v, v_trans, n_used);
+            n_copied += n_bytes_live(l.v, v_trans, n_used);
         }
 
         if (l.ibuf < 0) {

@@ -50,6 +50,9 @@ public:
     // bytes of K and V data behind one cell index, over all layers and streams
     size_t n_bytes_cell() const;
 
+    // bytes that were copied from one buffer to another so far, also by growths that failed later
+    size_t n_bytes_copied() const;
+
     // grow to n_cells > n_cells(). the first n_used[s] cells of stream s are kept, all others are zero
     // returns false when an allocation fails. nothing has changed then, except that buffers may be others, and larger
     // no compute may be in flight that uses the tensors
@@ -84,6 +87,8 @@ private:
     bool created_released = false;
 
     uint32_t n_cells_cur;
+
+    size_t n_copied = 0;
 
     const bool v_trans;
 

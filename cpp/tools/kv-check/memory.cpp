@@ -51,7 +51,6 @@ static int64_t resident_bytes() {
 
 struct memory_log {
     bool     verbose     = false;
-    int64_t  kv_bytes    = 0;
     unsigned cells_start = 0;
     std::string error;
 };
@@ -60,12 +59,6 @@ static void log_callback(ggml_log_level level, const char * text, void * user_da
     memory_log & log = *(memory_log *) user_data;
     if (log.verbose) {
         fputs(text, stderr);
-    }
-    double mib = 0.0;
-    if (const char * str = strstr(text, " KV buffer size =")) {
-        if (sscanf(str, " KV buffer size = %lf MiB", &mib) == 1) {
-            log.kv_bytes += (int64_t) (mib*1024.0*1024.0);
-        }
     }
     if (const char * str = strstr(text, "dynamic KV cache: start = ")) {
         sscanf(str, "dynamic KV cache: start = %u cells", &log.cells_start);
@@ -76,6 +69,15 @@ static void log_callback(ggml_log_level level, const char * text, void * user_da
             log.error.pop_back();
         }
     }
+}
+
+// the fields of llama_memory_usage under their own names, kv_bytes is what is committed
+static void write_usage(json_line & out, const llama_memory_usage & usage) {
+    out.num("kv_bytes", (int64_t) usage.committed);
+    out.num("reserved", (int64_t) usage.reserved).num("committed", (int64_t) usage.committed).num("used", (int64_t) usage.used);
+    out.num("n_cells", usage.n_cells).num("n_cells_max", usage.n_cells_max).num("n_cells_used", usage.n_cells_used);
+    out.num("n_grow", usage.n_grow).num("n_shrink", usage.n_shrink).num("n_bytes_copied", (int64_t) usage.n_bytes_copied);
+    out.num("t_grow_us", usage.t_grow_us).num("t_grow_max_us", usage.t_grow_max_us);
 }
 
 int memory_report(const kv_check_params & params) {
@@ -107,6 +109,8 @@ int memory_report(const kv_check_params & params) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
     const int64_t rss_after = resident_bytes();
 
+    const llama_memory_usage usage = ctx == nullptr ? llama_memory_usage {} : llama_get_memory_usage(ctx);
+
     const char * type_k = ggml_type_name(params.type_k);
     const char * type_v = ggml_type_name(params.type_v);
 
@@ -119,7 +123,7 @@ int memory_report(const kv_check_params & params) {
     out.str("status", ctx != nullptr ? "ok" : model != nullptr ? "context-fails" : "load-fails");
     out.str("reason", ctx != nullptr ? "" : log.error);
     out.num("cells_start", ctx == nullptr ? 0 : log.cells_start > 0 ? (int64_t) log.cells_start : (int64_t) llama_n_ctx_seq(ctx));
-    out.num("kv_bytes", log.kv_bytes);
+    write_usage(out, usage);
     out.num("rss_before", rss_before).num("rss_after", rss_after).num("rss_context", rss_after - rss_before);
     out.real("create_seconds", seconds);
     out.end_object();

@@ -1,0 +1,114 @@
+// Accounting of the memory behind a context: llama_get_memory_usage(), for static and dynamic caches
+
+#include "llama-context.h"
+#include "llama-kv-cache.h"
+#include "llama-kv-dynamic.h"
+#include "llama-memory.h"
+
+#include <algorithm>
+
+static size_t sum(const std::map<ggml_backend_buffer_type_t, size_t> & breakdown) {
+    size_t res = 0;
+
+    for (const auto & [_, size] : breakdown) {
+        res += size;
+    }
+
+    return res;
+}
+
+llama_memory_usage llama_kv_cache::dyn_usage() const {
+    llama_memory_usage res = {};
+
+    // bytes behind one cell of one stream
+    size_t size_cell = 0;
+    for (const auto & layer : layers) {
+        size_cell += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
+    }
+
+    res.n_cells_max = get_size_max()*n_stream;
+    res.n_cells     = get_size()*n_stream;
+
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        res.n_cells_used += dyn && dyn->has_rows ? dyn->n_rows_used : v_cells[s].get_used();
+    }
+
+    res.reserved  = res.n_cells_max*size_cell;
+    res.committed = sum(memory_breakdown());
+    res.used      = res.n_cells_used*size_cell;
+
+    return res;
+}
+
+llama_memory_usage llama_kv_dynamic::usage() const {
+    llama_memory_usage res = counters;
+
+    // what is neither of the caches here is of a fixed size: recurrent states
+    size_t fixed = sum(static_cast<const llama_memory_i *>(lctx->get_memory())->memory_breakdown());
+
+    for (const auto * kv : caches) {
+        const llama_memory_usage cur = kv->dyn_usage();
+
+        res.reserved  += cur.reserved;
+        res.committed += cur.committed;
+        res.used      += cur.used;
+
+        fixed -= std::min(fixed, cur.committed);
+
+        if (cur.n_cells_max > res.n_cells_max) {
+            res.n_cells_max  = cur.n_cells_max;
+            res.n_cells      = cur.n_cells;
+            res.n_cells_used = cur.n_cells_used;
+        }
+    }
+
+    res.reserved  += fixed;
+    res.committed += fixed;
+    res.used      += fixed;
+
+    return res;
+}
+
+//
+// llama_kv_dynamic::timer
+//
+
+llama_kv_dynamic::timer::timer(llama_kv_dynamic & dyn) : dyn(dyn), t_start_us(dyn.is_timed ? -1 : ggml_time_us()), n_resize(dyn.n_resize) {
+    dyn.is_timed = true;
+}
+
+llama_kv_dynamic::timer::~timer() {
+    if (t_start_us < 0) {
+        return; // a part of what is timed already
+    }
+
+    dyn.is_timed = false;
+
+    if (dyn.n_resize == n_resize) {
+        return; // nothing grew
+    }
+
+    const int64_t t_us = ggml_time_us() - t_start_us;
+
+    dyn.counters.n_grow++;
+    dyn.counters.t_grow_us     += t_us;
+    dyn.counters.t_grow_max_us  = std::max(dyn.counters.t_grow_max_us, t_us);
+}
+
+void llama_kv_dynamic::count_grow(size_t n_bytes_copied) {
+    n_resize++;
+
+    counters.n_bytes_copied += n_bytes_copied;
+}
+
+//
+// interface
+//
+
+llama_memory_usage llama_context::memory_usage() const {
+    return memory && kv_dynamic ? kv_dynamic->usage() : llama_memory_usage {};
+}
+
+llama_memory_usage llama_get_memory_usage(const llama_context * ctx) {
+    return ctx->memory_usage();
+}
