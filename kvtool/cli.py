@@ -50,7 +50,7 @@ from kvtool.errors import KvtoolError, UsageError
 from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
-COMMANDS = ("doctor", "fetch", "apply", "status", "build", "verify", "export")
+COMMANDS = ("doctor", "fetch", "apply", "status", "build", "verify", "bench", "export")
 
 EPILOG = "Start: kvtool doctor, then fetch, apply, build, verify. Each command's --help has an example."
 

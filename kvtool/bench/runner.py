@@ -80,14 +80,10 @@ def _too_large(plan: Plan, run: Run) -> str:
     return f"it takes {needed / 2**30:.1f} GiB with headroom and {available / 2**30:.1f} GiB are available"
 
 
-def one(
-    plan: Plan, run: Run, program: Path, model: Path, on_tick: Callable[[], None] | None = None
-) -> Sample:
+def one(plan: Plan, run: Run, program: Path, model: Path, on_tick: Callable[[], None] | None = None) -> Sample:
     """One process. Raises MeasureError when it fails, is too slow or says what is not understood."""
     command: Sequence[str | Path] = plans.argv(plan, run, program, model)
-    done = process.capture(
-        command, env=run.env, check=False, timeout=plan.timeout, error=MeasureError, on_tick=on_tick
-    )
+    done = process.capture(command, env=run.env, check=False, timeout=plan.timeout, error=MeasureError, on_tick=on_tick)
     try:
         doc = json.loads(done.stdout.strip().splitlines()[-1])
         status, reason = str(doc["status"]), str(doc["reason"])

@@ -110,6 +110,4 @@ def parse(doc: Mapping[str, Any]) -> Sample:
 
 def _point(doc: Mapping[str, Any]) -> Point:
     usage = Usage(**{f.name: int(doc["usage"][f.name]) for f in fields(Usage)})
-    return Point(
-        str(doc["name"]), int(doc["depth"]), float(doc["seconds"]), int(doc["rss"]), int(doc["peak"]), usage
-    )
+    return Point(str(doc["name"]), int(doc["depth"]), float(doc["seconds"]), int(doc["rss"]), int(doc["peak"]), usage)

@@ -1,0 +1,166 @@
+"""The bars: what was promised of the dynamic cache, against what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtool.bench import figures
+from kvtool.bench.figures import MIB, Figure
+from kvtool.bench.geometry import CacheModel
+from kvtool.bench.plan import COPY, IN_PLACE, STATIC, Plan
+from kvtool.bench.runner import Measured
+from kvtool.bench.sample import Sample
+
+SLACK = 32  # MiB that a bar in bytes allows for what is not the cache
+_AFTER_CLEAR = 1.4  # of what the live cells need
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure and what it has to be: at least `least` and at most `most` (None: no such bound).
+
+    value, low, high: median, lowest and highest over the repeats, None when it was not measured; met: None then.
+    unit: "" for a ratio; note: what one has to know to read it, or why it was not measured.
+    """
+
+    name: str
+    model: str
+    mode: str
+    value: float | None
+    low: float | None
+    high: float | None
+    least: float | None
+    most: float | None
+    unit: str = ""
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if self.value is None:
+            return None
+        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+
+    @property
+    def bound(self) -> str:
+        """The bar as one reads it: "<= 1.1", "0.99 to 1.01"."""
+        unit = f" {self.unit}" if self.unit else ""
+        if self.least is not None and self.most is not None:
+            return f"{self.least:g} to {self.most:g}{unit}"
+        return f">= {self.least:g}{unit}" if self.least is not None else f"<= {self.most:g}{unit}"
+
+
+def bar(
+    name: str,
+    model: str,
+    mode: str,
+    found: Figure | None,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    unit: str = "",
+    note: str = "",
+) -> Bar:
+    """A bar for a figure that may be missing."""
+    if found is None:
+        return Bar(name, model, mode, None, None, None, least, most, unit, note or "not measured")
+    return Bar(name, model, mode, found.value, found.low, found.high, least, most, unit, note)
+
+
+def bars(plan: Plan, measured: Measured) -> tuple[Bar, ...]:
+    """Every bar for every model, without those against an unpatched build."""
+    out: list[Bar] = []
+    for model in plan.models:
+        side = _Side(plan, model, measured)
+        for mode in (IN_PLACE, COPY):
+            out += [*side.creation(mode), *side.growth(mode), *side.speed(mode), *side.memory(mode)]
+    return tuple(out)
+
+
+class _Side:
+    """The bars of one model."""
+
+    def __init__(self, plan: Plan, model: CacheModel, measured: Measured) -> None:
+        self.plan, self.model = plan, model
+        self.samples = {mode: measured.of(model.name, mode) for mode in (STATIC, COPY, IN_PLACE)}
+        self.why = {(s.model, s.mode): s.why for s in measured.skipped}.get((model.name, STATIC), "")
+
+    def _each(self, mode: str, value: Callable[[Sample], float | None]) -> Figure | None:
+        return figures.figure(v for s in self.samples[mode] if (v := value(s)) is not None)
+
+    def _against_static(self, mode: str, value: Callable[[Sample], float | None]) -> Figure | None:
+        return figures.paired(self.samples[mode], self.samples[STATIC], value)
+
+    def _static_note(self, note: str = "") -> str:
+        return f"static left out: {self.why}" if self.why else note
+
+    def creation(self, mode: str) -> list[Bar]:
+        at = f"at {self.plan.n_ctx} cells, dynamic / static"
+        time = self._against_static(mode, lambda s: s.create_seconds)
+        size = self._against_static(mode, figures.resident)
+        note = self._static_note("with the compute buffers, which both have")
+        return [
+            bar(f"creation time {at}", self.model.name, mode, time, most=0.02, note=self._static_note()),
+            bar(f"resident after creation {at}", self.model.name, mode, size, most=0.005, note=note),
+        ]
+
+    def growth(self, mode: str) -> list[Bar]:
+        cells = self.plan.grown
+        limit, most = ("commit", 1.1) if mode == IN_PLACE else ("memcpy", 1.5)
+        what = "commit of the same pages" if mode == IN_PLACE else "memcpy of what it copied to fresh memory"
+        spent = self._each(mode, lambda s: figures.growth_over_limit(s, cells, limit))
+        out = []
+        if mode == IN_PLACE:
+            copied = self._each(mode, lambda s: _copied(s, cells))
+            out.append(bar(f"bytes copied up to {cells} cells", self.model.name, mode, copied, most=0, unit="MiB"))
+        out.append(bar(f"growth to {cells} cells / {what}", self.model.name, mode, spent, most=most))
+        peak = self._each(mode, _in_mib(figures.peak_over_steady))
+        layer = max((figures.layer_bytes(s, self.model.cell_layers) for s in self.samples[mode]), default=0)
+        allowed = SLACK if mode == IN_PLACE else SLACK + layer / MIB
+        out.append(bar("peak over steady", self.model.name, mode, peak, most=round(allowed, 1), unit="MiB"))
+        return out
+
+    def speed(self, mode: str) -> list[Bar]:
+        out = []
+        for kind, name in (("generate", "generation"), ("prompt", "prompt")):
+            depths = self.plan.speed_depths
+            worst = figures.worst_depth(self.samples[mode], self.samples[STATIC], kind, depths)
+            found, note = (worst[1], f"lowest at {worst[0]}") if worst else (None, self._static_note())
+            title = f"{name} speed at {', '.join(map(str, depths))}, dynamic / static"
+            out.append(bar(title, self.model.name, mode, found, least=0.99, note=note))
+        if mode == IN_PLACE:
+            worst_call = self._each(mode, figures.worst_growth_call)
+            note = "of generated tokens around a growth"
+            title = "worst decode call with a growth / median call"
+            out.append(bar(title, self.model.name, mode, worst_call, most=2, note=note if worst_call else ""))
+        return out
+
+    def memory(self, mode: str) -> list[Bar]:
+        left = self._each(mode, _in_mib(figures.left_after_clear))
+        live = max((figures.live_bytes(s, self.model.cell_bytes) for s in self.samples[mode]), default=0)
+        allowed = round(_AFTER_CLEAR * live / MIB + SLACK, 1)
+        out = [
+            bar("KV resident after clear and one decode", self.model.name, mode, left, most=allowed, unit="MiB"),
+        ]
+        if mode == IN_PLACE:
+            waste = self._each(mode, figures.committed_over_used)
+            out.append(bar("KV committed / used beyond 4096 cells", self.model.name, mode, waste, most=1.4))
+        return out
+
+
+def _copied(sample: Sample, depth: int) -> float | None:
+    point = sample.at(depth)
+    return point.usage.n_bytes_copied / MIB if point else None
+
+
+def _in_mib(value: Callable[[Sample], float | None]) -> Callable[[Sample], float | None]:
+    def converted(sample: Sample) -> float | None:
+        found = value(sample)
+        return None if found is None else found / MIB
+
+    return converted
+
+
+def missed(found: Sequence[Bar]) -> tuple[Bar, ...]:
+    """Those that were measured and not met."""
+    return tuple(b for b in found if b.met is False)

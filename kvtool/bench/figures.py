@@ -1,0 +1,157 @@
+"""Figures out of samples: medians, ratios and their spread. Pure functions; seconds and bytes.
+
+Ratios are made within a repeat and the median of them is taken: the sides of a repeat ran right after one another, so
+whatever else the machine did at that time is in both.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtool.bench.sample import Limit, Sample
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number from several repeats: their median, the lowest and the highest."""
+
+    value: float
+    low: float
+    high: float
+
+
+def figure(values: Iterable[float]) -> Figure | None:
+    """The median and the range; None for no values."""
+    known = sorted(values)
+    return Figure(statistics.median(known), known[0], known[-1]) if known else None
+
+
+def paired(over: Sequence[Sample], under: Sequence[Sample], value: Callable[[Sample], float | None]) -> Figure | None:
+    """over / under, repeat by repeat; repeats where one side has no value, or under has 0, are left out."""
+    both = ((value(a), value(b)) for a, b in zip(over, under, strict=False))
+    return ratio((a, b) for a, b in both if a is not None and b)
+
+
+def ratio(pairs: Iterable[tuple[float, float]]) -> Figure | None:
+    """The first over the second of each pair."""
+    return figure(a / b for a, b in pairs)
+
+
+def seconds_per_token(sample: Sample, kind: str, depth: int) -> float | None:
+    """The median call of that kind (generate, prompt) near a depth, per token."""
+    calls = [c for c in sample.calls if c.kind == kind and depth <= c.depth < depth + 512]
+    return statistics.median(c.seconds / c.n_tokens for c in calls) if calls else None
+
+
+def resident(sample: Sample, name: str = "created", depth: int | None = None) -> float | None:
+    """Resident bytes that the context took; None where that is not known."""
+    point = sample.at(depth) if depth is not None else sample.point(name)
+    if point is None or point.rss < 0 or sample.rss_before < 0:
+        return None
+    return float(point.rss - sample.rss_before)
+
+
+def limit_seconds(limits: Sequence[Limit], name: str, size: int) -> float | None:
+    """How long this machine takes for so many bytes, from the median of what was measured in the same process."""
+    found = next((x for x in limits if x.name == name and x.seconds), None)
+    return statistics.median(found.seconds) / found.bytes * size if found else None
+
+
+def grown_bytes(sample: Sample, depth: int) -> int | None:
+    """Bytes committed between creation and a depth."""
+    created, point = sample.point("created"), sample.at(depth)
+    return point.usage.committed - created.usage.committed if created and point else None
+
+
+def growth_over_limit(sample: Sample, depth: int, name: str) -> float | None:
+    """Time of all growths up to a depth over the limit: memcpy of what they copied, commit of what they added."""
+    point, added = sample.at(depth), grown_bytes(sample, depth)
+    if point is None or added is None:
+        return None
+    limit = limit_seconds(sample.limits, name, point.usage.n_bytes_copied if name == "memcpy" else added)
+    return 1e-6 * point.usage.t_grow_us / limit if limit else None
+
+
+def peak_over_steady(sample: Sample) -> float | None:
+    """The most that was resident while the cache was filled, over what was resident right after; bytes."""
+    peaks = [p.peak - p.rss for p in sample.points if p.name == "depth" and p.rss >= 0 and p.peak >= 0]
+    return float(max(peaks)) if peaks else None
+
+
+def layer_bytes(sample: Sample, cell_layers: int) -> int:
+    """The largest that one layer's K and V got."""
+    return max((p.usage.committed for p in sample.points), default=0) // cell_layers
+
+
+def worst_growth_call(sample: Sample) -> float | None:
+    """The worst generated token with a growth in it, over the median of those just before and after; None: no such."""
+    worst: list[float] = []
+    run: list[float] = []
+    grew: list[float] = []
+    last = -2
+    for call in [c for c in sample.calls if c.kind == "cross"]:
+        if call.depth != last + 1:
+            worst += _over_median(grew, run)
+            run, grew = [], []
+        last = call.depth
+        run.append(call.seconds)
+        if call.n_grow:
+            grew.append(call.seconds)
+    worst += _over_median(grew, run)
+    return max(worst, default=None)
+
+
+def _over_median(grew: Sequence[float], run: Sequence[float]) -> list[float]:
+    return [max(grew) / statistics.median(run)] if grew else []
+
+
+def left_after_clear(sample: Sample) -> float | None:
+    """Resident KV bytes after a clear and one more decode: what was committed before, less what became free.
+
+    Resident memory alone would count the compute buffers, which stay.
+    """
+    deepest = [p for p in sample.points if p.name == "depth"]
+    after = sample.point("after-clear")
+    if not deepest or after is None or after.rss < 0:
+        return None
+    before = deepest[-1]
+    overhead = before.rss - before.usage.committed
+    return float(max(0, after.rss - overhead))
+
+
+def live_bytes(sample: Sample, cell_bytes: int) -> int:
+    """What the cells in use after the clear need."""
+    after = sample.point("after-clear")
+    return after.usage.n_cells_used * cell_bytes if after else 0
+
+
+def committed_over_used(sample: Sample, beyond: int = 4096) -> float | None:
+    """The worst of committed / used bytes at the depths beyond so many cells."""
+    deep = [p.usage for p in sample.points if p.name == "depth" and p.depth > beyond and p.usage.used]
+    return max((u.committed / u.used for u in deep), default=None)
+
+
+def worst_depth(
+    dynamic: Sequence[Sample], static: Sequence[Sample], kind: str, depths: Sequence[int]
+) -> tuple[int, Figure] | None:
+    """Speed of the dynamic side over the static one's at the depth where it is lowest."""
+    found: list[tuple[int, Figure]] = []
+    for depth in depths:
+        # speed is 1 / time: the ratio is the other way round
+        def per_token(sample: Sample, depth: int = depth) -> float | None:
+            return seconds_per_token(sample, kind, depth)
+
+        speed = paired(static, dynamic, per_token)
+        if speed is not None:
+            found.append((depth, speed))
+    return min(found, key=lambda pair: pair[1].value, default=None)
+
+
+def medians(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
+    """The median over repeats; None when no repeat has a value."""
+    known = [v for s in samples if (v := value(s)) is not None]
+    return statistics.median(known) if known else None
