@@ -95,56 +95,70 @@ class _Side:
         return f"static left out: {self.why}" if self.why else note
 
     def creation(self, mode: str) -> list[Bar]:
-        at = f"at {self.plan.n_ctx} cells, dynamic / static"
         time = self._against_static(mode, lambda s: s.create_seconds)
         size = self._against_static(mode, figures.resident)
-        note = self._static_note("with the compute buffers, which both have")
+        at = self._static_note(f"at {self.plan.n_ctx} cells")
+        note = self._static_note(f"at {self.plan.n_ctx} cells, compute buffers of both included")
         return [
-            bar(f"creation time {at}", self.model.name, mode, time, most=0.02, note=self._static_note()),
-            bar(f"resident after creation {at}", self.model.name, mode, size, most=0.005, note=note),
+            bar("creation time / static", self.model.name, mode, time, most=0.02, note=at),
+            bar("resident after creation / static", self.model.name, mode, size, most=0.005, note=note),
         ]
 
     def growth(self, mode: str) -> list[Bar]:
         cells = self.plan.grown
         limit, most = ("commit", 1.1) if mode == IN_PLACE else ("memcpy", 1.5)
-        what = "commit of the same pages" if mode == IN_PLACE else "memcpy of what it copied to fresh memory"
+        what = "commit of as many fresh pages" if mode == IN_PLACE else "memcpy of what it copied into fresh memory"
+        note = f"up to {cells} cells"
         spent = self._each(mode, lambda s: figures.growth_over_limit(s, cells, limit))
         out = []
         if mode == IN_PLACE:
             copied = self._each(mode, lambda s: _copied(s, cells))
-            out.append(bar(f"bytes copied up to {cells} cells", self.model.name, mode, copied, most=0, unit="MiB"))
-        out.append(bar(f"growth to {cells} cells / {what}", self.model.name, mode, spent, most=most))
-        peak = self._each(mode, _in_mib(figures.peak_over_steady))
-        layer = max((figures.layer_bytes(s, self.model.cell_layers) for s in self.samples[mode]), default=0)
+            out.append(bar("bytes copied", self.model.name, mode, copied, most=0, unit="MiB", note=note))
+        out.append(bar(f"growth time / {limit}", self.model.name, mode, spent, most=most, note=f"{note}; {what}"))
+        static = dict(enumerate(self.samples[STATIC]))
+        peaks = (figures.peak_over_steady(s, static.get(i)) for i, s in enumerate(self.samples[mode]))
+        peak = figures.figure(p / MIB for p in peaks if p is not None)
+        layer = max((self._layer(s) for s in self.samples[mode]), default=0)
         allowed = SLACK if mode == IN_PLACE else SLACK + layer / MIB
         out.append(bar("peak over steady", self.model.name, mode, peak, most=round(allowed, 1), unit="MiB"))
         return out
+
+    def _layer(self, sample: Sample) -> int:
+        return figures.layer_bytes(sample, self.model.cell_bytes, self.model.cell_layers)
 
     def speed(self, mode: str) -> list[Bar]:
         out = []
         for kind, name in (("generate", "generation"), ("prompt", "prompt")):
             depths = self.plan.speed_depths
+            shown = ", ".join(map(str, depths))
             worst = figures.worst_depth(self.samples[mode], self.samples[STATIC], kind, depths)
-            found, note = (worst[1], f"lowest at {worst[0]}") if worst else (None, self._static_note())
-            title = f"{name} speed at {', '.join(map(str, depths))}, dynamic / static"
-            out.append(bar(title, self.model.name, mode, found, least=0.99, note=note))
+            found, note = (worst[1], f"the lowest of {shown}: at {worst[0]}") if worst else (None, self._static_note())
+            out.append(bar(f"{name} speed / static", self.model.name, mode, found, least=0.99, note=note))
         if mode == IN_PLACE:
             worst_call = self._each(mode, figures.worst_growth_call)
             note = "of generated tokens around a growth"
-            title = "worst decode call with a growth / median call"
+            title = "worst call with a growth / median"
             out.append(bar(title, self.model.name, mode, worst_call, most=2, note=note if worst_call else ""))
         return out
 
     def memory(self, mode: str) -> list[Bar]:
         left = self._each(mode, _in_mib(figures.left_after_clear))
-        live = max((figures.live_bytes(s, self.model.cell_bytes) for s in self.samples[mode]), default=0)
+        live = max((figures.live_bytes(s) for s in self.samples[mode]), default=0)
         allowed = round(_AFTER_CLEAR * live / MIB + SLACK, 1)
         out = [
-            bar("KV resident after clear and one decode", self.model.name, mode, left, most=allowed, unit="MiB"),
+            bar(
+                "KV resident after clear",
+                self.model.name,
+                mode,
+                left,
+                most=allowed,
+                unit="MiB",
+                note="and one more decode",
+            ),
         ]
         if mode == IN_PLACE:
             waste = self._each(mode, figures.committed_over_used)
-            out.append(bar("KV committed / used beyond 4096 cells", self.model.name, mode, waste, most=1.4))
+            out.append(bar("KV committed / used", self.model.name, mode, waste, most=1.4, note="beyond 4096 cells"))
         return out
 
 

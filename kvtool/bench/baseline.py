@@ -106,13 +106,13 @@ def bars(patched: Sequence[Speed], unpatched: Sequence[Speed], model: str) -> tu
     wanted: tuple[tuple[str, Callable[[Speed], float | None]], ...] = (
         ("prompt speed", lambda s: s.prompt),
         ("generation speed", lambda s: s.generation),
-        (f"creation time at {CONTEXT} cells", lambda s: s.creation),
+        ("creation time", lambda s: s.creation),
     )
     out = []
     for name, value in wanted:
         found = figures.ratio(
             (a, b) for p, u in zip(patched, unpatched, strict=True) if (a := value(p)) and (b := value(u))
         )
-        note = "" if found else "one of the builds has no llama-batched-bench"
-        out.append(bar(f"flag off, patched / unpatched: {name}", model, "off", found, least=0.99, most=1.01, note=note))
+        note = "patched / unpatched" if found else "one of the builds has no llama-batched-bench"
+        out.append(bar(f"flag off: {name}", model, "off", found, least=0.99, most=1.01, note=note))
     return tuple(out)

@@ -10,9 +10,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.sample import Limit, Sample
+from kvtool.bench.sample import Call, Limit, Sample
 
 MIB = 2**20
+NEAR = 512  # tokens beyond a depth that still count as that depth
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,15 @@ def ratio(pairs: Iterable[tuple[float, float]]) -> Figure | None:
 
 
 def seconds_per_token(sample: Sample, kind: str, depth: int) -> float | None:
-    """The median call of that kind (generate, prompt) near a depth, per token."""
-    calls = [c for c in sample.calls if c.kind == kind and depth <= c.depth < depth + 512]
-    return statistics.median(c.seconds / c.n_tokens for c in calls) if calls else None
+    """The fastest call of that kind (generate, prompt) near a depth, per token.
+
+    The fastest: whatever else the machine does makes a call slower, never faster. What growths cost is measured apart.
+    """
+    return min((c.seconds / c.n_tokens for c in _calls(sample, kind, depth)), default=None)
+
+
+def _calls(sample: Sample, kind: str, depth: int) -> list[Call]:
+    return [c for c in sample.calls if c.kind == kind and depth <= c.depth < depth + NEAR]
 
 
 def resident(sample: Sample, name: str = "created", depth: int | None = None) -> float | None:
@@ -76,15 +83,29 @@ def growth_over_limit(sample: Sample, depth: int, name: str) -> float | None:
     return 1e-6 * point.usage.t_grow_us / limit if limit else None
 
 
-def peak_over_steady(sample: Sample) -> float | None:
-    """The most that was resident while the cache was filled, over what was resident right after; bytes."""
-    peaks = [p.peak - p.rss for p in sample.points if p.name == "depth" and p.rss >= 0 and p.peak >= 0]
+def peak_over_steady(sample: Sample, static: Sample | None) -> float | None:
+    """The most that was resident while the cache was filled, over the steady state at the end of each stretch; bytes.
+
+    The steady state is what a static cache of as many bytes as are committed would have: the static side's resident
+    memory at that depth, less its cache. So memory that was freed but not given back to the system counts as peak.
+    Without a static side it is what is resident at the end.
+    """
+    peaks: list[int] = []
+    for point in sample.points:
+        if point.name != "depth" or point.rss < 0 or point.peak < 0:
+            continue
+        other = static.at(point.depth) if static else None
+        if other is None or static is None or other.rss < 0:
+            peaks.append(point.peak - point.rss)
+            continue
+        beside = other.rss - static.rss_before - other.usage.committed
+        peaks.append(point.peak - sample.rss_before - beside - point.usage.committed)
     return float(max(peaks)) if peaks else None
 
 
-def layer_bytes(sample: Sample, cell_layers: int) -> int:
-    """The largest that one layer's K and V got."""
-    return max((p.usage.committed for p in sample.points), default=0) // cell_layers
+def layer_bytes(sample: Sample, cell_bytes: int, cell_layers: int) -> int:
+    """The largest that one layer's K and V got; cell_bytes is of all cell_layers."""
+    return max((p.usage.n_cells for p in sample.points), default=0) * cell_bytes // cell_layers
 
 
 def worst_growth_call(sample: Sample) -> float | None:
@@ -123,10 +144,10 @@ def left_after_clear(sample: Sample) -> float | None:
     return float(max(0, after.rss - overhead))
 
 
-def live_bytes(sample: Sample, cell_bytes: int) -> int:
+def live_bytes(sample: Sample) -> int:
     """What the cells in use after the clear need."""
     after = sample.point("after-clear")
-    return after.usage.n_cells_used * cell_bytes if after else 0
+    return after.usage.used if after else 0
 
 
 def committed_over_used(sample: Sample, beyond: int = 4096) -> float | None:

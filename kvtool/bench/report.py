@@ -71,7 +71,9 @@ class Benched(Result):
 
     def render(self, console: Console) -> None:
         for table in tables(self):
-            console.table(table.columns, table.rows, title=table.title)
+            wide = table.columns[-1] == "note"  # too wide for a terminal; bench.md and --json have it
+            rows = [row[:-1] for row in table.rows] if wide else table.rows
+            console.table(table.columns[:-1] if wide else table.columns, rows, title=table.title)
             console.line()
         for left in self.skipped:
             console.line(f"left out: {left.model} {left.mode}: {left.why}", style="yellow")

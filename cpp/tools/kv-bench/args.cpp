@@ -16,8 +16,8 @@ void kv_bench_usage(const char * prog) {
     printf("  -d,    --depths N,N,...       fill the cache to these depths, in tokens, and measure there (default: none)\n");
     printf("  -ub,   --ubatch-size N        tokens per decode call while filling (default: 512)\n");
     printf("  -n,    --n-gen N              tokens to generate at each depth (default: 16)\n");
-    printf("  -p,    --n-prompt N           tokens of a prompt batch at each depth (default: 128)\n");
-    printf("  -r,    --repeat N             prompt batches at each depth (default: 3)\n");
+    printf("  -p,    --n-prompt N           tokens of a prompt batch at each depth (default: 64)\n");
+    printf("  -r,    --repeat N             prompt batches at each depth (default: 5)\n");
     printf("         --cross N              tokens to generate before and after one growth between two depths (default: 8)\n");
     printf("         --max-gen N            measure speed only up to this depth (default: all)\n");
     printf("         --limit MIB            also measure memcpy and page commits of so many MiB (default: 0, no)\n");

@@ -22,8 +22,8 @@ struct kv_bench_params {
     std::vector<uint32_t> depths; // ascending; empty: only create the context
 
     uint32_t n_gen    = 16;  // tokens generated at each depth, 0: do not measure
-    uint32_t n_prompt = 128; // tokens of a prompt batch at each depth, 0: do not measure
-    uint32_t n_repeat = 3;   // prompt batches at each depth
+    uint32_t n_prompt = 64;  // tokens of a prompt batch at each depth, 0: do not measure
+    uint32_t n_repeat = 5;   // prompt batches at each depth
     uint32_t n_cross  = 8;   // tokens generated before and after a growth between two depths, 0: none
     uint32_t max_gen  = 0;   // deepest depth at which speed is measured, 0: all
 

@@ -72,7 +72,7 @@ int main(int argc, char ** argv) {
     }
 
     const run_result res = bench_run(params);
-    const auto limits = limit_measure(params.limit_bytes, params.chunk_bytes, 3);
+    const auto limits = limit_measure(params.limit_bytes, params.chunk_bytes, 5);
     const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
 
     json_line out;
