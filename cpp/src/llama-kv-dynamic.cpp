@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -22,7 +23,38 @@ static thread_local std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic_cur;
 // growths in this process. not per context, because a context can use the storage of another one
 static std::atomic<uint64_t> n_moves_all { 0 };
 
+// those that are enabled, to be found by their memory
+static std::mutex                      dyn_mutex;
+static std::vector<llama_kv_dynamic *> dyn_all;
+
 llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx, bool enabled) : lctx(lctx), enabled(enabled) {
+}
+
+llama_kv_dynamic::~llama_kv_dynamic() {
+    const std::lock_guard<std::mutex> lock(dyn_mutex);
+    dyn_all.erase(std::remove(dyn_all.begin(), dyn_all.end(), this), dyn_all.end());
+}
+
+llama_kv_dynamic::release_scope::~release_scope() {
+    llama_kv_dynamic * dyn = nullptr;
+    {
+        const std::lock_guard<std::mutex> lock(dyn_mutex);
+        for (auto * cur : dyn_all) {
+            if (cur->mem == mem) {
+                dyn = cur;
+            }
+        }
+    }
+
+    if (!dyn) {
+        return;
+    }
+
+    for (auto * kv : dyn->caches) {
+        kv->dyn_release();
+    }
+
+    dyn->counters.n_shrink += std::exchange(dyn->has_shrunk, false);
 }
 
 llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) {
@@ -30,7 +62,14 @@ llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) {
 }
 
 llama_kv_dynamic::scope::~scope() {
+    const auto dyn = std::move(llama_kv_dynamic_cur);
     llama_kv_dynamic_cur.reset();
+
+    if (dyn->enabled) {
+        const std::lock_guard<std::mutex> lock(dyn_mutex);
+        dyn->mem = dyn->lctx->get_memory();
+        dyn_all.push_back(dyn.get());
+    }
 }
 
 std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic::current() {
@@ -97,11 +136,18 @@ void llama_kv_dynamic::synchronize() const {
 void llama_kv_dynamic::set_moved() {
     n_moves_all.fetch_add(1);
 
+    is_resized = true;
+
     for (const auto & reader : readers) {
         if (const auto dyn = reader.lock()) {
+            dyn->is_resized = true;
             dyn->request();
         }
     }
+}
+
+bool llama_kv_dynamic::resized() {
+    return std::exchange(is_resized, false);
 }
 
 bool llama_kv_dynamic::moved() {
@@ -126,6 +172,32 @@ llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
 void llama_kv_dynamic_cache::set_rows(uint32_t n_rows) {
     has_rows    = true;
     n_rows_used = std::max(n_rows_used, std::min(n_rows, n_max));
+
+    if (inplace) {
+        want(n_max - 1, n_max);
+    }
+}
+
+void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) {
+    if (wanted.empty() || !is_wanted) {
+        wanted = inplace->make_blocks();
+    }
+
+    // whole blocks
+    for (uint32_t i = i0; i < std::min(i1, n_max); i = (i/inplace->n_block() + 1)*inplace->n_block()) {
+        if (!inplace->has(s, i)) {
+            wanted[s][i/inplace->n_block()] = true;
+
+            is_wanted = true;
+            dyn->request();
+        }
+    }
+}
+
+void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) {
+    for (uint32_t s = 0; s < inplace->n_stream(); ++s) {
+        want(s, i0, i1);
+    }
 }
 
 //
@@ -138,6 +210,10 @@ bool llama_context::kv_dynamic_grow() {
     if (!kv_dynamic->grow()) {
         LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
         return false;
+    }
+
+    if (!kv_dynamic->resized()) {
+        return true; // in place
     }
 
     const uint32_t n_seqs    = cparams.n_seq_max;
@@ -186,7 +262,7 @@ bool llama_context::kv_dynamic_grow() {
 // llama_kv_cache
 //
 
-uint32_t llama_kv_cache::dyn_init(uint32_t kv_size) {
+uint32_t llama_kv_cache::dyn_init(uint32_t kv_size, bool offload) {
     const auto cur = llama_kv_dynamic::current();
 
     if (other) {
@@ -224,7 +300,14 @@ uint32_t llama_kv_cache::dyn_init(uint32_t kv_size) {
         return kv_size;
     }
 
-    LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells\n", __func__, n_start, kv_size);
+    dyn->is_inplace = dyn_is_host(offload);
+
+    LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
+            n_start, kv_size, dyn->is_inplace ? "in place" : "by copy");
+
+    if (dyn->is_inplace) {
+        return kv_size;
+    }
 
     dyn->n_cells = n_start;
 
@@ -248,8 +331,15 @@ bool llama_kv_cache::dyn_request(uint32_t n_cells) {
         return true;
     }
 
+    if (dyn->inplace) {
+        dyn->want(0, n_cells);
+        return true; // nothing that a plan contains is going to change
+    }
+
     // a request that cannot be met must not stay pending: decode() would try forever
     n_cells = std::min(n_cells, dyn->n_max);
+
+    dyn->n_peak = std::max(dyn->n_peak, n_cells);
 
     if (n_cells > dyn->n_cells && !layers.empty()) {
         dyn->n_need = std::max(dyn->n_need, n_cells);
@@ -260,7 +350,18 @@ bool llama_kv_cache::dyn_request(uint32_t n_cells) {
 }
 
 void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
-    if (!dyn || dyn->n_cells == dyn->n_max) {
+    if (dyn && dyn->inplace) {
+        for (const auto & sinfo : sinfos) {
+            for (size_t s = 0; s < sinfo.n_stream(); ++s) {
+                for (const uint32_t idx : sinfo.idxs[s]) {
+                    dyn->want(sinfo.strm[s], idx, idx + 1);
+                }
+            }
+        }
+        return;
+    }
+
+    if (!dyn || (dyn->n_cells == dyn->n_max && !dyn->storage)) {
         return;
     }
 
@@ -290,7 +391,8 @@ bool llama_kv_dynamic_plan(
         }
     }
 
-    bool res = window.dyn_request(window.get_size_max());
+    // in place, it has the full size from the start and takes what it needs as any other
+    bool res = window.get_size() == window.get_size_max() || window.dyn_request(window.get_size_max());
 
     for (const auto & [kv, ratio] : rows) {
         res = kv->dyn_request_rows((pos_max + 1)/ratio) && res;
@@ -308,10 +410,20 @@ bool llama_kv_cache::dyn_request_rows(uint32_t n_rows) {
 }
 
 uint32_t llama_kv_cache::dyn_n_rows(uint32_t n_rows) const {
+    if (dyn && dyn->inplace) {
+        return std::min(n_rows, dyn->n_rows_used);
+    }
+
     return dyn && dyn->n_cells < dyn->n_max ? std::min(n_rows, dyn->n_cells - 1) : n_rows;
 }
 
 bool llama_kv_cache::dyn_grow(bool enable) {
+    if (dyn->inplace) {
+        const bool is_wanted = std::exchange(dyn->is_wanted, false);
+
+        return !is_wanted || (enable && dyn_commit());
+    }
+
     const uint32_t n_need = dyn->n_need;
 
     dyn->n_need = 0;
@@ -324,6 +436,14 @@ bool llama_kv_cache::dyn_grow(bool enable) {
 }
 
 bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, const slot_info & sinfo) {
+    if (dyn && dyn->inplace) {
+        dyn_request(slot_info_vec_t { sinfo });
+
+        const llama_kv_dynamic::timer timer(*dyn->dyn);
+
+        return dyn_grow(true);
+    }
+
     uint32_t n_cells = 0;
 
     for (const auto & idxs : sinfo.idxs) {
@@ -343,6 +463,14 @@ bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
     if (dyn) {
         dyn->set_rows(n_rows);
         n_rows = std::min(dyn_rows_size(n_rows), dyn->n_max);
+    }
+
+    if (dyn && dyn->inplace) {
+        dyn->want(0, n_rows);
+
+        const llama_kv_dynamic::timer timer(*dyn->dyn);
+
+        return dyn_grow(true);
     }
 
     return dyn_reserve(io, n_rows);
@@ -368,6 +496,16 @@ bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, uint32_t n_cells) {
     return true;
 }
 
+std::vector<uint32_t> llama_kv_cache::dyn_n_used() const {
+    std::vector<uint32_t> res(n_stream);
+
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        res[s] = dyn->has_rows ? dyn_n_rows(dyn->n_cells) : v_cells[s].used_max_p1();
+    }
+
+    return res;
+}
+
 bool llama_kv_cache::try_resize(uint32_t n_cells) {
     if (n_cells <= get_size()) {
         return true;
@@ -386,10 +524,7 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
             }
         }
 
-        std::vector<uint32_t> n_used(n_stream);
-        for (uint32_t s = 0; s < n_stream; ++s) {
-            n_used[s] = dyn->has_rows ? dyn_n_rows(dyn->n_cells) : v_cells[s].used_max_p1();
-        }
+        const std::vector<uint32_t> n_used = dyn_n_used();
 
         const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() };
 
@@ -409,6 +544,7 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
             if (dyn->storage->try_resize(n, n_used)) {
                 dyn->dyn->count_grow(dyn->storage->n_bytes_copied() - n_copied);
                 dyn->n_cells = n;
+                dyn->n_peak  = n_cells;
                 return true;
             }
 

@@ -13,6 +13,15 @@
 // The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
 // alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
 //
+// Where the memory is plain host memory the storage is in place (llama-kv-inplace.h): the layout is the static one, what
+// grows is the set of blocks of cells with pages behind them, each stream on its own. Elsewhere it grows by copy
+// (llama-kv-storage.h), all streams alike.
+//
+// Memory goes back when llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, as llama-kv-growth.h says, and not
+// from within the caches: prepare() removes cells that it puts back. Not while a copy of a stream waits for the next batch,
+// which may be of cells that are free by now. The rows of DSV4 have no cells to be freed: theirs goes with clear() alone.
+// Compute buffers keep the size that they have grown to.
+//
 // Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, which
 // mirrored caches exceed, the wrappers log an error for what is an ordinary growth, and a second prepare() is not the
 // first one again: that of a sliding window purges positions that it does not restore, which changes the bits.
@@ -25,6 +34,7 @@
 #include "llama.h"
 
 #include "llama-kv-growth.h"
+#include "llama-kv-inplace.h"
 #include "llama-kv-storage.h"
 
 #include <cstdint>
@@ -35,6 +45,7 @@
 class llama_kv_cache;
 
 struct llama_context;
+struct llama_memory_i;
 struct llama_ubatch;
 
 // per llama_context
@@ -55,6 +66,21 @@ public:
 
     static std::shared_ptr<llama_kv_dynamic> current();
 
+    ~llama_kv_dynamic();
+
+    // when it goes, mem gives back the memory of the cells that were freed meanwhile
+    class release_scope {
+    public:
+        explicit release_scope(const llama_memory_i * mem) : mem(mem) {}
+        ~release_scope();
+
+        release_scope(const release_scope &) = delete;
+        release_scope & operator=(const release_scope &) = delete;
+
+    private:
+        const llama_memory_i * mem;
+    };
+
     bool is_enabled() const;
 
     // every cache of the context, also one that cannot grow
@@ -73,6 +99,9 @@ public:
 
     // the storage moved or grew: stale graphs here and in the contexts that read it, whose compute buffers have to follow
     void set_moved();
+
+    // true once after the layout of a cache has changed: the compute buffers have to follow
+    bool resized();
 
     // grow all caches to their maximum
     bool grow_max();
@@ -100,14 +129,17 @@ public:
         const uint64_t n_resize;
     };
 
-    // a cache has grown, and this many bytes of it were moved
-    void count_grow(size_t n_bytes_copied);
+    // a cache has grown or shrunk, and this many bytes of it were moved
+    void count_grow  (size_t n_bytes_copied);
+    void count_shrink(size_t n_bytes_copied);
 
     // true once after storage moved anywhere in the process: the graphs of this context may have stale addresses
     bool moved();
 
 private:
     llama_context * lctx;
+
+    const llama_memory_i * mem = nullptr; // of lctx, known when it has been created
 
     const bool enabled;
 
@@ -116,6 +148,7 @@ private:
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
     bool is_pending = false;
+    bool is_resized = false;
 
     uint64_t n_moves = 0; // those that moved() has reported
 
@@ -123,6 +156,7 @@ private:
 
     uint64_t n_resize = 0; // growths of single caches
     bool     is_timed = false;
+    bool     has_shrunk = false; // in the scope at hand, which counts once for all caches
 };
 
 // per llama_kv_cache
@@ -133,7 +167,7 @@ struct llama_kv_dynamic_cache {
     llama_kv_dynamic_cache(const llama_kv_dynamic_cache &) = delete;
     llama_kv_dynamic_cache & operator=(const llama_kv_dynamic_cache &) = delete;
 
-    // n_rows rows of each stream are going to be used
+    // n_rows rows of each stream are going to be used, and the last one
     void set_rows(uint32_t n_rows);
 
     llama_kv_cache * kv;
@@ -151,8 +185,26 @@ struct llama_kv_dynamic_cache {
 
     uint32_t n_rows_used = 0; // of each stream, at most
 
-    // created with the first growth, when the tensors exist
+    // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
+    uint32_t n_peak = 0;
+
+    // by copy: created with the first growth, when the tensors exist
     std::unique_ptr<llama_kv_storage> storage;
+
+    //
+    // in place: n_cells is n_max
+    //
+
+    bool is_inplace = false;
+
+    std::unique_ptr<llama_kv_inplace> inplace; // null before the tensors exist, and without layers
+
+    llama_kv_blocks wanted; // blocks that were given out
+    bool            is_wanted = false;
+
+    // ask for cells [i0, i1) of stream s
+    void want(uint32_t s, uint32_t i0, uint32_t i1);
+    void want(uint32_t i0, uint32_t i1); // of all streams
 };
 
 // For a memory whose batch plans contain the sizes of its caches (DSV4): ask for what the plans will need.

@@ -22,10 +22,27 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
         return n_cur;
     }
 
-    const uint64_t n_step = n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ?
-        n_cur : LLAMA_KV_GROWTH_STEP_BYTES/std::max<size_t>(n_bytes_cell, 1);
+    const size_t size_cell = std::max<size_t>(n_bytes_cell, 1);
 
-    const uint64_t n_grown = llama_kv_growth_pad(n_cur + n_step, n_pad);
+    const uint64_t n_step =
+        in_place                           ? std::min<uint64_t>(n_cur/8, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
+        n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ? n_cur : LLAMA_KV_GROWTH_STEP_BYTES/size_cell;
+
+    // rounded up: at least 256 cells
+    const uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), n_pad);
 
     return std::max(smallest(n_need), (uint32_t) std::min<uint64_t>(n_max, n_grown));
+}
+
+uint32_t llama_kv_growth::shrink(uint32_t n_cur, uint32_t n_keep, uint32_t n_peak) const {
+    if (in_place) {
+        const uint32_t n_next = std::max(start(), smallest(n_keep));
+        const uint32_t n_free = std::max(2*LLAMA_KV_GROWTH_START, n_cur/4);
+
+        return n_next <= n_cur && n_cur - n_next >= n_free ? n_next : n_cur;
+    }
+
+    const uint32_t n_next = std::max(start(), smallest(n_keep + n_keep/4));
+
+    return n_keep <= n_peak/2 && n_next <= n_cur/2 ? n_next : n_cur;
 }

@@ -10,6 +10,19 @@
 //   - it always gets at least what the batch at hand needs: one growth per batch, not several doublings
 //   - it never exceeds the size of the static cache
 //
+// In place (llama-kv-inplace.h) a growth copies nothing, so it takes small steps: an eighth of what there is, at least 256
+// cells, at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE, which keeps the call that grows short.
+//
+// Memory is given back when cells are freed (llama_memory_seq_rm, _seq_keep, _clear), at once, because an idle server has no
+// later. What goes has to be decoded again to come back, so the work of a growth stays in proportion to that:
+//
+//   - in place, when a quarter of the cells (and 512) can go: all blocks without a cell in use, also in the middle
+//   - by copy, when half of the cells can go, and the cells in use have become half of what they were since the last resize:
+//     down to the cells in use and a quarter. A step of 1 GiB that was just taken is not given back for a few removed cells
+//   - never below the start
+//
+// A chat that removes its last tokens and adds others frees less than that.
+//
 // Rejected: a fixed step of 256 cells (the number of copied bytes is quadratic in the context length), doubling all the
 // way (at 8 GiB the last doubling holds 4 GiB that may never be used).
 
@@ -20,11 +33,14 @@ static constexpr uint32_t LLAMA_KV_GROWTH_START      = 256;
 static constexpr uint32_t LLAMA_KV_GROWTH_DOUBLE_MAX = 4096;
 static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES = size_t(1) << 30;
 
+static constexpr size_t LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE = size_t(32) << 20;
+
 // all sizes are in cells
 struct llama_kv_growth {
     uint32_t n_max; // size of the static cache, the storage never exceeds it
     uint32_t n_pad; // the storage is a multiple of this, unless it is n_max. 0 counts as 1
-    size_t   n_bytes_cell; // bytes of K and V data behind one cell, over all layers and streams
+    size_t   n_bytes_cell; // bytes of K and V data behind one cell, over all layers and streams that grow with it
+    bool     in_place = false; // nothing is copied
 
     // cells to start with
     uint32_t start() const;
@@ -34,4 +50,8 @@ struct llama_kv_growth {
 
     // the storage to grow to from n_cur cells, so that it holds n_need cells. never less than n_cur
     uint32_t next(uint32_t n_cur, uint32_t n_need) const;
+
+    // the storage to shrink to from n_cur cells when n_keep of them have to stay. n_cur when it is not worth it
+    // n_peak: the most that had to stay since the last resize
+    uint32_t shrink(uint32_t n_cur, uint32_t n_keep, uint32_t n_peak) const;
 };

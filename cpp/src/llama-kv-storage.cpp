@@ -64,7 +64,7 @@ size_t n_bytes_live(const ggml_tensor * t, bool trans, const std::vector<uint32_
     return res;
 }
 
-// copy the live cells of src to dst, which is zero and has no fewer cells than src
+// copy the live cells of src to dst, which is zero and has room for them
 // ctx holds the temporary views: up to 2 per stream
 void copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used) {
     const blocks b(src, trans);
@@ -284,6 +284,20 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
     n_cells_cur = n_cells;
 
     return true;
+}
+
+void llama_kv_storage::shrink(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
+    GGML_ASSERT(n_cells < n_cells_cur);
+
+    for (auto & l : layers) {
+        if (fail_alloc() || !move_layer(l, n_cells, n_used)) {
+            undo_layer(l, n_cells, n_used);
+        }
+    }
+
+    release_created();
+
+    n_cells_cur = n_cells;
 }
 
 bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used) {

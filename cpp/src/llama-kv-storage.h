@@ -58,6 +58,11 @@ public:
     // no compute may be in flight that uses the tensors
     bool try_resize(uint32_t n_cells, const std::vector<uint32_t> & n_used);
 
+    // shrink to n_cells < n_cells(), which hold all live cells
+    // always possible: a layer that finds no memory for a smaller buffer is laid out for the new size inside the one it has
+    // no compute may be in flight that uses the tensors
+    void shrink(uint32_t n_cells, const std::vector<uint32_t> & n_used);
+
     // env: LLAMA_KV_DYNAMIC_FAIL=N fails the N-th allocation of a growth (counted over the process, from 1), N+ that one and
     // all later ones. for tests: the only way to see an allocation fail at a chosen point on a machine with enough memory
     static bool fail_alloc();

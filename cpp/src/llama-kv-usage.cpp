@@ -27,7 +27,7 @@ llama_memory_usage llama_kv_cache::dyn_usage() const {
     }
 
     res.n_cells_max = get_size_max()*n_stream;
-    res.n_cells     = get_size()*n_stream;
+    res.n_cells     = dyn && dyn->inplace ? dyn->inplace->n_cells(dyn->inplace->blocks()) : get_size()*n_stream;
 
     for (uint32_t s = 0; s < n_stream; ++s) {
         res.n_cells_used += dyn && dyn->has_rows ? dyn->n_rows_used : v_cells[s].get_used();
@@ -42,6 +42,8 @@ llama_memory_usage llama_kv_cache::dyn_usage() const {
 
 llama_memory_usage llama_kv_dynamic::usage() const {
     llama_memory_usage res = counters;
+
+    res.n_shrink += has_shrunk;
 
     // what is neither of the caches here is of a fixed size: recurrent states
     size_t fixed = sum(static_cast<const llama_memory_i *>(lctx->get_memory())->memory_breakdown());
@@ -97,6 +99,12 @@ llama_kv_dynamic::timer::~timer() {
 
 void llama_kv_dynamic::count_grow(size_t n_bytes_copied) {
     n_resize++;
+
+    counters.n_bytes_copied += n_bytes_copied;
+}
+
+void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {
+    has_shrunk = true;
 
     counters.n_bytes_copied += n_bytes_copied;
 }

@@ -1,0 +1,338 @@
+// What llama_kv_cache does where its storage is in place, and giving memory back, in place or by copy
+
+#include "llama-impl.h"
+#include "llama-kv-cache.h"
+#include "llama-kv-dynamic.h"
+#include "llama-model.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+// cells in a block: the attention window is padded to 256 cells (llama_kv_cache::get_n_kv)
+static uint32_t dyn_n_block(uint32_t n_pad) {
+    return LLAMA_KV_GROWTH_START*std::max(n_pad, 1u);
+}
+
+// the blocks that are always there
+static llama_kv_blocks dyn_blocks_start(const llama_kv_inplace & inplace) {
+    auto res = inplace.make_blocks();
+
+    for (auto & stream : res) {
+        stream[0] = true;
+    }
+
+    return res;
+}
+
+bool llama_kv_cache::dyn_is_host(bool offload) const {
+    const char * LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
+    if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "copy") == 0) {
+        return false;
+    }
+
+    // one layout for all layers: a single one on a device and all of them grow by copy
+    for (uint32_t il = 0; offload && il < hparams.n_layer_all; ++il) {
+        if (hparams.has_kv(il) && ggml_backend_dev_buffer_type(model.dev_layer(il)) != ggml_backend_cpu_buffer_type()) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+ggml_backend_buffer_t llama_kv_cache::dyn_alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    if (!dyn || !dyn->is_inplace) {
+        return ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+    }
+
+    std::vector<llama_kv_inplace::tensor> tensors;
+    for (const auto & layer : layers) {
+        tensors.push_back({ layer.k, false });
+        if (layer.v) {
+            tensors.push_back({ layer.v, v_trans });
+        }
+    }
+
+    dyn->inplace = llama_kv_inplace::create(ctx, tensors, dyn_n_block(n_pad));
+    if (!dyn->inplace) {
+        LLAMA_LOG_WARN("%s: no address range for the full KV cache, it grows by copy\n", __func__);
+        dyn_to_copy(ctx);
+
+        return ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+    }
+
+    if (!dyn->inplace->assign(dyn_blocks_start(*dyn->inplace))) {
+        ggml_backend_buffer_free(dyn->inplace->buffer());
+        return nullptr;
+    }
+
+    LLAMA_LOG_INFO("%s: KV memory reserved = %8.2f MiB, committed = %8.2f MiB\n", __func__,
+            ggml_backend_buffer_get_size(dyn->inplace->buffer())/1024.0/1024.0, dyn->inplace->n_bytes_committed()/1024.0/1024.0);
+
+    return dyn->inplace->buffer();
+}
+
+// the tensors have no memory yet: give them the size that a cache that grows by copy starts with
+void llama_kv_cache::dyn_to_copy(ggml_context * ctx) {
+    dyn->is_inplace = false;
+    dyn->n_cells    = llama_kv_growth { dyn->n_max, dyn->n_pad, 0 }.start();
+
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        const size_t i_stream = t->view_src ? t->view_offs/t->nb[2] : 0;
+
+        t->ne[1] = dyn->n_cells;
+        t->nb[2] = t->nb[1]*t->ne[1];
+        t->nb[3] = t->nb[2]*t->ne[2];
+
+        t->view_offs = i_stream*t->nb[2];
+    }
+}
+
+// a block that was given out gets its pages, and the last run of them some more, as the growth policy says
+bool llama_kv_cache::dyn_commit() {
+    auto & inplace = *dyn->inplace;
+
+    const auto unite = [](llama_kv_blocks a, const llama_kv_blocks & b) {
+        for (size_t s = 0; s < a.size(); ++s) {
+            for (size_t ib = 0; ib < a[s].size(); ++ib) {
+                a[s][ib] = a[s][ib] || b[s][ib];
+            }
+        }
+        return a;
+    };
+
+    size_t size_cell = 0;
+    for (const auto & layer : layers) {
+        size_cell += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
+    }
+
+    const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, size_cell, true };
+
+    auto ahead = dyn->wanted;
+    for (auto & stream : ahead) {
+        size_t i1 = stream.size();
+        while (i1 > 0 && !stream[i1 - 1]) {
+            i1--;
+        }
+
+        size_t i0 = i1;
+        while (i0 > 0 && stream[i0 - 1]) {
+            i0--;
+        }
+
+        if (i0 < i1) {
+            const uint32_t n_block = inplace.n_block();
+            const uint32_t n_next  = growth.next(std::min<uint32_t>(i0*n_block, dyn->n_max), std::min<uint32_t>(i1*n_block, dyn->n_max));
+            for (size_t ib = i1; ib*n_block < n_next; ++ib) {
+                stream[ib] = true;
+            }
+        }
+    }
+
+    const uint32_t n_cur      = inplace.n_cells(inplace.blocks());
+    const auto     smallest   = unite(inplace.blocks(), dyn->wanted);
+    const auto     next       = unite(smallest, ahead);
+
+    for (const auto & blocks : { next, smallest }) {
+        const uint32_t n = inplace.n_cells(blocks);
+
+        LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, n_cur, n);
+
+        if (inplace.assign(blocks)) {
+            dyn->dyn->count_grow(0);
+            return true;
+        }
+
+        LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, n);
+
+        if (blocks == smallest) {
+            break;
+        }
+    }
+
+    return false;
+}
+
+size_t llama_kv_cache::dyn_buffer_size(ggml_backend_buffer_t buf) const {
+    return dyn && dyn->inplace ? dyn->inplace->n_bytes_committed() : ggml_backend_buffer_get_size(buf);
+}
+
+bool llama_kv_cache::dyn_clear(llama_seq_id seq_id) {
+    if (!dyn) {
+        return false;
+    }
+
+    if (seq_id < 0) {
+        dyn->n_rows_used = 0;
+    }
+
+    if (!dyn->inplace) {
+        return false;
+    }
+
+    dyn->dyn->synchronize();
+
+    const uint32_t n_cur = dyn->inplace->n_cells(dyn->inplace->blocks());
+
+    auto gone = dyn->inplace->make_blocks();
+    auto rest = dyn->inplace->blocks();
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        if (seq_id < 0 || s == (uint32_t) seq_id) {
+            std::swap(gone[s], rest[s]);
+        }
+    }
+
+    if (seq_id >= 0) {
+        // pages that these cells share with those of another stream stay
+        dyn->inplace->set_zero(gone);
+    }
+
+    // pages that come back are zero. should they not come back: the next batch asks for them
+    dyn->inplace->assign(rest);
+
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        rest[s][0] = true;
+    }
+    dyn->inplace->assign(rest);
+
+    if (dyn->inplace->n_cells(rest) < n_cur) {
+        dyn->dyn->count_shrink(0);
+    }
+
+    return true;
+}
+
+bool llama_kv_cache::dyn_copy_stream(uint32_t ssrc, uint32_t sdst) {
+    if (!dyn || !dyn->inplace) {
+        return false;
+    }
+
+    if (!dyn->inplace->copy_stream(ssrc, sdst)) {
+        LLAMA_LOG_ERROR("%s: not enough memory to copy a sequence, it is removed\n", __func__);
+
+        v_cells[sdst].reset();
+        v_heads[sdst] = 0;
+    }
+
+    return true;
+}
+
+llama_kv_cache::row_ranges llama_kv_cache::dyn_shift_rows() const {
+    row_ranges res;
+
+    if (hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
+        return res;
+    }
+
+    if (!dyn || !dyn->inplace) {
+        res.emplace_back(0, (int64_t) get_size()*n_stream);
+        return res;
+    }
+
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        for (const auto & [i0, i1] : dyn->inplace->runs(s)) {
+            const int64_t ir = (int64_t) s*get_size() + i0;
+
+            if (!res.empty() && res.back().first + res.back().second == ir) {
+                res.back().second += i1 - i0;
+            } else {
+                res.emplace_back(ir, i1 - i0);
+            }
+        }
+    }
+
+    return res;
+}
+
+//
+// give memory back
+//
+
+void llama_kv_cache::dyn_release() {
+    // copies of streams that are still to be done can be of cells that are free by now
+    if (!sc_info.empty() || (dyn->has_rows && dyn->n_rows_used > 0)) {
+        return;
+    }
+
+    if (dyn->inplace) {
+        dyn_release_blocks();
+        return;
+    }
+
+    if (!dyn->storage) {
+        return;
+    }
+
+    const std::vector<uint32_t> n_used = dyn_n_used();
+
+    const uint32_t n_keep = *std::max_element(n_used.begin(), n_used.end());
+    const uint32_t n_next = llama_kv_growth { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() }.shrink(dyn->n_cells, n_keep, dyn->n_peak);
+
+    if (n_next >= dyn->n_cells) {
+        return;
+    }
+
+    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n_next);
+
+    const size_t n_copied = dyn->storage->n_bytes_copied();
+
+    dyn->dyn->synchronize();
+    dyn->dyn->set_moved();
+    dyn->storage->shrink(n_next, n_used);
+    dyn->dyn->count_shrink(dyn->storage->n_bytes_copied() - n_copied);
+
+    dyn->n_cells = n_next;
+    dyn->n_need  = 0;
+    dyn->n_peak  = n_keep;
+}
+
+void llama_kv_cache::dyn_release_blocks() {
+    auto & inplace = *dyn->inplace;
+
+    const llama_kv_growth growth = { dyn->n_max*n_stream, dyn->n_pad, 0, true };
+
+    const uint32_t n_cur = inplace.n_cells(inplace.blocks());
+
+    uint32_t n_used = 0;
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        n_used += v_cells[s].get_used();
+    }
+
+    // before the cells are looked at one by one: even if the cells in use were all next to each other
+    if (growth.shrink(n_cur, n_used, n_cur) == n_cur) {
+        return;
+    }
+
+    auto keep = dyn_blocks_start(inplace);
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        const uint32_t n = v_cells[s].used_max_p1();
+        for (uint32_t i = 0; i < n; ++i) {
+            if (!v_cells[s].is_empty(i)) {
+                keep[s][i/inplace.n_block()] = true;
+            }
+        }
+    }
+
+    // what was given out but not committed stays so: such a cell has nothing in it
+    for (uint32_t s = 0; s < n_stream; ++s) {
+        for (uint32_t ib = 0; ib < inplace.n_blocks(); ++ib) {
+            keep[s][ib] = keep[s][ib] && inplace.blocks()[s][ib];
+        }
+    }
+
+    const uint32_t n_keep = inplace.n_cells(keep);
+    if (growth.shrink(n_cur, n_keep, n_cur) == n_cur) {
+        return;
+    }
+
+    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, n_cur, n_keep);
+
+    dyn->dyn->synchronize();
+
+    inplace.assign(keep);
+    dyn->dyn->count_shrink(0);
+}

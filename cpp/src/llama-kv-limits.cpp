@@ -1,0 +1,143 @@
+#include "llama-kv-limits.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#ifdef __linux__
+
+namespace {
+
+// SIZE_MAX if the file does not hold a number: "max" in cgroup v2
+size_t read_number(const std::string & path) {
+    std::ifstream file(path);
+    std::string   word;
+
+    if (!(file >> word) || word.find_first_not_of("0123456789") != std::string::npos) {
+        return SIZE_MAX;
+    }
+
+    return (size_t) strtoull(word.c_str(), nullptr, 10);
+}
+
+// the sum of these keys in a file with lines "key value" or "key: value kB", 0 where they are missing
+size_t read_keys(const std::string & path, const std::initializer_list<const char *> keys, size_t unit) {
+    std::ifstream file(path);
+    std::string   line;
+
+    size_t res = 0;
+
+    while (std::getline(file, line)) {
+        std::istringstream words(line);
+        std::string key;
+        size_t      val = 0;
+
+        words >> key >> val;
+        for (const char * k : keys) {
+            if (key == k) {
+                res += val*unit;
+            }
+        }
+    }
+
+    return res;
+}
+
+// what a cgroup has left, the page cache included that it would give up. SIZE_MAX: no limit
+size_t cgroup_left(const std::string & dir, const char * name_max, const char * name_cur, const char * prefix) {
+    const size_t max = read_number(dir + "/" + name_max);
+    const size_t cur = read_number(dir + "/" + name_cur);
+
+    if (max == SIZE_MAX || cur == SIZE_MAX) {
+        return SIZE_MAX;
+    }
+
+    const std::string active   = std::string(prefix) + "active_file";
+    const std::string inactive = std::string(prefix) + "inactive_file";
+
+    const size_t cache = read_keys(dir + "/memory.stat", { active.c_str(), inactive.c_str() }, 1);
+    const size_t held  = cur - std::min(cur, cache);
+
+    return max - std::min(max, held);
+}
+
+// a limit of any cgroup above counts as well
+// in a container the path can be that of the host, and what is mounted is the cgroup itself: the last round looks there
+size_t cgroups_left(const std::string & mount, std::string path, const char * name_max, const char * name_cur, const char * prefix) {
+    size_t res = SIZE_MAX;
+
+    while (true) {
+        if (path == "/") {
+            path.clear();
+        }
+
+        res = std::min(res, cgroup_left(mount + path, name_max, name_cur, prefix));
+        if (path.empty()) {
+            return res;
+        }
+
+        path.resize(path.find_last_of('/') == std::string::npos ? 0 : path.find_last_of('/'));
+    }
+}
+
+} // namespace
+
+size_t llama_kv_limits_available(const std::string & root) {
+    size_t res = SIZE_MAX;
+
+    const std::string meminfo = root + "/proc/meminfo";
+
+    if (const size_t total = read_keys(meminfo, { "MemAvailable:" }, 1024)) {
+        res = total + read_keys(meminfo, { "SwapFree:" }, 1024);
+    }
+
+    // lines "id:controllers:path", v2 has no controllers
+    std::ifstream file(root + "/proc/self/cgroup");
+    std::string   line;
+
+    while (std::getline(file, line)) {
+        const size_t i0 = line.find(':');
+        const size_t i1 = line.find(':', i0 + 1);
+        if (i0 == std::string::npos || i1 == std::string::npos) {
+            continue;
+        }
+
+        const std::string controllers = "," + line.substr(i0 + 1, i1 - i0 - 1) + ",";
+        const std::string path        = line.substr(i1 + 1);
+
+        if (controllers == ",,") {
+            res = std::min(res, cgroups_left(root + "/sys/fs/cgroup", path, "memory.max", "memory.current", ""));
+        } else if (controllers.find(",memory,") != std::string::npos) {
+            res = std::min(res, cgroups_left(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"));
+        }
+    }
+
+    return res;
+}
+
+bool llama_kv_limits_huge_pages_always() {
+    std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+    std::string   line;
+
+    return std::getline(file, line) && line.find("[always]") != std::string::npos;
+}
+
+#else
+
+size_t llama_kv_limits_available(const std::string & root) {
+    (void) root;
+
+    return SIZE_MAX;
+}
+
+bool llama_kv_limits_huge_pages_always() {
+    return false;
+}
+
+#endif
+
+size_t llama_kv_limits_available() {
+    return llama_kv_limits_available("");
+}

@@ -1,0 +1,311 @@
+#include "llama-kv-pages.h"
+
+#include "llama-kv-limits.h"
+#include "llama-kv-storage.h"
+
+#include <algorithm>
+#include <cstring>
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+#else
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#endif
+
+#ifdef __linux__
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 // since Linux 5.14, and in few headers
+#endif
+#endif
+
+//
+// llama_kv_page_set
+//
+
+llama_kv_page_set::llama_kv_page_set(size_t n_pages) : n_pages(n_pages), bits((n_pages + 63)/64, 0) {
+}
+
+void llama_kv_page_set::add(size_t i0, size_t i1) {
+    i1 = std::min(i1, n_pages);
+
+    while (i0 < i1) {
+        const size_t   ib = i0 % 64;
+        const size_t   n  = std::min(i1 - i0, 64 - ib);
+        const uint64_t m  = n == 64 ? ~uint64_t(0) : ((uint64_t(1) << n) - 1) << ib;
+
+        bits[i0/64] |= m;
+
+        i0 += n;
+    }
+}
+
+bool llama_kv_page_set::has(size_t i) const {
+    return i < n_pages && (bits[i/64] >> i % 64 & 1) != 0;
+}
+
+size_t llama_kv_page_set::count() const {
+    size_t res = 0;
+
+    for (uint64_t word : bits) {
+        for (; word; word &= word - 1) {
+            res++;
+        }
+    }
+
+    return res;
+}
+
+std::vector<std::pair<size_t, size_t>> llama_kv_page_set::diff(const llama_kv_page_set & a, const llama_kv_page_set & b) {
+    std::vector<std::pair<size_t, size_t>> res;
+
+    for (size_t iw = 0; iw < a.bits.size(); ++iw) {
+        const uint64_t word = a.bits[iw] & ~b.bits[iw];
+        if (!word) {
+            continue;
+        }
+
+        const size_t i0 = 64*iw;
+
+        if (word == ~uint64_t(0)) {
+            if (!res.empty() && res.back().second == i0) {
+                res.back().second = i0 + 64;
+            } else {
+                res.emplace_back(i0, i0 + 64);
+            }
+            continue;
+        }
+
+        for (size_t ib = 0; ib < 64; ++ib) {
+            if (!(word >> ib & 1)) {
+                continue;
+            }
+            if (!res.empty() && res.back().second == i0 + ib) {
+                res.back().second++;
+            } else {
+                res.emplace_back(i0 + ib, i0 + ib + 1);
+            }
+        }
+    }
+
+    return res;
+}
+
+//
+// the system
+//
+
+namespace {
+
+#ifdef _WIN32
+
+char * sys_reserve(size_t size) {
+    return (char *) VirtualAlloc(nullptr, size, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+}
+
+void sys_free(char * base, size_t size) {
+    (void) size;
+    VirtualFree(base, 0, MEM_RELEASE);
+}
+
+bool sys_populate(char * addr, size_t size, bool & failed) {
+    (void) addr;
+    (void) size;
+    (void) failed;
+    return false;
+}
+
+void sys_discard(char * addr, size_t size) {
+    if (!VirtualFree(addr, size, MEM_DECOMMIT) || !VirtualAlloc(addr, size, MEM_COMMIT, PAGE_READWRITE)) {
+        memset(addr, 0, size);
+    }
+}
+
+#else
+
+char * sys_reserve(size_t size) {
+#ifdef MAP_NORESERVE
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+#else
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#endif
+
+    void * res = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (res == MAP_FAILED) {
+        return nullptr;
+    }
+
+#ifdef __linux__
+    if (llama_kv_limits_huge_pages_always()) {
+        madvise(res, size, MADV_NOHUGEPAGE);
+    }
+#endif
+
+    return (char *) res;
+}
+
+void sys_free(char * base, size_t size) {
+    munmap(base, size);
+}
+
+// false: not possible here, true: done
+// sets failed when there is no memory
+bool sys_populate(char * addr, size_t size, bool & failed) {
+#ifdef __linux__
+    while (madvise(addr, size, MADV_POPULATE_WRITE) != 0) {
+        if (errno == EINTR || errno == EAGAIN) {
+            continue;
+        }
+        if (errno == EINVAL) {
+            return false;
+        }
+
+        failed = true;
+        break;
+    }
+
+    return true;
+#else
+    (void) addr;
+    (void) size;
+    (void) failed;
+    return false;
+#endif
+}
+
+void sys_discard(char * addr, size_t size) {
+#ifdef __linux__
+    const bool ok = madvise(addr, size, MADV_DONTNEED) == 0;
+#else
+    const bool ok = mmap(addr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+#endif
+    if (!ok) {
+        memset(addr, 0, size);
+    }
+}
+
+#endif
+
+} // namespace
+
+//
+// llama_kv_pages
+//
+
+std::unique_ptr<llama_kv_pages> llama_kv_pages::reserve(size_t size) {
+    const size_t n_bytes = (size + page_size() - 1)/page_size()*page_size();
+    if (n_bytes == 0) {
+        return nullptr;
+    }
+
+    char * base = sys_reserve(n_bytes);
+    if (!base) {
+        return nullptr;
+    }
+
+    return std::unique_ptr<llama_kv_pages>(new llama_kv_pages(base, n_bytes));
+}
+
+llama_kv_pages::llama_kv_pages(char * base, size_t n_bytes) : base(base), n_bytes(n_bytes), committed(n_bytes/page_size()) {
+}
+
+llama_kv_pages::~llama_kv_pages() {
+    sys_free(base, n_bytes);
+}
+
+char * llama_kv_pages::data() const {
+    return base;
+}
+
+size_t llama_kv_pages::size() const {
+    return n_bytes;
+}
+
+size_t llama_kv_pages::page_size() {
+#ifdef _WIN32
+    static const size_t res = [] {
+        SYSTEM_INFO info;
+        GetSystemInfo(&info);
+        return (size_t) info.dwPageSize;
+    }();
+#else
+    static const size_t res = (size_t) sysconf(_SC_PAGESIZE);
+#endif
+    return res;
+}
+
+size_t llama_kv_pages::n_bytes_committed() const {
+    return n_committed*page_size();
+}
+
+llama_kv_page_set llama_kv_pages::make_set() const {
+    return llama_kv_page_set(n_bytes/page_size());
+}
+
+void llama_kv_pages::add(llama_kv_page_set & set, size_t offset, size_t size) const {
+    if (size > 0) {
+        set.add(offset/page_size(), (offset + size - 1)/page_size() + 1);
+    }
+}
+
+bool llama_kv_pages::assign(const llama_kv_page_set & set) {
+    const auto missing = llama_kv_page_set::diff(set, committed);
+
+    size_t n_missing = 0;
+    for (const auto & [i0, i1] : missing) {
+        n_missing += i1 - i0;
+    }
+
+    if (n_missing > 0 && n_missing*page_size() > n_bytes_available()) {
+        return false;
+    }
+
+    for (size_t i = 0; i < missing.size(); ++i) {
+        if (llama_kv_storage::fail_alloc() || !commit(missing[i].first, missing[i].second)) {
+            for (size_t j = 0; j <= i; ++j) {
+                discard(missing[j].first, missing[j].second);
+            }
+
+            return false;
+        }
+    }
+
+    for (const auto & [i0, i1] : llama_kv_page_set::diff(committed, set)) {
+        discard(i0, i1);
+    }
+
+    committed   = set;
+    n_committed = committed.count();
+
+    return true;
+}
+
+bool llama_kv_pages::commit(size_t i0, size_t i1) {
+    char * addr = base + i0*page_size();
+
+    bool failed = false;
+    if (sys_populate(addr, (i1 - i0)*page_size(), failed)) {
+        return !failed;
+    }
+
+    for (size_t i = i0; i < i1; ++i) {
+        volatile char * byte = base + i*page_size();
+        *byte = *byte;
+    }
+
+    return true;
+}
+
+void llama_kv_pages::discard(size_t i0, size_t i1) {
+    sys_discard(base + i0*page_size(), (i1 - i0)*page_size());
+}
+
+size_t llama_kv_pages::n_bytes_available() {
+    return llama_kv_limits_available();
+}

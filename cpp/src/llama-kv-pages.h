@@ -1,0 +1,100 @@
+#pragma once
+
+// A range of host memory whose pages come and go (--kv-dynamic, see llama-kv-inplace.h): the addresses are reserved once, at
+// full size, and the pages behind them are committed and given back as the cache needs them.
+//
+// Constraints
+//   - A commit makes the pages real. It fails with false, and nothing has changed then: the alternative is a process that is
+//     killed when it writes, long after the cache said that there was room.
+//   - Pages that are not committed can be read, as zeros, and written: a stray access is a wrong count, not a crash.
+//   - Pages that were given back are zero again.
+//
+// By system
+//   - Linux: mmap(MAP_NORESERVE), MADV_POPULATE_WRITE where the kernel has it (5.14), else a write to each page, MADV_DONTNEED.
+//     Where transparent huge pages are always on, they are turned off for the range: one page of a cell would become 2 MiB.
+//   - macOS, BSD: a write to each page. What is given back is mapped anew, because MADV_FREE and the like do not promise zeros.
+//   - Windows: the range is committed as a whole, which takes nothing but a promise of the page file, and a promise that the
+//     system cannot give fails at once. What is given back is decommitted and committed again.
+//
+// A commit checks what can be known before: the cgroups of the process (v1 and v2, with what the page cache would yield), and
+// the memory and swap of the machine (Linux: MemAvailable + SwapFree). RLIMIT_AS, RLIMIT_DATA and strict overcommit count
+// the range as a whole, when it is reserved.
+//
+// What cannot be known
+//   - what other processes take between the check and the write, and what they have been promised but not touched
+//   - limits that nothing in /proc and /sys shows from here: the host of a virtual machine, a cgroup above the visible root
+//   - on macOS and BSD: what the system can page out or compress. There is no check, a commit does not fail
+//
+// Rejected: pages without access rights until they are committed (what reads a cell that is masked would crash), a file in
+// memory (counts as page cache), one range per layer (as many as there are layers where one does).
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+// a set of pages of a range
+class llama_kv_page_set {
+public:
+    explicit llama_kv_page_set(size_t n_pages = 0);
+
+    // pages [i0, i1)
+    void add(size_t i0, size_t i1);
+
+    bool   has(size_t i) const;
+    size_t count() const;
+
+    // the runs [first, second) of the pages of a that are not in b, in ascending order
+    static std::vector<std::pair<size_t, size_t>> diff(const llama_kv_page_set & a, const llama_kv_page_set & b);
+
+private:
+    size_t n_pages;
+
+    std::vector<uint64_t> bits;
+};
+
+class llama_kv_pages {
+public:
+    // size in bytes. null when the addresses cannot be had
+    static std::unique_ptr<llama_kv_pages> reserve(size_t size);
+
+    ~llama_kv_pages();
+
+    llama_kv_pages(const llama_kv_pages &) = delete;
+    llama_kv_pages & operator=(const llama_kv_pages &) = delete;
+
+    char * data() const;
+    size_t size() const; // bytes, a multiple of the page size
+
+    static size_t page_size(); // bytes
+
+    size_t n_bytes_committed() const;
+
+    // a set of pages that holds nothing yet
+    llama_kv_page_set make_set() const;
+
+    // add the pages that the bytes [offset, offset + size) touch
+    void add(llama_kv_page_set & set, size_t offset, size_t size) const;
+
+    // have the pages of the set and no others: commits what is missing, then gives back the rest
+    // returns false when a commit fails, and what is committed is what was committed before
+    // no one may be using the pages that go
+    bool assign(const llama_kv_page_set & set);
+
+    // bytes that this process can still take, as far as that is known. SIZE_MAX: no limit is known
+    static size_t n_bytes_available();
+
+private:
+    llama_kv_pages(char * base, size_t n_bytes);
+
+    bool commit (size_t i0, size_t i1);
+    void discard(size_t i0, size_t i1);
+
+    char * const base;
+    const size_t n_bytes;
+
+    llama_kv_page_set committed;
+
+    size_t n_committed = 0; // pages
+};
