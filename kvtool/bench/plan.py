@@ -22,7 +22,7 @@ GROWN = 32768  # the growth that is held against the machine's limits ends here
 QUICK_GROWN = 8192
 
 HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine
-LIMIT = 2**30  # bytes of plain memcpy and page commits in each process
+LIMIT = 2**30  # bytes of plain memcpy and page commits in each process, or less for a small cache
 COMMIT_CHUNK = 512 * 1024  # 256 cells of one tensor with 1024 f16 elements a row: what one growth commits at a time
 
 
@@ -116,7 +116,7 @@ def argv(plan: Plan, run: Run, program: Path, model: Path) -> list[str | Path]:
         "-t",
         str(plan.threads),
         "--limit",
-        str(LIMIT // 2**20),
+        str(max(16, min(LIMIT, run.model.static_bytes(plan.grown)) // 2**20)),
         "--chunk",
         str(COMMIT_CHUNK // 2**10),
     ]
