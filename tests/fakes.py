@@ -209,7 +209,10 @@ points = [point("created", 0, size(1), 0)]
 calls = []
 def call(kind, depth, n, seconds, grew=0):
     calls.append({"kind": kind, "depth": depth, "n_tokens": n, "seconds": seconds, "n_grow": grew,
-                  "grow_seconds": 0.001 * grew, "n_bytes_copied": 0, "n_cells": size(depth)})
+                  "grow_seconds": 0.003 * grew, "n_bytes_copied": 0, "n_bytes_added": grew * mib,
+                  "n_cells": size(depth)})
+    if grew:
+        calls[-1]["limit"] = {"memcpy": 0.0025, "commit": 0.00285, "touch": 0.0025}
 for i, depth in enumerate(depths):
     points.append(point("depth", depth, size(depth), i + 1))
     for k in range(4):

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.sample import Call, Limit, Sample
+from kvtool.bench.sample import Call, Sample
 
 MIB = 2**20
 NEAR = 512  # tokens beyond a depth that still count as that depth
@@ -62,25 +62,40 @@ def resident(sample: Sample, name: str = "created", depth: int | None = None) ->
     return float(point.rss - sample.rss_before)
 
 
-def limit_seconds(limits: Sequence[Limit], name: str, size: int) -> float | None:
-    """How long this machine takes for so many bytes, from the median of what was measured in the same process."""
-    found = next((x for x in limits if x.name == name and x.seconds), None)
-    return statistics.median(found.seconds) / found.bytes * size if found else None
+@dataclass(frozen=True)
+class Spent:
+    """All growths up to a depth: seconds, bytes copied and added, and the same bytes without a cache, in seconds."""
+
+    seconds: float
+    copied: int
+    added: int
+    memcpy: float
+    commit: float
+    touch: float
 
 
-def grown_bytes(sample: Sample, depth: int) -> int | None:
-    """Bytes committed between creation and a depth."""
-    created, point = sample.point("created"), sample.at(depth)
-    return point.usage.committed - created.usage.committed if created and point else None
+def spent(sample: Sample, depth: int) -> Spent | None:
+    """What the growths cost up to a depth; None when there was none, or no limits were measured."""
+    grew = [(c, c.limit) for c in sample.calls if c.n_grow and c.depth < depth and c.limit]
+    if not grew:
+        return None
+    return Spent(
+        sum(c.grow_seconds for c, _ in grew),
+        sum(c.n_bytes_copied for c, _ in grew),
+        sum(c.n_bytes_added for c, _ in grew),
+        sum(x.memcpy for _, x in grew),
+        sum(x.commit for _, x in grew),
+        sum(x.touch for _, x in grew),
+    )
 
 
 def growth_over_limit(sample: Sample, depth: int, name: str) -> float | None:
-    """Time of all growths up to a depth over the limit: memcpy of what they copied, commit of what they added."""
-    point, added = sample.at(depth), grown_bytes(sample, depth)
-    if point is None or added is None:
+    """Time of all growths up to a depth over that of the limit: memcpy or commit."""
+    found = spent(sample, depth)
+    if found is None:
         return None
-    limit = limit_seconds(sample.limits, name, point.usage.n_bytes_copied if name == "memcpy" else added)
-    return 1e-6 * point.usage.t_grow_us / limit if limit else None
+    limit = found.memcpy if name == "memcpy" else found.commit
+    return found.seconds / limit if limit else None
 
 
 def peak_over_steady(sample: Sample, static: Sample | None) -> float | None:

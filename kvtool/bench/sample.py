@@ -39,8 +39,17 @@ class Point:
 
 
 @dataclass(frozen=True)
+class GrowthLimit:
+    """The same bytes without a cache, right after a growth: memcpy of what it copied, the others of what it added."""
+
+    memcpy: float
+    commit: float
+    touch: float
+
+
+@dataclass(frozen=True)
 class Call:
-    """One llama_decode(). kind: fill, cross, generate, prompt, cleared; depth: tokens before it."""
+    """One llama_decode(). kind: fill, cross, generate, prompt, cleared; depth: tokens before it; limit: of a growth."""
 
     kind: str
     depth: int
@@ -49,7 +58,9 @@ class Call:
     n_grow: int
     grow_seconds: float
     n_bytes_copied: int
+    n_bytes_added: int
     n_cells: int
+    limit: GrowthLimit | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ def parse(doc: Mapping[str, Any]) -> Sample:
             int(doc["rss_before"]),
             bool(doc["peak_exact"]),
             tuple(_point(p) for p in doc["points"]),
-            tuple(Call(**{f.name: c[f.name] for f in fields(Call)}) for c in doc["calls"]),
+            tuple(_call(c) for c in doc["calls"]),
             tuple(
                 Limit(str(x["name"]), int(x["bytes"]), int(x["chunk"]), tuple(float(s) for s in x["seconds"]))
                 for x in doc["limits"]
@@ -111,3 +122,9 @@ def parse(doc: Mapping[str, Any]) -> Sample:
 def _point(doc: Mapping[str, Any]) -> Point:
     usage = Usage(**{f.name: int(doc["usage"][f.name]) for f in fields(Usage)})
     return Point(str(doc["name"]), int(doc["depth"]), float(doc["seconds"]), int(doc["rss"]), int(doc["peak"]), usage)
+
+
+def _call(doc: Mapping[str, Any]) -> Call:
+    given = {f.name: doc[f.name] for f in fields(Call) if f.name != "limit"}
+    limit = doc.get("limit")
+    return Call(**given, limit=None if limit is None else GrowthLimit(**{k: float(v) for k, v in limit.items()}))

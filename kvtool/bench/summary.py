@@ -188,17 +188,11 @@ def _growth(model: CacheModel, mode: str, samples: Sequence[Sample], cells: int)
 
 
 def _one_growth(sample: Sample, mode: str, cells: int) -> tuple[float, float, float, float, float] | None:
-    point, added = sample.at(cells), figures.grown_bytes(sample, cells)
-    if point is None or added is None:
+    found = figures.spent(sample, cells)
+    if found is None:
         return None
-    copied = point.usage.n_bytes_copied
-    memcpy = figures.limit_seconds(sample.limits, "memcpy", copied)
-    commit = figures.limit_seconds(sample.limits, "commit", added)
-    touch = figures.limit_seconds(sample.limits, "touch", added)
-    if memcpy is None or commit is None or touch is None:
-        return None
-    limit = memcpy if mode == COPY else commit
-    return 1e-6 * point.usage.t_grow_us, float(added), float(copied), limit, memcpy + touch
+    limit = found.memcpy if mode == COPY else found.commit
+    return found.seconds, float(found.added), float(found.copied), limit, found.memcpy + found.touch
 
 
 def _rates(samples: Sequence[Sample]) -> tuple[Rate, ...]:

@@ -20,7 +20,7 @@ void kv_bench_usage(const char * prog) {
     printf("  -r,    --repeat N             prompt batches at each depth (default: 5)\n");
     printf("         --cross N              tokens to generate before and after one growth between two depths (default: 8)\n");
     printf("         --max-gen N            measure speed only up to this depth (default: all)\n");
-    printf("         --limit MIB            also measure memcpy and page commits of so many MiB (default: 0, no)\n");
+    printf("         --limit MIB            also measure memcpy and page commits: of each growth, and of so many MiB (default: 0, no)\n");
     printf("         --chunk KIB            with --limit, also commit in pieces of so many KiB (default: 0, no)\n");
     printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
     printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");

@@ -40,7 +40,11 @@ static void write_run(json_line & out, const run_result & res) {
         out.begin_object();
         out.str("kind", call_kind_name(c.kind)).num("depth", c.depth).num("n_tokens", c.n_tokens).real("seconds", c.seconds);
         out.num("n_grow", c.n_grow).real("grow_seconds", c.grow_seconds).num("n_bytes_copied", (int64_t) c.n_bytes_copied);
-        out.num("n_cells", c.n_cells);
+        out.num("n_bytes_added", (int64_t) c.n_bytes_added).num("n_cells", c.n_cells);
+        if (c.n_grow > 0) {
+            out.begin_object("limit").real("memcpy", c.limit.memcpy_seconds).real("commit", c.limit.commit_seconds);
+            out.real("touch", c.limit.touch_seconds).end_object();
+        }
         out.end_object();
     }
     out.end_array();

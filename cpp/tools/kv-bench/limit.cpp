@@ -72,62 +72,79 @@ static double timed(F && f) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
 }
 
-std::vector<limit_result> limit_measure(uint64_t n_bytes, uint64_t n_chunk, uint32_t n_repeat) {
-    std::vector<limit_result> res;
-    if (n_bytes == 0) {
-        return res;
-    }
-    const size_t size = (size_t) n_bytes;
-    n_chunk -= n_chunk % fresh_memory::page_size();
+// seconds, negative when there is not enough memory
+static double time_memcpy(const fresh_memory & src) {
+    fresh_memory dst(src.size);
+    return dst.data == nullptr ? -1.0 : timed([&]() { memcpy(dst.data, src.data, src.size); });
+}
 
-    limit_result copy   = { "memcpy",        n_bytes, 0,       {} };
-    limit_result commit = { "commit",        n_bytes, 0,       {} };
-    limit_result chunks = { "commit-chunks", n_bytes, n_chunk, {} };
-    limit_result touch  = { "touch",         n_bytes, 0,       {} };
+static double time_commit(size_t size, size_t chunk) {
+    fresh_memory dst(size);
+    return dst.data == nullptr ? -1.0 : timed([&]() {
+        for (size_t at = 0; at < size; at += chunk) {
+            dst.commit(at, std::min(chunk, size - at));
+        }
+    });
+}
+
+static double time_touch(size_t size) {
+    fresh_memory dst(size);
+    return dst.data == nullptr ? -1.0 : timed([&]() { memset(dst.data, 0, size); });
+}
+
+template <typename F>
+static bool repeat(limit_result & res, uint32_t n_repeat, F && measure) {
+    for (uint32_t i = 0; i < n_repeat; ++i) {
+        const double seconds = measure();
+        if (seconds < 0.0) {
+            return false;
+        }
+        res.seconds.push_back(seconds);
+    }
+    return true;
+}
+
+std::vector<limit_result> limit_measure(uint64_t n_bytes, uint64_t n_chunk, uint32_t n_repeat) {
+    const size_t size  = (size_t) n_bytes;
+    const size_t chunk = (size_t) (n_chunk - n_chunk % fresh_memory::page_size());
+    if (size == 0) {
+        return {};
+    }
+
+    limit_result copy   = { "memcpy",        n_bytes, 0,     {} };
+    limit_result commit = { "commit",        n_bytes, 0,     {} };
+    limit_result chunks = { "commit-chunks", n_bytes, chunk, {} };
+    limit_result touch  = { "touch",         n_bytes, 0,     {} };
 
     fresh_memory src(size);
     if (src.data == nullptr) {
-        return res;
+        return {};
     }
     memset(src.data, 1, size);
 
-    for (uint32_t i = 0; i < n_repeat; ++i) {
-        fresh_memory a(size);
-        if (a.data == nullptr) {
-            return res;
-        }
-        copy.seconds.push_back(timed([&]() { memcpy(a.data, src.data, size); }));
+    const bool measured =
+        repeat(copy,   n_repeat, [&]() { return time_memcpy(src); }) &&
+        repeat(commit, n_repeat, [&]() { return time_commit(size, size); }) &&
+        repeat(chunks, chunk > 0 ? n_repeat : 0, [&]() { return time_commit(size, chunk); }) &&
+        repeat(touch,  n_repeat, [&]() { return time_touch(size); });
+    if (!measured) {
+        return {};
     }
-    for (uint32_t i = 0; i < n_repeat; ++i) {
-        fresh_memory a(size);
-        if (a.data == nullptr) {
-            return res;
-        }
-        commit.seconds.push_back(timed([&]() { a.commit(0, size); }));
-    }
-    for (uint32_t i = 0; i < n_repeat && n_chunk > 0; ++i) {
-        fresh_memory a(size);
-        if (a.data == nullptr) {
-            return res;
-        }
-        chunks.seconds.push_back(timed([&]() {
-            for (size_t at = 0; at < size; at += (size_t) n_chunk) {
-                a.commit(at, std::min<size_t>((size_t) n_chunk, size - at));
-            }
-        }));
-    }
-    for (uint32_t i = 0; i < n_repeat; ++i) {
-        fresh_memory a(size);
-        if (a.data == nullptr) {
-            return res;
-        }
-        touch.seconds.push_back(timed([&]() { memset(a.data, 0, size); }));
-    }
+    return chunk > 0 ? std::vector<limit_result> { copy, commit, chunks, touch } : std::vector<limit_result> { copy, commit, touch };
+}
 
-    res = { copy, commit };
-    if (n_chunk > 0) {
-        res.push_back(chunks);
+growth_limit limit_growth(uint64_t n_bytes_copied, uint64_t n_bytes_added) {
+    growth_limit res;
+    if (n_bytes_copied > 0) {
+        fresh_memory src((size_t) n_bytes_copied);
+        if (src.data != nullptr) {
+            memset(src.data, 1, src.size);
+            res.memcpy_seconds = std::max(0.0, time_memcpy(src));
+        }
     }
-    res.push_back(touch);
+    if (n_bytes_added > 0) {
+        res.commit_seconds = std::max(0.0, time_commit((size_t) n_bytes_added, (size_t) n_bytes_added));
+        res.touch_seconds  = std::max(0.0, time_touch((size_t) n_bytes_added));
+    }
     return res;
 }

@@ -18,3 +18,12 @@ struct limit_result {
 // touch:         the same by writing zeroes, as a static cache does when it is created
 // empty when there is not enough memory
 std::vector<limit_result> limit_measure(uint64_t n_bytes, uint64_t n_chunk, uint32_t n_repeat);
+
+// the same once, for a growth that has just been seen: what else the machine does is then in both
+struct growth_limit {
+    double memcpy_seconds = 0.0; // of what the growth copied, into fresh memory
+    double commit_seconds = 0.0; // of what it added
+    double touch_seconds  = 0.0; // of what it added
+};
+
+growth_limit limit_growth(uint64_t n_bytes_copied, uint64_t n_bytes_added);

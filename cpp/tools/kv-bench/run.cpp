@@ -70,7 +70,7 @@ class bench_context {
         p.name    = name;
         p.depth   = n_past;
         p.seconds = seconds_since(t_start);
-        p.peak    = peak.stop();
+        p.peak    = std::max(peak_before, peak.stop());
         p.rss     = resident_bytes();
         p.usage   = llama_get_memory_usage(ctx);
         res.peak_exact = peak.is_exact();
@@ -79,6 +79,7 @@ class bench_context {
 
     void begin() {
         t_start = clock_type::now();
+        peak_before = -1;
         peak.start();
     }
 
@@ -164,9 +165,20 @@ class bench_context {
 
         res.calls.push_back({
             kind, n_past, n, seconds, after.n_grow - before.n_grow, 1e-6*(double) (after.t_grow_us - before.t_grow_us),
-            after.n_bytes_copied - before.n_bytes_copied, after.n_cells,
+            after.n_bytes_copied - before.n_bytes_copied, after.committed - std::min(before.committed, after.committed),
+            after.n_cells, {},
         });
         n_past += n;
+        if (after.n_grow != before.n_grow && params.limit_bytes > 0) {
+            limit(res.calls.back());
+        }
+    }
+
+    // what the measurement takes is none of the context's peak
+    void limit(call_result & call) {
+        peak_before = std::max(peak_before, peak.stop());
+        call.limit = limit_growth(call.n_bytes_copied, call.n_bytes_added);
+        peak.start();
     }
 
     const kv_bench_params & params;
@@ -183,6 +195,7 @@ class bench_context {
     uint32_t n_past = 0;
 
     resident_peak peak;
+    int64_t peak_before = -1; // since the point before, until peak was started again
     clock_type::time_point t_start;
 };
 

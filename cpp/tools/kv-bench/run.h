@@ -12,6 +12,7 @@
 // context, as in any chat. What was generated is then removed again.
 
 #include "args.h"
+#include "limit.h"
 #include "resident.h"
 
 #include <string>
@@ -31,7 +32,10 @@ struct call_result {
     uint32_t n_grow;         // growths in this call
     double   grow_seconds;   // spent in them
     uint64_t n_bytes_copied; // by them
+    uint64_t n_bytes_added;  // committed in them
     uint32_t n_cells;        // cells that have storage after it
+
+    growth_limit limit; // measured right after the call
 };
 
 // what there is at one moment
