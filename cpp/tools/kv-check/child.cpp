@@ -42,7 +42,6 @@ static std::string trimmed(const std::string & text) {
 static void log_line(ggml_log_level level, const std::string & line) {
     unsigned a = 0;
     unsigned b = 0;
-    double mib = 0.0;
     if (const char * str = strstr(line.c_str(), "resizing KV cache from ")) {
         if (sscanf(str, "resizing KV cache from %u to %u cells", &a, &b) == 2) {
             g_log.out->event(TRACE_GROWTH, "", a, b);
@@ -54,11 +53,6 @@ static void log_line(ggml_log_level level, const std::string & line) {
     } else if (line.find("dynamic KV cache") != std::string::npos || line.find("kv_dynamic") != std::string::npos) {
         if (g_log.s == nullptr || g_log.s->first_context) {
             g_log.out->event(TRACE_NOTE, line);
-        }
-    }
-    if (const char * str = strstr(line.c_str(), " KV buffer size =")) {
-        if (g_log.s != nullptr && g_log.s->first_context && sscanf(str, " KV buffer size = %lf MiB", &mib) == 1) {
-            g_log.out->event(TRACE_KV_SIZE, "", (int64_t) (mib*1024.0*1024.0));
         }
     }
     if (level == GGML_LOG_LEVEL_ERROR) {

@@ -76,7 +76,7 @@ static int64_t count_nan(const trace & tr, const trace_check & check) {
 static check_result compare_check(const std::string & name, const trace & st, const trace & dy, const trace_check & a, const trace_check & b) {
     check_result res;
     res.name  = name;
-    res.grown = !b.growths.empty();
+    res.grown = std::any_of(b.growths.begin(), b.growths.end(), [](const auto & g) { return g.second > g.first; });
     res.seconds = b.time_us/1e6;
 
     // as far as both got
@@ -238,6 +238,10 @@ run_result report_compare(const std::vector<std::string> & checks, const trace &
 
     for (const auto & check : dy.checks) {
         for (const auto & growth : check.growths) {
+            if (growth.second < growth.first) {
+                res.n_shrinks++;
+                continue;
+            }
             res.n_growths++;
             res.cells_end = std::max(res.cells_end, growth.second);
             if (std::find(res.growths.begin(), res.growths.end(), growth) == res.growths.end()) {
@@ -289,7 +293,7 @@ std::string report_json(const kv_check_params & params, const run_result & res, 
         out.begin_array().num(nullptr, growth.first).num(nullptr, growth.second).end_array();
     }
     out.end_array();
-    out.num("n_growths", res.n_growths).num("cells_start", res.cells_start).num("cells_end", res.cells_end);
+    out.num("n_growths", res.n_growths).num("n_shrinks", res.n_shrinks).num("cells_start", res.cells_start).num("cells_end", res.cells_end);
 
     out.begin_array("checks");
     for (const auto & check : res.checks) {

@@ -224,6 +224,62 @@ static void check_clear(side & s) {
     }
 }
 
+// what is freed is given back, in the middle and at the end, and comes back when it is needed again
+static void check_shrink(side & s) {
+    // enough to be worth it, also in a quick run; four sequences that stay short where a model cannot go beyond 256 positions
+    const uint32_t n = s.is_recurrent ? 330 : s.params.fallback ? 560 : 900;
+
+    for (bool unified : stream_kinds(s)) {
+        session_params sp = multi(s, 3, unified);
+        sp.n_cells = std::max(sp.n_cells, 1280u);
+
+        session c(s, sp, std::string("shrink.") + kind_name(unified));
+        const llama_seq_id last = (llama_seq_id) sp.n_seqs - 1;
+
+        // one sequence after the other, so that each is a run of cells
+        c.fill(n);
+
+        // a hole in the middle, or a stream
+        c.rm(1, -1, -1);
+        c.generate(3);
+
+        // the end
+        c.rm(last, -1, -1);
+        c.generate(3);
+
+        // a copy that waits for the next batch, of cells that are freed before
+        c.cp(0, last);
+        c.rm(0, -1, -1);
+        c.generate(2);
+
+        // into what was given back, and beyond
+        c.salt(1);
+        c.fill(n/4);
+        c.generate(3);
+
+        // a shift while there are holes
+        if (!s.is_recurrent && c.can_shift("holes")) {
+            c.rm(1, -1, -1);
+            c.shift(4, 40);
+            c.generate(2);
+        }
+
+        // everything but one, then everything
+        c.keep(last);
+        c.generate(2);
+        c.clear(false);
+        c.salt(2);
+        c.fill(n/2);
+        c.generate(3);
+        for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
+            c.rm((llama_seq_id) seq, -1, -1);
+        }
+        c.fill(n);
+        c.generate(2);
+        c.record_state();
+    }
+}
+
 //
 // shifts
 //
@@ -469,6 +525,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "state-seq",          check_state_seq,          "state-seq"    },
         { "clear",              check_clear,              "clear"        },
         { "keep",               check_keep,               "keep"         },
+        { "shrink",             check_shrink,             "shrink"       },
         { "full",               check_full,               "full"         },
         { "fragmented",         check_fragmented,         "fragmented"   },
         { "state-refuse",       check_state_refuse,       "state-refuse" },

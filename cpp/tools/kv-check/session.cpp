@@ -43,10 +43,13 @@ llama_context_params session_context_params(const kv_check_params & params, cons
 
 session::session(side & s, const session_params & sp, const std::string & name) : s(s), sp(sp), name(name) {
     ctx = llama_init_from_model(s.model, session_context_params(s.params, sp));
-    s.first_context = false;
     if (ctx == nullptr) {
         throw check_failed("the context cannot be created: " + s.last_error);
     }
+    if (s.first_context) {
+        s.out.event(TRACE_KV_SIZE, "", (int64_t) llama_get_memory_usage(ctx).committed);
+    }
+    s.first_context = false;
     mem = llama_get_memory(ctx);
     if (mem == nullptr) {
         llama_free(ctx);

@@ -14,7 +14,7 @@ enum trace_kind : uint32_t {
     TRACE_DECODE,  // a = return code, rows x cols floats
     TRACE_VALUE,   // a = the value
     TRACE_BLOB,    // a = number of bytes, text: a 64-bit hash for each block of trace_blob_block bytes
-    TRACE_GROWTH,  // a, b = cells before and after
+    TRACE_GROWTH,  // a, b = cells before and after, fewer where memory was given back
     TRACE_START,   // a = cells at the start
     TRACE_KV_SIZE, // a = bytes of a KV buffer at creation
     TRACE_ERROR,   // text: the last error that was logged
