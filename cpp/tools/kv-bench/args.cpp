@@ -1,9 +1,9 @@
 #include "args.h"
 
+#include "values.h"
+
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 
 void kv_bench_usage(const char * prog) {
     printf("usage: %s -m MODEL [options]\n\n", prog);
@@ -29,16 +29,6 @@ void kv_bench_usage(const char * prog) {
     printf("  -v,    --verbose              show the log on stderr\n");
 }
 
-static bool parse_u32(const char * str, uint32_t & res) {
-    char * end = nullptr;
-    const long long val = strtoll(str, &end, 10);
-    if (end == str || *end != '\0' || val < 0 || val > 0x7fffffff) {
-        return false;
-    }
-    res = (uint32_t) val;
-    return true;
-}
-
 static bool parse_list(const std::string & str, std::vector<uint32_t> & res) {
     size_t pos = 0;
     while (pos <= str.size()) {
@@ -52,28 +42,6 @@ static bool parse_list(const std::string & str, std::vector<uint32_t> & res) {
     }
     std::sort(res.begin(), res.end());
     return !res.empty();
-}
-
-static bool parse_on_off(const std::string & str, bool & res) {
-    res = str == "on";
-    return str == "on" || str == "off";
-}
-
-static bool parse_flash_attn(const std::string & str, llama_flash_attn_type & res) {
-    res = str == "on"  ? LLAMA_FLASH_ATTN_TYPE_ENABLED  :
-          str == "off" ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_AUTO;
-    return str == "on" || str == "off" || str == "auto";
-}
-
-static bool parse_type(const std::string & str, ggml_type & res) {
-    for (int t = 0; t < GGML_TYPE_COUNT; ++t) {
-        const char * name = ggml_type_name((ggml_type) t);
-        if (name != nullptr && str == name) {
-            res = (ggml_type) t;
-            return true;
-        }
-    }
-    return false;
 }
 
 args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params) {
