@@ -136,9 +136,10 @@ class _Side:
             out.append(bar(f"{name} speed / static", self.model.name, mode, found, least=0.99, note=note))
         if mode == IN_PLACE:
             worst_call = self._each(mode, figures.worst_growth_call)
-            note = "of generated tokens around a growth"
+            each = figures.by_depth(self.samples[mode], figures.growth_calls)
+            note = "a generated token; at " + ", ".join(f"{depth} cells {ratio:.1f}" for depth, ratio in each.items())
             title = "worst call with a growth / median"
-            out.append(bar(title, self.model.name, mode, worst_call, most=2, note=note if worst_call else ""))
+            out.append(bar(title, self.model.name, mode, worst_call, most=2, note=note if each else ""))
         return out
 
     def memory(self, mode: str) -> list[Bar]:

@@ -123,26 +123,34 @@ def layer_bytes(sample: Sample, cell_bytes: int, cell_layers: int) -> int:
     return max((p.usage.n_cells for p in sample.points), default=0) * cell_bytes // cell_layers
 
 
-def worst_growth_call(sample: Sample) -> float | None:
-    """The worst generated token with a growth in it, over the median of those just before and after; None: no such."""
-    worst: list[float] = []
-    run: list[float] = []
-    grew: list[float] = []
-    last = -2
+def growth_calls(sample: Sample) -> dict[int, float]:
+    """For each growth that fell on a generated token: depth, and its time over the median of its neighbours and itself."""
+    crossings: list[list[Call]] = []
     for call in [c for c in sample.calls if c.kind == "cross"]:
-        if call.depth != last + 1:
-            worst += _over_median(grew, run)
-            run, grew = [], []
-        last = call.depth
-        run.append(call.seconds)
-        if call.n_grow:
-            grew.append(call.seconds)
-    worst += _over_median(grew, run)
-    return max(worst, default=None)
+        if not crossings or call.depth != crossings[-1][-1].depth + 1:
+            crossings.append([])
+        crossings[-1].append(call)
+    found = {}
+    for calls in crossings:
+        grew = [c for c in calls if c.n_grow]
+        if grew:
+            worst = max(grew, key=lambda c: c.seconds)
+            found[worst.depth] = worst.seconds / statistics.median(c.seconds for c in calls)
+    return found
 
 
-def _over_median(grew: Sequence[float], run: Sequence[float]) -> list[float]:
-    return [max(grew) / statistics.median(run)] if grew else []
+def worst_growth_call(sample: Sample) -> float | None:
+    """The worst of growth_calls(); None without one."""
+    return max(growth_calls(sample).values(), default=None)
+
+
+def by_depth(samples: Sequence[Sample], value: Callable[[Sample], dict[int, float]]) -> dict[int, float]:
+    """The median over the repeats, for each depth that one of them has."""
+    found: dict[int, list[float]] = {}
+    for sample in samples:
+        for depth, number in value(sample).items():
+            found.setdefault(depth, []).append(number)
+    return {depth: statistics.median(numbers) for depth, numbers in sorted(found.items())}
 
 
 def left_after_clear(sample: Sample) -> float | None:

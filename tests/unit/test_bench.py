@@ -122,7 +122,14 @@ def test_the_worst_growth_call_is_held_against_its_neighbours() -> None:
     deep[5] = cross(4093, 0.3, 1)
     found = figures.worst_growth_call(sample(calls=tuple(shallow + deep)))
     assert found == pytest.approx(3.0)
+    assert figures.growth_calls(sample(calls=tuple(shallow + deep))) == pytest.approx({252: 1.0, 4093: 3.0})
     assert figures.worst_growth_call(sample(calls=tuple(deep[:5]))) is None
+
+
+def test_repeats_are_taken_together_depth_by_depth() -> None:
+    runs = [sample(create_seconds=s) for s in (1.0, 2.0, 9.0)]
+    found = figures.by_depth(runs, lambda s: {4: s.create_seconds} if s.create_seconds < 9 else {2: 7.0, 4: 5.0})
+    assert found == {2: 7.0, 4: 2.0}
 
 
 def test_growths_are_held_against_the_same_bytes_without_a_cache() -> None:
