@@ -124,7 +124,7 @@ def layer_bytes(sample: Sample, cell_bytes: int, cell_layers: int) -> int:
 
 
 def growth_calls(sample: Sample) -> dict[int, float]:
-    """For each growth that fell on a generated token: depth, and its time over the median of its neighbours and itself."""
+    """For each growth that fell on a generated token: depth, and its time over the median of the tokens around it."""
     crossings: list[list[Call]] = []
     for call in [c for c in sample.calls if c.kind == "cross"]:
         if not crossings or call.depth != crossings[-1][-1].depth + 1:
