@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Real, kvtool
+from tests.e2e.conftest import kvtool
 
 QUICK = ("bench", "--quick", "--ctx", "4096", "--repeats", "1")
 
 
 @pytest.fixture(scope="module", params=["qwen*", "gemma*", "deepseek*"])
-def benched(real: Real, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def benched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("bench")
     code, document = kvtool(*QUICK, "--models", request.param, "--out", str(out))
     assert code == 0, document
