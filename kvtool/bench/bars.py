@@ -91,6 +91,12 @@ class _Side:
     def _against_static(self, mode: str, value: Callable[[Sample], float | None]) -> Figure | None:
         return figures.paired(self.samples[mode], self.samples[STATIC], value)
 
+    def _beside_static(self, mode: str, value: Callable[[Sample, Sample | None], float | None]) -> Figure | None:
+        """In MiB; the value gets the static side of the same repeat, if there is one."""
+        static = dict(enumerate(self.samples[STATIC]))
+        found = (value(s, static.get(i)) for i, s in enumerate(self.samples[mode]))
+        return figures.figure(v / MIB for v in found if v is not None)
+
     def _static_note(self, note: str = "") -> str:
         return f"static left out: {self.why}" if self.why else note
 
@@ -115,9 +121,7 @@ class _Side:
             copied = self._each(mode, lambda s: _copied(s, cells))
             out.append(bar("bytes copied", self.model.name, mode, copied, most=0, unit="MiB", note=note))
         out.append(bar(f"growth time / {limit}", self.model.name, mode, spent, most=most, note=f"{note}; {what}"))
-        static = dict(enumerate(self.samples[STATIC]))
-        peaks = (figures.peak_over_steady(s, static.get(i)) for i, s in enumerate(self.samples[mode]))
-        peak = figures.figure(p / MIB for p in peaks if p is not None)
+        peak = self._beside_static(mode, figures.peak_over_steady)
         layer = max((self._layer(s) for s in self.samples[mode]), default=0)
         allowed = SLACK if mode == IN_PLACE else SLACK + layer / MIB
         out.append(bar("peak over steady", self.model.name, mode, peak, most=round(allowed, 1), unit="MiB"))
@@ -143,7 +147,7 @@ class _Side:
         return out
 
     def memory(self, mode: str) -> list[Bar]:
-        left = self._each(mode, _in_mib(figures.left_after_clear))
+        left = self._beside_static(mode, figures.left_after_clear)
         live = max((figures.live_bytes(s) for s in self.samples[mode]), default=0)
         allowed = round(_AFTER_CLEAR * live / MIB + SLACK, 1)
         out = [
@@ -166,14 +170,6 @@ class _Side:
 def _copied(sample: Sample, depth: int) -> float | None:
     point = sample.at(depth)
     return point.usage.n_bytes_copied / MIB if point else None
-
-
-def _in_mib(value: Callable[[Sample], float | None]) -> Callable[[Sample], float | None]:
-    def converted(sample: Sample) -> float | None:
-        found = value(sample)
-        return None if found is None else found / MIB
-
-    return converted
 
 
 def missed(found: Sequence[Bar]) -> tuple[Bar, ...]:

@@ -109,12 +109,11 @@ def peak_over_steady(sample: Sample, static: Sample | None) -> float | None:
     for point in sample.points:
         if point.name != "depth" or point.rss < 0 or point.peak < 0:
             continue
-        other = static.at(point.depth) if static else None
-        if other is None or static is None or other.rss < 0:
+        beside = _beside(static, point.depth)
+        if beside is None:
             peaks.append(point.peak - point.rss)
-            continue
-        beside = other.rss - static.rss_before - other.usage.committed
-        peaks.append(point.peak - sample.rss_before - beside - point.usage.committed)
+        else:
+            peaks.append(point.peak - sample.rss_before - beside - point.usage.committed)
     return float(max(peaks)) if peaks else None
 
 
@@ -153,18 +152,28 @@ def by_depth(samples: Sequence[Sample], value: Callable[[Sample], dict[int, floa
     return {depth: statistics.median(numbers) for depth, numbers in sorted(found.items())}
 
 
-def left_after_clear(sample: Sample) -> float | None:
-    """Resident KV bytes after a clear and one more decode: what was committed before, less what became free.
+def left_after_clear(sample: Sample, static: Sample | None) -> float | None:
+    """Resident KV bytes after a clear and one more decode: all that is resident, less what is not the cache.
 
-    Resident memory alone would count the compute buffers, which stay.
+    That is taken from the static side at the deepest depth, or without one from this side before the clear (memory that
+    was freed but not given back before is then missed).
     """
     deepest = [p for p in sample.points if p.name == "depth"]
     after = sample.point("after-clear")
     if not deepest or after is None or after.rss < 0:
         return None
     before = deepest[-1]
-    overhead = before.rss - before.usage.committed
-    return float(max(0, after.rss - overhead))
+    other = _beside(static, before.depth)
+    beside = before.rss - sample.rss_before - before.usage.committed if other is None else other
+    return float(max(0, after.rss - sample.rss_before - beside))
+
+
+def _beside(static: Sample | None, depth: int) -> int | None:
+    """Resident bytes of a static side's context that are not its cache."""
+    point = static.at(depth) if static else None
+    if static is None or point is None or point.rss < 0:
+        return None
+    return point.rss - static.rss_before - point.usage.committed
 
 
 def live_bytes(sample: Sample) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvtool.bench import figures
 from kvtool.bench.geometry import CacheModel
-from kvtool.bench.plan import COPY, IN_PLACE, MODES, Plan
+from kvtool.bench.plan import COPY, IN_PLACE, MODES, STATIC, Plan
 from kvtool.bench.runner import Measured
 from kvtool.bench.sample import Sample, Usage
 
@@ -106,7 +106,7 @@ def summarize(plan: Plan, measured: Measured) -> Summary:
     return Summary(
         tuple(_creation(m, mode, s) for m, mode, s in sides),
         tuple(row for m, mode, s in sides for d in plan.depths if (row := _depth(m, mode, s, d))),
-        tuple(c for m, mode, s in sides if (c := _cleared(m, mode, s))),
+        tuple(c for m, mode, s in sides if (c := _cleared(m, mode, s, measured.of(m.name, STATIC)))),
         tuple(g for m, mode, s in sides if mode in (COPY, IN_PLACE) and (g := _growth(m, mode, s, plan.grown))),
         _rates([x for _, _, s in sides for x in s]),
     )
@@ -164,17 +164,20 @@ def _peak(sample: Sample, depth: int) -> float | None:
     return float(point.peak - sample.rss_before) if known and point else None
 
 
-def _cleared(model: CacheModel, mode: str, samples: Sequence[Sample]) -> Cleared | None:
+def _cleared(model: CacheModel, mode: str, samples: Sequence[Sample], static: Sequence[Sample]) -> Cleared | None:
     deepest = [[p for p in s.points if p.name == "depth"][-1:] for s in samples]
     if not all(deepest) or any(s.point("after-clear") is None for s in samples):
         return None
+    sides = dict(enumerate(static))
+    left = (figures.left_after_clear(s, sides.get(i)) for i, s in enumerate(samples))
+    found = figures.figure(v for v in left if v is not None)
     return Cleared(
         model.name,
         mode,
         deepest[0][0].depth,
         int(statistics.median(d[0].usage.committed for d in deepest)),
         int(_usage(samples, "after-clear", lambda u: u.committed)),
-        figures.medians(samples, figures.left_after_clear),
+        found.value if found else None,
     )
 
 

@@ -150,7 +150,9 @@ def test_memory_that_is_freed_but_kept_counts_as_peak() -> None:
 def test_what_is_left_after_a_clear_is_without_the_compute_buffers() -> None:
     before = Point("depth", 4, 0.0, 1050, 1050, dataclasses.replace(USAGE, committed=1000))
     after = Point("after-clear", 1, 0.0, 80, 1050, USAGE)
-    assert figures.left_after_clear(sample(points=(before, after))) == 30
+    assert figures.left_after_clear(sample(points=(before, after)), None) == 30
+    static = sample(points=(Point("depth", 4, 0.0, 2020, 2020, dataclasses.replace(USAGE, committed=2000)),))
+    assert figures.left_after_clear(sample(points=(before, after)), static) == 60
 
 
 @pytest.mark.parametrize(
