@@ -136,7 +136,12 @@ class _Side:
             depths = self.plan.speed_depths
             shown = ", ".join(map(str, depths))
             worst = figures.worst_depth(self.samples[mode], self.samples[STATIC], kind, depths)
-            found, note = (worst[1], f"the lowest of {shown}: at {worst[0]}") if worst else (None, self._static_note())
+            found, note = None, self._static_note()
+            if worst:
+                depth, found = worst
+                times = (figures.seconds_per_token(s, kind, depth) for s in self.samples[STATIC])
+                alone = figures.noise(t for t in times if t is not None)
+                note = f"the lowest of {shown}: at {depth}" + (f"; static alone varies {alone}" if alone else "")
             out.append(bar(f"{name} speed / static", self.model.name, mode, found, least=0.99, note=note))
         if mode == IN_PLACE:
             worst_call = self._each(mode, figures.worst_growth_call)

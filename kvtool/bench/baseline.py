@@ -113,6 +113,9 @@ def bars(patched: Sequence[Speed], unpatched: Sequence[Speed], model: str) -> tu
         found = figures.ratio(
             (a, b) for p, u in zip(patched, unpatched, strict=True) if (a := value(p)) and (b := value(u))
         )
-        note = "patched / unpatched" if found else "one of the builds has no llama-batched-bench"
+        alone = figures.noise(b for u in unpatched if (b := value(u)))
+        note = f"patched / unpatched; unpatched alone varies {alone}"
+        if found is None:
+            note = "one of the builds has no llama-batched-bench"
         out.append(bar(f"flag off: {name}", model, "off", found, least=0.99, most=1.01, note=note))
     return tuple(out)

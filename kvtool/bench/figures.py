@@ -54,6 +54,15 @@ def _calls(sample: Sample, kind: str, depth: int) -> list[Call]:
     return [c for c in sample.calls if c.kind == kind and depth <= c.depth < depth + NEAR]
 
 
+def noise(values: Iterable[float]) -> str:
+    """How far one and the same thing varies from repeat to repeat: "0.97 to 1.10" of its median; "" for one repeat."""
+    known = list(values)
+    if len(known) < 2:
+        return ""
+    middle = statistics.median(known)
+    return f"{min(known) / middle:.2f} to {max(known) / middle:.2f}"
+
+
 def resident(sample: Sample, name: str = "created", depth: int | None = None) -> float | None:
     """Resident bytes that the context took; None where that is not known."""
     point = sample.at(depth) if depth is not None else sample.point(name)

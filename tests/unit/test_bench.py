@@ -126,6 +126,12 @@ def test_the_worst_growth_call_is_held_against_its_neighbours() -> None:
     assert figures.worst_growth_call(sample(calls=tuple(deep[:5]))) is None
 
 
+def test_the_noise_is_said_beside_a_speed(place: Path) -> None:
+    assert figures.noise([2.0, 1.9, 2.4]) == "0.95 to 1.20"
+    assert figures.noise([2.0]) == ""
+    assert named(run(place), "prompt speed / static", "copy").note.endswith("at 89; static alone varies 1.00 to 1.00")
+
+
 def test_repeats_are_taken_together_depth_by_depth() -> None:
     runs = [sample(create_seconds=s) for s in (1.0, 2.0, 9.0)]
     found = figures.by_depth(runs, lambda s: {4: s.create_seconds} if s.create_seconds < 9 else {2: 7.0, 4: 5.0})
