@@ -28,12 +28,13 @@ that are new.
 
 def write(out: Path, result: Benched, pictures: Mapping[str, bytes]) -> tuple[Path, ...]:
     """Write everything; the paths in the order written. pictures: by file name. Raises DiskError."""
+    document = {k: v for k, v in result.to_json().items() if k not in ("bin_dir", "files")}  # paths of one machine
     contents = {
         "bench.md": markdown(result, [name for name in pictures if name.endswith(".svg")]).encode(),
         "bench.csv": table_csv(result).encode(),
         **pictures,
         # last, and with the others in it: who finds it finds all of them
-        "bench.json": (json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n").encode(),
+        "bench.json": (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode(),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
