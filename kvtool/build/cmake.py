@@ -103,6 +103,7 @@ PRESETS: Mapping[str, Preset] = {
 # What someone who wants the dynamic cache runs, and what verify runs. One that an older upstream lacks is left out.
 USER_TARGETS = ("llama-server", "llama-cli", "llama-completion", "llama-bench", "llama-perplexity")
 VERIFY_TARGETS = ("kv-check", "test-llama-archs")
+BENCH_TARGET = "kv-bench"  # built when it is asked for
 
 # Environment that CMake reads when it configures: part of what decides whether to configure again.
 _CMAKE_ENV = ("CC", "CXX", "CUDACXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CMAKE_PREFIX_PATH", "VULKAN_SDK")

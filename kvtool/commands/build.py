@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from kvtool.build import builder, cmake, toolchain
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError
+from kvtool.machine import cores
 from kvtool.project import Project
 from kvtool.result import Result
 
@@ -82,7 +82,7 @@ class Built(Result):
 
 def default_jobs() -> int:
     """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores()
 
 
 def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) -> cmake.Plan:

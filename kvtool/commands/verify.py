@@ -18,6 +18,7 @@ from kvtool.commands import build
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
+from kvtool.machine import available_memory
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.upstream.lock import load_lock
@@ -174,7 +175,7 @@ def _memory(bench: Bench, console: Console) -> list[Finding]:
     model = models.cache_model(models.QWEN35_27B, bench.work)
     check = Check(f"memory/{models.QWEN35_27B.name}/131072", "memory", model, timeout=300)
     with console.progress("resident memory of a 131072-token context", None):
-        return [runner.memory(check, bench.program("kv-check"), runner.available_memory())]
+        return [runner.memory(check, bench.program("kv-check"), available_memory())]
 
 
 def _compare(

@@ -103,25 +103,6 @@ def _size(path: Path) -> int:
         return 0
 
 
-def available_memory() -> int | None:
-    """Bytes that could be filled without swapping, with a cgroup's limit honoured; None where that is not known."""
-    free: list[int] = []
-    try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-    except OSError:
-        return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text("ascii"))
-        if limit != "max":
-            free.append(int(limit) - used)
-    except (OSError, ValueError):
-        pass  # no cgroup v2, or none that limits
-    return min(free) if free else None
-
-
 def memory(check: Check, binary: Path, available: int | None) -> Finding:
     """Resident bytes that a context of MEMORY_CONTEXT cells adds, dynamic and, where it fits, static."""
     cache = QWEN35_27B.bytes_per_cell() * MEMORY_CONTEXT

@@ -35,6 +35,7 @@ def test_exit_codes_and_words_are_frozen() -> None:
         "BuildError": (7, "build"),
         "MissingToolError": (7, "missing_tool"),
         "VerifyError": (8, "verify"),
+        "MeasureError": (8, "measure"),
         "NetworkError": (9, "network"),
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtool import machine
 from kvtool.result import CheckOutcome
 from kvtool.verify import runner
 from kvtool.verify.checks import Check
@@ -112,7 +113,7 @@ def test_memory_that_takes_forever_fails(tmp_path: Path) -> None:
 
 
 def test_available_memory_is_a_number_of_bytes_or_unknown() -> None:
-    free = runner.available_memory()
+    free = machine.available_memory()
     assert free is None or free > 2**20
 
 

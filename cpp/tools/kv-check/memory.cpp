@@ -2,6 +2,7 @@
 
 #include "child.h"
 #include "json.h"
+#include "resident.h"
 #include "session.h"
 
 #include <algorithm>
@@ -10,46 +11,6 @@
 #include <cstring>
 #include <stdexcept>
 #include <vector>
-
-#if defined(_WIN32)
-#define WIN32_LEAN_AND_MEAN
-#include <windows.h>
-#include <psapi.h>
-#elif defined(__APPLE__)
-#include <mach/mach.h>
-#else
-#include <unistd.h>
-#endif
-
-// resident bytes of this process, -1 where that is not known
-static int64_t resident_bytes() {
-#if defined(_WIN32)
-    PROCESS_MEMORY_COUNTERS counters;
-    if (GetProcessMemoryInfo(GetCurrentProcess(), &counters, sizeof(counters))) {
-        return (int64_t) counters.WorkingSetSize;
-    }
-    return -1;
-#elif defined(__APPLE__)
-    mach_task_basic_info_data_t info;
-    mach_msg_type_number_t count = MACH_TASK_BASIC_INFO_COUNT;
-    if (task_info(mach_task_self(), MACH_TASK_BASIC_INFO, (task_info_t) &info, &count) == KERN_SUCCESS) {
-        return (int64_t) info.resident_size;
-    }
-    return -1;
-#else
-    long long size     = 0;
-    long long resident = -1;
-    FILE * file = fopen("/proc/self/statm", "r");
-    if (file == nullptr) {
-        return -1;
-    }
-    if (fscanf(file, "%lld %lld", &size, &resident) != 2) {
-        resident = -1;
-    }
-    fclose(file);
-    return resident < 0 ? -1 : (int64_t) resident*sysconf(_SC_PAGESIZE);
-#endif
-}
 
 struct memory_log {
     bool     verbose     = false;

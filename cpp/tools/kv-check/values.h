@@ -1,0 +1,13 @@
+#pragma once
+
+#include "llama.h"
+
+#include <cstdint>
+#include <string>
+
+// values of command line options, for kv-check and kv-bench; false if str is not one
+
+bool parse_u32       (const char * str, uint32_t & res); // at most INT32_MAX
+bool parse_on_off    (const std::string & str, bool & res);
+bool parse_type      (const std::string & str, ggml_type & res);
+bool parse_flash_attn(const std::string & str, llama_flash_attn_type & res);
