@@ -24,7 +24,12 @@ bool llama_kv_storage::fail_alloc() {
     const long n_fail = strtol(LLAMA_KV_DYNAMIC_FAIL, &end, 10);
     const long n_cur  = ++n_alloc;
 
-    return n_cur == n_fail || (n_cur > n_fail && end && *end == '+');
+    const bool fail = n_cur == n_fail || (n_cur > n_fail && end && *end == '+');
+    if (fail) {
+        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_FAIL: allocation %ld fails\n", __func__, n_cur);
+    }
+
+    return fail;
 }
 
 namespace {

@@ -125,10 +125,10 @@ def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     for stale in work.glob(f"spoken-{toy.stem}-????????????.gguf"):
         stale.unlink()
-    return _written(out, lambda path: _graft(toy, vocabulary, path, seed))
+    return written(out, lambda path: _graft(toy, vocabulary, path, seed))
 
 
-def _written(out: Path, write: Callable[[Path], None]) -> Path:
+def written(out: Path, write: Callable[[Path], None]) -> Path:
     """Let `write` make the file under another name, then rename: a killed run leaves nothing that looks finished."""
     partial = out.with_suffix(f".{os.getpid()}.part")
     try:
@@ -179,7 +179,7 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
     for tensor in body.tensors:
         if not tensor.name.endswith((".scale", ".input_scale")):  # optional, and they shrink what attention says
             writer.add_tensor(tensor.name, _weights(tensor, n_vocab, seed))
-    _finish(writer)
+    finish(writer)
 
 
 def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
@@ -216,7 +216,7 @@ def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
     if out.is_file():
         return out
     work.mkdir(parents=True, exist_ok=True)
-    return _written(out, lambda path: _write_cache_model(geometry, path, context))
+    return written(out, lambda path: _write_cache_model(geometry, path, context))
 
 
 def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
@@ -257,10 +257,10 @@ def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
         drawn = rng.standard_normal(shape, dtype=np.float32)
         weight = (1 + 0.1 * drawn) if len(shape) == 1 else (drawn / np.sqrt(shape[-1])).astype(np.float16)
         writer.add_tensor(name, weight)
-    _finish(writer)
+    finish(writer)
 
 
-def _finish(writer: Any) -> None:
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

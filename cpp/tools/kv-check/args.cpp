@@ -15,6 +15,7 @@ void kv_check_usage(const char * prog) {
     printf("2 bad arguments or a model that cannot be loaded.\n\n");
     printf("  -h,    --help                 show this help\n");
     printf("  -m,    --model FILE           the model\n");
+    printf("  -md,   --draft FILE           a draft model that shares the cells of the model, for the check 'draft'\n");
     printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
     printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");
     printf("  -ctv,  --cache-type-v TYPE    type of the V cache (default: f16)\n");
@@ -38,6 +39,7 @@ void kv_check_usage(const char * prog) {
         printf(" %s", def.name);
     }
     printf("\n");
+    printf("         --fail N[+]            the N-th allocation of a growth (N+: and all later ones) fails in the check 'no-memory'\n");
     printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
     printf("         --timeout S            seconds for one side (default: 900)\n");
@@ -68,6 +70,16 @@ static bool parse_on_off(const std::string & str, bool & res) {
         return true;
     }
     return false;
+}
+
+static bool parse_fail(const std::string & str, std::string & res) {
+    uint32_t n = 0;
+    const bool all_later = !str.empty() && str.back() == '+';
+    if (!parse_u32(str.substr(0, str.size() - all_later).c_str(), n) || n == 0) {
+        return false;
+    }
+    res = str;
+    return true;
 }
 
 static bool parse_type(const std::string & str, ggml_type & res) {
@@ -167,6 +179,8 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         bool ok = true;
         uint32_t u = 0;
         if      (is("-m",   "--model"))         { params.model = val; }
+        else if (is("-md",  "--draft"))         { params.draft = val; }
+        else if (is("--fail"))                  { ok = parse_fail(val, params.fail); }
         else if (is("-fa",  "--flash-attn"))    { ok = parse_flash_attn(val, params.flash_attn); }
         else if (is("-ctk", "--cache-type-k"))  { ok = parse_type(val, params.type_k); }
         else if (is("-ctv", "--cache-type-v"))  { ok = parse_type(val, params.type_v); }

@@ -9,6 +9,8 @@
 // everything the command line says; the same values go to the static and to the dynamic side
 struct kv_check_params {
     std::string model;
+    std::string draft; // a model that reads the cells of this one, for the check of that name
+    std::string fail;  // N or N+: the allocations of a growth that fail in the check "no-memory", "": none
 
     llama_flash_attn_type flash_attn = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     ggml_type             type_k     = GGML_TYPE_F16;

@@ -35,14 +35,17 @@ static std::vector<uint32_t> boundaries(const side & s) {
     return res;
 }
 
-// the context that the command line asks for
-static session_params base(const side & s) {
+session_params kv_check_base(const side & s) {
     session_params res;
     res.dynamic = s.dynamic;
     res.unified = s.params.unified;
     res.n_seqs  = s.params.n_seqs;
     res.n_cells = kv_check_n_cells(s.params);
     return res;
+}
+
+static session_params base(const side & s) {
+    return kv_check_base(s);
 }
 
 // at least n sequences; with a single one on the command line, unified decides whether they share a stream
@@ -99,6 +102,16 @@ static void check_prompt(side & s) {
     // everything at once: one growth has to bring what the whole batch needs
     session c(s, base(s), "whole");
     c.fill(n_fill);
+    c.record_time();
+    c.generate(2);
+}
+
+// batches whose results nobody reads before the next one: the device may still compute when the cache grows
+static void check_unread(side & s) {
+    session c(s, base(s), "unread");
+    for (uint32_t n = 0; n < at_most(s, 540) - 40; n += 60) {
+        c.fill_unread(60);
+    }
     c.generate(2);
 }
 
@@ -516,6 +529,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
     static const std::vector<kv_check_scenario> res = {
         { "prompt",             check_prompt,             "prompt"       },
         { "generate",           check_generate,           "generate"     },
+        { "unread",             check_unread,             "unread"       },
         { "tail",               check_tail,               "tail"         },
         { "copy",               check_copy,               "copy"         },
         { "shift",              check_shift,              "shift"        },
@@ -532,6 +546,8 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "state-file",         check_state_file,         "state-file"   },
         { "state-device",       check_state_device,       "state-device" },
         { "div",                check_div,                "div"          },
+        { "draft",              kv_check_draft,           "draft"        },
+        { "no-memory",          kv_check_no_memory,       "no-memory"    },
     };
     return res;
 }

@@ -1,0 +1,86 @@
+// Memory runs out while the cache grows: --fail says at which allocation.
+//
+// What the failed batch returned is not compared, the static side has none that fails. Compared is what is left: the old
+// cells are as they were, and what fits is served.
+
+#include "scenarios.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace {
+
+// while it lives, allocations of a growth are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-storage.h)
+class short_of_memory {
+  public:
+    explicit short_of_memory(const side & s) { set(s.dynamic ? s.params.fail.c_str() : ""); }
+    ~short_of_memory() { set(""); }
+
+    short_of_memory(const short_of_memory &) = delete;
+    short_of_memory & operator=(const short_of_memory &) = delete;
+
+  private:
+    static void set(const char * val) {
+#ifdef _WIN32
+        _putenv_s("LLAMA_KV_DYNAMIC_FAIL", val);
+#else
+        if (*val != '\0') {
+            setenv("LLAMA_KV_DYNAMIC_FAIL", val, 1);
+        } else {
+            unsetenv("LLAMA_KV_DYNAMIC_FAIL");
+        }
+#endif
+    }
+};
+
+} // namespace
+
+void kv_check_no_memory(side & s) {
+    if (s.params.fail.empty()) {
+        throw check_skipped("no allocation is to fail (--fail)");
+    }
+    session_params sp = kv_check_base(s);
+
+    const uint32_t n_before = 240; // the cache has not grown yet
+
+    session_params large = sp;
+    large.dynamic = false;
+    session a(s, large, "large");
+    a.fill(n_before + 200);
+    const auto state = a.state_get();
+
+    // a window forgets positions for a batch that then fails, and recurrent layers cannot go back
+    const bool keeps = !s.is_recurrent && !s.is_hybrid && llama_model_n_swa(s.model) == 0;
+
+    session c(s, sp, "short");
+    c.fill(n_before);
+
+    for (const uint32_t n : { 60u, 90u, 300u }) {
+        const auto before = c.positions();
+        {
+            const short_of_memory scope(s);
+            c.try_fill(std::min(n, sp.n_cells - n_before));
+            c.try_fill(20);
+            if (keeps) {
+                c.go_back(before);
+                c.generate(3);
+            }
+        }
+        if (keeps) {
+            c.go_back(before);
+        } else {
+            c.clear(true);
+            c.fill(n_before);
+        }
+    }
+
+    session d(s, sp, "state");
+    d.fill(20);
+    {
+        const short_of_memory scope(s);
+        d.try_state(state);
+    }
+    d.clear(true);
+    d.fill(n_before);
+    d.generate(40);
+}
