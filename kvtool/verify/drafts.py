@@ -59,7 +59,11 @@ def _write(out: Path, arch: str, embd: int, shapes: Mapping[str, tuple[int, ...]
     writer.add_vocab_size(_VOCAB)
     writer.add_tokenizer_model("no_vocab")
     writer.add_array(f"{arch}.attention.sliding_window_pattern", list(_PATTERN))
-    numbers = {"attention.key_length_swa": _HEAD, "attention.value_length_swa": _HEAD, "rope.dimension_count_swa": _HEAD}
+    numbers = {
+        "attention.key_length_swa": _HEAD,
+        "attention.value_length_swa": _HEAD,
+        "rope.dimension_count_swa": _HEAD,
+    }
     numbers |= {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0, **more}
     for name, value in numbers.items():
         writer.add_uint32(f"{arch}.{name}", value)

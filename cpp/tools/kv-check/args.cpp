@@ -47,6 +47,7 @@ void kv_check_usage(const char * prog) {
     printf("         --self-ctx N           compare the static cache with a static cache of N cells\n");
     printf("         --memory               only create a context and report its resident memory and the time it took\n");
     printf("         --kv-dynamic on|off    the context that --memory creates (default: off)\n");
+    printf("         --no-alloc             with --memory: allocate nothing, as --fit does when it measures\n");
     printf("  -v,    --verbose              show the logs of both sides on stderr\n");
 }
 
@@ -159,6 +160,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         if (is("--quick"))                      { params.quick       = true;  continue; }
         if (is("--self"))                       { params.self        = true;  continue; }
         if (is("--memory"))                     { params.memory      = true;  continue; }
+        if (is("--no-alloc"))                   { params.no_alloc    = true;  continue; }
         if (is("-v", "--verbose"))              { params.verbose     = true;  continue; }
         if (is("--list-devices")) {
             ggml_backend_load_all();

@@ -46,6 +46,7 @@ struct kv_check_params {
 
     bool memory     = false; // report what a context costs instead of comparing
     bool kv_dynamic = false; // which context --memory creates
+    bool no_alloc   = false; // --memory: only measure, as --fit does
 
     // set by main when the static cache cannot go beyond a number of positions
     bool fallback = false;

@@ -118,6 +118,9 @@ void kv_check_draft(side & s) {
     fresh.state_set(small);
     e.draft();
     fresh.state_set(large);
+    fresh.state_set(small); // as many cells as for the last draft, elsewhere
+    e.draft();
+    fresh.state_set(large);
     e.draft();
     fresh.generate(2);
     e.draft();
