@@ -275,7 +275,7 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
 
             // give back what the larger buffers hold
             for (size_t j = 0; j < i; ++j) {
-                if (!move_layer(layers[j], n_cells_cur, n_used)) {
+                if (fail_alloc() || !move_layer(layers[j], n_cells_cur, n_used)) {
                     break;
                 }
             }

@@ -24,6 +24,7 @@ from tests.e2e.conftest import Real
 VARIABLE = "KV_BROKEN"
 
 _CHOICE = f"""\
+#include "llama-kv-dynamic.h"
 #include <cstdlib>
 static bool kv_broken(int n) {{
     const char * val = getenv("{VARIABLE}");

@@ -62,7 +62,12 @@ class Lab:
         return ("-m", self.real.toys / f"{name}.gguf") if name else ()
 
     def run(self, run: Run, number: int) -> Seen:
-        env = {**os.environ, **run.env, "LD_LIBRARY_PATH": str(self.libraries), broken.VARIABLE: str(number)}
+        env = {
+            **os.environ,
+            **run.env,
+            "LD_LIBRARY_PATH": f"{self.libraries}:{self.real.bin}",
+            broken.VARIABLE: str(number),
+        }
         if "KV_WATCH" in run.env:
             env["LD_PRELOAD"] = str(self.watch)
         argv = [self.real.bin / run.program, *self.model_args(run.model), *run.args]

@@ -61,6 +61,7 @@ void kv_check_no_memory(side & s) {
             const short_of_memory scope(s);
             c.try_fill(std::min(n, sp.n_cells - n_before));
             c.try_fill(20);
+            c.can_shift("after a growth that failed");
             if (keeps) {
                 c.go_back(before);
                 c.generate(3);

@@ -102,8 +102,11 @@ static void check_prompt(side & s) {
     // everything at once: one growth has to bring what the whole batch needs
     session c(s, base(s), "whole");
     c.fill(n_fill);
-    c.record_time();
     c.generate(2);
+
+    session d(s, base(s), "timed");
+    d.fill_unread(n_fill);
+    d.record_time();
 }
 
 // batches whose results nobody reads before the next one: the device may still compute when the cache grows
@@ -499,6 +502,20 @@ static void check_state_device(side & s) {
     c.state_seq_set(0, data, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
     c.generate(4);
     c.fill(100);
+
+    // the same rows are saved again after they have moved
+    session d(s, base(s), "again");
+    d.fill(200);
+    d.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+    const auto before = d.positions();
+    d.fill(150);
+    if (d.rm(0, before[0], -1)) {
+        const auto again = d.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+        d.salt(1);
+        d.fill_seq(0, 30);
+        d.state_seq_set(0, again, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+        d.generate(4);
+    }
 #else
     (void) s;
     throw check_skipped("this upstream has no states on the device");

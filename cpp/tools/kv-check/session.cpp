@@ -167,7 +167,7 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
         batch.pos[i]       = pos_next[seq]++;
         batch.n_seq_id[i]  = 1;
         batch.seq_id[i][0] = seq;
-        batch.logits[i]    = s.params.embeddings || i % stride == stride - 1 || i == n - 1;
+        batch.logits[i]    = i == n - 1 || (what == record::rows && (s.params.embeddings || i % stride == stride - 1));
         if (batch.logits[i]) {
             outputs.push_back(i);
         }
@@ -205,6 +205,10 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
 }
 
 void session::record_time() {
+    const int64_t t_start = ggml_time_us();
+    llama_synchronize(ctx);
+    time_us += ggml_time_us() - t_start;
+
     const llama_perf_context_data perf = llama_perf_context(ctx);
 
     // a batch whose time is lost has next to nothing: half of it is far from both ends

@@ -87,7 +87,7 @@ class session {
     std::vector<llama_pos> positions() const { return n_past; }
     void go_back(const std::vector<llama_pos> & to);
 
-    // whether the library counted the time of the batches so far as theirs
+    // whether the library counted the time of the batches so far as theirs. it does not for those with many outputs
     void record_time();
 
     // memory operations, with their result written down and the positions kept up to date
