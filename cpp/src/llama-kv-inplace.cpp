@@ -10,11 +10,18 @@ std::unique_ptr<llama_kv_inplace> llama_kv_inplace::create(ggml_context * ctx, c
     GGML_ASSERT(!tensors.empty() && n_block > 0);
 
     // tensors start on a page of their own: they do not share one that is committed for the other
-    const size_t size_page = llama_kv_pages::page_size();
+    const auto size_of = [](const ggml_tensor * t) {
+        const size_t size = ggml_nbytes(t);
+        return size < llama_kv_pages::ALIGNMENT ? GGML_PAD(size, llama_kv_pages::page_size()) : GGML_PAD(size, llama_kv_pages::ALIGNMENT);
+    };
+
+    // large ones first, so that they keep their alignment
+    auto order = tensors;
+    std::stable_sort(order.begin(), order.end(), [&](const tensor & a, const tensor & b) { return size_of(a.t) > size_of(b.t); });
 
     size_t size = 0;
-    for (const auto & [t, trans] : tensors) {
-        size += GGML_PAD(ggml_nbytes(t), size_page);
+    for (const auto & [t, trans] : order) {
+        size += size_of(t);
     }
 
     std::unique_ptr<llama_kv_inplace> res(new llama_kv_inplace());
@@ -30,12 +37,12 @@ std::unique_ptr<llama_kv_inplace> llama_kv_inplace::create(ggml_context * ctx, c
     }
 
     char * addr = res->pages->data();
-    for (const auto & [t, trans] : tensors) {
+    for (const auto & [t, trans] : order) {
         ggml_backend_tensor_alloc(res->buf, t, addr);
 
         res->layout.push_back({ addr, trans ? ggml_type_size(t->type) : ggml_row_size(t->type, t->ne[0]), trans ? (size_t) t->ne[0] : 1 });
 
-        addr += GGML_PAD(ggml_nbytes(t), size_page);
+        addr += size_of(t);
     }
 
     for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <fstream>
 #include <sstream>
 
@@ -117,23 +118,12 @@ size_t llama_kv_limits_available(const std::string & root) {
     return res;
 }
 
-bool llama_kv_limits_huge_pages_always() {
-    std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
-    std::string   line;
-
-    return std::getline(file, line) && line.find("[always]") != std::string::npos;
-}
-
 #else
 
 size_t llama_kv_limits_available(const std::string & root) {
     (void) root;
 
     return SIZE_MAX;
-}
-
-bool llama_kv_limits_huge_pages_always() {
-    return false;
 }
 
 #endif

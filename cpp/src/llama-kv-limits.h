@@ -9,8 +9,5 @@
 // SIZE_MAX where nothing is known (not Linux)
 size_t llama_kv_limits_available();
 
-// transparent huge pages for everyone, also where nobody asked for them
-bool llama_kv_limits_huge_pages_always();
-
 // the same as llama_kv_limits_available() with the files below root instead of /, for tests
 size_t llama_kv_limits_available(const std::string & root);

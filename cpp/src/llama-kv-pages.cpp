@@ -114,6 +114,12 @@ void sys_free(char * base, size_t size) {
     VirtualFree(base, 0, MEM_RELEASE);
 }
 
+void sys_set_huge(char * addr, size_t size, bool enable) {
+    (void) addr;
+    (void) size;
+    (void) enable;
+}
+
 bool sys_populate(char * addr, size_t size, bool & failed) {
     (void) addr;
     (void) size;
@@ -142,9 +148,7 @@ char * sys_reserve(size_t size) {
     }
 
 #ifdef __linux__
-    if (llama_kv_limits_huge_pages_always()) {
-        madvise(res, size, MADV_NOHUGEPAGE);
-    }
+    madvise(res, size, MADV_NOHUGEPAGE); // an error if the kernel has none: as well
 #endif
 
     return (char *) res;
@@ -154,7 +158,27 @@ void sys_free(char * base, size_t size) {
     munmap(base, size);
 }
 
-// false: not possible here, true: done
+// ask for huge pages in the whole regions of [addr, addr + size), or for none in all regions that it touches
+void sys_set_huge(char * addr, size_t size, bool enable) {
+#ifdef __linux__
+    const uintptr_t align = llama_kv_pages::ALIGNMENT;
+    const uintptr_t a0    = (uintptr_t) addr;
+    const uintptr_t a1    = a0 + size;
+
+    const uintptr_t r0 = enable ? (a0 + align - 1)/align*align : a0/align*align;
+    const uintptr_t r1 = enable ? a1/align*align               : (a1 + align - 1)/align*align;
+
+    if (r0 < r1) {
+        madvise((void *) r0, r1 - r0, enable ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); // a hint: no error is one
+    }
+#else
+    (void) addr;
+    (void) size;
+    (void) enable;
+#endif
+}
+
+// make the pages real. false: not possible here, true: done
 // sets failed when there is no memory
 bool sys_populate(char * addr, size_t size, bool & failed) {
 #ifdef __linux__
@@ -204,19 +228,23 @@ std::unique_ptr<llama_kv_pages> llama_kv_pages::reserve(size_t size) {
         return nullptr;
     }
 
-    char * base = sys_reserve(n_bytes);
-    if (!base) {
+    char * range = sys_reserve(n_bytes + ALIGNMENT);
+    if (!range) {
         return nullptr;
     }
 
-    return std::unique_ptr<llama_kv_pages>(new llama_kv_pages(base, n_bytes));
+    return std::unique_ptr<llama_kv_pages>(new llama_kv_pages(range, n_bytes));
 }
 
-llama_kv_pages::llama_kv_pages(char * base, size_t n_bytes) : base(base), n_bytes(n_bytes), committed(n_bytes/page_size()) {
+llama_kv_pages::llama_kv_pages(char * range, size_t n_bytes) :
+    range(range),
+    base((char *) (((uintptr_t) range + ALIGNMENT - 1)/ALIGNMENT*ALIGNMENT)),
+    n_bytes(n_bytes),
+    committed(n_bytes/page_size()) {
 }
 
 llama_kv_pages::~llama_kv_pages() {
-    sys_free(base, n_bytes);
+    sys_free(range, n_bytes + ALIGNMENT);
 }
 
 char * llama_kv_pages::data() const {
@@ -287,10 +315,13 @@ bool llama_kv_pages::assign(const llama_kv_page_set & set) {
 }
 
 bool llama_kv_pages::commit(size_t i0, size_t i1) {
-    char * addr = base + i0*page_size();
+    char *       addr = base + i0*page_size();
+    const size_t size = (i1 - i0)*page_size();
+
+    sys_set_huge(addr, size, true);
 
     bool failed = false;
-    if (sys_populate(addr, (i1 - i0)*page_size(), failed)) {
+    if (sys_populate(addr, size, failed)) {
         return !failed;
     }
 
@@ -303,7 +334,11 @@ bool llama_kv_pages::commit(size_t i0, size_t i1) {
 }
 
 void llama_kv_pages::discard(size_t i0, size_t i1) {
-    sys_discard(base + i0*page_size(), (i1 - i0)*page_size());
+    char *       addr = base + i0*page_size();
+    const size_t size = (i1 - i0)*page_size();
+
+    sys_set_huge(addr, size, false); // or the kernel fills the hole with a huge page, in time
+    sys_discard(addr, size);
 }
 
 size_t llama_kv_pages::n_bytes_available() {

