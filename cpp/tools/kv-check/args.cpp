@@ -33,6 +33,7 @@ void kv_check_usage(const char * prog) {
     printf("  -ngl,  --n-gpu-layers N       layers on the device (default: all)\n");
     printf("  -nkvo, --no-kv-offload        keep the KV cache in host memory\n");
     printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
+    printf("         --storage inplace|copy how the dynamic cache grows in host memory (default: in place)\n");
     printf("         --list-devices         print the devices and exit\n");
     printf("         --checks LIST          comma separated, of:");
     for (const auto & def : kv_check_scenarios()) {
@@ -196,6 +197,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         else if (is("-ngl", "--n-gpu-layers"))  { ok = parse_u32(val.c_str(), u); params.n_gpu_layers = (int32_t) u; }
         else if (is("-dev", "--device"))        { params.device = val; }
         else if (is("--rpc"))                   { params.rpc = val; }
+        else if (is("--storage"))               { params.storage = val; ok = val == "inplace" || val == "copy"; }
         else if (is("--checks"))                { ok = parse_checks(val, params.checks); }
         else if (is("-s",   "--seed"))          { ok = parse_u32(val.c_str(), params.seed); }
         else if (is("--self-ctx"))              { ok = parse_u32(val.c_str(), params.self_ctx); params.self = true; }

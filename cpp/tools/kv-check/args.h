@@ -35,6 +35,8 @@ struct kv_check_params {
     std::string rpc;    // HOST:PORT[,HOST:PORT...]
     bool        offload_kqv = true;
 
+    std::string storage; // how the dynamic side grows in host memory: inplace, copy, or "" for its own choice
+
     std::vector<std::string> checks; // empty: all of them
 
     uint32_t seed      = 1;

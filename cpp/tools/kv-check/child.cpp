@@ -179,6 +179,14 @@ static void run_check(side & s, const std::string & name) {
 static void run_checks(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks, FILE * file) {
     trace_writer out(file);
 
+    if (!params.storage.empty()) {
+#ifdef _WIN32
+        _putenv_s("LLAMA_KV_DYNAMIC_STORAGE", params.storage.c_str());
+#else
+        setenv("LLAMA_KV_DYNAMIC_STORAGE", params.storage.c_str(), 1);
+#endif
+    }
+
     g_log.params = &params;
     g_log.out    = &out;
     g_log.s      = nullptr;
