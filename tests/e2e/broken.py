@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +56,10 @@ class Edit:
         return at
 
 
-def rewrite(text: str, edits: Mapping[int, Edit]) -> str:
+def rewrite(text: str, edits: Sequence[tuple[int, Edit]]) -> str:
     """The source with every edit as a choice, by its number. Several edits may be of the same place."""
     places: dict[tuple[int, str], list[tuple[int, Edit]]] = {}
-    for number, edit in edits.items():
+    for number, edit in edits:
         places.setdefault((edit.find(text), edit.old), []).append((number, edit))
     for (at, old), choices in sorted(places.items(), reverse=True):
         made = old
@@ -88,11 +88,12 @@ def _run(command: str, cwd: Path) -> None:
     assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
-def build(real: Real, edits: Sequence[Edit], out: Path) -> None:
-    """A libllama with all edits (numbered from 1) in `out`, under the names by which programs load it."""
-    by_file: dict[str, dict[int, Edit]] = {}
-    for number, edit in enumerate(edits, 1):
-        by_file.setdefault(edit.file, {})[number] = edit
+def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
+    """A libllama with all edits in `out`, under the names by which programs load it. Each tuple has a number, from 1."""
+    by_file: dict[str, list[tuple[int, Edit]]] = {}
+    for number, group in enumerate(edits, 1):
+        for edit in group:
+            by_file.setdefault(edit.file, []).append((number, edit))
 
     plan = _commands(real)
     link = next(line for line in plan if "-shared" in line and " -o bin/libllama" in line)

@@ -86,7 +86,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     out = tmp_path_factory.mktemp("broken")
-    broken.build(real, [trap.broken for trap in TRAPS], out)
+    broken.build(real, [trap.edits for trap in TRAPS], out)
     compiler = shutil.which("cc")
     assert compiler is not None
     watch = out / "watch.so"

@@ -1,7 +1,7 @@
 """Every allocation of a growth fails once, and from each on all of them: nothing is lost, and what fits is served.
 
-kv-check's check "no-memory" grows a cache several times; --fail N makes the N-th allocation fail there, N+ that one and all
-later ones. N goes up until no allocation is left to fail. What each point must leave is in scenarios-memory.cpp.
+kv-check's check "no-memory" grows a cache several times; --fail N makes the N-th allocation fail there, N+ that one and
+all later ones. N goes up until none is left to fail. What each point must leave is in scenarios-memory.cpp.
 """
 
 from __future__ import annotations

@@ -415,6 +415,13 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         c.state_set(small);
         c.generate(3);
         c.record_state();
+
+        // the storage moves between two graphs of one size
+        session d(s, into, "d." + kind);
+        d.generate(3);
+        d.state_set(big);
+        d.state_set(small);
+        d.generate(3);
     }
 }
 
