@@ -1,9 +1,9 @@
-"""Upstream's own tests: on the tree as upstream has it, on the patched one, and there with --kv-dynamic for all of them.
+"""Upstream's own tests: on upstream's tree, on the patched one, and there with --kv-dynamic for all of them.
 
     python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--junit DIR]
 
-Both are build directories of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). What ctest knows and what was built
-is run; tests that would download something are left out. With --model (toys that speak, kvtool/verify/models.py) the
+Both are build directories of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). What ctest knows and what was
+built is run; tests that would download something are left out. With --model (toys that speak, kvtool/verify/models.py) the
 tests of states and of recurrent rollback also run on these models with -c 4096, beyond the 256 positions at which
 upstream's own toys end: only there does anything grow.
 

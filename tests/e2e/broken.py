@@ -89,7 +89,7 @@ def _run(command: str, cwd: Path) -> None:
 
 
 def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
-    """A libllama with all edits in `out`, under the names by which programs load it. Each tuple has a number, from 1."""
+    """A libllama with all edits in `out`, by the names under which programs load it. The tuples are numbered from 1."""
     by_file: dict[str, list[tuple[int, Edit]]] = {}
     for number, group in enumerate(edits, 1):
         for edit in group:

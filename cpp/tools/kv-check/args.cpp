@@ -41,6 +41,7 @@ void kv_check_usage(const char * prog) {
     }
     printf("\n");
     printf("         --fail N[+]            the N-th allocation of a growth (N+: and all later ones) fails in the check 'no-memory'\n");
+    printf("         --limit MIB            the process gets no more than this for the growths in 'no-memory' (Linux)\n");
     printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
     printf("         --timeout S            seconds for one side (default: 900)\n");
@@ -183,6 +184,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         uint32_t u = 0;
         if      (is("-m",   "--model"))         { params.model = val; }
         else if (is("-md",  "--draft"))         { params.draft = val; }
+        else if (is("--limit"))                 { ok = parse_u32(val.c_str(), params.limit_mib); }
         else if (is("--fail"))                  { ok = parse_fail(val, params.fail); }
         else if (is("-fa",  "--flash-attn"))    { ok = parse_flash_attn(val, params.flash_attn); }
         else if (is("-ctk", "--cache-type-k"))  { ok = parse_type(val, params.type_k); }

@@ -12,6 +12,8 @@ struct kv_check_params {
     std::string draft; // a model that reads the cells of this one, for the check of that name
     std::string fail;  // N or N+: the allocations of a growth that fail in the check "no-memory", "": none
 
+    uint32_t limit_mib = 0; // MiB that the system still gives in the check "no-memory" (Linux), 0: no limit
+
     llama_flash_attn_type flash_attn = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     ggml_type             type_k     = GGML_TYPE_F16;
     ggml_type             type_v     = GGML_TYPE_F16;

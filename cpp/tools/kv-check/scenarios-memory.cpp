@@ -1,4 +1,4 @@
-// Memory runs out while the cache grows: --fail says at which allocation.
+// Memory runs out while the cache grows: --fail says at which allocation, --limit how much the system still gives.
 //
 // What the failed batch returned is not compared, the static side has none that fails. Compared is what is left: the old
 // cells are as they were, and what fits is served.
@@ -6,20 +6,59 @@
 #include "scenarios.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+
+#ifdef __linux__
+#include <sys/resource.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
-// while it lives, allocations of a growth are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-storage.h)
+// while it lives, allocations of a growth are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-storage.h),
+// and the address space of the process can grow by --limit
 class short_of_memory {
   public:
-    explicit short_of_memory(const side & s) { set(s.dynamic ? s.params.fail.c_str() : ""); }
-    ~short_of_memory() { set(""); }
+    explicit short_of_memory(const side & s) {
+        if (s.dynamic) {
+            set(s.params.fail.c_str());
+            if (s.params.limit_mib > 0) {
+                limit(s.params.limit_mib);
+            }
+        }
+    }
+
+    ~short_of_memory() {
+        set("");
+        limit(0);
+    }
 
     short_of_memory(const short_of_memory &) = delete;
     short_of_memory & operator=(const short_of_memory &) = delete;
 
   private:
+    // mib more than there is now, 0: no limit
+    static void limit(uint32_t mib) {
+#ifdef __linux__
+        rlimit lim;
+        if (getrlimit(RLIMIT_AS, &lim) != 0) {
+            return;
+        }
+        unsigned long n_pages = 0;
+        if (FILE * file = fopen("/proc/self/statm", "r")) {
+            if (fscanf(file, "%lu", &n_pages) != 1) {
+                n_pages = 0;
+            }
+            fclose(file);
+        }
+        lim.rlim_cur = mib > 0 && n_pages > 0 ? (rlim_t) n_pages*sysconf(_SC_PAGESIZE) + ((rlim_t) mib << 20) : lim.rlim_max;
+        setrlimit(RLIMIT_AS, &lim);
+#else
+        (void) mib;
+#endif
+    }
+
     static void set(const char * val) {
 #ifdef _WIN32
         _putenv_s("LLAMA_KV_DYNAMIC_FAIL", val);
@@ -36,8 +75,8 @@ class short_of_memory {
 } // namespace
 
 void kv_check_no_memory(side & s) {
-    if (s.params.fail.empty()) {
-        throw check_skipped("no allocation is to fail (--fail)");
+    if (s.params.fail.empty() && s.params.limit_mib == 0) {
+        throw check_skipped("no allocation is to fail (--fail, --limit)");
     }
     session_params sp = kv_check_base(s);
 
