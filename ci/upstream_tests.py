@@ -3,8 +3,8 @@
     python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--junit DIR]
 
 Both are build directories of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). What ctest knows and what was
-built is run; tests that would download something are left out. With --model (toys that speak, kvtool/verify/models.py) the
-tests of states and of recurrent rollback also run on these models with -c 4096, beyond the 256 positions at which
+built is run; tests that would download something are left out. With --model (toys that speak, kvtool/verify/models.py)
+the tests of states and of recurrent rollback also run on these models with -c 4096, beyond the 256 positions at which
 upstream's own toys end: only there does anything grow.
 
 Prints a row per test that is not passed everywhere, and the number of the others. Exit code 1 when the patched tree
@@ -103,9 +103,7 @@ def main() -> int:
         builds = (args.unpatched, args.patched, args.patched)
         columns = [
             column(build.absolute(), env, args.only, args.model, reports / f"{name.lstrip('-')}.xml")
-            for name, build, env in zip(
-                COLUMNS, (args.unpatched, args.patched, args.patched), ({}, {}, DYNAMIC), strict=True
-            )
+            for name, build, env in zip(COLUMNS, builds, ({}, {}, DYNAMIC), strict=True)
         ]
     return 1 if show(columns) else 0
 

@@ -31,6 +31,11 @@ llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx, bool enabled) : lctx(lc
 }
 
 llama_kv_dynamic::~llama_kv_dynamic() {
+    if (counters.n_grow > 0) {
+        LLAMA_LOG_INFO("%s: the KV cache has grown %u times in %.2f ms (longest %.2f ms, %.2f MiB copied) and shrunk %u times\n", __func__,
+                counters.n_grow, counters.t_grow_us/1e3, counters.t_grow_max_us/1e3, counters.n_bytes_copied/1024.0/1024.0, counters.n_shrink + has_shrunk);
+    }
+
     const std::lock_guard<std::mutex> lock(dyn_mutex);
     dyn_all.erase(std::remove(dyn_all.begin(), dyn_all.end(), this), dyn_all.end());
 }

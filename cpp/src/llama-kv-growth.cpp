@@ -25,9 +25,8 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
     const size_t size_cell = std::max<size_t>(n_bytes_cell, 1);
 
     const uint64_t n_step =
-        n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ? (in_place ? LLAMA_KV_GROWTH_START : n_cur) :
-        in_place                           ? std::min<uint64_t>(n_cur/4, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
-                                             LLAMA_KV_GROWTH_STEP_BYTES/size_cell;
+        in_place                           ? std::min<uint64_t>(n_cur/8, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
+        n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ? n_cur : LLAMA_KV_GROWTH_STEP_BYTES/size_cell;
 
     // rounded up: at least 256 cells
     const uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), n_pad);

@@ -10,9 +10,8 @@
 //   - it always gets at least what the batch at hand needs: one growth per batch, not several doublings
 //   - it never exceeds the size of the static cache
 //
-// In place (llama-kv-inplace.h) a growth copies nothing, so it takes small steps, which keeps the call that grows short: 256
-// cells at first, from LLAMA_KV_GROWTH_DOUBLE_MAX on a quarter of what there is, at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
-// That much is worth huge pages, which a smaller step would not fill.
+// In place (llama-kv-inplace.h) a growth copies nothing, so it takes small steps, which keeps the call that grows short: an
+// eighth of what there is, at least 256 cells and at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
 //
 // Memory is given back when cells are freed (llama_memory_seq_rm, _seq_keep, _clear), at once, because an idle server has no
 // later. What goes has to be decoded again to come back, so the work of a growth stays in proportion to that:
@@ -34,7 +33,7 @@ static constexpr uint32_t LLAMA_KV_GROWTH_START      = 256;
 static constexpr uint32_t LLAMA_KV_GROWTH_DOUBLE_MAX = 4096;
 static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES = size_t(1) << 30;
 
-static constexpr size_t LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE = size_t(64) << 20;
+static constexpr size_t LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE = size_t(16) << 20;
 
 // all sizes are in cells
 struct llama_kv_growth {

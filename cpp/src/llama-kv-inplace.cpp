@@ -11,16 +11,11 @@ std::unique_ptr<llama_kv_inplace> llama_kv_inplace::create(ggml_context * ctx, c
 
     // tensors start on a page of their own: they do not share one that is committed for the other
     const auto size_of = [](const ggml_tensor * t) {
-        const size_t size = ggml_nbytes(t);
-        return size < llama_kv_pages::ALIGNMENT ? GGML_PAD(size, llama_kv_pages::page_size()) : GGML_PAD(size, llama_kv_pages::ALIGNMENT);
+        return GGML_PAD(ggml_nbytes(t), llama_kv_pages::page_size());
     };
 
-    // large ones first, so that they keep their alignment
-    auto order = tensors;
-    std::stable_sort(order.begin(), order.end(), [&](const tensor & a, const tensor & b) { return size_of(a.t) > size_of(b.t); });
-
     size_t size = 0;
-    for (const auto & [t, trans] : order) {
+    for (const auto & [t, trans] : tensors) {
         size += size_of(t);
     }
 
@@ -37,7 +32,7 @@ std::unique_ptr<llama_kv_inplace> llama_kv_inplace::create(ggml_context * ctx, c
     }
 
     char * addr = res->pages->data();
-    for (const auto & [t, trans] : order) {
+    for (const auto & [t, trans] : tensors) {
         ggml_backend_tensor_alloc(res->buf, t, addr);
 
         res->layout.push_back({ addr, trans ? ggml_type_size(t->type) : ggml_row_size(t->type, t->ne[0]), trans ? (size_t) t->ne[0] : 1 });

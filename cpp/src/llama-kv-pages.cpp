@@ -114,12 +114,6 @@ void sys_free(char * base, size_t size) {
     VirtualFree(base, 0, MEM_RELEASE);
 }
 
-void sys_set_huge(char * addr, size_t size, bool enable) {
-    (void) addr;
-    (void) size;
-    (void) enable;
-}
-
 bool sys_populate(char * addr, size_t size, bool & failed) {
     (void) addr;
     (void) size;
@@ -156,26 +150,6 @@ char * sys_reserve(size_t size) {
 
 void sys_free(char * base, size_t size) {
     munmap(base, size);
-}
-
-// ask for huge pages in the whole regions of [addr, addr + size), or for none in all regions that it touches
-void sys_set_huge(char * addr, size_t size, bool enable) {
-#ifdef __linux__
-    const uintptr_t align = llama_kv_pages::ALIGNMENT;
-    const uintptr_t a0    = (uintptr_t) addr;
-    const uintptr_t a1    = a0 + size;
-
-    const uintptr_t r0 = enable ? (a0 + align - 1)/align*align : a0/align*align;
-    const uintptr_t r1 = enable ? a1/align*align               : (a1 + align - 1)/align*align;
-
-    if (r0 < r1) {
-        madvise((void *) r0, r1 - r0, enable ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); // a hint: no error is one
-    }
-#else
-    (void) addr;
-    (void) size;
-    (void) enable;
-#endif
 }
 
 // make the pages real. false: not possible here, true: done
@@ -228,23 +202,19 @@ std::unique_ptr<llama_kv_pages> llama_kv_pages::reserve(size_t size) {
         return nullptr;
     }
 
-    char * range = sys_reserve(n_bytes + ALIGNMENT);
-    if (!range) {
+    char * base = sys_reserve(n_bytes);
+    if (!base) {
         return nullptr;
     }
 
-    return std::unique_ptr<llama_kv_pages>(new llama_kv_pages(range, n_bytes));
+    return std::unique_ptr<llama_kv_pages>(new llama_kv_pages(base, n_bytes));
 }
 
-llama_kv_pages::llama_kv_pages(char * range, size_t n_bytes) :
-    range(range),
-    base((char *) (((uintptr_t) range + ALIGNMENT - 1)/ALIGNMENT*ALIGNMENT)),
-    n_bytes(n_bytes),
-    committed(n_bytes/page_size()) {
+llama_kv_pages::llama_kv_pages(char * base, size_t n_bytes) : base(base), n_bytes(n_bytes), committed(n_bytes/page_size()) {
 }
 
 llama_kv_pages::~llama_kv_pages() {
-    sys_free(range, n_bytes + ALIGNMENT);
+    sys_free(base, n_bytes);
 }
 
 char * llama_kv_pages::data() const {
@@ -318,8 +288,6 @@ bool llama_kv_pages::commit(size_t i0, size_t i1) {
     char *       addr = base + i0*page_size();
     const size_t size = (i1 - i0)*page_size();
 
-    sys_set_huge(addr, size, true);
-
     bool failed = false;
     if (sys_populate(addr, size, failed)) {
         return !failed;
@@ -334,11 +302,7 @@ bool llama_kv_pages::commit(size_t i0, size_t i1) {
 }
 
 void llama_kv_pages::discard(size_t i0, size_t i1) {
-    char *       addr = base + i0*page_size();
-    const size_t size = (i1 - i0)*page_size();
-
-    sys_set_huge(addr, size, false); // or the kernel fills the hole with a huge page, in time
-    sys_discard(addr, size);
+    sys_discard(base + i0*page_size(), (i1 - i0)*page_size());
 }
 
 size_t llama_kv_pages::n_bytes_available() {

@@ -11,9 +11,9 @@
 //
 // By system
 //   - Linux: mmap(MAP_NORESERVE), MADV_POPULATE_WRITE where the kernel has it (5.14), else a write to each page, MADV_DONTNEED.
-//     Transparent huge pages: regions of 2 MiB that are committed as a whole ask for one, which takes an eighth of the time.
-//     All others must not get one, also where the system gives them to everyone: a page of 4 KiB would become 2 MiB. A hole
-//     in such a region is out of the resident memory at once, the kernel splits the page when it needs the memory.
+//     Transparent huge pages are off for the range, also where the system gives them to everyone: a page of 4 KiB would
+//     become 2 MiB, at the commit or later, when the kernel fills a hole. To ask for them where all of a region is committed
+//     was tried: 64 MiB at a time took six times as long on a virtual machine, whose host had to find the memory.
 //   - macOS, BSD: a write to each page. What is given back is mapped anew, because MADV_FREE and the like do not promise zeros.
 //   - Windows: the range is committed as a whole, which takes nothing but a promise of the page file, and a promise that the
 //     system cannot give fails at once. What is given back is decommitted and committed again.
@@ -71,9 +71,6 @@ public:
 
     static size_t page_size(); // bytes
 
-    // where it pays to start what is larger than this, in bytes. data() does
-    static constexpr size_t ALIGNMENT = size_t(2) << 20;
-
     size_t n_bytes_committed() const;
 
     // a set of pages that holds nothing yet
@@ -91,12 +88,11 @@ public:
     static size_t n_bytes_available();
 
 private:
-    llama_kv_pages(char * range, size_t n_bytes);
+    llama_kv_pages(char * base, size_t n_bytes);
 
     bool commit (size_t i0, size_t i1);
     void discard(size_t i0, size_t i1);
 
-    char * const range; // n_bytes and ALIGNMENT
     char * const base;
     const size_t n_bytes;
 

@@ -1,6 +1,7 @@
 #include "llama-kv-storage.h"
 
 #include "llama-impl.h"
+#include "llama-kv-limits.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -10,6 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 bool llama_kv_storage::fail_alloc() {
     const char * LLAMA_KV_DYNAMIC_FAIL = getenv("LLAMA_KV_DYNAMIC_FAIL");
@@ -285,6 +290,7 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
     }
 
     release_created();
+    trim_host();
 
     n_cells_cur = n_cells;
 
@@ -301,6 +307,7 @@ void llama_kv_storage::shrink(uint32_t n_cells, const std::vector<uint32_t> & n_
     }
 
     release_created();
+    trim_host();
 
     n_cells_cur = n_cells;
 }
@@ -326,6 +333,11 @@ bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector
     if (l.v) {
         v = ggml_new_tensor_3d(ctx.get(), l.v->type, l.v->ne[0], n_cells, l.v->ne[2]);
         ggml_set_name(v, l.v->name);
+    }
+
+    // host memory is promised without being there: ask before it is written
+    if (ggml_backend_buft_is_host(buft) && ggml_nbytes(k) + (v ? ggml_nbytes(v) : 0) > llama_kv_limits_available()) {
+        return false;
     }
 
     ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft) };
@@ -382,6 +394,18 @@ void llama_kv_storage::undo_layer(layer & l, uint32_t n_cells, const std::vector
             set_stream_view(l.v_stream[s], l.v, s);
         }
     }
+}
+
+// glibc keeps what was freed, up to some hundred MiB of it
+void llama_kv_storage::trim_host() const {
+#ifdef __GLIBC__
+    for (const auto & l : layers) {
+        if (ggml_backend_buffer_is_host(l.k->buffer)) {
+            malloc_trim(0);
+            return;
+        }
+    }
+#endif
 }
 
 void llama_kv_storage::release_created() {

@@ -85,6 +85,9 @@ private:
     // all layers have their own buffer: free the ones they were created in
     void release_created();
 
+    // let the C library give freed memory back to the system
+    void trim_host() const;
+
     buffers_t & bufs;
 
     const size_t n_created; // bufs[0, n_created) came with the cache

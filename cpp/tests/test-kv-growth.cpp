@@ -85,9 +85,7 @@ static void test_next_in_place() {
     const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN, true };
 
     check_eq("in place: small steps at first",        512,  g.next(256, 257));
-    check_eq("in place: 256 cells below 4096",        4096, g.next(3840, 3841));
-    check_eq("in place: a quarter from 4096 on",      4096 + 1024, g.next(4096, 4097));
-    check_eq("in place: 64 MiB at most",              65536 + 1024, g.next(65536, 65537));
+    check_eq("in place: 16 MiB at most",              65536 + 256, g.next(65536, 65537));
     check_eq("in place: what the batch needs",        2304, g.next(256, 2049));
     check_eq("in place: never above the maximum",     131072, g.next(131000, 131001));
     check_eq("in place: from nothing",                256,  g.next(0, 1));
@@ -102,8 +100,11 @@ static void test_next_in_place() {
         }
     }
 
+    const llama_kv_growth small = { 131072, 1, 1024, true };
+    check_eq("in place: an eighth",                   8192 + 1024, small.next(8192, 8193));
+
     const llama_kv_growth fat = { 131072, 1, size_t(1) << 40, true };
-    check_eq("in place: cells of more than 64 MiB still grow", 8192 + 256, fat.next(8192, 8193));
+    check_eq("in place: cells of more than 16 MiB still grow", 8192 + 256, fat.next(8192, 8193));
 }
 
 static void test_shrink() {

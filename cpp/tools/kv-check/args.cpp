@@ -48,6 +48,7 @@ void kv_check_usage(const char * prog) {
     printf("         --self                 compare the static cache with itself\n");
     printf("         --self-ctx N           compare the static cache with a static cache of N cells\n");
     printf("         --memory               only create a context and report its resident memory and the time it took\n");
+    printf("                                with --fill: fill so many cells, with copies of one sequence, then clear\n");
     printf("         --kv-dynamic on|off    the context that --memory creates (default: off)\n");
     printf("         --no-alloc             with --memory: allocate nothing, as --fit does when it measures\n");
     printf("  -v,    --verbose              show the logs of both sides on stderr\n");

@@ -4,10 +4,12 @@
 #include "json.h"
 #include "session.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #if defined(_WIN32)
 #define WIN32_LEAN_AND_MEAN
@@ -103,6 +105,40 @@ static void set_no_alloc(T &, long) {
     throw std::runtime_error("--no-alloc: this upstream has no way to measure without allocating");
 }
 
+static constexpr uint32_t N_CHUNK = 512;
+
+static bool decode(llama_context * ctx, llama_seq_id seq, uint32_t n, llama_pos pos) {
+    llama_batch batch = llama_batch_init((int32_t) n, 0, 1);
+    for (uint32_t i = 0; i < n; ++i) {
+        batch.token[i]     = (llama_token) (1 + i % 100);
+        batch.pos[i]       = pos + (llama_pos) i;
+        batch.n_seq_id[i]  = 1;
+        batch.seq_id[i][0] = seq;
+        batch.logits[i]    = i + 1 == n;
+    }
+    batch.n_tokens = (int32_t) n;
+    const int32_t rc = llama_decode(ctx, batch);
+    llama_batch_free(batch);
+    return rc == 0;
+}
+
+// n cells in use, without attention over all of them: one sequence is decoded, and restored as others
+static bool fill_cells(llama_context * ctx, uint32_t n) {
+    if (!decode(ctx, 0, std::min(n, N_CHUNK), 0)) {
+        return false;
+    }
+    std::vector<uint8_t> data(llama_state_seq_get_size(ctx, 0));
+    if (llama_state_seq_get_data(ctx, data.data(), data.size(), 0) != data.size()) {
+        return false;
+    }
+    for (uint32_t seq = 1; (seq + 1)*N_CHUNK <= n; ++seq) {
+        if (llama_state_seq_set_data(ctx, data.data(), data.size(), (llama_seq_id) seq) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int memory_report(const kv_check_params & params) {
     memory_log log;
     log.verbose = params.verbose;
@@ -125,6 +161,10 @@ int memory_report(const kv_check_params & params) {
     sp.dynamic = params.kv_dynamic;
     sp.unified = params.unified;
     sp.n_seqs  = params.n_seqs;
+    if (params.n_fill > 0) {
+        sp.unified = true;
+        sp.n_seqs  = (params.n_fill + N_CHUNK - 1)/N_CHUNK;
+    }
     sp.n_cells = (params.n_ctx > 0 ? params.n_ctx : 131072)/sp.n_streams();
 
     llama_context_params cparams = session_context_params(params, sp);
@@ -135,6 +175,12 @@ int memory_report(const kv_check_params & params) {
     llama_context * ctx = model == nullptr ? nullptr : llama_init_from_model(model, cparams);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
     const int64_t rss_after = resident_bytes();
+
+    bool filled = true;
+    if (ctx != nullptr && params.n_fill > 0) {
+        filled = fill_cells(ctx, params.n_fill);
+    }
+    const int64_t rss_filled = resident_bytes();
 
     const llama_memory_usage usage = ctx == nullptr ? llama_memory_usage {} : llama_get_memory_usage(ctx);
 
@@ -147,12 +193,19 @@ int memory_report(const kv_check_params & params) {
     out.num("n_ctx", ctx != nullptr ? (int64_t) llama_n_ctx(ctx) : 0).num("n_ubatch", params.n_ubatch);
     out.num("seqs", params.n_seqs).flag("unified", params.unified).str("type_k", type_k).str("type_v", type_v);
     out.str("device", params.device.empty() ? "CPU" : params.device);
-    out.str("status", ctx != nullptr ? "ok" : model != nullptr ? "context-fails" : "load-fails");
-    out.str("reason", ctx != nullptr ? "" : log.error);
+    out.str("status", ctx != nullptr ? (filled ? "ok" : "fill-fails") : model != nullptr ? "context-fails" : "load-fails");
+    out.str("reason", ctx != nullptr && filled ? "" : log.error);
     out.num("cells_start", ctx == nullptr ? 0 : log.cells_start > 0 ? (int64_t) log.cells_start : (int64_t) llama_n_ctx_seq(ctx));
     write_usage(out, usage);
     out.num("rss_before", rss_before).num("rss_after", rss_after).num("rss_context", rss_after - rss_before);
     out.real("create_seconds", seconds);
+    if (ctx != nullptr && params.n_fill > 0) {
+        llama_memory_clear(llama_get_memory(ctx), true);
+        decode(ctx, 0, 1, 0);
+
+        out.num("rss_filled", rss_filled).num("rss_cleared", resident_bytes());
+        out.num("committed_cleared", (int64_t) llama_get_memory_usage(ctx).committed);
+    }
     out.end_object();
     printf("%s\n", out.text().c_str());
 
