@@ -160,7 +160,7 @@ STALE = (
     ),
     Trap(
         "a draft that shares cells is not told that they moved, and runs its old graph again",
-        (NO_GRAPH_IS_DROPPED, Edit(DYNAMIC, "other->dyn->dyn->add_reader(cur);", "")),
+        (NO_GRAPH_IS_DROPPED, Edit(DYNAMIC, "readers.push_back(reader);", "")),
         copies(DRAFT, "draft"),
         "draft",
     ),
