@@ -1,4 +1,4 @@
-"""The cache on a ggml-rpc-server: memory that the host cannot touch. Growth there stages at most one layer at a time."""
+"""The cache on a ggml-rpc-server: memory that the host cannot touch. Growth stages at most one layer at a time."""
 
 from __future__ import annotations
 
