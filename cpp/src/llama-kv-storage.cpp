@@ -29,7 +29,12 @@ bool llama_kv_storage::fail_alloc() {
     const long n_fail = strtol(LLAMA_KV_DYNAMIC_FAIL, &end, 10);
     const long n_cur  = ++n_alloc;
 
-    return n_cur == n_fail || (n_cur > n_fail && end && *end == '+');
+    const bool fail = n_cur == n_fail || (n_cur > n_fail && end && *end == '+');
+    if (fail) {
+        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_FAIL: allocation %ld fails\n", __func__, n_cur);
+    }
+
+    return fail;
 }
 
 namespace {
@@ -275,7 +280,7 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
 
             // give back what the larger buffers hold
             for (size_t j = 0; j < i; ++j) {
-                if (!move_layer(layers[j], n_cells_cur, n_used)) {
+                if (fail_alloc() || !move_layer(layers[j], n_cells_cur, n_used)) {
                     break;
                 }
             }

@@ -108,6 +108,8 @@ struct cache {
             k.push_back(ggml_new_tensor_3d(ctx, cfg.type_k, N_EMBD, n_cells, cfg.n_stream));
             v.push_back(cfg.has_v ? ggml_new_tensor_3d(ctx, cfg.type_v, N_EMBD, n_cells, cfg.n_stream) : nullptr);
 
+            ggml_format_name(k[il], "cache_k_l%u", il);
+
             k_stream.emplace_back();
             v_stream.emplace_back();
             for (int64_t s = 0; s < cfg.n_stream; ++s) {
@@ -178,6 +180,13 @@ struct cache {
                     continue;
                 }
                 if (t->ne[1] != storage->n_cells() || !ggml_is_contiguous(t)) {
+                    return false;
+                }
+                // where it was, and under its name: the split modes go by it
+                if (ggml_backend_buffer_get_type(t->buffer) != (cfg.device ? dev_buft() : ggml_backend_cpu_buffer_type())) {
+                    return false;
+                }
+                if (t == k[il] && t->name != "cache_k_l" + std::to_string(il)) {
                     return false;
                 }
                 if ((char *) t->data < (char *) ggml_backend_buffer_get_base(t->buffer) ||
@@ -300,11 +309,16 @@ static void test_fail(const config & cfg, int * n_alloc) {
                 c.fill(s, 0, n[s]);
             }
 
+            const size_t size = c.size_bufs();
+
             set_fail(std::to_string(*n_alloc + i_fail + 1).c_str());
             check(!c.storage->try_resize(2*n_cells, n), what + ": fails");
-            *n_alloc += i_fail + 1;
+            *n_alloc += 2*i_fail + 1; // the layers that had grown, and the same ones to go back
 
             check(c.storage->n_cells() == n_cells, what + ": keeps its size");
+
+            // the layers that had grown have a buffer of the old size, beside the first one for all layers
+            check(c.size_bufs() <= size + i_fail*size/cfg.n_layer + 4096*cfg.n_layer, what + ": gives back");
             check_data(c, n, what);
 
             set_fail("-1");

@@ -22,9 +22,9 @@ from kvtool.machine import available_memory
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import checks, conversation, devices, junit, models, named, plan, runner, texts
+from kvtool.verify import checks, conversation, devices, junit, matrix, models, named, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
-from kvtool.verify.report import Verified, class_rows
+from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
 
 TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server")
 
@@ -42,6 +42,7 @@ class Options:
     jobs: int = 0
     models: str = ""
     junit: Path | None = None
+    markdown: Path | None = None
     backend: str = "cpu"
     preset: str = "release"
     bin_dir: Path | None = None
@@ -58,6 +59,8 @@ class Options:
             raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
         if self.patch and self.models:
             raise UsageError("--patch and --models are two choices", next_step="leave one of them out")
+        if self.markdown is not None and not self.matrix:
+            raise UsageError("--markdown writes the table of --matrix", next_step="give both, or neither")
         if self.jobs < 0:
             raise UsageError(f"--jobs {self.jobs} makes no sense", next_step="--jobs 0 is one per core")
 
@@ -116,12 +119,19 @@ def _make_toys(bench: Bench, console: Console, options: Options) -> tuple[Path, 
 def _kv_checks(
     bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device
 ) -> list[Finding]:
-    wanted = plan.kv_checks(toys, quick=options.quick, matrix=options.matrix, chosen=bool(options.models))
-    planned = plan.on_device(on.label, on.kv_check, wanted)
     program = bench.program("kv-check")
-    jobs = on.jobs or options.jobs or build.default_jobs()
-    with console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned))) as bar:
-        return runner.kv_checks(planned, program, jobs, bar.update)
+    on_host = options.jobs or build.default_jobs()
+    wanted = plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models))
+    runs = [(plan.on_device(on.label, on.kv_check, wanted), on.jobs or on_host)]
+    if options.matrix:
+        runs.append((matrix.in_memory(toys), on_host))
+    if options.matrix and on.label:
+        runs.append((matrix.on_device(toys, on.label, on.kv_check), on.jobs or on_host))
+    found: list[Finding] = []
+    for planned, jobs in runs:
+        with console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned))) as bar:
+            found += runner.kv_checks(planned, program, jobs, bar.update)
+    return found
 
 
 def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool) -> dict[str, Path]:
@@ -209,6 +219,12 @@ def _named(bench: Bench, project: Project, console: Console, kinds: frozenset[st
     return found
 
 
+def _write_markdown(file: Path, found: Sequence[Finding]) -> None:
+    text = matrix.table(found, CLASS_ORDER)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{text}\n{matrix.pairs(found)}", "utf-8")
+
+
 def run(project: Project, console: Console, options: Options) -> Verified:
     """Everything that the options ask for; a failed check is in the result, not an exception.
 
@@ -226,6 +242,8 @@ def run(project: Project, console: Console, options: Options) -> Verified:
         everything += _compare(bench, console, options, on, tag, kinds)
     if options.junit is not None:
         junit.write(options.junit, everything)
+    if options.markdown is not None:
+        _write_markdown(options.markdown, everything)
     return Verified(
         tag,
         options.mode,
@@ -241,8 +259,12 @@ def command(
     env: Env,
     quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="Also quantized caches, and several sequences with and without --unified.")
+        bool, typer.Option("--matrix", help="Also every kind of cache: types, sequences, in place and by copy.")
     ] = False,
+    markdown_file: Annotated[
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Also write the table of --matrix.", show_default=False),
+    ] = None,
     models_glob: Annotated[
         str, typer.Option("--models", metavar="GLOB", help="Only kv-check, only on these toys, such as 'qwen*'.")
     ] = "",
@@ -280,6 +302,8 @@ def command(
 
     kvtool verify --metal             the same with the cache on a Mac's GPU
 
+    kvtool verify --matrix --rpc --markdown table.md      every kind of cache, in host memory and on a device
+
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """
     options = Options(
@@ -288,6 +312,7 @@ def command(
         jobs=jobs,
         models=models_glob,
         junit=junit_file,
+        markdown=markdown_file,
         backend=build.parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc}),
         preset=preset,
         bin_dir=bin_dir,

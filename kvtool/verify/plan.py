@@ -9,19 +9,11 @@ from pathlib import Path
 from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, named_toys, toy_checks
 from kvtool.verify.conversation import BATCHED
 
-# kv-check's further variants under --matrix. Quantized V needs flash attention; the others run without it as well.
-MATRIX: tuple[tuple[str, ...], ...] = (
-    ("-ctk", "q8_0", "-ctv", "q8_0"),
-    ("-ctk", "q4_0", "-ctv", "q4_0"),
-    ("--seqs", "4"),
-    ("--seqs", "4", "--unified"),
-)
-
 SERVED = ("llama-dense", "qwen35-dense", "gemma3-dense")  # plain, hybrid, iSWA: the classes that people serve
 QUANTIZED = ("llama-dense", "qwen35-dense")
 
 
-def kv_checks(toys: Sequence[Path], *, quick: bool, matrix: bool, chosen: bool) -> list[Check]:
+def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool) -> list[Check]:
     """kv-check runs. chosen: the user named the toys, so quick runs all of them."""
     short = ("--quick",)
     if quick and chosen:
@@ -33,11 +25,8 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, matrix: bool, chosen: bool) 
             *toy_checks(named_toys(toys, WINDOW_TOYS[:1]), ("--swa-full", *short), ("on",)),
         ]
     # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
-    planned = [*toy_checks(toys, flash=("on",)), *toy_checks(toys, () if matrix else short, flash=("off",))]
+    planned = [*toy_checks(toys, flash=("on",)), *toy_checks(toys, short, flash=("off",))]
     planned += toy_checks(named_toys(toys, WINDOW_TOYS), ("--swa-full", *short))
-    if matrix:
-        for variant in MATRIX:
-            planned += toy_checks(toys, variant, flash=("on",) if "-ctv" in variant else ("on", "off"))
     return planned
 
 

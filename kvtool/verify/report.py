@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvtool.console import Console
 
 # The classes in the order of how many models have them; what is not named here follows by name.
-_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
+CLASS_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
         by_class[found.group][_variant(found)].append(found)
 
     def order(name: str) -> tuple[int, str]:
-        return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
+        return (CLASS_ORDER.index(name) if name in CLASS_ORDER else len(CLASS_ORDER), name)
 
     return tuple(
         ClassRow(

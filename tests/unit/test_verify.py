@@ -21,7 +21,7 @@ import pytest
 from kvtool import cli
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
-from kvtool.verify import checks, devices, junit, models, plan, report
+from kvtool.verify import checks, devices, junit, models, report
 from kvtool.verify.checks import Finding
 from tests import fakes
 
@@ -264,20 +264,6 @@ def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.C
     with filelock.FileLock(work / "kvtool.upstream.lock"):
         assert run("--models", "*") == 8
     assert "another kvtool verify is running there" in capsys.readouterr().err
-
-
-def test_matrix_adds_types_and_sequences() -> None:
-    planned = plan.kv_checks([Path("a.gguf")], quick=False, matrix=True, chosen=False)
-    assert [c.id for c in planned] == [
-        "kv-check/a/fa-on",
-        "kv-check/a/fa-off",
-        "kv-check/a/fa-on/ctk/q8_0/ctv/q8_0",
-        "kv-check/a/fa-on/ctk/q4_0/ctv/q4_0",
-        "kv-check/a/fa-on/seqs/4",
-        "kv-check/a/fa-off/seqs/4",
-        "kv-check/a/fa-on/seqs/4/unified",
-        "kv-check/a/fa-off/seqs/4/unified",
-    ]
 
 
 def test_classes_come_in_the_order_of_their_weight() -> None:

@@ -16,6 +16,7 @@ void kv_check_usage(const char * prog) {
     printf("2 bad arguments or a model that cannot be loaded.\n\n");
     printf("  -h,    --help                 show this help\n");
     printf("  -m,    --model FILE           the model\n");
+    printf("  -md,   --draft FILE           a draft model that shares the cells of the model, for the check 'draft'\n");
     printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
     printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");
     printf("  -ctv,  --cache-type-v TYPE    type of the V cache (default: f16)\n");
@@ -33,12 +34,15 @@ void kv_check_usage(const char * prog) {
     printf("  -ngl,  --n-gpu-layers N       layers on the device (default: all)\n");
     printf("  -nkvo, --no-kv-offload        keep the KV cache in host memory\n");
     printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
+    printf("         --storage inplace|copy how the dynamic cache grows in host memory (default: in place)\n");
     printf("         --list-devices         print the devices and exit\n");
     printf("         --checks LIST          comma separated, of:");
     for (const auto & def : kv_check_scenarios()) {
         printf(" %s", def.name);
     }
     printf("\n");
+    printf("         --fail N[+]            the N-th allocation of a growth (N+: and all later ones) fails in the check 'no-memory'\n");
+    printf("         --limit MIB            the process gets no more than this for the growths in 'no-memory' (Linux)\n");
     printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
     printf("         --timeout S            seconds for one side (default: 900)\n");
@@ -47,7 +51,18 @@ void kv_check_usage(const char * prog) {
     printf("         --memory               only create a context and report its resident memory and the time it took\n");
     printf("                                with --fill: fill so many cells, with copies of one sequence, then clear\n");
     printf("         --kv-dynamic on|off    the context that --memory creates (default: off)\n");
+    printf("         --no-alloc             with --memory: allocate nothing, as --fit does when it measures\n");
     printf("  -v,    --verbose              show the logs of both sides on stderr\n");
+}
+
+static bool parse_fail(const std::string & str, std::string & res) {
+    uint32_t n = 0;
+    const bool all_later = !str.empty() && str.back() == '+';
+    if (!parse_u32(str.substr(0, str.size() - all_later).c_str(), n) || n == 0) {
+        return false;
+    }
+    res = str;
+    return true;
 }
 
 static bool parse_pooling(const std::string & str, enum llama_pooling_type & res) {
@@ -103,6 +118,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         if (is("--quick"))                      { params.quick       = true;  continue; }
         if (is("--self"))                       { params.self        = true;  continue; }
         if (is("--memory"))                     { params.memory      = true;  continue; }
+        if (is("--no-alloc"))                   { params.no_alloc    = true;  continue; }
         if (is("-v", "--verbose"))              { params.verbose     = true;  continue; }
         if (is("--list-devices")) {
             ggml_backend_load_all();
@@ -123,6 +139,9 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         bool ok = true;
         uint32_t u = 0;
         if      (is("-m",   "--model"))         { params.model = val; }
+        else if (is("-md",  "--draft"))         { params.draft = val; }
+        else if (is("--limit"))                 { ok = parse_u32(val.c_str(), params.limit_mib); }
+        else if (is("--fail"))                  { ok = parse_fail(val, params.fail); }
         else if (is("-fa",  "--flash-attn"))    { ok = parse_flash_attn(val, params.flash_attn); }
         else if (is("-ctk", "--cache-type-k"))  { ok = parse_type(val, params.type_k); }
         else if (is("-ctv", "--cache-type-v"))  { ok = parse_type(val, params.type_v); }
@@ -136,6 +155,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         else if (is("-ngl", "--n-gpu-layers"))  { ok = parse_u32(val.c_str(), u); params.n_gpu_layers = (int32_t) u; }
         else if (is("-dev", "--device"))        { params.device = val; }
         else if (is("--rpc"))                   { params.rpc = val; }
+        else if (is("--storage"))               { params.storage = val; ok = val == "inplace" || val == "copy"; }
         else if (is("--checks"))                { ok = parse_checks(val, params.checks); }
         else if (is("-s",   "--seed"))          { ok = parse_u32(val.c_str(), params.seed); }
         else if (is("--self-ctx"))              { ok = parse_u32(val.c_str(), params.self_ctx); params.self = true; }

@@ -9,6 +9,10 @@
 // everything the command line says; the same values go to the static and to the dynamic side
 struct kv_check_params {
     std::string model;
+    std::string draft; // a model that reads the cells of this one, for the check of that name
+    std::string fail;  // N or N+: the allocations of a growth that fail in the check "no-memory", "": none
+
+    uint32_t limit_mib = 0; // MiB that the system still gives in the check "no-memory" (Linux), 0: no limit
 
     llama_flash_attn_type flash_attn = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     ggml_type             type_k     = GGML_TYPE_F16;
@@ -33,6 +37,8 @@ struct kv_check_params {
     std::string rpc;    // HOST:PORT[,HOST:PORT...]
     bool        offload_kqv = true;
 
+    std::string storage; // how the dynamic side grows in host memory: inplace, copy, or "" for its own choice
+
     std::vector<std::string> checks; // empty: all of them
 
     uint32_t seed      = 1;
@@ -44,6 +50,7 @@ struct kv_check_params {
 
     bool memory     = false; // report what a context costs instead of comparing
     bool kv_dynamic = false; // which context --memory creates
+    bool no_alloc   = false; // --memory: only measure, as --fit does
 
     // set by main when the static cache cannot go beyond a number of positions
     bool fallback = false;

@@ -55,6 +55,9 @@ static void log_line(ggml_log_level level, const std::string & line) {
             g_log.out->event(TRACE_NOTE, line);
         }
     }
+    if (line.find("LLAMA_KV_DYNAMIC_FAIL") != std::string::npos) {
+        g_log.out->event(TRACE_INJECTED);
+    }
     if (level == GGML_LOG_LEVEL_ERROR) {
         g_log.out->event(TRACE_ERROR, line);
         if (g_log.s != nullptr) {
@@ -176,6 +179,14 @@ static void run_check(side & s, const std::string & name) {
 static void run_checks(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks, FILE * file) {
     trace_writer out(file);
 
+    if (!params.storage.empty()) {
+#ifdef _WIN32
+        _putenv_s("LLAMA_KV_DYNAMIC_STORAGE", params.storage.c_str());
+#else
+        setenv("LLAMA_KV_DYNAMIC_STORAGE", params.storage.c_str(), 1);
+#endif
+    }
+
     g_log.params = &params;
     g_log.out    = &out;
     g_log.s      = nullptr;
@@ -183,10 +194,17 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
     ggml_set_abort_callback(abort_callback);
 
     llama_model * model = nullptr;
+    llama_model * draft = nullptr;
     try {
         child_load_backends(params);
         std::vector<ggml_backend_dev_t> devices;
         model = llama_model_load_from_file(params.model.c_str(), child_model_params(params, devices));
+        if (model != nullptr && !params.draft.empty()) {
+            draft = llama_model_load_from_file(params.draft.c_str(), child_model_params(params, devices));
+            if (draft == nullptr) {
+                throw std::runtime_error("the draft model cannot be loaded: " + params.draft);
+            }
+        }
     } catch (const std::exception & err) {
         out.event(TRACE_FAIL, err.what());
         return;
@@ -197,6 +215,7 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
     }
 
     side s(params, model, out, dynamic);
+    s.draft = draft;
     g_log.s = &s;
     describe_model(out, s);
     if (s.n_vocab == 0) {
@@ -209,6 +228,7 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
     }
 
     g_log.s = nullptr;
+    llama_model_free(draft);
     llama_model_free(model);
     llama_backend_free();
 }

@@ -43,6 +43,29 @@ static void write_usage(json_line & out, const llama_memory_usage & usage) {
     out.num("t_grow_us", usage.t_grow_us).num("t_grow_max_us", usage.t_grow_max_us);
 }
 
+// to measure, nothing is mapped either
+template <typename T>
+static auto set_no_mmap(T & mparams, int) -> decltype(mparams.load_mode, void()) {
+    mparams.load_mode = (decltype(mparams.load_mode)) 0; // LLAMA_LOAD_MODE_NONE
+}
+
+template <typename T>
+static auto set_no_mmap(T & mparams, long) -> decltype(mparams.use_mmap, void()) {
+    mparams.use_mmap = false;
+}
+
+// upstream tags before no_alloc: they cannot measure without allocating
+template <typename T>
+static auto set_no_alloc(T & mparams, int) -> decltype(mparams.no_alloc, void()) {
+    mparams.no_alloc = true;
+    set_no_mmap(mparams, 0);
+}
+
+template <typename T>
+static void set_no_alloc(T &, long) {
+    throw std::runtime_error("--no-alloc: this upstream has no way to measure without allocating");
+}
+
 static constexpr uint32_t N_CHUNK = 512;
 
 static bool decode(llama_context * ctx, llama_seq_id seq, uint32_t n, llama_pos pos) {
@@ -86,7 +109,11 @@ int memory_report(const kv_check_params & params) {
     llama_model * model = nullptr;
     try {
         child_load_backends(params);
-        model = llama_model_load_from_file(params.model.c_str(), child_model_params(params, devices));
+        llama_model_params mparams = child_model_params(params, devices);
+        if (params.no_alloc) {
+            set_no_alloc(mparams, 0);
+        }
+        model = llama_model_load_from_file(params.model.c_str(), mparams);
     } catch (const std::exception & err) {
         log.error = err.what();
     }

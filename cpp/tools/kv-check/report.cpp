@@ -202,6 +202,7 @@ run_result report_compare(const std::vector<std::string> & checks, const trace &
     res.cells_end        = dy.cells_start;
     res.kv_bytes_static  = st.kv_bytes;
     res.kv_bytes_dynamic = dy.kv_bytes;
+    res.n_injected       = dy.n_injected;
 
     for (const trace * tr : { &st, &dy }) {
         if (tr->checks.empty()) {
@@ -293,7 +294,8 @@ std::string report_json(const kv_check_params & params, const run_result & res, 
         out.begin_array().num(nullptr, growth.first).num(nullptr, growth.second).end_array();
     }
     out.end_array();
-    out.num("n_growths", res.n_growths).num("n_shrinks", res.n_shrinks).num("cells_start", res.cells_start).num("cells_end", res.cells_end);
+    out.num("n_growths", res.n_growths).num("n_shrinks", res.n_shrinks).num("failed_allocations", res.n_injected);
+    out.num("cells_start", res.cells_start).num("cells_end", res.cells_end);
 
     out.begin_array("checks");
     for (const auto & check : res.checks) {

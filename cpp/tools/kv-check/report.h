@@ -38,6 +38,7 @@ struct run_result {
     std::vector<std::pair<int64_t, int64_t>> growths; // each once, in the order of their first appearance
     int64_t n_growths   = 0;
     int64_t n_shrinks   = 0;
+    int64_t n_injected  = 0; // allocations that were made to fail
     int64_t cells_start = 0;
     int64_t cells_end   = 0;
     int64_t kv_bytes_static  = 0; // of a fresh context

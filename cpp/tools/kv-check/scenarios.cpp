@@ -35,14 +35,17 @@ static std::vector<uint32_t> boundaries(const side & s) {
     return res;
 }
 
-// the context that the command line asks for
-static session_params base(const side & s) {
+session_params kv_check_base(const side & s) {
     session_params res;
     res.dynamic = s.dynamic;
     res.unified = s.params.unified;
     res.n_seqs  = s.params.n_seqs;
     res.n_cells = kv_check_n_cells(s.params);
     return res;
+}
+
+static session_params base(const side & s) {
+    return kv_check_base(s);
 }
 
 // at least n sequences; with a single one on the command line, unified decides whether they share a stream
@@ -99,6 +102,23 @@ static void check_prompt(side & s) {
     // everything at once: one growth has to bring what the whole batch needs
     session c(s, base(s), "whole");
     c.fill(n_fill);
+    c.generate(2);
+
+    session d(s, base(s), "timed");
+    d.fill_unread(n_fill);
+    d.record_time();
+}
+
+// batches whose results nobody reads before the next one: the device may still compute when the cache grows
+static void check_unread(side & s) {
+    session c(s, base(s), "unread");
+    for (uint32_t n = 0; n < at_most(s, UINT32_MAX) - 80; n += 60) {
+        c.fill_unread(60);
+    }
+    for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
+        c.rm((llama_seq_id) seq, 20, -1);
+    }
+    c.fill_unread(40);
     c.generate(2);
 }
 
@@ -395,6 +415,13 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         c.state_set(small);
         c.generate(3);
         c.record_state();
+
+        // the storage moves between two graphs of one size
+        session d(s, into, "d." + kind);
+        d.generate(3);
+        d.state_set(big);
+        d.state_set(small);
+        d.generate(3);
     }
 }
 
@@ -483,6 +510,20 @@ static void check_state_device(side & s) {
     c.state_seq_set(0, data, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
     c.generate(4);
     c.fill(100);
+
+    // the same rows are saved again after they have moved
+    session d(s, base(s), "again");
+    d.fill(200);
+    d.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+    const auto before = d.positions();
+    d.fill(150);
+    if (d.rm(0, before[0], -1)) {
+        const auto again = d.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+        d.salt(1);
+        d.fill_seq(0, 30);
+        d.state_seq_set(0, again, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+        d.generate(4);
+    }
 #else
     (void) s;
     throw check_skipped("this upstream has no states on the device");
@@ -517,6 +558,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
     static const std::vector<kv_check_scenario> res = {
         { "prompt",             check_prompt,             "prompt"       },
         { "generate",           check_generate,           "generate"     },
+        { "unread",             check_unread,             "unread"       },
         { "tail",               check_tail,               "tail"         },
         { "copy",               check_copy,               "copy"         },
         { "shift",              check_shift,              "shift"        },
@@ -533,6 +575,8 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "state-file",         check_state_file,         "state-file"   },
         { "state-device",       check_state_device,       "state-device" },
         { "div",                check_div,                "div"          },
+        { "draft",              kv_check_draft,           "draft"        },
+        { "no-memory",          kv_check_no_memory,       "no-memory"    },
     };
     return res;
 }

@@ -21,6 +21,13 @@ const std::vector<kv_check_scenario> & kv_check_scenarios();
 // nullptr if there is none of that name
 const kv_check_scenario * kv_check_find_scenario(const std::string & name);
 
+// the context that the command line asks for
+session_params kv_check_base(const side & s);
+
+// in files of their own
+void kv_check_draft    (side & s);
+void kv_check_no_memory(side & s);
+
 // cells per stream that the long checks fill
 uint32_t kv_check_n_fill(const kv_check_params & params);
 

@@ -32,6 +32,7 @@ llama_context_params session_context_params(const kv_check_params & params, cons
     res.offload_kqv     = params.offload_kqv;
     res.swa_full        = params.swa_full;
     res.kv_unified      = sp.unified;
+    res.no_perf         = false;
     if (params.embeddings) {
         res.pooling_type = params.pooling;
     }
@@ -101,7 +102,7 @@ void session::encode() {
     }
 }
 
-int32_t session::fill(uint32_t n, bool must) {
+std::vector<llama_seq_id> session::next_order(uint32_t n) {
     std::vector<llama_seq_id> order;
     if (sp.unified) {
         // long runs come one sequence after the other, as prompts do, short ones by turns, as generation does
@@ -122,7 +123,19 @@ int32_t session::fill(uint32_t n, bool must) {
             std::stable_sort(order.begin(), order.end());
         }
     }
-    return decode(order, must);
+    return order;
+}
+
+int32_t session::fill(uint32_t n, bool must) {
+    return decode(next_order(n), must);
+}
+
+void session::fill_unread(uint32_t n) {
+    decode(next_order(n), true, record::code);
+}
+
+void session::try_fill(uint32_t n) {
+    decode(next_order(n), false, record::nothing);
 }
 
 int32_t session::fill_seq(llama_seq_id seq, uint32_t n, bool must) {
@@ -135,7 +148,7 @@ void session::generate(uint32_t n) {
     }
 }
 
-int32_t session::decode(const std::vector<llama_seq_id> & order, bool must) {
+int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, record what) {
     const int32_t n = (int32_t) order.size();
     if (n == 0) {
         return 0;
@@ -154,7 +167,7 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must) {
         batch.pos[i]       = pos_next[seq]++;
         batch.n_seq_id[i]  = 1;
         batch.seq_id[i][0] = seq;
-        batch.logits[i]    = s.params.embeddings || i % stride == stride - 1 || i == n - 1;
+        batch.logits[i]    = i == n - 1 || (what == record::rows && (s.params.embeddings || i % stride == stride - 1));
         if (batch.logits[i]) {
             outputs.push_back(i);
         }
@@ -163,7 +176,12 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must) {
 
     const std::string label = name + ".decode[" + std::to_string(n_decodes++) + "](" + std::to_string(n) + ")";
 
+    const int64_t t_start = ggml_time_us();
     const int32_t rc = llama_decode(ctx, batch);
+    if (what != record::code) {
+        llama_synchronize(ctx);
+    }
+    time_us += ggml_time_us() - t_start;
     llama_batch_free(batch);
 
     if (rc == 0) {
@@ -171,13 +189,30 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must) {
     } else {
         outputs.clear();
     }
-    record_rows(label, rc, outputs);
-    record_positions();
+    if (what == record::rows) {
+        record_rows(label, rc, outputs);
+    } else if (what == record::code) {
+        s.out.value(label, rc);
+    }
+    if (what != record::nothing) {
+        record_positions();
+    }
 
     if (rc != 0 && must) {
         throw check_failed(label + " returned " + std::to_string(rc) + (s.last_error.empty() ? "" : ": " + s.last_error));
     }
     return rc;
+}
+
+void session::record_time() {
+    const int64_t t_start = ggml_time_us();
+    llama_synchronize(ctx);
+    time_us += ggml_time_us() - t_start;
+
+    const llama_perf_context_data perf = llama_perf_context(ctx);
+
+    // a batch whose time is lost has next to nothing: half of it is far from both ends
+    s.out.value(name + ".timed", 2*1000.0*(perf.t_p_eval_ms + perf.t_eval_ms) > (double) time_us);
 }
 
 void session::record_rows(const std::string & label, int32_t rc, const std::vector<int32_t> & outputs) {
@@ -231,6 +266,13 @@ bool session::rm(llama_seq_id seq, llama_pos p0, llama_pos p1) {
     s.out.value(name + ".seq_rm(" + std::to_string(seq) + "," + std::to_string(p0) + "," + std::to_string(p1) + ")", ok);
     sync_positions();
     return ok;
+}
+
+void session::go_back(const std::vector<llama_pos> & to) {
+    for (uint32_t seq = 0; seq < sp.n_seqs; ++seq) {
+        llama_memory_seq_rm(mem, (llama_seq_id) seq, to[seq], -1);
+    }
+    sync_positions();
 }
 
 void session::cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1) {
@@ -291,6 +333,10 @@ size_t session::state_set(const std::vector<uint8_t> & data) {
     s.out.value(name + ".state_set complete", n == data.size());
     sync_positions();
     return n;
+}
+
+void session::try_state(const std::vector<uint8_t> & data) {
+    llama_state_set_data(ctx, data.data(), data.size());
 }
 
 std::vector<uint8_t> session::state_seq_get(llama_seq_id seq, llama_state_seq_flags flags) {

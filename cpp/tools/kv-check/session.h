@@ -29,6 +29,8 @@ struct side {
     trace_writer &          out;
     bool                    dynamic;
 
+    llama_model * draft = nullptr; // the model of --draft
+
     std::string last_error; // the last error line that was logged
 
     uint32_t n_vocab      = 0;
@@ -74,6 +76,20 @@ class session {
     // the same one token at a time
     void generate(uint32_t n);
 
+    // fill() whose results are not read: the next call finds the device at work
+    void fill_unread(uint32_t n);
+
+    // fill() and state_set() of which nothing is written down: on one side they may fail
+    void try_fill(uint32_t n);
+    void try_state(const std::vector<uint8_t> & data);
+
+    // next position of each sequence, and back to it
+    std::vector<llama_pos> positions() const { return n_past; }
+    void go_back(const std::vector<llama_pos> & to);
+
+    // whether the library counted the time of the batches so far as theirs. it does not for those with many outputs
+    void record_time();
+
     // memory operations, with their result written down and the positions kept up to date
     bool rm (llama_seq_id seq, llama_pos p0, llama_pos p1);
     void cp (llama_seq_id src, llama_seq_id dst, llama_pos p0 = -1, llama_pos p1 = -1);
@@ -106,7 +122,12 @@ class session {
     llama_context * ctx = nullptr;
 
   private:
-    int32_t decode(const std::vector<llama_seq_id> & order, bool must);
+    std::vector<llama_seq_id> next_order(uint32_t n);
+
+    // what is written down of a batch
+    enum class record { rows, code, nothing };
+
+    int32_t decode(const std::vector<llama_seq_id> & order, bool must, record what = record::rows);
     void    record_rows(const std::string & label, int32_t rc, const std::vector<int32_t> & outputs);
     void    record_positions();
     void    sync_positions();
@@ -125,4 +146,5 @@ class session {
     uint32_t turn       = 0; // whose token comes next in a unified cache
     uint32_t token_salt = 0;
     uint32_t n_decodes  = 0;
+    int64_t  time_us    = 0; // of the batches, seen from outside
 };

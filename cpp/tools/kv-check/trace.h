@@ -17,6 +17,7 @@ enum trace_kind : uint32_t {
     TRACE_GROWTH,  // a, b = cells before and after, fewer where memory was given back
     TRACE_START,   // a = cells at the start
     TRACE_KV_SIZE, // a = bytes of a KV buffer at creation
+    TRACE_INJECTED, // an allocation was made to fail
     TRACE_ERROR,   // text: the last error that was logged
     TRACE_NOTE,    // text: a log line of the dynamic cache
     TRACE_SKIP,    // text: why the check does not apply
@@ -80,6 +81,7 @@ struct trace {
     std::string load_error;
     int64_t cells_start  = 0;
     int64_t kv_bytes     = 0; // of the first context
+    int64_t n_injected   = 0; // allocations that were made to fail
     bool    done         = false;
 
     FILE * file = nullptr;

@@ -1,0 +1,135 @@
+// A draft model that has no cells of its own: it reads the storage of its target (gemma4-assistant), which moves.
+
+#include "scenarios.h"
+
+#include <algorithm>
+#include <vector>
+
+// upstream tags before ctx_other: no context reads another one's cells there
+template <typename T>
+static auto set_ctx_other(T & cparams, llama_context * ctx, int) -> decltype(cparams.ctx_other, bool()) {
+    cparams.ctx_other = ctx;
+    return true;
+}
+
+template <typename T>
+static bool set_ctx_other(T &, llama_context *, long) {
+    return false;
+}
+
+namespace {
+
+// the context of the draft model, and how often it has drafted
+class draft_session {
+  public:
+    draft_session(side & s, const session_params & sp, const session & target, const std::string & name) : s(s), target(target), name(name) {
+        llama_context_params cparams = session_context_params(s.params, sp);
+        if (!set_ctx_other(cparams, target.ctx, 0)) {
+            throw check_skipped("this upstream has no contexts that read the cells of another one");
+        }
+        ctx = llama_init_from_model(s.draft, cparams);
+        if (ctx == nullptr) {
+            throw check_failed("the draft context cannot be created: " + s.last_error);
+        }
+        batch       = llama_batch_init(1, llama_model_n_embd_inp(s.draft), 1);
+        batch_token = 0;
+        batch.token = &batch_token; // llama_batch_init() makes room for one kind of input, a draft gets both
+    }
+
+    ~draft_session() {
+        batch.token = nullptr;
+        llama_batch_free(batch);
+        llama_free(ctx);
+    }
+
+    draft_session(const draft_session &) = delete;
+    draft_session & operator=(const draft_session &) = delete;
+
+    // one token for each sequence behind what the target has
+    void draft() {
+        for (uint32_t seq = 0; seq < target.n_seqs(); ++seq) {
+            draft_seq((llama_seq_id) seq);
+        }
+    }
+
+  private:
+    void draft_seq(llama_seq_id seq) {
+        const int32_t n_embd  = llama_model_n_embd_inp(s.draft);
+        const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(s.draft));
+
+        // the target's hidden state, of which any numbers do: what is looked at is the attention to the target's cells
+        for (int32_t i = 0; i < n_embd; ++i) {
+            batch.embd[i] = (float) ((i*37 + target.past(seq)*11 + seq*5) % 64)/32.0f - 1.0f;
+        }
+        batch_token         = (llama_token) ((target.past(seq)*7 + seq) % n_vocab);
+        batch.n_tokens      = 1;
+        batch.pos[0]        = target.past(seq);
+        batch.n_seq_id[0]   = 1;
+        batch.seq_id[0][0]  = seq;
+        batch.logits[0]     = 1;
+
+        const int32_t rc = llama_decode(ctx, batch);
+        const float * row = rc == 0 ? llama_get_logits_ith(ctx, -1) : nullptr;
+
+        std::vector<float> data;
+        if (row != nullptr) {
+            data.assign(row, row + n_vocab);
+        }
+        s.out.decode(name + ".draft[" + std::to_string(n_drafts++) + "]", rc, row != nullptr, (uint32_t) n_vocab, data);
+        if (rc != 0) {
+            throw check_failed("llama_decode() of the draft returned " + std::to_string(rc) + ": " + s.last_error);
+        }
+    }
+
+    side &          s;
+    const session & target;
+    std::string     name;
+    llama_context * ctx = nullptr;
+    llama_batch     batch;
+    llama_token     batch_token;
+    uint32_t        n_drafts = 0;
+};
+
+} // namespace
+
+void kv_check_draft(side & s) {
+    if (s.draft == nullptr) {
+        throw check_skipped("no draft model was given (--draft)");
+    }
+    const session_params sp = kv_check_base(s);
+
+    session       target(s, sp, "target");
+    draft_session d(s, sp, target, "draft");
+
+    // the target grows between two drafts: while it generates, in a prompt, and for a state that it restores
+    target.fill(200);
+    d.draft();
+    const auto small = target.state_get();
+    for (uint32_t i = 0; i < 6; ++i) {
+        target.fill(12);
+        d.draft();
+    }
+    target.fill(std::max<uint32_t>(kv_check_n_fill(s.params), 330) - 280);
+    d.draft();
+    const auto large = target.state_get();
+
+    session       fresh(s, sp, "fresh");
+    draft_session e(s, sp, fresh, "draft-of-fresh");
+    fresh.state_set(small);
+    e.draft();
+    fresh.state_set(large);
+    fresh.state_set(small); // as many cells as for the last draft, elsewhere
+    e.draft();
+    fresh.state_set(large);
+    e.draft();
+    fresh.generate(2);
+    e.draft();
+
+    // a target that was cut back, and then grows on
+    for (uint32_t seq = 0; seq < target.n_seqs(); ++seq) {
+        target.rm((llama_seq_id) seq, target.past((llama_seq_id) seq) - 5, -1);
+    }
+    d.draft();
+    target.fill(100);
+    d.draft();
+}

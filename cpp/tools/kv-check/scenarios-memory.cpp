@@ -1,0 +1,126 @@
+// Memory runs out while the cache grows: --fail says at which allocation, --limit how much the system still gives.
+//
+// What the failed batch returned is not compared, the static side has none that fails. Compared is what is left: the old
+// cells are as they were, and what fits is served.
+
+#include "scenarios.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#ifdef __linux__
+#include <sys/resource.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+// while it lives, allocations of a growth are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-storage.h),
+// and the address space of the process can grow by --limit
+class short_of_memory {
+  public:
+    explicit short_of_memory(const side & s) {
+        if (s.dynamic) {
+            set(s.params.fail.c_str());
+            if (s.params.limit_mib > 0) {
+                limit(s.params.limit_mib);
+            }
+        }
+    }
+
+    ~short_of_memory() {
+        set("");
+        limit(0);
+    }
+
+    short_of_memory(const short_of_memory &) = delete;
+    short_of_memory & operator=(const short_of_memory &) = delete;
+
+  private:
+    // mib more than there is now, 0: no limit
+    static void limit(uint32_t mib) {
+#ifdef __linux__
+        rlimit lim;
+        if (getrlimit(RLIMIT_AS, &lim) != 0) {
+            return;
+        }
+        unsigned long n_pages = 0;
+        if (FILE * file = fopen("/proc/self/statm", "r")) {
+            if (fscanf(file, "%lu", &n_pages) != 1) {
+                n_pages = 0;
+            }
+            fclose(file);
+        }
+        lim.rlim_cur = mib > 0 && n_pages > 0 ? (rlim_t) n_pages*sysconf(_SC_PAGESIZE) + ((rlim_t) mib << 20) : lim.rlim_max;
+        setrlimit(RLIMIT_AS, &lim);
+#else
+        (void) mib;
+#endif
+    }
+
+    static void set(const char * val) {
+#ifdef _WIN32
+        _putenv_s("LLAMA_KV_DYNAMIC_FAIL", val);
+#else
+        if (*val != '\0') {
+            setenv("LLAMA_KV_DYNAMIC_FAIL", val, 1);
+        } else {
+            unsetenv("LLAMA_KV_DYNAMIC_FAIL");
+        }
+#endif
+    }
+};
+
+} // namespace
+
+void kv_check_no_memory(side & s) {
+    if (s.params.fail.empty() && s.params.limit_mib == 0) {
+        throw check_skipped("no allocation is to fail (--fail, --limit)");
+    }
+    session_params sp = kv_check_base(s);
+
+    const uint32_t n_before = 240; // the cache has not grown yet
+
+    session_params large = sp;
+    large.dynamic = false;
+    session a(s, large, "large");
+    a.fill(n_before + 200);
+    const auto state = a.state_get();
+
+    // a window forgets positions for a batch that then fails, and recurrent layers cannot go back
+    const bool keeps = !s.is_recurrent && !s.is_hybrid && llama_model_n_swa(s.model) == 0;
+
+    session c(s, sp, "short");
+    c.fill(n_before);
+
+    for (const uint32_t n : { 60u, 90u, 300u }) {
+        const auto before = c.positions();
+        {
+            const short_of_memory scope(s);
+            c.try_fill(std::min(n, sp.n_cells - n_before));
+            c.try_fill(20);
+            c.can_shift("after a growth that failed");
+            if (keeps) {
+                c.go_back(before);
+                c.generate(3);
+            }
+        }
+        if (keeps) {
+            c.go_back(before);
+        } else {
+            c.clear(true);
+            c.fill(n_before);
+        }
+    }
+
+    session d(s, sp, "state");
+    d.fill(20);
+    {
+        const short_of_memory scope(s);
+        d.try_state(state);
+    }
+    d.clear(true);
+    d.fill(n_before);
+    d.generate(40);
+}

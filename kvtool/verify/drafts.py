@@ -1,0 +1,124 @@
+"""A pair of models with random weights: a target, and a draft that has no cells of its own (gemma4-assistant).
+
+Upstream's generator of toys writes neither, and the draft is the only kind of model that reads another context's
+storage. Both are as small as upstream's toys: two layers, the first with a window and the second without, which is what
+the draft's layers take their cells from.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtool.verify.models import finish, written
+
+_EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
+_DRAFT_EMBD = 64
+_PATTERN = (True, False)  # which layers have a window
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Paths of the two models."""
+
+    target: Path
+    draft: Path
+
+
+def pair(work: Path) -> Pair:
+    """The two models, written once. Only the tests of the shared cells need them, so verify makes no others."""
+    work.mkdir(parents=True, exist_ok=True)
+    target, draft = work / "gemma4-target.gguf", work / "gemma4-assistant.gguf"
+    if not target.is_file():
+        written(target, lambda path: _write(path, "gemma4", _EMBD, _target_shapes(), {}))
+    if not draft.is_file():
+        more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
+        written(draft, lambda path: _write(path, "gemma4-assistant", _DRAFT_EMBD, _draft_shapes(), more))
+    return Pair(target, draft)
+
+
+def _write(out: Path, arch: str, embd: int, shapes: Mapping[str, tuple[int, ...]], more: Mapping[str, int]) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(out, arch)
+    writer.add_name(f"random weights, {arch}")
+    writer.add_block_count(len(_PATTERN))
+    writer.add_context_length(_CONTEXT)
+    writer.add_embedding_length(embd)
+    writer.add_feed_forward_length(_FFN)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_HEADS)
+    writer.add_key_length(_HEAD)
+    writer.add_value_length(_HEAD)
+    writer.add_rope_dimension_count(_HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_sliding_window(_WINDOW)
+    writer.add_vocab_size(_VOCAB)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_array(f"{arch}.attention.sliding_window_pattern", list(_PATTERN))
+    numbers = {
+        "attention.key_length_swa": _HEAD,
+        "attention.value_length_swa": _HEAD,
+        "rope.dimension_count_swa": _HEAD,
+    }
+    numbers |= {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0, **more}
+    for name, value in numbers.items():
+        writer.add_uint32(f"{arch}.{name}", value)
+    for name, shape in shapes.items():
+        writer.add_tensor(name, _weight(name, shape))
+    finish(writer)
+
+
+def _weight(name: str, shape: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, dtype=np.float32)
+    return drawn / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else 1 + np.float32(0.1) * drawn
+
+
+def _layer(il: int, embd: int, *, keys: bool) -> dict[str, tuple[int, ...]]:
+    """The tensors of one layer, rows first. keys: it has keys and values of its own."""
+    width = _HEADS * _HEAD
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (embd,),
+        "attn_q": (width, embd),
+        "attn_q_norm": (_HEAD,),
+        "attn_output": (embd, width),
+        "post_attention_norm": (embd,),
+        "layer_output_scale": (1,),
+        "ffn_norm": (embd,),
+        "ffn_gate": (_FFN, embd),
+        "ffn_up": (_FFN, embd),
+        "ffn_down": (embd, _FFN),
+        "post_ffw_norm": (embd,),
+    }
+    if keys:
+        shapes |= {"attn_k": (width, embd), "attn_v": (width, embd), "attn_k_norm": (_HEAD,)}
+    return {f"blk.{il}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _target_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (_VOCAB, _EMBD),
+        "output_norm.weight": (_EMBD,),
+        "rope_freqs.weight": (_HEAD // 2,),
+    }
+    for il in range(len(_PATTERN)):
+        shapes |= _layer(il, _EMBD, keys=True)
+    return shapes
+
+
+def _draft_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (_VOCAB, _DRAFT_EMBD),
+        "output_norm.weight": (_DRAFT_EMBD,),
+        "rope_freqs.weight": (_HEAD // 2,),
+        "nextn.post_projection.weight": (_EMBD, _DRAFT_EMBD),
+        "nextn.pre_projection.weight": (_DRAFT_EMBD, 2 * _EMBD),
+    }
+    for il in range(len(_PATTERN)):
+        shapes |= _layer(il, _DRAFT_EMBD, keys=False)
+    return shapes

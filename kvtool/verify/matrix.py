@@ -1,0 +1,121 @@
+"""`kvtool verify --matrix`: every kind of cache over every toy model, and the table of it.
+
+For each toy: flash attention on with caches of f16, q8_0 and q4_0, and off with f16 (quantized V needs flash
+attention); one sequence, four with a stream each, and four in one stream; each with storage that grows in place and by
+copy, and on the device if there is one. Each combination runs the checks that touch what it changes (CHECKS); the rest
+of `kvtool verify` runs all checks on the usual cache. Pure: models in, checks out; findings in, a table out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kvtool.result import CheckOutcome
+from kvtool.verify.checks import Check, Finding, named_toys
+
+CHECKS = "prompt,copy,shift,state-self"
+CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
+SEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("1", ()),
+    ("4", ("--seqs", "4")),
+    ("4-unified", ("--seqs", "4", "--unified")),
+)
+STORAGES = ("inplace", "copy")
+
+# What upstream's -ctk and -ctv take, each with each, once per way in which it rotates a quantized cache.
+TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+# rotated by Hadamard matrices; a head size of 80, which is not; MLA, which has no V
+PAIR_TOYS = ("llama-dense", "laguna-moe", "deepseek2-moe")
+PAIR_CHECKS = "prompt,shift,state-self"
+
+_PREFIX = "matrix"
+
+
+def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], checks: str) -> Check:
+    name = f"kv-check/{toy.stem}/{_PREFIX}/{cache}/{sequences}/{storage}"
+    return Check(name, "kv-check", toy, args=(*args, "--quick", "--checks", checks))
+
+
+def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...]) -> list[Check]:
+    return [
+        _check(toy, f"{type_}-fa-{fa}", name, storage, ("-fa", fa, "-ctk", type_, "-ctv", type_, *args, *more), CHECKS)
+        for fa, type_ in CACHES
+        for name, args in SEQUENCES
+        for toy in toys
+    ]
+
+
+def in_memory(toys: Sequence[Path]) -> list[Check]:
+    """In host memory: both ways to grow, and every pair of types."""
+    planned = [check for s in STORAGES for check in _variants(toys, s, ("--storage", s))]
+    for toy in named_toys(toys, PAIR_TOYS):
+        for k in TYPES:
+            for v in TYPES:
+                args = ("-fa", "on", "-ctk", k, "-ctv", v)
+                planned.append(_check(toy, f"{k}-{v}", "1", "pair", args, PAIR_CHECKS))
+    return planned
+
+
+def on_device(toys: Sequence[Path], label: str, args: Sequence[str]) -> list[Check]:
+    """On a device, where storage grows by copy."""
+    return _variants(toys, label, tuple(args))
+
+
+def _place(finding: Finding) -> tuple[str, str] | None:
+    """(cache, storage) of a matrix run; None for any other."""
+    parts = finding.id.split("/")
+    return (parts[3], parts[5]) if len(parts) == 6 and parts[2] == _PREFIX else None
+
+
+def _cell(found: Sequence[Finding]) -> str:
+    """equal/possible, and what failed."""
+    if not found:
+        return ""
+    equal = sum(f.outcome is CheckOutcome.PASSED for f in found)
+    failed = sum(f.outcome is CheckOutcome.FAILED for f in found)
+    return f"{equal}/{equal + failed}" + (f" **{failed} FAILED**" if failed else "")
+
+
+def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
+    """The Markdown table: a row per memory class, a column per cache and storage; "" without a matrix run.
+
+    A cell is "runs that gave equal bits / runs that a static cache can do", over the models of the class and over one
+    sequence, four streams and four sequences in one stream.
+    """
+    by: dict[str, dict[tuple[str, str], list[Finding]]] = defaultdict(lambda: defaultdict(list))
+    models: dict[str, set[str]] = defaultdict(set)
+    for found in findings:
+        place = _place(found)
+        if place is not None and place[1] != "pair":
+            by[found.group][place].append(found)
+            models[found.group].add(found.id.split("/")[1])
+    if not by:
+        return ""
+    caches = [f"{type_}-fa-{fa}" for fa, type_ in CACHES]
+    found_storages = {storage for row in by.values() for _, storage in row}
+    storages = [*(s for s in STORAGES if s in found_storages), *sorted(found_storages - set(STORAGES))]
+    heads = ["memory class", "models"]
+    heads += [f"{_title(cache)}, {_storage(storage)}" for cache in caches for storage in storages]
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    known = [name for name in order if name in by]
+    for name in [*known, *sorted(set(by) - set(known))]:
+        cells = [_cell(by[name][cache, storage]) for cache in caches for storage in storages]
+        lines.append("| " + " | ".join([name, str(len(models[name])), *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def pairs(findings: Iterable[Finding]) -> str:
+    """One line on the runs over pairs of types; "" without any."""
+    found = [f for f in findings if (place := _place(f)) is not None and place[1] == "pair"]
+    return f"Pairs of -ctk and -ctv ({', '.join(PAIR_TOYS)}): {_cell(found)} equal.\n" if found else ""
+
+
+def _title(cache: str) -> str:
+    type_, _, fa = cache.partition("-fa-")
+    return type_ if fa == "on" else f"{type_} without FA"
+
+
+def _storage(storage: str) -> str:
+    return {"inplace": "in place", "copy": "by copy"}.get(storage, storage.upper())

@@ -1,0 +1,125 @@
+"""libllama with many lines broken at once, each of which an environment variable turns on.
+
+Every trap takes out or turns round one line of the patched tree. A library for each of them would take long to compile,
+so all of them go into one: each place becomes a choice between the code as it is and the broken one, by the number in
+KV_BROKEN. Only the objects that contain such a place are compiled anew, with the commands that ninja recorded, and
+libllama is linked again beside the real one. Nothing in the build directory changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtool import process
+from tests.e2e.conftest import Real
+
+VARIABLE = "KV_BROKEN"
+
+_CHOICE = f"""\
+#include "llama-kv-dynamic.h"
+#include <cstdlib>
+static bool kv_broken(int n) {{
+    const char * val = getenv("{VARIABLE}");
+    return val && atoi(val) == n;
+}}
+#line 1
+"""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place. old: statements (ending with ; or }) or an expression; new: the same, broken.
+
+    after: a line of the file that comes before, where `old` alone would be found more than once.
+    """
+
+    file: str
+    old: str
+    new: str
+    after: str = ""
+
+    def find(self, text: str) -> int:
+        """Where `old` is. Raises AssertionError when it cannot be told."""
+        start = text.find(self.after)
+        assert start >= 0, f"{self.file} has no {self.after!r}"
+        at = text.find(self.old, start)
+        assert at >= 0, f"the line to break is gone from {self.file}: {self.old!r}"
+        assert self.after or text.count(self.old) == 1, f"{self.file} has {self.old!r} more than once"
+        return at
+
+
+def rewrite(text: str, edits: Sequence[tuple[int, Edit]]) -> str:
+    """The source with every edit as a choice, by its number. Several edits may be of the same place."""
+    places: dict[tuple[int, str], list[tuple[int, Edit]]] = {}
+    for number, edit in edits:
+        places.setdefault((edit.find(text), edit.old), []).append((number, edit))
+    for (at, old), choices in sorted(places.items(), reverse=True):
+        made = old
+        for number, edit in choices:
+            if re.search(r"[;}]\s*(//.*)?$", old):
+                made = f"if (kv_broken({number})) {{\n{edit.new}\n}} else {{\n{made}\n}}"
+            else:
+                made = f"(kv_broken({number}) ? ({edit.new}) : ({made}))"
+        text = text[:at] + made + text[at + len(old) :]
+    return _CHOICE + text
+
+
+def _commands(real: Real) -> list[str]:
+    """The commands that build libllama, in order."""
+    ninja = process.which("ninja")
+    assert ninja is not None
+    names = {"darwin": "libllama.dylib", "win32": "llama.dll"}
+    target = f"bin/{names.get(sys.platform, 'libllama.so')}"
+    return subprocess.run(
+        [ninja, "-C", real.build, "-t", "commands", target], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+def _run(command: str, cwd: Path) -> None:
+    done = subprocess.run(command, shell=True, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
+    """A libllama with all edits in `out`, by the names under which programs load it. The tuples are numbered from 1."""
+    by_file: dict[str, list[tuple[int, Edit]]] = {}
+    for number, group in enumerate(edits, 1):
+        for edit in group:
+            by_file.setdefault(edit.file, []).append((number, edit))
+
+    plan = _commands(real)
+    link = next(line for line in plan if "-shared" in line and " -o bin/libllama" in line)
+    compiles: list[str] = []
+    for file, chosen in by_file.items():
+        source = real.tree / file
+        broken = out / source.name
+        broken.write_text(rewrite(source.read_text("utf-8"), chosen), "utf-8")
+        (command,) = (line for line in plan if line.endswith(f"-c {source}"))
+        original = command.split(" -o ")[1].split(" ")[0]
+        made = out / f"{source.stem}.o"
+        # -I: the source's own directory was where it found its headers
+        command = command.replace(f"-o {original}", f"-o {made} -I{source.parent}").replace(
+            f"-c {source}", f"-c {broken}"
+        )
+        compiles.append(command.replace(f"-MF {original}.d", f"-MF {made}.d"))
+        assert original in link
+        link = link.replace(original, str(made))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(lambda command: _run(command, real.build), compiles))
+
+    target = link.split(" -o ")[1].split(" ")[0]
+    built = out / Path(target).name
+    link = link.split("&& ", 1)[1] if link.startswith(":") else link
+    _run(link.replace(f"-o {target}", f"-o {shlex.quote(str(built))}").removesuffix("&& :"), real.build)
+    for alias in real.bin.glob("libllama.so*"):
+        if not (out / alias.name).exists():
+            (out / alias.name).symlink_to(built)

@@ -1,0 +1,65 @@
+"""Every allocation of a growth fails once, and from each on all of them: nothing is lost, and what fits is served.
+
+kv-check's check "no-memory" grows a cache several times; --fail N makes the N-th allocation fail there, N+ that one and
+all later ones. N goes up until none is left to fail. What each point must leave is in scenarios-memory.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.verify.checks import CLASS_TOYS
+from tests.e2e.conftest import ROOT, Real
+
+SLOW = ("deepseek4-moe", "deepseek32-moe", "qwen4exp-moe")  # tens of seconds each: in the report when asked for
+TOYS = tuple(toy for toy in CLASS_TOYS if toy not in SLOW)
+LIMIT = 400  # more points than any growth here has
+
+
+def points(real: Real, toy: str, suffix: str, *args: str) -> Iterator[dict[str, Any]]:
+    """kv-check's answer for each allocation that fails."""
+    argv: list[str | Path] = [
+        real.bin / "kv-check",
+        "-m",
+        real.toys / f"{toy}.gguf",
+        "--quick",
+        "--checks",
+        "no-memory",
+    ]
+    for n in range(1, LIMIT):
+        done = subprocess.run([*argv, *args, "--fail", f"{n}{suffix}"], capture_output=True, text=True)
+        answer = json.loads(done.stdout)
+        if answer["failed_allocations"] == 0:
+            return
+        yield answer
+    pytest.fail(f"{toy}: more than {LIMIT} allocations")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("args", [(), ("-fa", "off", "--seqs", "2")], ids=["one-stream", "two-streams"])
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("toy", TOYS)
+def test_every_allocation_of_a_growth(real: Real, toy: str, storage: str, args: tuple[str, ...]) -> None:
+    tried = 0
+    for suffix in ("", "+"):
+        for answer in points(real, toy, suffix, "--storage", storage, *args):
+            tried += 1
+            assert answer["status"] in ("same", "same-not-grown"), f"{tried}: {answer['reason']}"
+    assert tried > 0
+    note(f"{toy} {storage} {' '.join(args)}: {tried} allocation points, all survived")
+
+
+def note(line: str) -> None:
+    """For the report: `pytest -s` shows it, and CI keeps the file."""
+    print(line, file=sys.stderr)
+    report = ROOT / "report" / "allocations.txt"
+    report.parent.mkdir(exist_ok=True)
+    with report.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")

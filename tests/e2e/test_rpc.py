@@ -1,0 +1,43 @@
+"""The cache on a ggml-rpc-server: memory that the host cannot touch. Growth stages at most one layer at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvtool.verify import devices
+from tests.e2e.conftest import Real, kvtool
+
+TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
+
+
+@pytest.fixture(scope="module")
+def rpc(real: Real) -> Real:
+    """The same tree with the RPC backend; its toys are those of the CPU build."""
+    code, built = kvtool("build", "--rpc", "--target=kv-check", "--target=ggml-rpc-server")
+    if code != 0:
+        pytest.fail(f"the RPC build failed: {built['error']['what']}")
+    return Real(real.tree, Path(built["build_dir"]))
+
+
+@pytest.fixture(scope="module")
+def device(rpc: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devices.Device]:
+    with devices.device("rpc", rpc.bin, tmp_path_factory.mktemp("rpc")) as found:
+        yield found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("args", [(), ("-fa", "off"), ("--seqs", "4")], ids=["f16", "transposed-V", "four-streams"])
+@pytest.mark.parametrize("toy", TOYS)
+def test_a_cache_on_a_device_gives_the_same_bits(
+    real: Real, rpc: Real, device: devices.Device, toy: str, args: tuple[str, ...]
+) -> None:
+    argv: list[str | Path] = [rpc.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", *args, *device.kv_check]
+    done = subprocess.run([*argv, "--checks", "prompt,copy,shift,state-self"], capture_output=True, text=True)
+    answer = json.loads(done.stdout)
+    assert (answer["status"], done.returncode) == ("same", 0), answer["reason"]
+    assert answer["grown"] and answer["device"] == "RPC0"

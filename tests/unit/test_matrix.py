@@ -1,0 +1,69 @@
+"""The plan and the table of `kvtool verify --matrix`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtool.result import CheckOutcome
+from kvtool.verify import matrix
+from kvtool.verify.checks import Check, Finding
+
+TOY = Path("llama-dense.gguf")
+
+
+def found(check: Check, outcome: CheckOutcome = CheckOutcome.PASSED, group: str = "plain") -> Finding:
+    return Finding(check.id, "kv-check", group, outcome, "same")
+
+
+def variants(checks: list[Check]) -> set[tuple[str, ...]]:
+    return {tuple(check.id.split("/")[3:]) for check in checks}
+
+
+def test_every_cache_meets_every_sequence_count_and_storage() -> None:
+    planned = [c for c in matrix.in_memory([Path("a.gguf")]) if not c.id.endswith("/pair")]
+    caches = {"f16-fa-on", "q8_0-fa-on", "q4_0-fa-on", "f16-fa-off"}
+    expected = {(c, s, p) for c in caches for s in ("1", "4", "4-unified") for p in ("inplace", "copy")}
+    assert variants(planned) == expected
+    assert len(planned) == len(expected)
+
+
+def test_arguments_say_what_the_name_says() -> None:
+    (check,) = (c for c in matrix.in_memory([TOY]) if c.id.endswith("/q8_0-fa-on/4-unified/copy"))
+    line = " ".join(check.args)
+    assert "-fa on -ctk q8_0 -ctv q8_0 --seqs 4 --unified --storage copy --quick" in line
+
+
+def test_a_device_grows_in_its_own_way() -> None:
+    planned = matrix.on_device([TOY], "rpc", ("--rpc", "127.0.0.1:1"))
+    assert len(planned) == 12
+    assert all("--storage" not in check.args and "--rpc" in check.args for check in planned)
+
+
+def test_every_pair_of_types_runs_once() -> None:
+    pairs = [c.id.split("/")[3] for c in matrix.in_memory([TOY]) if c.id.endswith("/pair")]
+    assert len(pairs) == len(set(pairs)) == len(matrix.TYPES) ** 2
+
+
+def test_the_table_counts_what_a_static_cache_can_do() -> None:
+    planned = [c for c in matrix.in_memory([TOY]) if "f16-fa-on" in c.id]
+    findings = [found(planned[0]), found(planned[1], CheckOutcome.SKIPPED), found(planned[2], CheckOutcome.FAILED)]
+    text = matrix.table(findings, ("plain",))
+    assert text.splitlines()[-1].startswith("| plain | 1 | 1/2 **1 FAILED** |")
+
+
+def test_the_columns_are_caches_by_storage() -> None:
+    findings = [found(c) for c in (*matrix.in_memory([TOY]), *matrix.on_device([TOY], "rpc", ()))]
+    head = matrix.table(findings, ("plain",)).splitlines()[0]
+    assert "f16, in place | f16, by copy | f16, RPC | q8_0, in place" in head
+    assert "f16 without FA, RPC" in head
+    assert "81/81" in matrix.pairs(findings)
+
+
+def test_classes_keep_their_order_and_unknown_ones_follow() -> None:
+    (check, *_) = matrix.in_memory([TOY])
+    rows = matrix.table([found(check, group=g) for g in ("new", "iSWA", "plain")], ("plain", "iSWA")).splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| plain", "| iSWA", "| new"]
+
+
+def test_no_matrix_no_table() -> None:
+    assert matrix.table([Finding("kv-check/a/fa-on", "kv-check", "plain", CheckOutcome.PASSED, "same")], ()) == ""
