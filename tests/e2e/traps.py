@@ -415,7 +415,7 @@ IN_PLACE = (
         "in place, a shift goes over the rows of the first stream only",
         Edit(
             CACHE,
-            "ggml_row_size(layer.k->type, n_embd_nope) + rows.first*layer.k->nb[1]",
+            "ggml_row_size(layer.k->type, n_embd_nope) + dyn_rows.first*layer.k->nb[1]",
             "ggml_row_size(layer.k->type, n_embd_nope)",
         ),
         inplace("llama-dense", "shift", "--seqs", "4"),
