@@ -26,10 +26,13 @@ VARIABLE = "KV_BROKEN"
 _CHOICE = f"""\
 #include "llama-kv-dynamic.h"
 #include <cstdlib>
+#ifndef {VARIABLE}
+#define {VARIABLE}
 static bool kv_broken(int n) {{
     const char * val = getenv("{VARIABLE}");
     return val && atoi(val) == n;
 }}
+#endif
 #line 1
 """
 
@@ -83,6 +86,17 @@ def _commands(real: Real) -> list[str]:
     ).stdout.splitlines()
 
 
+def _unit(plan: Sequence[str], source: Path) -> Path:
+    """The file that the compiler is given for a source: itself, or a batch of CMake's that includes it."""
+    for line in plan:
+        unit = Path(line.rsplit(" -c ", 1)[-1])
+        if unit == source:
+            return source
+        if "unity_" in unit.name and f'/{source.name}"' in unit.read_text("utf-8"):
+            return unit
+    raise AssertionError(f"nothing compiles {source}")
+
+
 def _run(command: str, cwd: Path) -> None:
     done = subprocess.run(command, shell=True, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stderr}"
@@ -97,18 +111,28 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
 
     plan = _commands(real)
     link = next(line for line in plan if "-shared" in line and " -o bin/libllama" in line)
-    compiles: list[str] = []
+    units: dict[Path, str] = {}  # what the compiler reads, and the broken text of it
     for file, chosen in by_file.items():
         source = real.tree / file
-        broken = out / source.name
-        broken.write_text(rewrite(source.read_text("utf-8"), chosen), "utf-8")
-        (command,) = (line for line in plan if line.endswith(f"-c {source}"))
+        text = rewrite(source.read_text("utf-8"), chosen)
+        unit = _unit(plan, source)
+        if unit == source:
+            units[unit] = text
+        else:  # CMake compiles several sources as one
+            (out / source.name).write_text(text, "utf-8")
+            whole = units.get(unit) or unit.read_text("utf-8")
+            units[unit] = re.sub(rf'#include "[^"]*/{source.name}"', f'#include "{out / source.name}"', whole)
+
+    compiles: list[str] = []
+    for unit, text in units.items():
+        broken = out / f"unit-{unit.name}"
+        broken.write_text(text, "utf-8")
+        (command,) = (line for line in plan if line.endswith(f"-c {unit}"))
         original = command.split(" -o ")[1].split(" ")[0]
-        made = out / f"{source.stem}.o"
+        made = out / f"{unit.stem}.o"
         # -I: the source's own directory was where it found its headers
-        command = command.replace(f"-o {original}", f"-o {made} -I{source.parent}").replace(
-            f"-c {source}", f"-c {broken}"
-        )
+        command = command.replace(f"-o {original}", f"-o {made} -I{real.tree / 'src'}")
+        command = command.replace(f"-c {unit}", f"-c {broken}")
         compiles.append(command.replace(f"-MF {original}.d", f"-MF {made}.d"))
         assert original in link
         link = link.replace(original, str(made))
