@@ -292,18 +292,10 @@ void llama_kv_cache::dyn_release() {
         return;
     }
 
-    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n_next);
+    dyn_shrink(n_next, n_used);
 
-    const size_t n_copied = dyn->storage->n_bytes_copied();
-
-    dyn->dyn->synchronize();
-    dyn->dyn->set_moved();
-    dyn->storage->shrink(n_next, n_used);
-    dyn->dyn->count_shrink(dyn->storage->n_bytes_copied() - n_copied);
-
-    dyn->n_cells = n_next;
-    dyn->n_need  = 0;
-    dyn->n_peak  = n_keep;
+    dyn->n_need = 0;
+    dyn->n_peak = n_keep;
 }
 
 void llama_kv_cache::dyn_release_blocks() {

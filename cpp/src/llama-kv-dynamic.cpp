@@ -115,7 +115,29 @@ bool llama_kv_dynamic::grow() {
         res = kv->dyn_grow(res) && res;
     }
 
+    if (std::exchange(is_short, false)) {
+        even_out(res);
+    }
+
     return res;
+}
+
+void llama_kv_dynamic::set_short() {
+    is_short = true;
+}
+
+void llama_kv_dynamic::even_out(bool is_given) {
+    for (auto * kv : caches) {
+        uint32_t n_cells = kv->get_size();
+
+        for (const auto * other : caches) {
+            if (other->get_size_max() == kv->get_size_max()) {
+                n_cells = std::min(n_cells, other->get_size());
+            }
+        }
+
+        kv->dyn_even_out(n_cells, is_given);
+    }
 }
 
 bool llama_kv_dynamic::grow_max() {
@@ -432,7 +454,8 @@ bool llama_kv_cache::dyn_grow(bool enable) {
 
     const uint32_t n_need = dyn->n_need;
 
-    dyn->n_need = 0;
+    dyn->n_given = n_need;
+    dyn->n_need  = 0;
 
     if (n_need <= dyn->n_cells) {
         return true;
@@ -556,13 +579,49 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
 
             LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, n);
 
+            dyn->dyn->set_short();
+
             if (n == n_smallest) {
                 break;
             }
         }
     } catch (const std::bad_alloc &) {
         LLAMA_LOG_WARN("%s: not enough host memory for %u cells\n", __func__, n_cells);
+
+        dyn->dyn->set_short();
     }
 
     return false;
+}
+
+void llama_kv_cache::dyn_even_out(uint32_t n_cells, bool is_given) {
+    if (!dyn || !dyn->storage || dyn->has_rows) {
+        return;
+    }
+
+    const std::vector<uint32_t> n_used = dyn_n_used();
+
+    uint32_t n_keep = *std::max_element(n_used.begin(), n_used.end());
+    if (is_given) {
+        n_keep = std::max(n_keep, dyn->n_given);
+    }
+
+    n_cells = std::max(n_cells, llama_kv_growth { dyn->n_max, dyn->n_pad, 0 }.smallest(n_keep));
+
+    if (n_cells < dyn->n_cells) {
+        dyn_shrink(n_cells, n_used);
+    }
+}
+
+void llama_kv_cache::dyn_shrink(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
+    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, dyn->n_cells, n_cells);
+
+    const size_t n_copied = dyn->storage->n_bytes_copied();
+
+    dyn->dyn->synchronize();
+    dyn->dyn->set_moved();
+    dyn->storage->shrink(n_cells, n_used);
+    dyn->dyn->count_shrink(dyn->storage->n_bytes_copied() - n_copied);
+
+    dyn->n_cells = n_cells;
 }

@@ -100,6 +100,10 @@ public:
     // grow the caches that asked. on failure they keep what they have, and nothing is pending either
     bool grow();
 
+    // a cache got less than the policy wanted, or nothing. caches that mirror each other have one size, which the graphs
+    // take from either: the next grow() evens them out
+    void set_short();
+
     // the storage moved or grew: stale graphs here and in the contexts that read it, whose compute buffers have to follow
     void set_moved();
 
@@ -153,8 +157,13 @@ private:
 
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
+    // shrink the caches of one maximum to the smallest of them
+    // is_given: the cells that the batch at hand was given have to stay
+    void even_out(bool is_given);
+
     bool is_pending = false;
     bool is_resized = false;
+    bool is_short   = false;
 
     uint64_t n_moves = 0; // those that moved() has reported
 
@@ -185,6 +194,7 @@ struct llama_kv_dynamic_cache {
 
     uint32_t n_cells;    // cells that have storage. n_max: a static cache
     uint32_t n_need = 0; // cells that were given out
+    uint32_t n_given = 0; // n_need of the last growth
 
     // rows are written without a cell being occupied (the compressed caches of DSV4), and the last one is scratch
     bool has_rows = false;
