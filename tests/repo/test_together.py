@@ -21,6 +21,9 @@ SECOND = "int function_2(int x) {\n    int y = x + 2;\n    return y;\n}\n\n"
 def more_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hunk at an end of its file is never moved at once; the patches of the tiny project shall not have one."""
     monkeypatch.setitem(FILES, "CMakeLists.txt", "# the start\n" + FILES["CMakeLists.txt"] + "# the end\n")
+    block = "    a();\n    b();\n    c();\n"
+    pads = "".join(f"    pad_{n}();\n" for n in range(6))
+    monkeypatch.setitem(FILES, "src/c.cpp", f"int same() {{\n{block}{pads}{block}}}\n")
 
 
 @pytest.fixture
@@ -98,9 +101,19 @@ def test_a_patch_on_top_of_one_that_is_not_wanted(project: Tiny, ways: Any) -> N
     ids=["twin", "context", "heading", "above", "label", "below", "merged", "gone"],
 )
 def test_what_leaves_something_to_decide(project: Tiny, ways: Any, old: str, new: str) -> None:
-    # four lines on top make the twin the nearer one
     rewrite(project, lambda text: "".join(f"// {n}\n" for n in range(4)) + text.replace(old, new))
     assert ways() == (False, True)
+
+
+def test_a_twin_that_is_nearer(project: Tiny, ways: Any) -> None:
+    """Both in one function: only that the plain patch would go to the other one tells that there is a choice."""
+    project.add_patch("second", ("src/c.cpp", "pad_5();\n    a();\n    b();\n", "pad_5();\n    a();\n    B();\n"))
+    rewrite(project, lambda text: "// one\n" + text, "src/c.cpp")
+    assert ways() == (True, True)
+    file = project.upstream / "src/c.cpp"
+    file.write_text("// more\n" * 7 + file.read_text())
+    release(project, "v4")
+    assert ways("v4") == (False, True)
 
 
 def test_a_function_that_was_moved(project: Tiny, ways: Any) -> None:
