@@ -57,6 +57,7 @@ def _data(content: bytes) -> bytes:
 
 
 def modify(mode: str, path: str, content: bytes) -> bytes:
+    """A file as a commit is to have it; mode as git writes it, "100644"."""
     return f"M {mode} inline {path}\n".encode() + _data(content)
 
 
@@ -65,6 +66,7 @@ def _person(kind: str, name: str, email: str, when: str) -> bytes:
 
 
 def commit_of(mail: Mail, changed: Sequence[bytes]) -> Entry:
+    """The commit of a mail, with its author and message; changed: its files, from modify()."""
     date = parsedate_to_datetime(mail.date)
     when = f"{int(date.timestamp())} {mail.date[-5:]}"
     author = _person("author", mail.name, mail.email, when)
@@ -72,6 +74,7 @@ def commit_of(mail: Mail, changed: Sequence[bytes]) -> Entry:
 
 
 def new_files(files: Sequence[NewFile], subject: str) -> Entry:
+    """The commit, by kvtool itself, that adds the files of cpp/."""
     author = _person("author", IDENTITY_NAME, IDENTITY_EMAIL, EPOCH)
     modes = ("100755" if file.executable else "100644" for file in files)
     changed = [modify(mode, f.path, f.source.read_bytes()) for mode, f in zip(modes, files, strict=True)]
