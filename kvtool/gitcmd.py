@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvtool import process
@@ -152,6 +152,22 @@ class Git:
         """A file of a tree or commit, None when it is not there."""
         done = self.run("cat-file", "blob", f"{tree}:{path}", check=False)
         return done.stdout.encode("utf-8", "surrogateescape") if done.returncode == 0 else None
+
+    def blobs(self, tree: str, paths: Sequence[str]) -> dict[str, bytes] | None:
+        """Files of a tree or commit, in one process; None when one is not there. Paths without line breaks."""
+        lines = "".join(f"{tree}:{path}\n" for path in paths)
+        out = self.run("cat-file", "--batch", input=lines).stdout.encode("utf-8", "surrogateescape")
+        found: dict[str, bytes] = {}
+        at = 0
+        for path in paths:
+            end = out.index(b"\n", at)
+            head = out[at:end].split(b" ")
+            if len(head) != 3 or head[1] != b"blob":
+                return None
+            size = int(head[2])
+            found[path] = out[end + 1 : end + 1 + size]
+            at = end + size + 2
+        return found
 
     def _sealed(self, env: Environment | None) -> Environment:
         return sealed_environment({**self._env, **(env or {})})

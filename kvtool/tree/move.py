@@ -11,8 +11,8 @@ Two ways, and the first to be sure of its places wins:
    that fits, right or wrong.
 
 Where both give the same tree and each hunk lands in the function it was recorded in, two independent ways agree and
-nothing more is asked. Otherwise each hunk is held against placement.py, and a hunk in the wrong place is a conflict
-that says where it landed and where it belongs.
+nothing more is asked; together.py tells that of a whole series at once. Otherwise each hunk is held against
+placement.py, and a hunk in the wrong place is a conflict that says where it landed and where it belongs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvtool.tree.placement import Finding, LineMap, Piece, check, pieces_of, spl
 from kvtool.tree.replay import Builder, FailedHunk, failed_hunks
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
-_MAP_FLAGS = (
+MAP_FLAGS = (
     "-U0",
     "--diff-algorithm=histogram",
     "--no-indent-heuristic",
@@ -72,7 +72,7 @@ def move(builder: Builder, origin: Origin) -> Attempt:
         return Attempt(merged)
     if merged is not None and merged == plain:
         diff = diff_of(git, onto, merged)
-        if _headings(diff) == _headings(origin.diff):
+        if headings(diff) == headings(origin.diff):
             return Attempt(merged, diff=diff)
     failed: tuple[FailedHunk, ...] = ()
     for tree in dict.fromkeys(tree for tree in (merged, plain) if tree is not None):
@@ -93,7 +93,7 @@ def move(builder: Builder, origin: Origin) -> Attempt:
 
 def misplaced(git: Git, origin: Origin, onto: str, result: str) -> tuple[FailedHunk, ...]:
     """The hunks of a patch that went from `onto` to `result` and landed in the wrong place."""
-    same = _headings(diff_of(git, onto, result)) == _headings(origin.diff)
+    same = headings(diff_of(git, onto, result)) == headings(origin.diff)
     if same and three_way(git, origin, onto) == git.resolve(f"{result}^{{tree}}"):
         return ()
     findings = inspect(git, origin, onto, result)
@@ -171,12 +171,23 @@ def _renamed(git: Git, files: Sequence[FileDiff], onto: str, result: str) -> dic
 
 def line_map(git: Git, old: str, new: str) -> LineMap:
     """What became of the lines of one blob ("tree:path") in another; everything is gone when one does not exist."""
-    done = git.run("diff", *_MAP_FLAGS, old, new, check=False)
+    done = git.run("diff", *MAP_FLAGS, old, new, check=False)
     files = parse_diff(done.stdout.encode("utf-8", "surrogateescape"))
     return LineMap.of(files[0] if files else None)
 
 
-def _headings(diff: bytes) -> list[tuple[str, str]]:
+def changes(git: Git, base: str, head: str) -> dict[str, Origin]:
+    """Each commit of a chain with its parent and diff, by its id; one git call for all."""
+    flags = ("--reverse", "-p", "--format=%x00%x00%H %P%x00", *DIFF_FLAGS)
+    found: dict[str, Origin] = {}
+    for entry in git.run("log", *flags, f"{base}..{head}").stdout.split("\0\0")[1:]:
+        ids, _, diff = entry.partition("\0")
+        commit, parent = ids.split()
+        found[commit] = Origin(parent, commit, diff.lstrip("\n").encode("utf-8", "surrogateescape"))
+    return found
+
+
+def headings(diff: bytes) -> list[tuple[str, str]]:
     """The function of each hunk, as git names it."""
     return [(hunk.path, hunk.heading) for file in parse_diff(diff) for hunk in file.hunks]
 

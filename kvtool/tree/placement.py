@@ -129,6 +129,14 @@ class LineMap:
             blocks.append(Block(int(found[1]) - (removed > 0), removed, int(found[3]) - (added > 0), added))
         return cls(blocks)
 
+    def kept(self, length: int) -> Iterator[tuple[int, int, int]]:
+        """The runs of lines that are in both files, the old one having `length`: start, stop, start in the new one."""
+        at = there = 0
+        for block in self._blocks:
+            yield at, block.old, there
+            at, there = block.old + block.removed, block.new + block.added
+        yield at, length, there
+
     def line(self, number: int) -> int | None:
         """The same line in the new file, None when it is not there any more. 0-based."""
         shift = 0

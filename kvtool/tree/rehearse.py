@@ -20,8 +20,8 @@ from pathlib import Path
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.result import PatchOutcome
-from kvtool.tree.mailbox import DIFF_FLAGS, changed_lines, parse_diff
-from kvtool.tree.move import Attempt, Origin, diff_of, move
+from kvtool.tree.mailbox import changed_lines, parse_diff
+from kvtool.tree.move import Attempt, Origin, changes, diff_of, move
 from kvtool.tree.placement import runs
 from kvtool.tree.replay import (
     NEW_FILES_SUBJECT,
@@ -34,6 +34,7 @@ from kvtool.tree.replay import (
     replay_step,
 )
 from kvtool.tree.series import Series, Step
+from kvtool.tree.together import move_all
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def rehearse(
             why=error.why,
             next_step="kvtool apply says more; correct it before moving to another upstream",
         )
-    mover = _Mover(Builder(git, scratch / "new", new.commit), origins(git, locked), choices or Choices())
+    known, choices = origins(git, locked), choices or Choices()
+    if not (choices.resolved or choices.skip or choices.drop) and (done := _at_once(git, locked, new, known, start)):
+        return done
+    mover = _Mover(Builder(git, scratch / "new", new.commit), known, choices)
     mover.builder.add_files(new.series.files)
     mover.builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
     for step in new.series.steps:
@@ -141,14 +145,25 @@ def rehearse(
 
 def origins(git: Git, locked: Replayed) -> dict[str, Origin]:
     """Each patch that the locked base has, as a commit with its parent and diff; one git call for all."""
-    flags = ("--reverse", "-p", "--format=%x00%x00%H %P%x00", *DIFF_FLAGS)
-    done = git.run("log", *flags, f"{locked.base}..{locked.head}")
-    found: dict[str, Origin] = {}
-    for entry in done.stdout.split("\0\0")[1:]:
-        ids, _, diff = entry.partition("\0")
-        commit, parent = ids.split()
-        found[commit] = Origin(parent, commit, diff.lstrip("\n").encode("utf-8", "surrogateescape"))
+    found = changes(git, locked.base, locked.head)
     return {report.id: found[report.commit] for report in locked.reports if report.commit}
+
+
+def _at_once(git: Git, locked: Replayed, new: Based, known: Mapping[str, Origin], start: float) -> Rehearsal | None:
+    """The rehearsal where no patch leaves anything to decide. Patches that move together share the time alike."""
+    series = new.series
+    made = move_all(git, locked.base, new.commit, series.files, NEW_FILES_SUBJECT, series.steps, known)
+    if made is None or any(_lost(known[name].diff, origin.diff) for name, origin in made.moved.items()):
+        return None
+    seconds = time.monotonic() - start
+    share, reports = round(seconds / len(made.moved), 3), []
+    for name in (step.patch.id for step in series.steps):
+        if origin := made.moved.get(name):
+            size = _size(origin.diff)
+            reports.append(PatchReport(name, PatchOutcome.APPLIED, origin.commit, *size, seconds=share))
+        else:
+            reports.append(PatchReport(name, PatchOutcome.SKIPPED))
+    return Rehearsal(series.upstream.tag, made.tree, made.head, new.commit, locked, tuple(reports), None, seconds)
 
 
 class _Mover:
