@@ -21,6 +21,7 @@ from kvtool.errors import UsageError, VerifyError
 from kvtool.machine import available_memory
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
+from kvtool.tree.worktree import read_applied
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import checks, conversation, devices, junit, matrix, models, named, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
@@ -235,7 +236,8 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     options.refuse_contradictions()
     kinds = named.tests_of(load_patches(project), options.patch, project.cpp) if options.patch else None
     bench = _prepare(project, console, options, kinds)
-    tag = load_lock(project.lock).current
+    applied = read_applied(project.tree)
+    tag = applied.tag if applied else load_lock(project.lock).current
     bench.work.mkdir(parents=True, exist_ok=True)
     with _alone(bench.work), devices.device(options.backend, bench.bin_dir, bench.work) as on:
         everything = _named(bench, project, console, kinds) if kinds is not None else []

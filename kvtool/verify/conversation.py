@@ -20,7 +20,7 @@ from pathlib import Path
 from kvtool.errors import VerifyError
 from kvtool.result import CheckOutcome
 from kvtool.verify.checks import Check, Finding, failed, finding
-from kvtool.verify.server import Answer, LlamaServer, Request, llama_server
+from kvtool.verify.server import Answer, LlamaServer, RefusedError, Request, llama_server
 from kvtool.verify.texts import FLAG, growths, judge_logs, prompt
 
 BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
@@ -118,7 +118,10 @@ def serve(
     try:
         statics = [run("static-1", "static-1")]
     except VerifyError as err:
-        return failed(check, "static-fails", str(err), details={"log": err.output}, seconds=time.monotonic() - started)
+        # An older server refuses what these models write: nothing to compare with. One that dies is a failure.
+        outcome = CheckOutcome.SKIPPED if isinstance(err, RefusedError) else CheckOutcome.FAILED
+        spent = time.monotonic() - started
+        return finding(check, outcome, "static-fails", str(err), details={"log": err.output}, seconds=spent)
     try:
         dynamic = run("dynamic", "static-1", FLAG)
     except VerifyError as err:

@@ -25,6 +25,10 @@ REQUEST_SECONDS = 300.0
 _PORT_TRIES = 3
 
 
+class RefusedError(VerifyError):
+    """The server lives, and answered a request with an error."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One /completion at temperature 0. slot: the slot to use, or -1 for the server's choice; n_predict in tokens."""
@@ -98,7 +102,8 @@ class LlamaServer:
         except ValueError:
             data = None
         if answer.status_code != 200 or not isinstance(data, dict):
-            raise self._failed(f"llama-server answered {path} with HTTP {answer.status_code}", answer.text[:500])
+            said = self._failed(f"llama-server answered {path} with HTTP {answer.status_code}", answer.text[:500])
+            raise RefusedError(said.what, why=said.why, output=said.output)
         return data
 
     def complete(self, request: Request) -> Answer:
