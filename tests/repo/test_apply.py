@@ -182,9 +182,7 @@ def test_hunk_that_lands_in_another_function_is_shown(project: Tiny, kvtool) -> 
     text = path.read_text()
     assert "function_5" in text
     # written against another file, for another result
-    text = re.sub(
-        r"^index .{40}\.\..{40}", f"index {'1' * 40}..{'2' * 40}", text, flags=re.MULTILINE
-    )
+    text = re.sub(r"^index .{40}\.\..{40}", f"index {'1' * 40}..{'2' * 40}", text, flags=re.MULTILINE)
     path.write_text(text.replace("int function_5(int x) {", "int function_6(int x) {"))
     ran = kvtool("apply", "--json")
     assert ran.code == 0
