@@ -1,7 +1,8 @@
 """Memory runs out while the cache grows: the request gets an error, everything else goes on.
 
 LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, N+ that one and all later ones (see
-llama-kv-storage.h): one for each of the two layers, then one for the compute buffers.
+llama-kv-storage.h): by copy, one for each of the two layers, then one for the compute buffers. In place the commits of
+a growth fail in test_every_allocation_fails.py.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def test_the_server_goes_on_after_a_growth_that_fails(
     real: Real, model: Path, static_answer: Answer, fail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", fail)
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     with llama_server(real.bin / "llama-server", model, (*ARGS, "--kv-dynamic"), tmp_path / "server.log") as server:
         assert server.complete(SHORT) == static_answer
         # the first long request may be answered too: the server retries with smaller batches, which need less
