@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
-
 from kvtool import process
+from kvtool.alone import alone
 from kvtool.build import ninja
 from kvtool.build.cmake import Plan
 from kvtool.console import Console
@@ -39,7 +38,7 @@ def run(planned: Plan, console: Console) -> Outcome:
     The build directory is locked: two builds in it at once would spoil each other.
     """
     planned.build_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(planned.build_dir):
+    with alone(planned.build_dir, BuildError, "is building"):
         configured = _configure(planned, console)
         targets = _existing_targets(planned)
         stats = planned.build_dir / "ccache.stats"
@@ -47,18 +46,6 @@ def run(planned: Plan, console: Console) -> Outcome:
         done = _build(planned, targets, console)
         hits, misses = ccache_counts(stats)
     return Outcome(targets, configured, done.steps, done.compiled, hits, misses)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    lock = filelock.FileLock(directory / "kvtool.upstream.lock")
-    try:
-        with lock.acquire(blocking=False):
-            yield
-    except filelock.Timeout:
-        raise BuildError(
-            "another kvtool is building there", why=f"{directory} is locked", next_step="wait for it, then try again"
-        ) from None
 
 
 def _configure(planned: Plan, console: Console) -> bool:

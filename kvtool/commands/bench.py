@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fnmatch
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import filelock
 import typer
 
 from kvtool import machine
+from kvtool.alone import alone
 from kvtool.bench import bars, baseline, files, geometry, plan, plots, runner, summary
 from kvtool.bench.plan import Plan
 from kvtool.bench.report import Benched
@@ -77,20 +75,6 @@ def _programs(project: Project, console: Console, options: Options) -> Path:
     return build.run(project, console, build.Options(targets=TARGETS)).bin_dir
 
 
-@contextlib.contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    """Two benchmarks at once would measure each other."""
-    work.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(work / "kvtool.upstream.lock")
-    try:
-        with lock.acquire(blocking=False):
-            yield
-    except filelock.Timeout:
-        raise MeasureError(
-            "another kvtool bench is running there", why=f"{work} is locked", next_step="wait for it, then try again"
-        ) from None
-
-
 def _measure(
     console: Console, planned: Plan, bin_dir: Path, options: Options, work: Path
 ) -> tuple[runner.Measured, tuple[bars.Bar, ...]]:
@@ -128,7 +112,8 @@ def run(project: Project, console: Console, options: Options) -> Benched:
         plots.require()
     bin_dir = _programs(project, console, options)
     work = project.tree / "build" / "bench"
-    with _alone(work):
+    work.mkdir(parents=True, exist_ok=True)
+    with alone(work, MeasureError, "bench is running"):
         measured, found = _measure(console, planned, bin_dir, options, work)
     result = Benched(
         load_lock(project.lock).current,

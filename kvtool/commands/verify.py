@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import filelock
 import typer
 
+from kvtool.alone import alone
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
@@ -92,19 +91,6 @@ def _prepare(project: Project, console: Console, options: Options, kinds: frozen
         wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
         bin_dir = build.run(project, console, wanted).bin_dir
     return Bench(bin_dir, project.tree / "build" / "verify", project.tree)
-
-
-@contextlib.contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    """Hold the work directory: two runs in it would write each other's logs and slot files."""
-    lock = filelock.FileLock(work / "kvtool.upstream.lock")
-    try:
-        with lock.acquire(blocking=False):
-            yield
-    except filelock.Timeout:
-        raise VerifyError(
-            "another kvtool verify is running there", why=f"{work} is locked", next_step="wait for it, then try again"
-        ) from None
 
 
 def _make_toys(bench: Bench, console: Console, options: Options) -> tuple[Path, ...]:
@@ -239,7 +225,10 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
     bench.work.mkdir(parents=True, exist_ok=True)
-    with _alone(bench.work), devices.device(options.backend, bench.bin_dir, bench.work) as on:
+    with (
+        alone(bench.work, VerifyError, "verify is running"),
+        devices.device(options.backend, bench.bin_dir, bench.work) as on,
+    ):
         everything = _named(bench, project, console, kinds) if kinds is not None else []
         everything += _compare(bench, console, options, on, tag, kinds)
     if options.junit is not None:

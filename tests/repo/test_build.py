@@ -182,7 +182,7 @@ def test_backends_and_presets_have_directories_of_their_own(build: Run, tree: Pa
 
 def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None:
     build(tree)
-    with filelock.FileLock(tree / "build" / "cpu-release" / "kvtool.upstream.lock"):
+    with filelock.FileLock(tree / "build" / "cpu-release" / "kvtool.lock"):
         refused = build(tree)
     assert (refused["exit"], refused["error"]["what"]) == (7, "another kvtool is building there")
     assert build(tree)["exit"] == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
+from kvtool.alone import alone
 from kvtool.bench import bars, baseline, figures, geometry, plan, plots, runner
 from kvtool.bench.sample import Call, GrowthLimit, Point, Sample, Usage, parse
 from kvtool.commands import bench
@@ -326,7 +327,9 @@ def test_a_directory_that_cannot_be_written_is_an_error(place: Path) -> None:
 
 
 def test_two_benchmarks_at_once_are_refused(place: Path) -> None:
-    with bench._alone(project(place).tree / "build" / "bench"), pytest.raises(MeasureError, match="another kvtool"):
+    work = project(place).tree / "build" / "bench"
+    work.mkdir(parents=True)
+    with alone(work, MeasureError, "bench is running"), pytest.raises(MeasureError, match="another kvtool"):
         run(place)
 
 

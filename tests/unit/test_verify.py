@@ -261,7 +261,7 @@ def test_devices_are_those_that_are_no_processor(listing: str, names: list[str])
 def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work = here / "llama.cpp" / "build" / "verify"
     work.mkdir(parents=True)
-    with filelock.FileLock(work / "kvtool.upstream.lock"):
+    with filelock.FileLock(work / "kvtool.lock"):
         assert run("--models", "*") == 8
     assert "another kvtool verify is running there" in capsys.readouterr().err
 
