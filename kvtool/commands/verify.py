@@ -53,10 +53,16 @@ class Options:
         how = "quick" if self.quick else "matrix" if self.matrix else "full"
         return f"{how}, patch {self.patch}" if self.patch else how
 
+    @property
+    def only_kv_check(self) -> bool:
+        return self.matrix or bool(self.models)
+
     def refuse_contradictions(self) -> None:
         """UsageError for options that make no sense together."""
         if self.quick and self.matrix:
             raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
+        if self.patch and self.matrix:
+            raise UsageError("--patch and --matrix are two choices", next_step="leave one of them out")
         if self.patch and self.models:
             raise UsageError("--patch and --models are two choices", next_step="leave one of them out")
         if self.markdown is not None and not self.matrix:
@@ -107,17 +113,16 @@ def _kv_checks(
     bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device
 ) -> list[Finding]:
     program = bench.program("kv-check")
-    on_host = options.jobs or build.default_jobs()
-    wanted = plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models))
-    runs = [(plan.on_device(on.label, on.kv_check, wanted), on.jobs or on_host)]
     if options.matrix:
-        runs.append((matrix.in_memory(toys), on_host))
-    if options.matrix and on.label:
-        runs.append((matrix.on_device(toys, on.label, on.kv_check), on.jobs or on_host))
+        runs: list[tuple[list[Check], tuple[tuple[str, ...], ...]]] = [(matrix.in_memory(toys), ((),) * len(on.lanes))]
+        runs += [(matrix.on_device(toys, on.label), on.lanes)] if on.label else []
+    else:
+        wanted = plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models))
+        runs = [(plan.on_device(on.label, (), wanted), on.lanes)]
     found: list[Finding] = []
-    for planned, jobs in runs:
+    for planned, lanes in runs:
         with console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned))) as bar:
-            found += runner.kv_checks(planned, program, jobs, bar.update)
+            found += runner.kv_checks(planned, program, lanes, bar.update)
     return found
 
 
@@ -184,11 +189,11 @@ def _compare(
         toys = _make_toys(bench, console, options)
         if kinds is None or "kv-check" in kinds:
             found += _kv_checks(bench, console, toys, options, on)
-            if not options.quick and not options.models:
+            if not options.quick and not options.models and not options.matrix:
                 found.append(checks.judge_grown(found, tag, on.label))
-        if not options.models and (kinds is None or kinds - {"kv-check"}):
+        if not options.only_kv_check and (kinds is None or kinds - {"kv-check"}):
             found += _texts(bench, console, toys, options, on, kinds)
-    if not options.models and (kinds is None or "memory" in kinds):
+    if not options.only_kv_check and (kinds is None or "memory" in kinds):
         found += _memory(bench, console)
     return found
 
@@ -227,7 +232,7 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     bench.work.mkdir(parents=True, exist_ok=True)
     with (
         alone(bench.work, VerifyError, "verify is running"),
-        devices.device(options.backend, bench.bin_dir, bench.work) as on,
+        devices.device(options.backend, bench.bin_dir, bench.work, options.jobs or build.default_jobs()) as on,
     ):
         everything = _named(bench, project, console, kinds) if kinds is not None else []
         everything += _compare(bench, console, options, on, tag, kinds)
@@ -250,7 +255,8 @@ def command(
     env: Env,
     quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="Also every kind of cache: types, sequences, in place and by copy.")
+        bool,
+        typer.Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy."),
     ] = False,
     markdown_file: Annotated[
         Path | None,

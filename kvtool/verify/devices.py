@@ -23,15 +23,14 @@ _NOT_A_GPU = ("CPU", "BLAS", "ACCEL")
 
 @dataclass(frozen=True)
 class Device:
-    """kv_check: its arguments; tools: those of llama-completion and llama-server; jobs: how many may use it at once.
+    """lanes: the arguments of each kv-check that may run at once; tools: those of llama-completion and llama-server.
 
     label: appended to the ids of checks, "" for host memory.
     """
 
+    lanes: tuple[tuple[str, ...], ...]
     label: str = ""
-    kv_check: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    jobs: int | None = None
 
 
 def parse_devices(listing: str) -> list[str]:
@@ -41,21 +40,25 @@ def parse_devices(listing: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def device(backend: str, bin_dir: Path, work: Path) -> Iterator[Device]:
-    """The device of a build with this backend. Raises VerifyError when the build sees none here."""
+def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Device]:
+    """The device of a build, for so many at once. Raises VerifyError when the build sees none here."""
     if backend == "cpu":
-        yield Device()
+        yield Device(((),) * jobs)
     elif backend == "rpc":
-        with _rpc_server(bin_dir / "ggml-rpc-server", work / "rpc-server.log") as endpoint:
+        with contextlib.ExitStack() as servers:
+            # a server has one client at a time
+            endpoints = [
+                servers.enter_context(_rpc_server(bin_dir / "ggml-rpc-server", work / f"rpc-server-{i}.log"))
+                for i in range(jobs)
+            ]
             yield Device(
+                tuple(("--rpc", endpoint, "--device", "RPC0") for endpoint in endpoints),
                 "rpc",
-                kv_check=("--rpc", endpoint, "--device", "RPC0"),
-                tools=("--rpc", endpoint, "-dev", "RPC0", "-ngl", "99"),
-                jobs=1,  # the server has one client at a time
+                ("--rpc", endpoints[0], "-dev", "RPC0", "-ngl", "99"),
             )
     else:
         name = _first_accelerator(bin_dir / "kv-check", backend)
-        yield Device(backend, kv_check=("--device", name), tools=("-dev", name, "-ngl", "99"))
+        yield Device((("--device", name),) * jobs, backend, ("-dev", name, "-ngl", "99"))
 
 
 def _first_accelerator(kv_check: Path, backend: str) -> str:

@@ -1,9 +1,10 @@
 """`kvtool verify --matrix`: every kind of cache over every toy model, and the table of it.
 
 For each toy: flash attention on with caches of f16, q8_0 and q4_0, and off with f16 (quantized V needs flash
-attention); one sequence, four with a stream each, and four in one stream; each with storage that grows in place and by
-copy, and on the device if there is one. Each combination runs the checks that touch what it changes (CHECKS); the rest
-of `kvtool verify` runs all checks on the usual cache. Pure: models in, checks out; findings in, a table out.
+attention); one sequence, four with a stream each, and four in one stream. Each in host memory, where storage grows in
+place, and on the device if there is one, where it grows by copy; by copy in host memory for f16 (a copy moves bytes,
+whatever their type). Each combination runs the checks that touch what it changes (CHECKS): `kvtool verify` without
+--matrix runs all checks on the usual cache. Pure: models in, checks out; findings in, a table out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from kvtool.result import CheckOutcome
 from kvtool.verify.checks import Check, Finding, named_toys
 
-CHECKS = "prompt,copy,shift,state-self"
+CHECKS = "generate,copy,shift,state-self"
 CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
 SEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("1", ()),
@@ -23,6 +24,7 @@ SEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("4-unified", ("--seqs", "4", "--unified")),
 )
 STORAGES = ("inplace", "copy")
+COPIED = tuple(cache for cache in CACHES if cache[1] == "f16")
 
 # What upstream's -ctk and -ctv take, each with each, once per way in which it rotates a quantized cache.
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -38,10 +40,12 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
     return Check(name, "kv-check", toy, args=(*args, "--quick", "--checks", checks))
 
 
-def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...]) -> list[Check]:
+def _variants(
+    toys: Sequence[Path], storage: str, more: tuple[str, ...] = (), caches: Sequence[tuple[str, str]] = CACHES
+) -> list[Check]:
     return [
         _check(toy, f"{type_}-fa-{fa}", name, storage, ("-fa", fa, "-ctk", type_, "-ctv", type_, *args, *more), CHECKS)
-        for fa, type_ in CACHES
+        for fa, type_ in caches
         for name, args in SEQUENCES
         for toy in toys
     ]
@@ -49,7 +53,8 @@ def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...]) -> list
 
 def in_memory(toys: Sequence[Path]) -> list[Check]:
     """In host memory: both ways to grow, and every pair of types."""
-    planned = [check for s in STORAGES for check in _variants(toys, s, ("--storage", s))]
+    in_place, by_copy = (("--storage", storage) for storage in STORAGES)
+    planned = [*_variants(toys, STORAGES[0], in_place), *_variants(toys, STORAGES[1], by_copy, COPIED)]
     for toy in named_toys(toys, PAIR_TOYS):
         for k in TYPES:
             for v in TYPES:
@@ -58,9 +63,9 @@ def in_memory(toys: Sequence[Path]) -> list[Check]:
     return planned
 
 
-def on_device(toys: Sequence[Path], label: str, args: Sequence[str]) -> list[Check]:
-    """On a device, where storage grows by copy."""
-    return _variants(toys, label, tuple(args))
+def on_device(toys: Sequence[Path], label: str) -> list[Check]:
+    """On a device, where storage grows by copy; which one, the run says."""
+    return _variants(toys, label)
 
 
 def _place(finding: Finding) -> tuple[str, str] | None:
@@ -96,12 +101,14 @@ def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
     caches = [f"{type_}-fa-{fa}" for fa, type_ in CACHES]
     found_storages = {storage for row in by.values() for _, storage in row}
     storages = [*(s for s in STORAGES if s in found_storages), *sorted(found_storages - set(STORAGES))]
-    heads = ["memory class", "models"]
-    heads += [f"{_title(cache)}, {_storage(storage)}" for cache in caches for storage in storages]
+    columns = [
+        (cache, storage) for cache in caches for storage in storages if any(row[cache, storage] for row in by.values())
+    ]
+    heads = ["memory class", "models", *(f"{_title(cache)}, {_storage(storage)}" for cache, storage in columns)]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     known = [name for name in order if name in by]
     for name in [*known, *sorted(set(by) - set(known))]:
-        cells = [_cell(by[name][cache, storage]) for cache in caches for storage in storages]
+        cells = [_cell(by[name][column]) for column in columns]
         lines.append("| " + " | ".join([name, str(len(models[name])), *cells]) + " |")
     return "\n".join(lines) + "\n"
 

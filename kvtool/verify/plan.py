@@ -9,6 +9,8 @@ from pathlib import Path
 from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, named_toys, toy_checks
 from kvtool.verify.conversation import BATCHED
 
+TRAINED = "llama-dense"
+TRAINING = ("--train", "--checks", "train", "-ctk", "f32", "-ctv", "f32")  # what upstream can train
 SERVED = ("llama-dense", "qwen35-dense", "gemma3-dense")  # plain, hybrid, iSWA: the classes that people serve
 QUANTIZED = ("llama-dense", "qwen35-dense")
 
@@ -27,6 +29,10 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool) -> list[Check]
     # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
     planned = [*toy_checks(toys, flash=("on",)), *toy_checks(toys, short, flash=("off",))]
     planned += toy_checks(named_toys(toys, WINDOW_TOYS), ("--swa-full", *short))
+    planned += [
+        Check(f"kv-check/{toy.stem}/train", "kv-check", toy, args=("-fa", "off", *TRAINING))
+        for toy in named_toys(toys, (TRAINED,))
+    ]
     return planned
 
 

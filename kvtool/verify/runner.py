@@ -27,10 +27,10 @@ class _Stopped(Exception):
     """The run was given up (Ctrl-C); raised inside process.capture, it ends the program."""
 
 
-def kv_check(check: Check, binary: Path, stop: threading.Event | None = None) -> Finding:
+def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, lane: tuple[str, ...] = ()) -> Finding:
     """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure.
 
-    stop: when it is set, the program is ended and _Stopped raised.
+    stop: when it is set, the program is ended and _Stopped raised; lane: the device's arguments.
     """
 
     def look() -> None:
@@ -39,7 +39,7 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None) ->
 
     # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
     limit = str(max(1, int(check.timeout)))
-    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *f"-t 1 -v --timeout {limit}".split()]
+    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *lane, *f"-t 1 -v --timeout {limit}".split()]
     try:
         done = process.capture(argv, check=False, timeout=2 * check.timeout + _GRACE, error=_Late, on_tick=look)
     except _Late as late:
@@ -61,27 +61,30 @@ def _pool(jobs: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
 def kv_checks(
     checks: Sequence[Check],
     binary: Path,
-    jobs: int,
+    lanes: Sequence[tuple[str, ...]],
     on_progress: Callable[[int, str], None] = lambda _done, _running: None,
 ) -> list[Finding]:
-    """All of them, `jobs` at a time; the findings in the order of the checks.
+    """All of them, one at a time in each lane, with its arguments; the findings in the order of the checks.
 
     on_progress is told how many are done and which models are running.
     """
     running: set[str] = set()
+    free = list(lanes)
     lock = threading.Lock()
 
     def one(check: Check) -> Finding:
         label = check.id.removeprefix("kv-check/")
         with lock:
             running.add(label)
+            lane = free.pop()
         try:
-            return kv_check(check, binary, stop)
+            return kv_check(check, binary, stop, lane)
         finally:
             with lock:
                 running.discard(label)
+                free.append(lane)
 
-    with _pool(jobs) as (pool, stop):
+    with _pool(len(lanes)) as (pool, stop):
         # The large models first: they take longest, and one that starts last would run alone at the end.
         heavy_first = sorted(range(len(checks)), key=lambda i: -_size(checks[i].model))
         started = {i: pool.submit(one, checks[i]) for i in heavy_first}

@@ -26,7 +26,7 @@ def rpc(real: Real) -> Real:
 
 @pytest.fixture(scope="module")
 def device(rpc: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devices.Device]:
-    with devices.device("rpc", rpc.bin, tmp_path_factory.mktemp("rpc")) as found:
+    with devices.device("rpc", rpc.bin, tmp_path_factory.mktemp("rpc"), 1) as found:
         yield found
 
 
@@ -36,7 +36,7 @@ def device(rpc: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devi
 def test_a_cache_on_a_device_gives_the_same_bits(
     real: Real, rpc: Real, device: devices.Device, toy: str, args: tuple[str, ...]
 ) -> None:
-    argv: list[str | Path] = [rpc.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", *args, *device.kv_check]
+    argv: list[str | Path] = [rpc.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", *args, *device.lanes[0]]
     done = subprocess.run([*argv, "--checks", "prompt,copy,shift,state-self"], capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert (answer["status"], done.returncode) == ("same", 0), answer["reason"]

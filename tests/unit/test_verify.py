@@ -188,8 +188,8 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
     speaking(here, monkeypatch)
     assert run("--json") == 0
     ids = [f["id"] for f in document(capsys)["findings"]]
-    assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 1
-    assert "kv-check/grown" in ids
+    assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 2
+    assert {"kv-check/grown", "kv-check/llama-dense/train"} <= set(ids)
     assert "server/llama-dense/unified" in ids
     monkeypatch.setenv("FAKE_TOYS", "llama-dense not-grown@a not-grown@b")
     (here / "bin" / "libllama.so").write_bytes(b"new")
@@ -211,20 +211,25 @@ def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
     real = devices.device
 
     @contextlib.contextmanager
-    def spy(backend: str, bin_dir: Path, work: Path) -> Iterator[devices.Device]:
-        with real(backend, bin_dir, work) as on:
+    def spy(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[devices.Device]:
+        with real(backend, bin_dir, work, jobs) as on:
             seen.append(on)
             yield on
 
     monkeypatch.setattr(devices, "device", spy)
-    assert run("--quick", "--rpc", "--json") == 0
+    assert run("--quick", "--rpc", "--jobs", "2", "--json") == 0
     ids = [f["id"] for f in document(capsys)["findings"]]
     assert ids[0] == "kv-check/llama-dense/fa-on/quick/rpc"
     assert "server/llama-dense/single/rpc" in ids
-    host, port = seen[0].kv_check[1].split(":")
-    assert seen[0].kv_check == ("--rpc", f"{host}:{port}", "--device", "RPC0")
-    with pytest.raises(OSError):
-        socket.create_connection((host, int(port)), timeout=1)
+    # a server has one client at a time, so there is one for each job
+    ports = set()
+    for lane in seen[0].lanes:
+        host, port = lane[1].split(":")
+        assert lane == ("--rpc", f"{host}:{port}", "--device", "RPC0")
+        ports.add(port)
+        with pytest.raises(OSError):
+            socket.create_connection((host, int(port)), timeout=1)
+    assert len(ports) == 2
 
 
 @pytest.mark.usefixtures("here")
