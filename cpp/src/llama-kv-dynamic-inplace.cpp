@@ -13,17 +13,14 @@
 #include <cstring>
 #include <new>
 
-// cells in a block: the attention window is padded to 256 cells (llama_kv_cache::get_n_kv)
-static uint32_t dyn_n_block(uint32_t n_pad) {
-    return LLAMA_KV_GROWTH_START*std::max(n_pad, 1u);
-}
-
 // the blocks that are always there
-static llama_kv_blocks dyn_blocks_start(const llama_kv_inplace & inplace) {
+static llama_kv_blocks dyn_blocks_start(const llama_kv_inplace & inplace, const llama_kv_growth & growth) {
     auto res = inplace.make_blocks();
 
     for (auto & stream : res) {
-        stream[0] = true;
+        for (uint32_t ib = 0; ib*inplace.n_block() < growth.start(); ++ib) {
+            stream[ib] = true;
+        }
     }
 
     return res;
@@ -46,8 +43,18 @@ bool llama_kv_cache::dyn_is_host(bool offload) const {
 }
 
 ggml_backend_buffer_t llama_kv_cache::dyn_alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
-    if (!dyn || !dyn->is_inplace) {
+    // the type of the buffers stays as it is: states that are kept on a device are found by it
+    const auto alloc_to_copy = [&] {
+        return buft == ggml_backend_cpu_buffer_type() ?
+            llama_kv_pages_alloc(ctx, dyn->created) : ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+    };
+
+    if (!dyn || (!dyn->is_inplace && dyn->n_cells == dyn->n_max)) {
         return ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+    }
+
+    if (!dyn->is_inplace) {
+        return alloc_to_copy();
     }
 
     std::vector<llama_kv_inplace::tensor> tensors;
@@ -58,15 +65,17 @@ ggml_backend_buffer_t llama_kv_cache::dyn_alloc(ggml_context * ctx, ggml_backend
         }
     }
 
-    dyn->inplace = llama_kv_inplace::create(ctx, tensors, dyn_n_block(n_pad));
+    const llama_kv_growth growth = dyn->policy();
+
+    dyn->inplace = llama_kv_inplace::create(ctx, tensors, growth.block());
     if (!dyn->inplace) {
         LLAMA_LOG_WARN("%s: no address range for the full KV cache, it grows by copy\n", __func__);
         dyn_to_copy(ctx);
 
-        return ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+        return alloc_to_copy();
     }
 
-    if (!dyn->inplace->assign(dyn_blocks_start(*dyn->inplace))) {
+    if (!dyn->inplace->assign(dyn_blocks_start(*dyn->inplace, growth))) {
         ggml_backend_buffer_free(dyn->inplace->buffer());
         return nullptr;
     }
@@ -80,7 +89,7 @@ ggml_backend_buffer_t llama_kv_cache::dyn_alloc(ggml_context * ctx, ggml_backend
 // the tensors have no memory yet: give them the size that a cache that grows by copy starts with
 void llama_kv_cache::dyn_to_copy(ggml_context * ctx) {
     dyn->is_inplace = false;
-    dyn->n_cells    = llama_kv_growth { dyn->n_max, dyn->n_pad, 0 }.start();
+    dyn->n_cells    = dyn->policy().start();
 
     for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
         const size_t i_stream = t->view_src ? t->view_offs/t->nb[2] : 0;
@@ -106,12 +115,7 @@ bool llama_kv_cache::dyn_commit() {
         return a;
     };
 
-    size_t size_cell = 0;
-    for (const auto & layer : layers) {
-        size_cell += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
-    }
-
-    const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, size_cell, true };
+    const llama_kv_growth growth = dyn->policy();
 
     auto ahead = dyn->wanted;
     for (auto & stream : ahead) {
@@ -171,6 +175,12 @@ bool llama_kv_cache::dyn_clear(llama_seq_id seq_id) {
         dyn->n_rows_used = 0;
     }
 
+    if (dyn->storage && seq_id < 0) {
+        dyn->dyn->synchronize();
+        dyn->storage->clear();
+        return true;
+    }
+
     if (!dyn->inplace) {
         return false;
     }
@@ -179,26 +189,22 @@ bool llama_kv_cache::dyn_clear(llama_seq_id seq_id) {
 
     const uint32_t n_cur = dyn->inplace->n_cells(dyn->inplace->blocks());
 
+    const auto start = dyn->dyn->is_max() ? dyn->inplace->blocks() : dyn_blocks_start(*dyn->inplace, dyn->policy());
+
     auto gone = dyn->inplace->make_blocks();
     auto rest = dyn->inplace->blocks();
     for (uint32_t s = 0; s < n_stream; ++s) {
         if (seq_id < 0 || s == (uint32_t) seq_id) {
-            std::swap(gone[s], rest[s]);
+            gone[s].assign(dyn->inplace->n_blocks(), true);
+            for (uint32_t ib = 0; ib < dyn->inplace->n_blocks(); ++ib) {
+                rest[s][ib] = rest[s][ib] && start[s][ib];
+            }
         }
     }
 
-    if (seq_id >= 0) {
-        // pages that these cells share with those of another stream stay
-        dyn->inplace->set_zero(gone);
-    }
-
-    // pages that come back are zero. should they not come back: the next batch asks for them
+    // what goes back is zero when it comes again. what shares a page with cells that stay does not go, be it freed before
     dyn->inplace->assign(rest);
-
-    for (uint32_t s = 0; s < n_stream; ++s) {
-        rest[s][0] = true;
-    }
-    dyn->inplace->assign(rest);
+    dyn->inplace->set_zero(gone);
 
     if (dyn->inplace->n_cells(rest) < n_cur) {
         dyn->dyn->count_shrink(0);
@@ -270,7 +276,7 @@ void llama_kv_cache::dyn_set_shift(int32_t * data, int64_t ir, int32_t shift) co
 
 void llama_kv_cache::dyn_release() {
     // copies of streams that are still to be done can be of cells that are free by now
-    if (!sc_info.empty() || (dyn->has_rows && dyn->n_rows_used > 0)) {
+    if (dyn->dyn->is_max() || !sc_info.empty() || (dyn->has_rows && dyn->n_rows_used > 0)) {
         return;
     }
 
@@ -286,7 +292,7 @@ void llama_kv_cache::dyn_release() {
     const std::vector<uint32_t> n_used = dyn_n_used();
 
     const uint32_t n_keep = *std::max_element(n_used.begin(), n_used.end());
-    const uint32_t n_next = llama_kv_growth { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() }.shrink(dyn->n_cells, n_keep, dyn->n_peak);
+    const uint32_t n_next = dyn->policy().shrink(dyn->n_cells, n_keep, dyn->n_peak);
 
     if (n_next >= dyn->n_cells) {
         return;
@@ -315,7 +321,7 @@ void llama_kv_cache::dyn_release_blocks() {
         return;
     }
 
-    auto keep = dyn_blocks_start(inplace);
+    auto keep = dyn_blocks_start(inplace, dyn->policy());
     for (uint32_t s = 0; s < n_stream; ++s) {
         const uint32_t n = v_cells[s].used_max_p1();
         for (uint32_t i = 0; i < n; ++i) {

@@ -5,11 +5,13 @@
 #include "llama-io.h"
 #include "llama-kv-cache.h"
 #include "llama-kv-compat.h"
+#include "llama-kv-limits.h"
 #include "llama-memory.h"
 #include "llama-model.h"
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -56,8 +58,12 @@ llama_kv_dynamic::release_scope::~release_scope() {
         return;
     }
 
-    for (auto * kv : dyn->caches) {
-        kv->dyn_release();
+    try {
+        for (auto * kv : dyn->caches) {
+            kv->dyn_release();
+        }
+    } catch (const std::bad_alloc &) {
+        LLAMA_LOG_WARN("%s: not enough host memory to give KV memory back\n", __func__);
     }
 
     dyn->counters.n_shrink += std::exchange(dyn->has_shrunk, false);
@@ -94,6 +100,11 @@ void llama_kv_dynamic::remove(llama_kv_cache * kv) {
 }
 
 void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & reader) {
+    // each shared cache adds its own, and a draft comes and goes
+    readers.erase(std::remove_if(readers.begin(), readers.end(), [&](const std::weak_ptr<llama_kv_dynamic> & cur) {
+        return cur.expired() || cur.lock() == reader;
+    }), readers.end());
+
     readers.push_back(reader);
 }
 
@@ -145,7 +156,25 @@ bool llama_kv_dynamic::grow_max() {
         kv->dyn_request(kv->get_size_max());
     }
 
+    is_grown = true;
+
     return grow();
+}
+
+bool llama_kv_dynamic::is_max() const {
+    return is_grown;
+}
+
+size_t llama_kv_dynamic::n_bytes_cell(uint32_t n_max) const {
+    size_t res = 0;
+
+    for (const auto * kv : caches) {
+        if (kv->get_size_max() == n_max) {
+            res += kv->dyn_usage().reserved/n_max;
+        }
+    }
+
+    return res;
 }
 
 void llama_kv_dynamic::synchronize() const {
@@ -209,6 +238,21 @@ void llama_kv_dynamic_cache::set_rows(uint32_t n_rows) {
     }
 }
 
+llama_kv_growth llama_kv_dynamic_cache::policy() const {
+    if (is_inplace) {
+        return { n_max, n_pad, inplace ? inplace->n_bytes_cell() : 0, true };
+    }
+
+    llama_kv_growth res = { n_max, n_pad, storage ? dyn->n_bytes_cell(n_max) : 0 };
+
+    const char * LLAMA_KV_DYNAMIC_STEP = getenv("LLAMA_KV_DYNAMIC_STEP");
+    if (LLAMA_KV_DYNAMIC_STEP) {
+        res.n_bytes_step = (size_t) atoll(LLAMA_KV_DYNAMIC_STEP);
+    }
+
+    return res;
+}
+
 void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) {
     if (wanted.empty() || !is_wanted) {
         wanted = inplace->make_blocks();
@@ -255,7 +299,7 @@ bool llama_context::kv_dynamic_grow() {
     try {
         const auto mctx = memory->init_full();
 
-        if (!llama_kv_storage::fail_alloc() && graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
+        if (!llama_kv_limits_fail_alloc() && graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
             for (size_t i = 0; i < backend_ptrs.size(); ++i) {
                 backend_buf_exp_size[i] = ggml_backend_sched_get_buffer_size(sched.get(), backend_ptrs[i]);
             }
@@ -265,7 +309,7 @@ bool llama_context::kv_dynamic_grow() {
 
         // from scratch, and without pipeline parallelism if need be
         sched_need_reserve = true;
-        if (!llama_kv_storage::fail_alloc()) {
+        if (!llama_kv_limits_fail_alloc()) {
             sched_reserve();
 
             return true;
@@ -323,7 +367,7 @@ uint32_t llama_kv_cache::dyn_init(uint32_t kv_size, bool offload) {
         return kv_size;
     }
 
-    const uint32_t n_start = llama_kv_growth { kv_size, n_pad, 0 }.start();
+    const uint32_t n_start = dyn->policy().start();
     if (n_start >= kv_size) {
         return kv_size;
     }
@@ -377,6 +421,19 @@ bool llama_kv_cache::dyn_request(uint32_t n_cells) {
     return !dyn->dyn->pending();
 }
 
+// cells of a stream that a slot reaches
+static uint32_t dyn_n_cells(const std::vector<std::vector<uint32_t>> & idxs) {
+    uint32_t res = 0;
+
+    for (const auto & stream : idxs) {
+        for (const uint32_t idx : stream) {
+            res = std::max(res, idx + 1);
+        }
+    }
+
+    return res;
+}
+
 void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
     if (dyn && dyn->inplace) {
         for (const auto & sinfo : sinfos) {
@@ -394,11 +451,7 @@ void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
     }
 
     for (const auto & sinfo : sinfos) {
-        for (const auto & idxs : sinfo.idxs) {
-            for (const uint32_t idx : idxs) {
-                dyn_request(idx + 1);
-            }
-        }
+        dyn_request(dyn_n_cells(sinfo.idxs));
     }
 }
 
@@ -449,7 +502,11 @@ bool llama_kv_cache::dyn_grow(bool enable) {
     if (dyn->inplace) {
         const bool is_wanted = std::exchange(dyn->is_wanted, false);
 
-        return !is_wanted || (enable && dyn_commit());
+        try {
+            return !is_wanted || (enable && dyn_commit());
+        } catch (const std::bad_alloc &) {
+            return false;
+        }
     }
 
     const uint32_t n_need = dyn->n_need;
@@ -473,15 +530,7 @@ llama_kv_dynamic_room llama_kv_cache::dyn_reserve(llama_io_read_i & io, const sl
         return { dyn_grow(true) ? get_size() : 0 };
     }
 
-    uint32_t n_cells = 0;
-
-    for (const auto & idxs : sinfo.idxs) {
-        for (const uint32_t idx : idxs) {
-            n_cells = std::max(n_cells, idx + 1);
-        }
-    }
-
-    return { dyn_reserve(io, n_cells) ? get_size() : 0 };
+    return { dyn_reserve(io, dyn_n_cells(sinfo.idxs)) ? get_size() : 0 };
 }
 
 bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
@@ -529,7 +578,12 @@ std::vector<uint32_t> llama_kv_cache::dyn_n_used() const {
     std::vector<uint32_t> res(n_stream);
 
     for (uint32_t s = 0; s < n_stream; ++s) {
-        res[s] = dyn->has_rows ? dyn_n_rows(dyn->n_cells) : v_cells[s].used_max_p1();
+        res[s] = dyn->has_rows ? std::min(dyn->n_rows_used, dyn_n_rows(dyn->n_cells)) : v_cells[s].used_max_p1();
+    }
+
+    // a copy of a stream waits for the next batch: what it reads stays, though the cells may be free by now
+    for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
+        res[sc_info.ssrc[i]] = std::max(res[sc_info.ssrc[i]], res[sc_info.sdst[i]]);
     }
 
     return res;
@@ -546,7 +600,7 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
 
     try {
         if (!dyn->storage) {
-            dyn->storage = std::make_unique<llama_kv_storage>(ctxs_bufs, dyn->n_cells, v_trans);
+            dyn->storage = std::make_unique<llama_kv_storage>(ctxs_bufs, dyn->n_cells, v_trans, std::move(dyn->created));
 
             for (const auto & layer : layers) {
                 dyn->storage->add_layer(layer.k, layer.v, layer.k_stream, layer.v_stream);
@@ -555,7 +609,7 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
 
         const std::vector<uint32_t> n_used = dyn_n_used();
 
-        const llama_kv_growth growth = { dyn->n_max, dyn->n_pad, dyn->storage->n_bytes_cell() };
+        const llama_kv_growth growth = dyn->policy();
 
         const uint32_t n_next     = growth.next    (dyn->n_cells, n_cells);
         const uint32_t n_smallest = growth.smallest(n_cells);
@@ -606,7 +660,7 @@ void llama_kv_cache::dyn_even_out(uint32_t n_cells, bool is_given) {
         n_keep = std::max(n_keep, dyn->n_given);
     }
 
-    n_cells = std::max(n_cells, llama_kv_growth { dyn->n_max, dyn->n_pad, 0 }.smallest(n_keep));
+    n_cells = std::max(n_cells, dyn->policy().smallest(n_keep));
 
     if (n_cells < dyn->n_cells) {
         dyn_shrink(n_cells, n_used);

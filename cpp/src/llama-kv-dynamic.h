@@ -110,8 +110,13 @@ public:
     // true once after the layout of a cache has changed: the compute buffers have to follow
     bool resized();
 
-    // grow all caches to their maximum
+    // grow all caches to their maximum, for good: nothing goes back any more
     bool grow_max();
+    bool is_max() const;
+
+    // bytes behind one cell index over all streams of the caches of n_max cells: they mirror each other, and the graphs take
+    // their size from either, so that they have to take the same steps
+    size_t n_bytes_cell(uint32_t n_max) const;
 
     // wait for the compute that may use the storage
     // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
@@ -162,6 +167,7 @@ private:
     void even_out(bool is_given);
 
     bool is_pending = false;
+    bool is_grown   = false; // by grow_max()
     bool is_resized = false;
     bool is_short   = false;
 
@@ -185,6 +191,9 @@ struct llama_kv_dynamic_cache {
     // n_rows rows of each stream are going to be used, and the last one
     void set_rows(uint32_t n_rows);
 
+    // env: LLAMA_KV_DYNAMIC_STEP=BYTES instead of steps of 1 GiB, for tests with caches that are smaller than that
+    llama_kv_growth policy() const;
+
     llama_kv_cache * kv;
 
     std::shared_ptr<llama_kv_dynamic> dyn;
@@ -206,6 +215,7 @@ struct llama_kv_dynamic_cache {
 
     // by copy: created with the first growth, when the tensors exist
     std::unique_ptr<llama_kv_storage> storage;
+    std::unique_ptr<llama_kv_pages>   created; // that the tensors in host memory are in until then
 
     //
     // in place: n_cells is n_max

@@ -2,19 +2,21 @@
 
 #include <algorithm>
 
-// the attention window n_kv is padded to 256 cells (llama_kv_cache::get_n_kv), so the storage has to be, too
-static uint64_t llama_kv_growth_pad(uint64_t n, uint32_t n_pad) {
-    const uint64_t pad = std::max<uint64_t>(LLAMA_KV_GROWTH_START, 1)*std::max<uint64_t>(n_pad, 1);
-
+static uint64_t llama_kv_growth_pad(uint64_t n, uint64_t pad) {
     return (n + pad - 1)/pad*pad;
 }
 
+// by copy the attention window n_kv, padded to 256 cells (llama_kv_cache::get_n_kv), has to be inside the tensors
+uint32_t llama_kv_growth::block() const {
+    return (in_place ? LLAMA_KV_GROWTH_BLOCK_IN_PLACE : LLAMA_KV_GROWTH_START)*std::max(n_pad, 1u);
+}
+
 uint32_t llama_kv_growth::start() const {
-    return smallest(LLAMA_KV_GROWTH_START);
+    return smallest(LLAMA_KV_GROWTH_START*std::max(n_pad, 1u));
 }
 
 uint32_t llama_kv_growth::smallest(uint32_t n_need) const {
-    return (uint32_t) std::min<uint64_t>(n_max, llama_kv_growth_pad(n_need, n_pad));
+    return (uint32_t) std::min<uint64_t>(n_max, llama_kv_growth_pad(n_need, block()));
 }
 
 uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
@@ -26,10 +28,10 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
 
     const uint64_t n_step =
         in_place                           ? std::min<uint64_t>(n_cur/8, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
-        n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ? n_cur : LLAMA_KV_GROWTH_STEP_BYTES/size_cell;
+        n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ? n_cur : n_bytes_step/size_cell;
 
-    // rounded up: at least 256 cells
-    const uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), n_pad);
+    // rounded up: at least a block
+    const uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());
 
     return std::max(smallest(n_need), (uint32_t) std::min<uint64_t>(n_max, n_grown));
 }

@@ -11,7 +11,7 @@
 //   - it never exceeds the size of the static cache
 //
 // In place (llama-kv-inplace.h) a growth copies nothing, so it takes small steps, which keeps the call that grows short: an
-// eighth of what there is, at least 256 cells and at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
+// eighth of what there is, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells and at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
 //
 // Memory is given back when cells are freed (llama_memory_seq_rm, _seq_keep, _clear), at once, because an idle server has no
 // later. What goes has to be decoded again to come back, so the work of a growth stays in proportion to that:
@@ -33,14 +33,20 @@ static constexpr uint32_t LLAMA_KV_GROWTH_START      = 256;
 static constexpr uint32_t LLAMA_KV_GROWTH_DOUBLE_MAX = 4096;
 static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES = size_t(1) << 30;
 
-static constexpr size_t LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE = size_t(16) << 20;
+// the attention window n_kv is padded to 256 cells (llama_kv_cache::get_n_kv), but what is not committed can be read
+static constexpr uint32_t LLAMA_KV_GROWTH_BLOCK_IN_PLACE      = 32;
+static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE = size_t(16) << 20;
 
 // all sizes are in cells
 struct llama_kv_growth {
     uint32_t n_max; // size of the static cache, the storage never exceeds it
     uint32_t n_pad; // the storage is a multiple of this, unless it is n_max. 0 counts as 1
-    size_t   n_bytes_cell; // bytes of K and V data behind one cell, over all layers and streams that grow with it
+    size_t   n_bytes_cell; // bytes of K and V data behind one cell, over all layers, streams and caches that grow with it
     bool     in_place = false; // nothing is copied
+    size_t   n_bytes_step = LLAMA_KV_GROWTH_STEP_BYTES;
+
+    // sizes are multiples of this: what the storage has to be padded to
+    uint32_t block() const;
 
     // cells to start with
     uint32_t start() const;

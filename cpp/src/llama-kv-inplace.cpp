@@ -9,41 +9,17 @@
 std::unique_ptr<llama_kv_inplace> llama_kv_inplace::create(ggml_context * ctx, const std::vector<tensor> & tensors, uint32_t n_block) {
     GGML_ASSERT(!tensors.empty() && n_block > 0);
 
-    // tensors start on a page of their own: they do not share one that is committed for the other
-    const auto size_of = [](const ggml_tensor * t) {
-        return GGML_PAD(ggml_nbytes(t), llama_kv_pages::page_size());
-    };
-
-    size_t size = 0;
-    for (const auto & [t, trans] : tensors) {
-        size += size_of(t);
-    }
-
     std::unique_ptr<llama_kv_inplace> res(new llama_kv_inplace());
 
-    res->pages = llama_kv_pages::reserve(size);
-    if (!res->pages) {
-        return nullptr;
-    }
-
-    res->buf = ggml_backend_cpu_buffer_from_ptr(res->pages->data(), res->pages->size());
+    res->buf = llama_kv_pages_alloc(ctx, res->pages);
     if (!res->buf) {
         return nullptr;
     }
 
-    char * addr = res->pages->data();
     for (const auto & [t, trans] : tensors) {
-        ggml_backend_tensor_alloc(res->buf, t, addr);
-
-        res->layout.push_back({ addr, trans ? ggml_type_size(t->type) : ggml_row_size(t->type, t->ne[0]), trans ? (size_t) t->ne[0] : 1 });
-
-        addr += size_of(t);
-    }
-
-    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
-        if (t->view_src && !t->buffer) {
-            ggml_backend_view_init(t);
-        }
+        res->layout.push_back({
+            (char *) t->data, trans ? ggml_type_size(t->type) : ggml_row_size(t->type, t->ne[0]), trans ? (size_t) t->ne[0] : 1,
+        });
     }
 
     res->n_max         = tensors[0].t->ne[1];
@@ -97,6 +73,16 @@ size_t llama_kv_inplace::n_bytes_committed() const {
     return pages->n_bytes_committed();
 }
 
+size_t llama_kv_inplace::n_bytes_cell() const {
+    size_t res = 0;
+
+    for (const auto & l : layout) {
+        res += l.n_strips*l.size_cell;
+    }
+
+    return res;
+}
+
 // runs of blocks, as cells
 static std::vector<std::pair<uint32_t, uint32_t>> runs_of(const std::vector<bool> & stream, uint32_t n_block, uint32_t n_max) {
     std::vector<std::pair<uint32_t, uint32_t>> res;
@@ -119,11 +105,15 @@ static std::vector<std::pair<uint32_t, uint32_t>> runs_of(const std::vector<bool
     return res;
 }
 
+char * llama_kv_inplace::address(const strips & l, uint32_t s, size_t j, uint32_t i_cell) const {
+    return l.data + ((s*l.n_strips + j)*n_max + i_cell)*l.size_cell;
+}
+
 template <typename F>
 void llama_kv_inplace::each(uint32_t s, uint32_t i0, uint32_t i1, F && f) const {
     for (const auto & l : layout) {
         for (size_t j = 0; j < l.n_strips; ++j) {
-            f(l.data + ((s*l.n_strips + j)*n_max + i0)*l.size_cell, (i1 - i0)*l.size_cell);
+            f(address(l, s, j, i0), (i1 - i0)*l.size_cell, l, j);
         }
     }
 }
@@ -133,7 +123,7 @@ bool llama_kv_inplace::assign(const llama_kv_blocks & blocks) {
 
     for (uint32_t s = 0; s < n_stream(); ++s) {
         for (const auto & [i0, i1] : runs_of(blocks[s], n_cells_block, n_max)) {
-            each(s, i0, i1, [&](const char * addr, size_t size) {
+            each(s, i0, i1, [&](const char * addr, size_t size, const strips &, size_t) {
                 pages->add(set, addr - pages->data(), size);
             });
         }
@@ -154,22 +144,23 @@ std::vector<std::pair<uint32_t, uint32_t>> llama_kv_inplace::runs(uint32_t s) co
 
 bool llama_kv_inplace::copy_stream(uint32_t ssrc, uint32_t sdst) {
     auto blocks = live;
-
-    for (uint32_t ib = 0; ib < n_blocks(); ++ib) {
-        blocks[sdst][ib] = blocks[sdst][ib] || blocks[ssrc][ib];
-    }
+    blocks[sdst] = blocks[ssrc];
 
     if (!assign(blocks)) {
         return false;
     }
 
-    for (const auto & [i0, i1] : runs(ssrc)) {
-        for (const auto & l : layout) {
-            for (size_t j = 0; j < l.n_strips; ++j) {
-                memcpy(l.data + ((sdst*l.n_strips + j)*n_max + i0)*l.size_cell,
-                       l.data + ((ssrc*l.n_strips + j)*n_max + i0)*l.size_cell, (i1 - i0)*l.size_cell);
-            }
-        }
+    // the static cache copies the whole stream: what is not there is zero, also in pages that it shares with what is copied
+    auto rest = make_blocks();
+    for (uint32_t ib = 0; ib < n_blocks(); ++ib) {
+        rest[sdst][ib] = !blocks[ssrc][ib];
+    }
+    set_zero(rest);
+
+    for (const auto & run : runs(ssrc)) {
+        each(ssrc, run.first, run.second, [&](const char * addr, size_t size, const strips & l, size_t j) {
+            memcpy(address(l, sdst, j, run.first), addr, size);
+        });
     }
 
     return true;
@@ -178,8 +169,8 @@ bool llama_kv_inplace::copy_stream(uint32_t ssrc, uint32_t sdst) {
 void llama_kv_inplace::set_zero(const llama_kv_blocks & blocks) {
     for (uint32_t s = 0; s < n_stream(); ++s) {
         for (const auto & [i0, i1] : runs_of(blocks[s], n_cells_block, n_max)) {
-            each(s, i0, i1, [](char * addr, size_t size) {
-                memset(addr, 0, size);
+            each(s, i0, i1, [&](const char * addr, size_t size, const strips &, size_t) {
+                pages->set_zero(addr - pages->data(), size);
             });
         }
     }

@@ -38,7 +38,7 @@ public:
         bool          trans;
     };
 
-    // place the tensors, and the views in ctx, in a new buffer whose pages are all absent
+    // place the tensors, which are those of ctx, and their views in a new buffer whose pages are all absent
     // n_block: cells in a block. the last block of a stream can be smaller
     // null when the address range cannot be had, and nothing has changed then
     static std::unique_ptr<llama_kv_inplace> create(ggml_context * ctx, const std::vector<tensor> & tensors, uint32_t n_block);
@@ -63,6 +63,9 @@ public:
 
     size_t n_bytes_committed() const;
 
+    // bytes of K and V data behind one cell of one stream, over all tensors
+    size_t n_bytes_cell() const;
+
     // have these blocks and no others. false when there is no memory, and nothing has changed then
     bool assign(const llama_kv_blocks & blocks);
 
@@ -72,7 +75,7 @@ public:
     // the cells of stream ssrc as those of stream sdst, which gets the same blocks. false when there is no memory
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
-    // make all cells of the blocks zero
+    // make all cells of the blocks zero, also of blocks that are not live: they can share pages with some that are
     void set_zero(const llama_kv_blocks & blocks);
 
 private:
@@ -84,9 +87,11 @@ private:
 
     llama_kv_inplace() = default;
 
-    // f(address, size in bytes) for cells [i0, i1) of stream s in every tensor
+    // f(address, size in bytes, strip, index of the strip in the stream) for cells [i0, i1) of stream s in every tensor
     template <typename F>
     void each(uint32_t s, uint32_t i0, uint32_t i1, F && f) const;
+
+    char * address(const strips & l, uint32_t s, size_t j, uint32_t i_cell) const;
 
     std::unique_ptr<llama_kv_pages> pages;
 

@@ -1,6 +1,9 @@
 #include "llama-kv-limits.h"
 
+#include "llama-impl.h"
+
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
@@ -130,4 +133,25 @@ size_t llama_kv_limits_available(const std::string & root) {
 
 size_t llama_kv_limits_available() {
     return llama_kv_limits_available("");
+}
+
+bool llama_kv_limits_fail_alloc() {
+    const char * LLAMA_KV_DYNAMIC_FAIL = getenv("LLAMA_KV_DYNAMIC_FAIL");
+    if (!LLAMA_KV_DYNAMIC_FAIL) {
+        return false;
+    }
+
+    static std::atomic<long> n_alloc = 0;
+
+    char * end = nullptr;
+
+    const long n_fail = strtol(LLAMA_KV_DYNAMIC_FAIL, &end, 10);
+    const long n_cur  = ++n_alloc;
+
+    const bool fail = n_cur == n_fail || (n_cur > n_fail && end && *end == '+');
+    if (fail) {
+        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_FAIL: allocation %ld fails\n", __func__, n_cur);
+    }
+
+    return fail;
 }

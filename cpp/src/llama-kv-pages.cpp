@@ -1,7 +1,9 @@
 #include "llama-kv-pages.h"
 
 #include "llama-kv-limits.h"
-#include "llama-kv-storage.h"
+
+#include "ggml.h"
+#include "ggml-backend.h"
 
 #include <algorithm>
 #include <cstring>
@@ -122,9 +124,8 @@ bool sys_populate(char * addr, size_t size, bool & failed) {
 }
 
 void sys_discard(char * addr, size_t size) {
-    if (!VirtualFree(addr, size, MEM_DECOMMIT) || !VirtualAlloc(addr, size, MEM_COMMIT, PAGE_READWRITE)) {
-        memset(addr, 0, size);
-    }
+    memset(addr, 0, size);
+    VirtualUnlock(addr, size); // of pages that are not locked: takes them out of the working set
 }
 
 #else
@@ -225,6 +226,10 @@ size_t llama_kv_pages::size() const {
     return n_bytes;
 }
 
+bool llama_kv_pages::contains(const void * addr) const {
+    return addr >= base && addr < base + n_bytes;
+}
+
 size_t llama_kv_pages::page_size() {
 #ifdef _WIN32
     static const size_t res = [] {
@@ -260,12 +265,12 @@ bool llama_kv_pages::assign(const llama_kv_page_set & set) {
         n_missing += i1 - i0;
     }
 
-    if (n_missing > 0 && n_missing*page_size() > n_bytes_available()) {
+    if (n_missing > 0 && n_missing*page_size() > llama_kv_limits_available()) {
         return false;
     }
 
     for (size_t i = 0; i < missing.size(); ++i) {
-        if (llama_kv_storage::fail_alloc() || !commit(missing[i].first, missing[i].second)) {
+        if (llama_kv_limits_fail_alloc() || !commit(missing[i].first, missing[i].second)) {
             for (size_t j = 0; j <= i; ++j) {
                 discard(missing[j].first, missing[j].second);
             }
@@ -305,6 +310,57 @@ void llama_kv_pages::discard(size_t i0, size_t i1) {
     sys_discard(base + i0*page_size(), (i1 - i0)*page_size());
 }
 
-size_t llama_kv_pages::n_bytes_available() {
-    return llama_kv_limits_available();
+void llama_kv_pages::set_zero(size_t offset, size_t size) {
+    const size_t end = offset + size;
+
+    for (size_t i = offset/page_size(); i*page_size() < end; ++i) {
+        if (committed.has(i)) {
+            const size_t i0 = std::max(offset, i*page_size());
+            const size_t i1 = std::min(end, (i + 1)*page_size());
+
+            memset(base + i0, 0, i1 - i0);
+        }
+    }
+}
+
+void llama_kv_pages::clear() {
+    discard(0, n_bytes/page_size());
+
+    committed   = make_set();
+    n_committed = 0;
+}
+
+ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<llama_kv_pages> & pages) {
+    const auto size_of = [](const ggml_tensor * t) {
+        return t->view_src ? 0 : GGML_PAD(ggml_nbytes(t), llama_kv_pages::page_size());
+    };
+
+    size_t size = 0;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        size += size_of(t);
+    }
+
+    auto res = llama_kv_pages::reserve(size);
+    if (!res) {
+        return nullptr;
+    }
+
+    ggml_backend_buffer_t buf = ggml_backend_cpu_buffer_from_ptr(res->data(), res->size());
+    if (!buf) {
+        return nullptr;
+    }
+
+    char * addr = res->data();
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        if (t->view_src) {
+            ggml_backend_view_init(t);
+        } else {
+            ggml_backend_tensor_alloc(buf, t, addr);
+        }
+        addr += size_of(t);
+    }
+
+    pages = std::move(res);
+
+    return buf;
 }

@@ -16,7 +16,8 @@
 //     was tried: 64 MiB at a time took six times as long on a virtual machine, whose host had to find the memory.
 //   - macOS, BSD: a write to each page. What is given back is mapped anew, because MADV_FREE and the like do not promise zeros.
 //   - Windows: the range is committed as a whole, which takes nothing but a promise of the page file, and a promise that the
-//     system cannot give fails at once. What is given back is decommitted and committed again.
+//     system cannot give fails at once. What is given back is made zero and leaves the working set, but not decommitted: to
+//     commit it again, as it has to be readable, could fail.
 //
 // A commit checks what can be known before: the cgroups of the process (v1 and v2, with what the page cache would yield), and
 // the memory and swap of the machine (Linux: MemAvailable + SwapFree). RLIMIT_AS, RLIMIT_DATA and strict overcommit count
@@ -35,6 +36,9 @@
 #include <memory>
 #include <utility>
 #include <vector>
+
+struct ggml_backend_buffer;
+struct ggml_context;
 
 // a set of pages of a range
 class llama_kv_page_set {
@@ -69,6 +73,8 @@ public:
     char * data() const;
     size_t size() const; // bytes, a multiple of the page size
 
+    bool contains(const void * addr) const;
+
     static size_t page_size(); // bytes
 
     size_t n_bytes_committed() const;
@@ -84,8 +90,11 @@ public:
     // no one may be using the pages that go
     bool assign(const llama_kv_page_set & set);
 
-    // bytes that this process can still take, as far as that is known. SIZE_MAX: no limit is known
-    static size_t n_bytes_available();
+    // make these bytes zero. where nothing is committed they are
+    void set_zero(size_t offset, size_t size);
+
+    // give back everything, also what was written without having been committed
+    void clear();
 
 private:
     llama_kv_pages(char * base, size_t n_bytes);
@@ -100,3 +109,8 @@ private:
 
     size_t n_committed = 0; // pages
 };
+
+// ggml_backend_alloc_ctx_tensors() on a new range, where nothing is committed yet. each tensor starts on a page of its own
+// the caller owns the buffer and the range, and frees either first
+// null: the addresses cannot be had, and nothing has changed then
+ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<llama_kv_pages> & pages);

@@ -7,35 +7,8 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <new>
-
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
-bool llama_kv_storage::fail_alloc() {
-    const char * LLAMA_KV_DYNAMIC_FAIL = getenv("LLAMA_KV_DYNAMIC_FAIL");
-    if (!LLAMA_KV_DYNAMIC_FAIL) {
-        return false;
-    }
-
-    static std::atomic<long> n_alloc = 0;
-
-    char * end = nullptr;
-
-    const long n_fail = strtol(LLAMA_KV_DYNAMIC_FAIL, &end, 10);
-    const long n_cur  = ++n_alloc;
-
-    const bool fail = n_cur == n_fail || (n_cur > n_fail && end && *end == '+');
-    if (fail) {
-        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_FAIL: allocation %ld fails\n", __func__, n_cur);
-    }
-
-    return fail;
-}
 
 namespace {
 
@@ -232,8 +205,8 @@ void shrink_layout(ggml_tensor * t, bool trans, uint32_t n_cells, const std::vec
 
 } // namespace
 
-llama_kv_storage::llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans) :
-    bufs(bufs), n_created(bufs.size()), n_cells_cur(n_cells), v_trans(v_trans) {
+llama_kv_storage::llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans, std::unique_ptr<llama_kv_pages> created) :
+    bufs(bufs), created(std::move(created)), n_created(bufs.size()), n_cells_cur(n_cells), v_trans(v_trans) {
 }
 
 void llama_kv_storage::add_layer(
@@ -245,24 +218,11 @@ void llama_kv_storage::add_layer(
     GGML_ASSERT(!v || (v->ne[1] == n_cells_cur && ggml_is_contiguous(v)));
     GGML_ASSERT((int64_t) k_stream.size() == k->ne[2]);
 
-    layers.push_back({ k, v, k_stream, v_stream });
+    layers.push_back({ k, v, k_stream, v_stream, ggml_backend_buffer_get_type(k->buffer), created && created->contains(k->data) });
 }
 
 uint32_t llama_kv_storage::n_cells() const {
     return n_cells_cur;
-}
-
-size_t llama_kv_storage::n_bytes_cell() const {
-    size_t res = 0;
-
-    for (const auto & l : layers) {
-        res += l.k->nb[1]*l.k->ne[2];
-        if (l.v) {
-            res += l.v->nb[1]*l.v->ne[2];
-        }
-    }
-
-    return res;
 }
 
 size_t llama_kv_storage::n_bytes_copied() const {
@@ -272,15 +232,19 @@ size_t llama_kv_storage::n_bytes_copied() const {
 bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
     GGML_ASSERT(n_cells > n_cells_cur);
 
+    if (n_bytes_promised(n_cells, n_used) > llama_kv_limits_available()) {
+        return false;
+    }
+
     for (size_t i = 0; i < layers.size(); ++i) {
-        if (fail_alloc() || !move_layer(layers[i], n_cells, n_used)) {
+        if (llama_kv_limits_fail_alloc() || !move_layer(layers[i], n_cells, n_used)) {
             for (size_t j = 0; j < i; ++j) {
                 undo_layer(layers[j], n_cells_cur, n_used);
             }
 
             // give back what the larger buffers hold
             for (size_t j = 0; j < i; ++j) {
-                if (fail_alloc() || !move_layer(layers[j], n_cells_cur, n_used)) {
+                if (llama_kv_limits_fail_alloc() || !move_layer(layers[j], n_cells_cur, n_used)) {
                     break;
                 }
             }
@@ -290,7 +254,6 @@ bool llama_kv_storage::try_resize(uint32_t n_cells, const std::vector<uint32_t> 
     }
 
     release_created();
-    trim_host();
 
     n_cells_cur = n_cells;
 
@@ -301,20 +264,44 @@ void llama_kv_storage::shrink(uint32_t n_cells, const std::vector<uint32_t> & n_
     GGML_ASSERT(n_cells < n_cells_cur);
 
     for (auto & l : layers) {
-        if (fail_alloc() || !move_layer(l, n_cells, n_used)) {
+        if (llama_kv_limits_fail_alloc() || !move_layer(l, n_cells, n_used)) {
             undo_layer(l, n_cells, n_used);
         }
     }
 
     release_created();
-    trim_host();
 
     n_cells_cur = n_cells;
 }
 
-bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used) {
-    const ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(l.k->buffer);
+size_t llama_kv_storage::n_bytes_promised(uint32_t n_cells, const std::vector<uint32_t> & n_used) const {
+    size_t res = 0;
 
+    for (const auto & l : layers) {
+        if (ggml_backend_buft_is_host(l.buft)) {
+            res += l.k->nb[1]*n_cells*l.k->ne[2] - n_bytes_live(l.k, false, n_used);
+            if (l.v) {
+                res += l.v->nb[1]*n_cells*l.v->ne[2] - n_bytes_live(l.v, v_trans, n_used);
+            }
+        }
+    }
+
+    return res;
+}
+
+void llama_kv_storage::clear() {
+    for (size_t i = 0; i < bufs.size(); ++i) {
+        const auto l = std::find_if(layers.begin(), layers.end(), [i](const layer & l) { return l.ibuf == (int32_t) i; });
+
+        if (l != layers.end() && l->pages) {
+            l->pages->clear();
+        } else if (bufs[i].second) {
+            ggml_backend_buffer_clear(bufs[i].second.get(), 0);
+        }
+    }
+}
+
+bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used) try {
     ggml_init_params params = {
         /*.mem_size   =*/ size_t(2 + 4*l.k->ne[2])*ggml_tensor_overhead(),
         /*.mem_buffer =*/ NULL,
@@ -335,34 +322,45 @@ bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector
         ggml_set_name(v, l.v->name);
     }
 
-    // host memory is promised without being there: ask before it is written
-    if (ggml_backend_buft_is_host(buft) && ggml_nbytes(k) + (v ? ggml_nbytes(v) : 0) > llama_kv_limits_available()) {
-        return false;
+    // what is written is there twice for a while
+    if (ggml_backend_buft_is_host(l.buft)) {
+        const size_t n_bytes = n_bytes_live(l.k, false, n_used) + (l.v ? n_bytes_live(l.v, v_trans, n_used) : 0);
+
+        if (n_bytes > llama_kv_limits_available()) {
+            return false;
+        }
     }
 
-    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft) };
+    std::unique_ptr<llama_kv_pages> pages;
+    ggml_backend_buffer_ptr buf;
+
+    if (l.has_pages) {
+        buf.reset(llama_kv_pages_alloc(ctx.get(), pages));
+    } else {
+        buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), l.buft));
+        if (buf) {
+            ggml_backend_buffer_clear(buf.get(), 0);
+        }
+    }
+
     if (!buf) {
         return false;
     }
 
-    ggml_backend_buffer_clear(buf.get(), 0);
+    copy_from(ctx.get(), l.k, k, false, n_used);
+    n_copied += n_bytes_live(l.k, false, n_used);
 
-    try {
-        copy_from(ctx.get(), l.k, k, false, n_used);
-        n_copied += n_bytes_live(l.k, false, n_used);
-
-        if (v) {
-            copy_from(ctx.get(), l.v, v, v_trans, n_used);
-            n_copied += n_bytes_live(l.v, v_trans, n_used);
-        }
-
-        if (l.ibuf < 0) {
-            bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
-            l.ibuf = (int32_t) bufs.size() - 1;
-        }
-    } catch (const std::bad_alloc &) {
-        return false;
+    if (v) {
+        copy_from(ctx.get(), l.v, v, v_trans, n_used);
+        n_copied += n_bytes_live(l.v, v_trans, n_used);
     }
+
+    if (l.ibuf < 0) {
+        bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
+        l.ibuf = (int32_t) bufs.size() - 1;
+    }
+
+    // nothing below throws
 
     adopt(l.k, k);
     for (size_t s = 0; s < l.k_stream.size(); ++s) {
@@ -378,8 +376,11 @@ bool llama_kv_storage::move_layer(layer & l, uint32_t n_cells, const std::vector
 
     // frees the previous buffer of the layer
     bufs[l.ibuf].second = std::move(buf);
+    l.pages = std::move(pages);
 
     return true;
+} catch (const std::bad_alloc &) {
+    return false;
 }
 
 void llama_kv_storage::undo_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used) {
@@ -396,18 +397,6 @@ void llama_kv_storage::undo_layer(layer & l, uint32_t n_cells, const std::vector
     }
 }
 
-// glibc keeps what was freed, up to some hundred MiB of it
-void llama_kv_storage::trim_host() const {
-#ifdef __GLIBC__
-    for (const auto & l : layers) {
-        if (ggml_backend_buffer_is_host(l.k->buffer)) {
-            malloc_trim(0);
-            return;
-        }
-    }
-#endif
-}
-
 void llama_kv_storage::release_created() {
     if (created_released || layers.empty()) {
         return;
@@ -421,7 +410,7 @@ void llama_kv_storage::release_created() {
         const ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(bufs[i].second.get());
 
         for (auto & l : layers) {
-            if (l.ibuf >= (int32_t) n_created && ggml_backend_buffer_get_type(l.k->buffer) == buft) {
+            if (l.ibuf >= (int32_t) n_created && l.buft == buft) {
                 bufs[i].second = std::move(bufs[l.ibuf].second);
 
                 // the last entry takes the freed place
@@ -440,4 +429,6 @@ void llama_kv_storage::release_created() {
             }
         }
     }
+
+    created.reset();
 }

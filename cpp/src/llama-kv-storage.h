@@ -14,6 +14,12 @@
 //     their new, larger buffers. Only then they are moved to smaller ones, if these can be had.
 //   - New rows are zero: garbage in V gives NaN through the mask.
 //
+// Where the memory is plain host memory and still grows by copy (layers on a device beside it, no address range for the
+// maximum), a buffer is a range of pages of its own: new rows are zero without being written, take memory when they are
+// used, and a buffer that goes gives it back at once. Such memory is promised and not there, so a growth first asks whether
+// all of it can be had, as far as that is known (llama-kv-limits.h); a process that takes it meanwhile is not. The
+// accounting counts what is promised as committed.
+//
 // Layout of a tensor [n_embd_gqa, n_cells, n_stream], as blocks of which the first n_used cells are live
 //   - K, and V with flash attention: one block per stream, a cell is a row of n_embd_gqa elements
 //   - transposed V: n_embd_gqa blocks per stream, a cell is one element
@@ -22,9 +28,12 @@
 // into one new buffer (old + new at the same time), a second llama_kv_cache to copy from (its constructor's filters
 // capture locals of the code that created the first one).
 
+#include "llama-kv-pages.h"
+
 #include "ggml-cpp.h"
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -32,10 +41,11 @@ class llama_kv_storage {
 public:
     using buffers_t = std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>>;
 
+    // created: the range that layers were created in, null: none
     // bufs:    the contexts and buffers of the cache. the buffers of grown layers are put here, so that whoever sums up
     //          or clears the buffers of the cache sees them
     // n_cells: cells in each tensor that will be added
-    llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans);
+    llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans, std::unique_ptr<llama_kv_pages> created = nullptr);
 
     // k and v are [n_embd_gqa, n_cells, n_stream] and allocated, v can be null
     // k_stream and v_stream are 2d views of them, one per stream
@@ -46,9 +56,6 @@ public:
             const std::vector<ggml_tensor *> & v_stream);
 
     uint32_t n_cells() const;
-
-    // bytes of K and V data behind one cell index, over all layers and streams
-    size_t n_bytes_cell() const;
 
     // bytes that were copied from one buffer to another so far, also by growths that failed later
     size_t n_bytes_copied() const;
@@ -63,9 +70,8 @@ public:
     // no compute may be in flight that uses the tensors
     void shrink(uint32_t n_cells, const std::vector<uint32_t> & n_used);
 
-    // env: LLAMA_KV_DYNAMIC_FAIL=N fails the N-th allocation of a growth (counted over the process, from 1), N+ that one and
-    // all later ones. for tests: the only way to see an allocation fail at a chosen point on a machine with enough memory
-    static bool fail_alloc();
+    // make all cells zero. no compute may be in flight that uses the tensors
+    void clear();
 
 private:
     struct layer {
@@ -75,8 +81,17 @@ private:
         std::vector<ggml_tensor *> k_stream;
         std::vector<ggml_tensor *> v_stream;
 
+        ggml_backend_buffer_type_t buft; // that it was created with
+
+        bool has_pages; // its buffer is on a range of its own
+
         int32_t ibuf = -1; // index of the layer's own buffer in bufs, -1: still in the buffer it was created in
+
+        std::unique_ptr<llama_kv_pages> pages = nullptr; // of the layer's own buffer
     };
+
+    // bytes of host memory that a cache of n_cells would take beyond what it takes now
+    size_t n_bytes_promised(uint32_t n_cells, const std::vector<uint32_t> & n_used) const;
 
     // move a layer to a buffer of its own with n_cells >= n_cells()
     bool move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used);
@@ -85,10 +100,9 @@ private:
     // all layers have their own buffer: free the ones they were created in
     void release_created();
 
-    // let the C library give freed memory back to the system
-    void trim_host() const;
-
     buffers_t & bufs;
+
+    std::unique_ptr<llama_kv_pages> created;
 
     const size_t n_created; // bufs[0, n_created) came with the cache
 

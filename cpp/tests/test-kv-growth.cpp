@@ -2,18 +2,11 @@
 
 #include "../src/llama-kv-growth.h"
 
+#include "test-kv.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
-
-static int n_failed = 0;
-
-static void check_eq(const char * what, uint64_t expected, uint64_t actual) {
-    if (expected != actual) {
-        fprintf(stderr, "%s: expected %llu, got %llu\n", what, (unsigned long long) expected, (unsigned long long) actual);
-        n_failed++;
-    }
-}
 
 // 16 layers, 4 KV heads of 256, f16: the cache of Qwen3.5-27B
 static constexpr size_t SIZE_CELL_QWEN = 2*16*4*256*2;
@@ -40,6 +33,9 @@ static void test_next() {
     check_eq("never above the maximum",         131072, g.next(122880, 122881));
     check_eq("a need above the maximum",        131072, g.next(256, 1u << 31));
     check_eq("the last cell",                   131072, g.next(256, 131072));
+
+    const llama_kv_growth small_step = { 131072, 1, SIZE_CELL_QWEN, false, size_t(1) << 28 };
+    check_eq("a step of 256 MiB",               8192 + 4096, small_step.next(8192, 8193));
 
     const llama_kv_growth fat = { 131072, 1, size_t(1) << 40 };
     check_eq("cells of more than 1 GiB still grow", 8192 + 256, fat.next(8192, 8193));
@@ -84,11 +80,15 @@ static void test_total() {
 static void test_next_in_place() {
     const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN, true };
 
-    check_eq("in place: small steps at first",        512,  g.next(256, 257));
+    check_eq("in place: small steps at first",        288,  g.next(256, 257));
+    check_eq("in place: an eighth of 1024 cells",     1152, g.next(1024, 1025));
     check_eq("in place: 16 MiB at most",              65536 + 256, g.next(65536, 65537));
-    check_eq("in place: what the batch needs",        2304, g.next(256, 2049));
+    check_eq("in place: what the batch needs",        2080, g.next(256, 2049));
     check_eq("in place: never above the maximum",     131072, g.next(131000, 131001));
-    check_eq("in place: from nothing",                256,  g.next(0, 1));
+    check_eq("in place: from nothing",                32,   g.next(0, 1));
+    check_eq("in place: starts at 256 cells",         256,  g.start());
+    check_eq("in place: starts at the pad",           2048, llama_kv_growth { 131072, 8, SIZE_CELL_QWEN, true }.start());
+    check_eq("in place: padded to blocks",            320,  g.smallest(289));
 
     // beyond 4096 cells at most 1.4 times what is used is taken, at any length
     for (uint32_t n_used = 4097, n_cur = 4096; n_used <= 131072; ++n_used) {
@@ -104,7 +104,7 @@ static void test_next_in_place() {
     check_eq("in place: an eighth",                   8192 + 1024, small.next(8192, 8193));
 
     const llama_kv_growth fat = { 131072, 1, size_t(1) << 40, true };
-    check_eq("in place: cells of more than 16 MiB still grow", 8192 + 256, fat.next(8192, 8193));
+    check_eq("in place: cells of more than 16 MiB still grow", 8192 + 32, fat.next(8192, 8193));
 }
 
 static void test_shrink() {
@@ -150,11 +150,5 @@ int main() {
     test_smallest();
     test_total();
 
-    if (n_failed > 0) {
-        fprintf(stderr, "%d checks failed\n", n_failed);
-        return EXIT_FAILURE;
-    }
-
-    printf("all checks passed\n");
-    return EXIT_SUCCESS;
+    return report();
 }

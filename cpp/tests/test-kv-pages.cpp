@@ -3,6 +3,8 @@
 #include "../src/llama-kv-limits.h"
 #include "../src/llama-kv-pages.h"
 
+#include "test-kv.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,27 +17,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #endif
-
-static int n_failed = 0;
-
-static void check(bool ok, const std::string & what) {
-    if (!ok) {
-        fprintf(stderr, "failed: %s\n", what.c_str());
-        n_failed++;
-    }
-}
-
-static void set_fail(const char * n) {
-#ifdef _WIN32
-    _putenv_s("LLAMA_KV_DYNAMIC_FAIL", n);
-#else
-    if (*n) {
-        setenv("LLAMA_KV_DYNAMIC_FAIL", n, 1);
-    } else {
-        unsetenv("LLAMA_KV_DYNAMIC_FAIL");
-    }
-#endif
-}
 
 static const size_t SIZE_PAGE = llama_kv_pages::page_size();
 
@@ -115,11 +96,24 @@ static void test_commit() {
     large->add(some, 0, size_t(9) << 20);
     check(large->assign(some) && n_resident(*large)*SIZE_PAGE == size_t(9) << 20, "large: resident");
 
+    // over the edges of what is there
+    memset(pages->data() + 60*SIZE_PAGE, 9, 40*SIZE_PAGE);
+    const size_t n_before = n_resident(*pages);
+    pages->set_zero(59*SIZE_PAGE + 1, SIZE_PAGE);
+    check(pages->data()[60*SIZE_PAGE] == 0 && pages->data()[60*SIZE_PAGE + 1] == 9, "zero: the bytes that were named");
+    check(n_resident(*pages) == n_before,                              "zero: takes nothing");
+
     // a stray write is no crash
     pages->data()[30*SIZE_PAGE] = 1;
 
     check(pages->assign(pages->make_set()),                            "nothing");
     check(pages->n_bytes_committed() == 0,                             "nothing: bytes");
+
+    check(pages->assign(set),                                          "clear: before");
+    memset(pages->data(), 1, pages->size());
+    pages->clear();
+    check(pages->n_bytes_committed() == 0 && n_resident(*pages) == 0,  "clear: takes nothing");
+    check(pages->data()[0] == 0 && pages->data()[50*SIZE_PAGE] == 0,   "clear: zeros");
 
     check(llama_kv_pages::reserve(0) == nullptr,                       "reserve: nothing");
     check(llama_kv_pages::reserve(SIZE_MAX/2) == nullptr,              "reserve: more than there are addresses");
@@ -167,10 +161,6 @@ static void test_fail() {
 static void write_file(const std::filesystem::path & path, const std::string & text) {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text;
-}
-
-static void check_eq(const char * what, size_t expected, size_t actual) {
-    check(expected == actual, std::string(what) + ": expected " + std::to_string(expected) + ", got " + std::to_string(actual));
 }
 
 static void test_limits() {
@@ -229,11 +219,5 @@ int main() {
     test_address_space();
 #endif
 
-    if (n_failed > 0) {
-        fprintf(stderr, "%d checks failed\n", n_failed);
-        return EXIT_FAILURE;
-    }
-
-    printf("all checks passed\n");
-    return EXIT_SUCCESS;
+    return report();
 }

@@ -62,6 +62,11 @@ void * ggml_backend_alloc_ctx_tensors_from_buft(void * ctx, void * buft) {
     return ((void * (*)(void *, void *)) next("ggml_backend_alloc_ctx_tensors_from_buft"))(ctx, buft);
 }
 
+void * ggml_backend_cpu_buffer_from_ptr(void * ptr, size_t size) {
+    check("the KV cache moved");
+    return ((void * (*)(void *, size_t)) next("ggml_backend_cpu_buffer_from_ptr"))(ptr, size);
+}
+
 int madvise(void * addr, size_t size, int advice) {
     if (advice == MADV_DONTNEED) {
         check("memory went back");
