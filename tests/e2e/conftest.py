@@ -53,9 +53,8 @@ def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def real() -> Real:
     """The patched tree as `kvtool build` left it, with everything that verify needs."""
-    code, built = kvtool(
-        "build", *(f"--target={t}" for t in (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server"))
-    )
+    programs = ("kv-bench", "llama-completion", "llama-bench", "llama-server")
+    code, built = kvtool("build", *(f"--target={t}" for t in (*cmake.VERIFY_TARGETS, *programs)))
     if code != 0:
         pytest.fail(f"these tests need the patched tree: kvtool fetch, apply, build ({built['error']['what']})")
     return Real(Path(built["tree"]), Path(built["build_dir"]))
@@ -63,9 +62,9 @@ def real() -> Real:
 
 @pytest.fixture(scope="session")
 def kv_checks(real: Real) -> dict[str, Any]:
-    """The document of kv-check over all toy models, run once: `kvtool verify --models '*'`."""
+    """The document of kv-check over all toy models, run once: `kvtool verify --quick --models '*'`."""
     saved = os.environ.get("KVTOOL_TEST_VERIFY_JSON")  # while writing tests: a document from before
     if saved:
         document: dict[str, Any] = json.loads(Path(saved).read_text("utf-8"))
         return document
-    return kvtool("verify", "--models", "*", "--junit", str(ROOT / "report" / "kv-check.xml"))[1]
+    return kvtool("verify", "--quick", "--models", "*", "--junit", str(ROOT / "report" / "kv-check.xml"))[1]

@@ -95,6 +95,17 @@ GROWING = (
         "prompt",
     ),
     Trap(
+        "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
+        Edit(DYNAMIC, "dyn->n_bytes_cell(n_max)", "kv->dyn_usage().reserved/n_max"),
+        Run(
+            "qwen4exp-moe",
+            ("-c", "16384", "--kv-dynamic", "on", "-d", "4400", "-n", "2", "-r", "1", "-p", "8"),
+            {**COPY, "LLAMA_KV_DYNAMIC_STEP": "1000000"},
+            "kv-bench",
+        ),
+        "exit",
+    ),
+    Trap(
         "a request that was answered stays pending, and decode() tries forever",
         Edit(DYNAMIC, "is_pending = false;", ""),
         copies("llama-dense", "full", "--timeout", "10"),
@@ -139,7 +150,7 @@ GROWING = (
     ),
     Trap(
         "growth while generating is forgotten: the cell behind the storage is the first that does not ask",
-        Edit(DYNAMIC, "dyn_request(idx + 1);", "dyn_request(idx);"),
+        Edit(DYNAMIC, "res = std::max(res, idx + 1);", "res = std::max(res, idx);"),
         copies("llama-dense", "generate"),
         "generate",
     ),
@@ -148,6 +159,12 @@ GROWING = (
         Edit(DYNAMIC, "dyn->want(sinfo.strm[s], idx, idx + 1);", ""),
         inplace("llama-dense", "prompt"),
         "status: same-not-grown",
+    ),
+    Trap(
+        "training asks for cells where nothing can grow",
+        Edit(CONTEXT, "!kv_dynamic->grow_max()", "false"),
+        copies("llama-dense", "train", "--train", "-fa", "off", "-ctk", "f32", "-ctv", "f32"),
+        "train",
     ),
     Trap(
         "a plan that was made before the growth is used after it",
@@ -190,7 +207,9 @@ ROWS = (
     Trap(
         "the rows of DSV4 have no cells, and a growth copies none of them",
         Edit(
-            DYNAMIC, "dyn->has_rows ? dyn_n_rows(dyn->n_cells) : v_cells[s].used_max_p1()", "v_cells[s].used_max_p1()"
+            DYNAMIC,
+            "dyn->has_rows ? std::min(dyn->n_rows_used, dyn_n_rows(dyn->n_cells)) : v_cells[s].used_max_p1()",
+            "v_cells[s].used_max_p1()",
         ),
         copies("deepseek4-moe", "prompt", "--fill", "1100", "-c", "8192"),
         "prompt",
@@ -257,6 +276,21 @@ STATE = (
         Edit(DYNAMIC, "io.flush();", ""),
         copies("llama-dense", "state-self", "--seqs", "4", "-fa", "off"),
         "state-self",
+    ),
+    Trap(
+        "what a pending copy of a stream reads is lost, because its cells are free when a state makes the cache grow",
+        Edit(DYNAMIC, "res[sc_info.ssrc[i]] = std::max(res[sc_info.ssrc[i]], res[sc_info.sdst[i]]);", ""),
+        copies("llama-dense", "state-seq", "--seqs", "3"),
+        "state-seq",
+    ),
+    Trap(
+        "a state that was kept on the device is not found again, because the buffers have another type after a growth",
+        (
+            Edit(INPLACE, "buft == ggml_backend_cpu_buffer_type()", "false"),
+            Edit(STORAGE, "l.has_pages", "true", after="std::unique_ptr<llama_kv_pages> pages;"),
+        ),
+        copies("llama-dense", "state-device"),
+        "state-device",
     ),
     Trap(
         "a state that is larger than the storage is refused instead of making it grow",
@@ -353,8 +387,8 @@ COPYING = (
     Trap(
         "new rows are not zero, and garbage in V becomes NaN through the mask",
         Edit(STORAGE, "ggml_backend_buffer_clear(buf.get(), 0);", "ggml_backend_buffer_clear(buf.get(), 0xff);"),
-        copies("llama-dense", "prompt", "-fa", "off"),
-        "prompt",
+        unit("test-kv-storage"),
+        "exit",
     ),
     Trap(
         "the views of the streams point into the layout of before",
@@ -366,9 +400,8 @@ COPYING = (
         "a layer on a device moves to host memory",
         Edit(
             STORAGE,
-            "ggml_backend_buffer_get_type(l.k->buffer)",
-            "ggml_backend_cpu_buffer_type()",
-            after="::move_layer(layer & l",
+            "ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), l.buft)",
+            "ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type())",
         ),
         unit("test-kv-storage"),
         "exit",

@@ -43,6 +43,7 @@ void kv_check_usage(const char * prog) {
     printf("\n");
     printf("         --fail N[+]            the N-th allocation of a growth (N+: and all later ones) fails in the check 'no-memory'\n");
     printf("         --limit MIB            the process gets no more than this for the growths in 'no-memory' (Linux)\n");
+    printf("         --train                also train for an epoch, in the check 'train'\n");
     printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
     printf("         --timeout S            seconds for one side (default: 900)\n");
@@ -116,6 +117,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         if (is("--embeddings"))                 { params.embeddings  = true;  continue; }
         if (is("-nkvo", "--no-kv-offload"))     { params.offload_kqv = false; continue; }
         if (is("--quick"))                      { params.quick       = true;  continue; }
+        if (is("--train"))                      { params.train       = true;  continue; }
         if (is("--self"))                       { params.self        = true;  continue; }
         if (is("--memory"))                     { params.memory      = true;  continue; }
         if (is("--no-alloc"))                   { params.no_alloc    = true;  continue; }

@@ -45,6 +45,7 @@ struct kv_check_params {
     uint32_t timeout_s = 900; // for one side of the whole run
     bool     quick     = false;
     bool     verbose   = false;
+    bool     train     = false; // the check of that name: it needs weights that can be written, and changes them
     bool     self      = false; // both sides static: a test of the model and of this program
     uint32_t self_ctx  = 0;     // n_ctx of the second static side, 0: the same
 

@@ -121,6 +121,20 @@ void child_load_backends(const kv_check_params & params) {
     }
 }
 
+template <typename T>
+static auto set_no_mmap(T & mparams, int) -> decltype(mparams.load_mode, void()) {
+    mparams.load_mode = (decltype(mparams.load_mode)) 0; // LLAMA_LOAD_MODE_NONE
+}
+
+template <typename T>
+static auto set_no_mmap(T & mparams, long) -> decltype(mparams.use_mmap, void()) {
+    mparams.use_mmap = false;
+}
+
+void child_set_no_mmap(llama_model_params & mparams) {
+    set_no_mmap(mparams, 0);
+}
+
 llama_model_params child_model_params(const kv_check_params & params, std::vector<ggml_backend_dev_t> & devices) {
     llama_model_params res = llama_model_default_params();
     devices.clear();
@@ -137,6 +151,9 @@ llama_model_params child_model_params(const kv_check_params & params, std::vecto
     }
     devices.push_back(nullptr);
     res.devices      = devices.data();
+    if (params.train) {
+        child_set_no_mmap(res);
+    }
     res.n_gpu_layers = params.device.empty() ? 0 : params.n_gpu_layers >= 0 ? params.n_gpu_layers : 999;
     return res;
 }

@@ -14,5 +14,8 @@ trace run_side(const kv_check_params & params, bool dynamic, const std::vector<s
 // devices must outlive the parameters
 llama_model_params child_model_params(const kv_check_params & params, std::vector<ggml_backend_dev_t> & devices);
 
+// read the weights instead of mapping the file, under the name that this upstream has for it
+void child_set_no_mmap(llama_model_params & mparams);
+
 // loads the backends, and adds the RPC servers that the command line names
 void child_load_backends(const kv_check_params & params);

@@ -43,22 +43,11 @@ static void write_usage(json_line & out, const llama_memory_usage & usage) {
     out.num("t_grow_us", usage.t_grow_us).num("t_grow_max_us", usage.t_grow_max_us);
 }
 
-// to measure, nothing is mapped either
-template <typename T>
-static auto set_no_mmap(T & mparams, int) -> decltype(mparams.load_mode, void()) {
-    mparams.load_mode = (decltype(mparams.load_mode)) 0; // LLAMA_LOAD_MODE_NONE
-}
-
-template <typename T>
-static auto set_no_mmap(T & mparams, long) -> decltype(mparams.use_mmap, void()) {
-    mparams.use_mmap = false;
-}
-
 // upstream tags before no_alloc: they cannot measure without allocating
 template <typename T>
 static auto set_no_alloc(T & mparams, int) -> decltype(mparams.no_alloc, void()) {
     mparams.no_alloc = true;
-    set_no_mmap(mparams, 0);
+    child_set_no_mmap(mparams); // to measure, nothing is mapped either
 }
 
 template <typename T>

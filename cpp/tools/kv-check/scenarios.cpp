@@ -456,6 +456,16 @@ static void check_state_seq(side & s) {
         b.state_seq_set(0, data);
         b.generate(3);
         b.fill(60);
+
+        // a copy of a stream waits for the next batch, of cells that are free by now, when a state makes the cache grow
+        if (!s.params.fallback) {
+            session c(s, multi(s, 3, unified), "c." + kind);
+            c.fill_seq(0, 200);
+            c.cp(0, 1);
+            c.rm(0, -1, -1);
+            c.state_seq_set(2, large);
+            c.generate(3);
+        }
     }
 }
 
@@ -577,6 +587,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "div",                check_div,                "div"          },
         { "draft",              kv_check_draft,           "draft"        },
         { "no-memory",          kv_check_no_memory,       "no-memory"    },
+        { "train",              kv_check_train,           "train"        },
     };
     return res;
 }
