@@ -52,18 +52,6 @@ bool llama_kv_page_set::has(size_t i) const {
     return i < n_pages && (bits[i/64] >> i % 64 & 1) != 0;
 }
 
-size_t llama_kv_page_set::count() const {
-    size_t res = 0;
-
-    for (uint64_t word : bits) {
-        for (; word; word &= word - 1) {
-            res++;
-        }
-    }
-
-    return res;
-}
-
 std::vector<std::pair<size_t, size_t>> llama_kv_page_set::diff(const llama_kv_page_set & a, const llama_kv_page_set & b) {
     std::vector<std::pair<size_t, size_t>> res;
 
@@ -259,11 +247,17 @@ void llama_kv_pages::add(llama_kv_page_set & set, size_t offset, size_t size) co
 
 bool llama_kv_pages::assign(const llama_kv_page_set & set) {
     const auto missing = llama_kv_page_set::diff(set, committed);
+    const auto extra   = llama_kv_page_set::diff(committed, set);
 
-    size_t n_missing = 0;
-    for (const auto & [i0, i1] : missing) {
-        n_missing += i1 - i0;
-    }
+    const auto count = [](const std::vector<std::pair<size_t, size_t>> & runs) {
+        size_t res = 0;
+        for (const auto & [i0, i1] : runs) {
+            res += i1 - i0;
+        }
+        return res;
+    };
+
+    const size_t n_missing = count(missing);
 
     if (n_missing > 0 && n_missing*page_size() > llama_kv_limits_available()) {
         return false;
@@ -279,12 +273,13 @@ bool llama_kv_pages::assign(const llama_kv_page_set & set) {
         }
     }
 
-    for (const auto & [i0, i1] : llama_kv_page_set::diff(committed, set)) {
+    for (const auto & [i0, i1] : extra) {
         discard(i0, i1);
     }
 
-    committed   = set;
-    n_committed = committed.count();
+    committed    = set;
+    n_committed += n_missing;
+    n_committed -= count(extra);
 
     return true;
 }

@@ -48,8 +48,7 @@ public:
     // pages [i0, i1)
     void add(size_t i0, size_t i1);
 
-    bool   has(size_t i) const;
-    size_t count() const;
+    bool has(size_t i) const;
 
     // the runs [first, second) of the pages of a that are not in b, in ascending order
     static std::vector<std::pair<size_t, size_t>> diff(const llama_kv_page_set & a, const llama_kv_page_set & b);

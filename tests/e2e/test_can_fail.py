@@ -1,6 +1,6 @@
 """A check that cannot fail proves nothing: each trap's line is taken out, and a check must see it.
 
-tests/e2e/traps.py has the traps, broken.py the library in which all of their lines can be taken out.
+tests/e2e/traps has the traps, broken.py the library in which all of their lines can be taken out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import pytest
 from kvtool.verify import drafts
 from tests.e2e import broken
 from tests.e2e.conftest import ROOT, Real
-from tests.e2e.traps import DRAFT, IMPOSSIBLE, TRAPS, Impossible, Run, Trap
+from tests.e2e.traps import TRAPS
+from tests.e2e.traps.base import DRAFT, Run, Trap
+from tests.e2e.traps.impossible import IMPOSSIBLE, Impossible
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the broken library is linked by Linux's rules")
 

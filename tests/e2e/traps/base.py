@@ -1,0 +1,74 @@
+"""What a trap is: a line, and the run that notices when it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.e2e.broken import Edit
+
+CONTEXT = "src/llama-context.cpp"
+CACHE = "src/llama-kv-cache.cpp"
+DYNAMIC = "src/llama-kv-dynamic.cpp"
+INPLACE = "src/llama-kv-dynamic-inplace.cpp"
+STORAGE = "src/llama-kv-storage.cpp"
+GROWTH = "src/llama-kv-growth.cpp"
+
+CURRENT = "llama_kv_dynamic::current()"
+DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"
+
+COPY = {"LLAMA_KV_DYNAMIC_STORAGE": "copy"}  # as on a device; without it host memory grows in place
+DRAFT = "gemma4"  # not one of upstream's toys: the pair of kvtool/verify/drafts.py
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a program. model: a toy's name, or "" for a unit test; args: its arguments after the model."""
+
+    model: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    program: str = "kv-check"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.program, self.model, self.args, tuple(sorted(self.env.items())))
+
+
+@dataclass(frozen=True)
+class Trap:
+    """sees: what must change when the line is out. One of
+
+    - the name of a check of kv-check, which is then no longer "same"
+    - "log: TEXT", which then stands in the program's log
+    - "status: WORD", kv-check's verdict over the whole run
+    - "exit", for a unit test: it fails
+    """
+
+    name: str
+    broken: Edit | tuple[Edit, ...]  # several where one line stands in for the other
+    run: Run
+    sees: str
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        return (self.broken,) if isinstance(self.broken, Edit) else self.broken
+
+
+def copies(model: str, checks: str, *args: str) -> Run:
+    """kv-check on storage that grows by copy."""
+    return Run(model, ("--quick", "--checks", checks, *args), COPY)
+
+
+def inplace(model: str, checks: str, *args: str) -> Run:
+    """kv-check on storage that grows in place, as host memory does."""
+    return Run(model, ("--quick", "--checks", checks, *args))
+
+
+def unit(program: str) -> Run:
+    return Run("", (), {}, program)
+
+
+def half_failed(model: str) -> Run:
+    """A growth of which only the first of two caches, of two layers, gets its memory: they have two sizes then."""
+    return copies(model, "no-memory", "--fail", "3+")

@@ -1,0 +1,77 @@
+"""The copy of a layer, and the policy of how much to copy."""
+
+from __future__ import annotations
+
+from tests.e2e.broken import Edit
+from tests.e2e.traps.base import GROWTH, STORAGE, Trap, copies, unit
+
+COPYING = (
+    Trap(
+        "a growth leaves the blocks of transposed V at their old stride",
+        Edit(
+            STORAGE,
+            "b.offset(s, i, n_dst)",
+            "b.offset(s, i, n_src)",
+            after="if (ggml_backend_buffer_is_host(src->buffer)",
+        ),
+        copies("llama-dense", "prompt", "-fa", "off"),
+        "prompt",
+    ),
+    Trap(
+        "a growth leaves the streams of K at their old stride",
+        Edit(
+            STORAGE,
+            "b.offset(s, i, n_dst)",
+            "b.offset(s, i, n_src)",
+            after="if (ggml_backend_buffer_is_host(src->buffer)",
+        ),
+        copies("llama-dense", "prompt", "--seqs", "4"),
+        "prompt",
+    ),
+    Trap(
+        "on a device, a growth leaves transposed V at its old stride",
+        Edit(STORAGE, "b.offset(s, i, n_dst)", "b.offset(s, i, n_src)", after="memcpy(data_dst.data()"),
+        unit("test-kv-storage"),
+        "exit",
+    ),
+    Trap(
+        "on a device, a growth leaves the streams of K at their old stride",
+        Edit(STORAGE, "b.offset(s, 0, n_dst)", "b.offset(s, 0, n_src)", after="ggml_tensor * view_dst"),
+        unit("test-kv-storage"),
+        "exit",
+    ),
+    Trap(
+        "the last live cell is not copied",
+        Edit(STORAGE, "std::min(n_used.at(s), n_cells)", "std::max(1u, std::min(n_used.at(s), n_cells)) - 1"),
+        copies("qwen35-dense", "generate"),
+        "generate",
+    ),
+    Trap(
+        "new rows are not zero, and garbage in V becomes NaN through the mask",
+        Edit(STORAGE, "ggml_backend_buffer_clear(buf.get(), 0);", "ggml_backend_buffer_clear(buf.get(), 0xff);"),
+        unit("test-kv-storage"),
+        "exit",
+    ),
+    Trap(
+        "the views of the streams point into the layout of before",
+        Edit(STORAGE, "view->view_offs = s*t->nb[2];", "view->view_offs = s*t->nb[2]/2;"),
+        copies("llama-dense", "copy", "--seqs", "4"),
+        "copy",
+    ),
+    Trap(
+        "a layer on a device moves to host memory",
+        Edit(
+            STORAGE,
+            "ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), l.buft)",
+            "ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type())",
+        ),
+        unit("test-kv-storage"),
+        "exit",
+    ),
+    Trap(
+        "steps of a fixed size: the bytes that are copied grow with the square of the context",
+        Edit(GROWTH, "n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX", "false", after="::next("),
+        unit("test-kv-growth"),
+        "exit",
+    ),
+)

@@ -1,0 +1,48 @@
+"""Saved states across a growth."""
+
+from __future__ import annotations
+
+from tests.e2e.broken import Edit
+from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC, INPLACE, STORAGE, Trap, copies
+
+STATE = (
+    Trap(
+        "rows of a state that was read into one stream are written after the growth for the next stream moved them",
+        Edit(DYNAMIC, "io.flush();", ""),
+        copies("llama-dense", "state-self", "--seqs", "4", "-fa", "off"),
+        "state-self",
+    ),
+    Trap(
+        "what a pending copy of a stream reads is lost, because its cells are free when a state makes the cache grow",
+        Edit(DYNAMIC, "res[sc_info.ssrc[i]] = std::max(res[sc_info.ssrc[i]], res[sc_info.sdst[i]]);", ""),
+        copies("llama-dense", "state-seq", "--seqs", "3"),
+        "state-seq",
+    ),
+    Trap(
+        "a state that was kept on the device is not found again, because the buffers have another type after a growth",
+        (
+            Edit(INPLACE, "buft == ggml_backend_cpu_buffer_type()", "false"),
+            Edit(STORAGE, "l.has_pages", "true", after="std::unique_ptr<llama_kv_pages> pages;"),
+        ),
+        copies("llama-dense", "state-device"),
+        "state-device",
+    ),
+    Trap(
+        "a state that is larger than the storage is refused instead of making it grow",
+        Edit(DYNAMIC, "!try_resize(n_cells)", "true"),
+        copies("llama-dense", "state-into-dynamic"),
+        "state-into-dynamic",
+    ),
+    Trap(
+        "a state that was saved on the device is taken for a view of the tensor that now has its address",
+        Edit(CONTEXT, "org0->data != org1->data || org0->buffer != org1->view_src->buffer", "false"),
+        copies("llama-dense", "state-device"),
+        "state-device",
+    ),
+    Trap(
+        "a saved state has the stride of the full size, not that of the storage",
+        Edit(CACHE, "get_size()", "get_size_max()", after="// When v is transposed, we also need the element size"),
+        copies("llama-dense", "state-into-static", "-fa", "off"),
+        "state-into-static",
+    ),
+)

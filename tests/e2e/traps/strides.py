@@ -1,0 +1,37 @@
+"""The places where the size of the cache is a stride."""
+
+from __future__ import annotations
+
+from tests.e2e.broken import Edit
+from tests.e2e.traps.base import CACHE, Trap, copies
+
+STRIDES = (
+    *(
+        Trap(
+            f"{what} has the stride of the full size, not that of the storage",
+            Edit(CACHE, "get_size()", "get_size_max()", after=after),
+            copies("llama-dense", check, *args),
+            check,
+        )
+        for what, after, check, args in (
+            ("the K that attention reads", "::get_k(ggml_context", "prompt", ("--seqs", "4")),
+            ("the transposed V that attention reads", "::get_v(ggml_context", "prompt", ("-fa", "off")),
+            ("the K that a batch writes", "::cpy_k(ggml_context", "prompt", ("--seqs", "4")),
+            ("the V that a batch writes", "::cpy_v(ggml_context", "prompt", ("--seqs", "4")),
+            ("the row of K that a token gets", "::set_input_k_idxs(", "prompt", ("--seqs", "4")),
+            ("the row of V that a token gets", "::set_input_v_idxs(", "prompt", ("--seqs", "4")),
+            (
+                "the element of transposed V that a token gets",
+                "// note: the V cache is transposed",
+                "prompt",
+                ("-fa", "off"),
+            ),
+        )
+    ),
+    Trap(
+        "the worst case is reserved for the full size, over tensors that are smaller",
+        Edit(CACHE, "kv->get_size()", "kv->get_size_max()", after="status(LLAMA_MEMORY_STATUS_SUCCESS), kv(kv)"),
+        copies("llama-dense", "prompt"),
+        "prompt",
+    ),
+)
