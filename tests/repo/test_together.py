@@ -12,7 +12,7 @@ import pytest
 from kvtool.tree import rehearse
 from kvtool.tree.together import nearest
 from tests.conftest import FILES, Tiny, git
-from tests.repo.test_rebase import release
+from tests.repo.rebases import release
 
 SECOND = "int function_2(int x) {\n    int y = x + 2;\n    return y;\n}\n\n"
 

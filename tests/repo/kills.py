@@ -1,0 +1,79 @@
+"""How kvtool is killed.
+
+The moments are chosen by a stand-in for git that kills kvtool (and itself) at its n-th call, before or after the call,
+so the states that a kill between two git calls can leave are tried. A sample of them keeps the suite quick;
+KILL_ALL=1 tries every one. Then each command is killed at random times, a few in the suite; KVTOOL_KILLS=N kills each N
+times, KVTOOL_SEED chooses other times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="stands in for git with a shell script")
+
+KILLS = int(os.environ.get("KVTOOL_KILLS", "4"))  # read here: the tests' own environment has none of kvtool's settings
+SEED = int(os.environ.get("KVTOOL_SEED", "1"))
+
+SCRIPT = """#!/bin/sh
+echo >> {counter}
+if [ "$(wc -l < {counter})" -eq "${{KILL_AT:-0}}" ]; then
+    [ "$KILL_WHEN" = after ] && {git} "$@" > /dev/null 2>&1
+    kill -KILL $PPID
+    exit 137
+fi
+exec {git} "$@"
+"""
+
+
+def moments(calls: int) -> list[tuple[int, str]]:
+    """At which call, and on which side of it."""
+    every = [(at, when) for at in range(1, calls + 1) for when in ("before", "after")]
+    return every if os.environ.get("KILL_ALL") else every[:: max(1, len(every) // 10) | 1]  # odd: both sides
+
+
+class Killer:
+    """Runs kvtool with a git that counts, and kills at a given call."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.counter = folder / "count"
+        (folder / "git").write_text(SCRIPT.format(counter=self.counter, git=shutil.which("git")))
+        (folder / "git").chmod(0o755)
+        self.path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+    def run(self, *args: str, at: int = 0, when: str = "before") -> int:
+        self.counter.write_text("")
+        env = {**os.environ, "PATH": self.path, "KILL_AT": str(at), "KILL_WHEN": when}
+        return subprocess.run([sys.executable, "-m", "kvtool", *args], env=env, capture_output=True).returncode
+
+    def calls(self, *args: str) -> int:
+        """How many git calls the command makes."""
+        assert self.run(*args) == 0
+        return len(self.counter.read_text())
+
+
+def restore(what: Path, saved: Path) -> None:
+    shutil.rmtree(what, ignore_errors=True)
+    if saved.exists():
+        shutil.copytree(saved, what, symlinks=True)
+
+
+def kill_family(pid: int) -> None:
+    """Kill a process and all that it started, as a power cut does."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout.split()
+    pairs = list(zip(map(int, listed[::2]), map(int, listed[1::2]), strict=True))
+    family = [pid]
+    for member in family:
+        family += [child for child, parent in pairs if parent == member]
+    for member in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)

@@ -1,0 +1,107 @@
+"""kvtool apply leaves alone what it did not make: edits, files, commits, and directories of the user's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Tiny, git, write_files
+from tests.repo.edits import change_series
+
+
+def test_uncommitted_edit_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "src/b.h").write_text("mine")
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4
+    assert "src/b.h" in ran.json["error"]["why"] and "kvtool export" in ran.json["error"]["next"]
+    assert (project.tree / "src/b.h").read_text() == "mine"
+    assert (project.tree / "src/new.cpp").read_text() == "int brand_new;\n"
+
+
+def test_untracked_file_is_kept_even_in_the_way(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "src/other.cpp").write_text("mine")
+    write = project.root / "cpp/src/other.cpp"
+    write.write_text("theirs")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and (project.tree / "src/other.cpp").read_text() == "mine"
+
+
+def test_ignored_file_in_the_way_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    before = git(project.tree, "rev-parse", "HEAD")
+    write_files(project.tree, {"build-mine/x.cpp": "mine"})
+    write_files(project.root, {"cpp/build-mine/x.cpp": "theirs", "cpp/src/new.cpp": "int newer;\n"})
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "build-mine/x.cpp" in ran.json["error"]["output"]
+    assert (project.tree / "build-mine/x.cpp").read_text() == "mine"
+    assert (project.tree / "src/new.cpp").read_text() == "int brand_new;\n"
+    assert git(project.tree, "rev-parse", "HEAD") == before
+    (project.tree / "build-mine/x.cpp").unlink()
+    assert kvtool("apply").code == 0
+
+
+def test_ignored_file_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "build").mkdir()
+    (project.tree / "build/x").write_text("object")
+    change_series(project)
+    assert kvtool("apply").code == 0
+    assert (project.tree / "build/x").read_text() == "object"
+
+
+def test_commit_of_the_users_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / "src/b.h").write_text("mine\n")
+    git(project.tree, "commit", "-qam", "my work")
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "my work" in ran.json["error"]["why"] and "kvtool export" in ran.json["error"]["next"]
+    assert git(project.tree, "log", "-1", "--format=%s") == "my work"
+
+
+def test_commit_on_the_branch_while_head_is_elsewhere_is_kept(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    git(project.tree, "commit", "-q", "--allow-empty", "-m", "x")
+    (project.tree / "src/b.h").write_text("mine\n")
+    git(project.tree, "commit", "-qam", "my work")
+    git(project.tree, "checkout", "-q", "--detach", "HEAD~2")
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "kvtool/v1" in ran.json["error"]["what"]
+    assert git(project.tree, "log", "-1", "--format=%s", "kvtool/v1") == "my work"
+
+
+def test_operation_under_way(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.tree / ".git/rebase-merge").mkdir()
+    change_series(project)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "rebase" in ran.json["error"]["what"]
+
+
+@pytest.mark.parametrize("content", ["file", "dir", "git"])
+def test_what_kvtool_did_not_make_is_not_touched(project: Tiny, kvtool, content: str) -> None:
+    if content == "file":
+        project.tree.write_text("mine")
+    else:
+        project.tree.mkdir()
+        (project.tree / "mine").write_text("x")
+        if content == "git":
+            git(project.tree, "init", "-q")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "not a tree that kvtool made" in ran.json["error"]["what"]
+    assert project.tree.is_file() or (project.tree / "mine").read_text() == "x"
+
+
+def test_empty_directory_is_fine(project: Tiny, kvtool) -> None:
+    project.tree.mkdir()
+    assert kvtool("apply").code == 0
+
+
+def test_state_that_cannot_be_read(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.state / "state.json").write_text("{ not json")
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "state.json" in ran.json["error"]["what"]

@@ -1,0 +1,151 @@
+"""kvtool export: what it refuses, and all or nothing when it fails or is killed while it writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtool.tree import flowback
+from tests.conftest import Tiny, git
+from tests.repo.edits import edit, files
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def refused(project: Tiny, kvtool, code: int, *words: str) -> None:
+    before, head = project.snapshot(), git(project.tree, "rev-parse", "HEAD")
+    ran = kvtool("export", "--json")
+    assert ran.code == code, ran
+    said = " ".join(str(value) for value in ran.json["error"].values())
+    assert all(word in said for word in words), said
+    assert (project.snapshot(), git(project.tree, "rev-parse", "HEAD")) == (before, head)
+
+
+def test_nothing_applied(project: Tiny, kvtool) -> None:
+    assert kvtool("export").code == 4
+
+
+def test_uncommitted_edit(applied: Tiny, kvtool) -> None:
+    (applied.tree / "src/b.h").write_text("mine")
+    refused(applied, kvtool, 4, "uncommitted", "src/b.h")
+
+
+def test_project_changed_too(applied: Tiny, kvtool) -> None:
+    (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
+    refused(applied, kvtool, 4, "kvtool apply")
+    edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! flag")
+    refused(applied, kvtool, 4, "branch mine", "cherry-pick")
+    # and the way that it names works
+    head = git(applied.tree, "rev-parse", "HEAD~1")
+    git(applied.tree, "branch", "mine")
+    git(applied.tree, "reset", "-q", "--hard", head)
+    assert kvtool("apply").code == 0
+    git(applied.tree, "cherry-pick", f"{head}..mine")
+    assert files(kvtool("export", "--json")) == {"patches/flag.patch": "change"}
+    assert (applied.root / "cpp/src/new.cpp").read_text() == "int newer;\n"
+
+
+def test_same_change_on_both_sides_is_no_conflict(applied: Tiny, kvtool) -> None:
+    (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
+    (applied.tree / "src/new.cpp").write_text("int newer;\n")
+    git(applied.tree, "commit", "-qam", "newer")
+    assert files(kvtool("export", "--json")) == {}
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
+def test_merge_commit(applied: Tiny, kvtool) -> None:
+    git(applied.tree, "checkout", "-q", "-b", "side", "HEAD~1")
+    git(applied.tree, "commit", "-q", "--allow-empty", "-m", "side")
+    git(applied.tree, "checkout", "-q", "kvtool/v1")
+    git(applied.tree, "merge", "-q", "--no-ff", "-m", "merged", "side")
+    refused(applied, kvtool, 4, "is a merge")
+
+
+def test_fixup_of_nothing(applied: Tiny, kvtool) -> None:
+    edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! no such patch")
+    refused(applied, kvtool, 4, "fixes nothing", "no such patch")
+
+
+def test_fixup_that_needs_a_later_patch(applied: Tiny, kvtool) -> None:
+    edit(applied, "src/a.cpp", "x + 2 + grown();", "x + 2 + grown(1);", "fixup! flag")
+    refused(applied, kvtool, 3, "does not go into its patch", "later patch")
+    assert git(applied.tree, "status", "--porcelain") == ""
+
+
+def test_fold_that_would_change_the_result(applied: Tiny, kvtool) -> None:
+    """A fixup of an early patch takes back what a later commit does: folded, it would do nothing."""
+    edit(applied, "src/a.cpp", "x + 6;", "x + 66;", "six")
+    edit(applied, "src/a.cpp", "x + 66;", "x + 6;", "fixup! flag")
+    refused(applied, kvtool, 3, "cannot be folded", "src/a.cpp")
+
+
+def test_patch_whose_commit_is_gone(applied: Tiny, kvtool) -> None:
+    git(applied.tree, "reset", "-q", "--hard", "HEAD~1")
+    refused(applied, kvtool, 4, "'use'", "series.toml")
+
+
+@pytest.mark.parametrize("path", [".hidden", "src/.x", "src/x~", "README.md"])
+def test_file_that_cpp_cannot_hold(applied: Tiny, kvtool, path: str) -> None:
+    (applied.tree / path).write_text("x")
+    git(applied.tree, "add", "-f", path)
+    git(applied.tree, "commit", "-qm", "odd")
+    refused(applied, kvtool, 4, path, "cannot be exported")
+
+
+def test_other_history(applied: Tiny, kvtool) -> None:
+    git(applied.tree, "checkout", "-q", "--orphan", "other")
+    git(applied.tree, "commit", "-qm", "other")
+    refused(applied, kvtool, 4, "does not come from")
+
+
+# --- all or nothing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 2])
+def test_failure_while_writing_puts_everything_back(applied: Tiny, kvtool, monkeypatch, fail_at: int) -> None:
+    (applied.tree / "src/more.cpp").write_text("int more;\n")
+    git(applied.tree, "add", "-A")
+    edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
+    real, calls = flowback.put_file, []
+
+    def failing(path: Path, change: flowback.Change) -> None:
+        if path.is_relative_to(applied.root / "cpp") or path.is_relative_to(applied.root / "patches"):
+            calls.append(path)
+            if len(calls) == fail_at + 1:
+                raise OSError(28, "No space left on device")
+        real(path, change)
+
+    monkeypatch.setattr(flowback, "put_file", failing)
+    before, head = applied.snapshot(), git(applied.tree, "rev-parse", "HEAD")
+    ran = kvtool("export", "--json")
+    assert ran.code == 1 and ran.json["error"]["code"] == "disk"
+    assert (applied.snapshot(), git(applied.tree, "rev-parse", "HEAD")) == (before, head)
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_killed_export_can_be_run_again(applied: Tiny, kvtool, after: int) -> None:
+    (applied.tree / "src/more.cpp").write_text("int more;\n")
+    git(applied.tree, "add", "-A")
+    edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
+    code = (
+        "import os, sys; from kvtool import cli; from kvtool.tree import flowback\n"
+        "real, calls = flowback.put_file, []\n"
+        "def put(path, change):\n"
+        f"    if str(path).startswith({str(applied.root)!r} + '/cpp') or '/project/patches' in str(path):\n"
+        f"        calls.append(1)\n        if len(calls) > {after}: os._exit(137)\n"
+        "    real(path, change)\n"
+        "flowback.put_file = put; sys.exit(cli.run(['export']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=applied.root)
+    assert done.returncode == (137 if after < 3 else 0)
+    if after < 3:
+        assert kvtool("status", "--json").json["state"] == "interrupted"
+        assert kvtool("apply").code == 4
+    assert kvtool("export").code == 0
+    assert kvtool("status", "--json").json["state"] == "clean"
+    assert (applied.root / "cpp/src/more.cpp").read_text() == "int more;\n"
+    assert (applied.root / "patches/six.patch").exists()

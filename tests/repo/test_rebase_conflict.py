@@ -1,0 +1,195 @@
+"""kvtool rebase: a conflict and lines that got lost, to the end: resolved, skipped, dropped, accepted, given up."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from tests.conftest import Tiny, git
+from tests.repo.rebases import ALL, BLOCK, everything, finished, outcomes, release, resolve
+
+# --- a conflict, to the end ---------------------------------------------------------------------------------------
+
+
+def test_conflict_stops_in_the_tree_and_tells_of_all(stopped: Tiny, kvtool: Any) -> None:
+    before = stopped.snapshot()
+    ran = kvtool("rebase", "v3", "--json")
+    assert (ran.code, ran.json["outcome"], ran.json["stopped_at"]) == (3, "stopped", "block")
+    assert outcomes(ran) == {**ALL, "block": "conflict", "more": "blocked"}
+    assert ran.json["patches"][3]["blocked_by"] == "block"
+    text = (stopped.tree / "src/a.cpp").read_text()
+    assert "<<<<<<< HEAD\n    int y = x + 44;\n||||||| " in text and "last();\n>>>>>>> " in text
+    assert stopped.snapshot() == before
+    assert "kvtool rebase --continue" in ran.json["error"]["next"]
+    status = kvtool("status", "--json").json
+    assert status["state"] == "in-progress" and "--continue" in status["next"] and "'block'" in kvtool("status").out
+    for args in (("apply",), ("export",), ("rebase", "v3"), ("apply", "v1")):
+        refused = kvtool(*args, "--json")
+        assert refused.code == 4 and "rebase" in refused.json["error"]["next"], args
+    assert (stopped.tree / "src/a.cpp").read_text() == text
+
+
+@pytest.mark.parametrize("how", ["edit", "add", "commit"])
+def test_resolve_and_continue(stopped: Tiny, kvtool: Any, how: str) -> None:
+    assert kvtool("rebase", "v3").code == 3
+    marked = kvtool("rebase", "--continue", "--json")
+    assert marked.code == 3 and "src/a.cpp" in marked.json["error"]["why"]
+    resolve(stopped, *BLOCK)
+    if how != "edit":
+        git(stopped.tree, "add", "src/a.cpp")
+    if how == "commit":
+        git(stopped.tree, "commit", "-qm", "by reflex")
+    ran = kvtool("rebase", "--continue", "--json")
+    assert (ran.code, ran.json["outcome"]) == (0, "rebased"), ran
+    assert outcomes(ran) == ALL
+    assert {f["path"] for f in ran.json["files"]} == {"patches/block.patch", "patches/upstream.lock"}
+    text = (stopped.root / "patches/block.patch").read_text()
+    assert text.startswith("From 0000") and "Subject: block: a patch\n" in text and " x + 44;\n+" in text
+    assert "by reflex" not in git(stopped.tree, "log", "--format=%s")
+    finished(stopped, kvtool)
+
+
+def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
+    release(applied, "v3", ("src/b.h", "bool two;", "bool twenty;"), ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp x)"))
+    assert kvtool("rebase", "v3", "--json").json["stopped_at"] == "flag"
+    resolve(applied, "src/b.h", "bool twenty;", "bool twenty;\n    bool dynamic;")
+    ran = kvtool("rebase", "--continue", "--json")
+    assert (ran.code, ran.json["stopped_at"]) == (3, "use")
+    assert outcomes(ran) == {"flag": "applied", "use": "conflict"}
+    text = (applied.tree / "CMakeLists.txt").read_text()
+    assert "<<<<<<< HEAD" in text
+    (applied.tree / "CMakeLists.txt").write_text("project(tiny)\nadd_library(a src/a.cpp x src/new.cpp)\n")
+    assert kvtool("rebase", "--continue").code == 0
+    finished(applied, kvtool)
+
+
+def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
+    before = everything(stopped)
+    assert kvtool("rebase", "v3").code == 3
+    (stopped.tree / "src/a.cpp").write_text("half a resolution")
+    git(stopped.tree, "add", "-A")
+    ran = kvtool("rebase", "--abort", "--json")
+    assert (ran.code, ran.json["outcome"]) == (0, "aborted"), ran
+    assert everything(stopped) == before
+    assert kvtool("status", "--json").json["state"] == "clean"
+    assert git(stopped.tree, "show", "refs/kvtool/rebase/kept:src/a.cpp") == "half a resolution"
+
+
+@pytest.fixture
+def twice(stopped: Tiny) -> Tiny:
+    """Where a rebase onto v4 stops at `use` as well."""
+    release(stopped, "v4", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp x)"))
+    return stopped
+
+
+USE = ("CMakeLists.txt", "src/a.cpp x)", "src/a.cpp x src/new.cpp)")
+
+
+def resolve_use(project: Tiny) -> None:
+    resolve(project, *USE)
+    resolve(project, "src/a.cpp", "int y = x + 2;", "int y = x + 2 + grown();")
+
+
+def test_abort_after_a_resolution(twice: Tiny, kvtool: Any) -> None:
+    before = everything(twice)
+    assert kvtool("rebase", "v4", "--json").json["stopped_at"] == "use"
+    resolve_use(twice)
+    assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
+    assert kvtool("rebase", "--abort").code == 0
+    assert everything(twice) == before
+
+
+def test_rerere_fills_in_an_earlier_resolution(twice: Tiny, kvtool: Any) -> None:
+    kvtool("rebase", "v4")
+    resolve_use(twice)
+    resolved = (twice.tree / "CMakeLists.txt").read_text()
+    kvtool("rebase", "--continue")
+    kvtool("rebase", "--abort")
+    ran = kvtool("rebase", "v4", "--json")
+    assert (ran.json["stopped_at"], ran.json["filled_in"]) == ("use", ["CMakeLists.txt"])
+    assert "look at it: CMakeLists.txt" in ran.json["error"]["next"]
+    assert (twice.tree / "CMakeLists.txt").read_text() == resolved
+    assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
+
+
+@pytest.mark.parametrize("when", ["at once", "at the stop"])
+def test_skip_sets_until(stopped: Tiny, kvtool: Any, when: str) -> None:
+    if when == "at once":
+        ran = kvtool("rebase", "v3", "--skip", "block", "--json")
+    else:
+        kvtool("rebase", "v3")
+        ran = kvtool("rebase", "--skip", "block", "--json")
+    assert (ran.code, ran.json["stopped_at"]) == (3, "more"), ran  # it needs block, so it is in the way now
+    ran = kvtool("rebase", "--skip", "more", "--json")
+    assert outcomes(ran) == {**ALL, "block": "skipped", "more": "skipped"}
+    series = tomllib.loads((stopped.root / "patches/series.toml").read_text())["patch"]
+    assert [patch.get("until") for patch in series] == [None, None, "v3", "v3", None]
+    finished(stopped, kvtool)
+
+
+def test_drop_takes_the_patch_out_when_all_is_through(stopped: Tiny, kvtool: Any) -> None:
+    before = stopped.snapshot()
+    kvtool("rebase", "v3")
+    assert kvtool("rebase", "--drop", "block").code == 3
+    assert stopped.snapshot() == before
+    ran = kvtool("rebase", "--drop", "more", "--json")
+    assert (ran.code, outcomes(ran)) == (0, {**ALL, "block": "dropped", "more": "dropped"})
+    text = (stopped.root / "patches/series.toml").read_text()
+    assert "block" not in text and "because of tail" in text and text.startswith("# the series\n")
+    assert not (stopped.root / "patches/block.patch").exists()
+    finished(stopped, kvtool)
+
+
+def test_another_patch_than_the_one_it_stopped_at(stopped: Tiny, kvtool: Any) -> None:
+    kvtool("rebase", "v3")
+    ran = kvtool("rebase", "--drop", "use", "--json")
+    assert ran.code == 2 and "'block'" in ran.json["error"]["what"]
+
+
+# --- lost lines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shrunk(applied: Tiny) -> Tiny:
+    """Upstream has one of the two hunks of `use`."""
+    release(applied, "v3", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp src/new.cpp)"))
+    return applied
+
+
+def test_lost_hunk_is_an_error_until_accepted(shrunk: Tiny, kvtool: Any) -> None:
+    before = shrunk.snapshot()
+    ran = kvtool("rebase", "v3", "--json")
+    assert (ran.code, ran.json["stopped_at"]) == (3, "use"), ran
+    assert ran.json["patches"][1]["lost"] == "1 of 2 hunks, 2 of 4 lines"
+    assert "--accept-shrink use" in ran.json["error"]["next"] and shrunk.snapshot() == before
+    assert kvtool("rebase", "--continue").code == 3  # nothing was put back
+    ran = kvtool("rebase", "--accept-shrink", "use", "--json")
+    assert ran.code == 0, ran
+    assert "CMakeLists" not in (shrunk.root / "patches/use.patch").read_text()
+    finished(shrunk, kvtool)
+
+
+def test_shrink_accepted_from_the_beginning(shrunk: Tiny, kvtool: Any) -> None:
+    assert kvtool("rebase", "v3", "--dry-run").code == 3
+    assert kvtool("rebase", "v3", "--accept-shrink", "use", "--dry-run").code == 0
+    assert kvtool("rebase", "v3", "--accept-shrink", "use").code == 0
+    finished(shrunk, kvtool)
+
+
+def test_lost_hunk_put_back(shrunk: Tiny, kvtool: Any) -> None:
+    assert kvtool("rebase", "v3").code == 3
+    (shrunk.tree / "CMakeLists.txt").write_text("project(small)\nadd_library(a src/a.cpp src/new.cpp)\n")
+    assert kvtool("rebase", "--continue").code == 0
+    assert "+project(small)" in (shrunk.root / "patches/use.patch").read_text()
+    finished(shrunk, kvtool)
+
+
+def test_resolution_that_takes_upstreams_side_loses_the_patch(stopped: Tiny, kvtool: Any) -> None:
+    kvtool("rebase", "v3")
+    git(stopped.tree, "checkout", "-q", "HEAD", "--", "src/a.cpp")
+    ran = kvtool("rebase", "--continue", "--json")
+    assert (ran.code, ran.json["stopped_at"]) == (3, "block") and "1 of 1 hunks" in ran.json["error"]["what"]
+    ran = kvtool("rebase", "--abort")
+    assert ran.code == 0

@@ -1,0 +1,81 @@
+"""kvtool status against real git and a tiny upstream, and the state that it reads."""
+
+from __future__ import annotations
+
+import json
+
+from tests.conftest import Tiny, git
+from tests.repo.edits import change_series
+
+
+def test_status_tells_each_state(project: Tiny, kvtool) -> None:
+    def state() -> str:
+        ran = kvtool("status", "--json")
+        assert ran.code == 0
+        return str(ran.json["state"])
+
+    assert state() == "not-applied"
+    kvtool("apply")
+    assert state() == "clean"
+    change_series(project)
+    assert state() == "stale"
+    kvtool("apply")
+    (project.tree / "src/b.h").write_text("mine\n")
+    assert state() == "dirty"
+    git(project.tree, "commit", "-qam", "my work")
+    assert state() == "commits"
+    (project.tree / ".git/MERGE_HEAD").write_text("x")
+    assert state() == "in-progress"
+    (project.state / "pending.json").write_text("{}")
+    assert state() == "interrupted"
+
+
+def test_status_is_stale_when_the_lock_moves(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    project.write_lock(current="v2")
+    status = kvtool("status", "--json").json
+    assert status["state"] == "stale" and "v2" in status["why"]
+    assert kvtool("apply", "--json").json["tag"] == "v2"
+
+
+def test_status_counts_lines_and_names_unlisted_patches(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    (project.root / "patches/forgotten.patch").write_text("x")
+    status = kvtool("status", "--json").json
+    assert status["upstream_lines"] == 1 + 2 + 2
+    assert status["unlisted"] == ["forgotten.patch"]
+    assert "goal < 250" in kvtool("status").out
+
+
+def test_reason_and_tests_do_not_make_it_stale(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    path = project.root / "patches/series.toml"
+    path.write_text(path.read_text().replace("because of flag", "another reason"))
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
+def test_state_on_disk_is_json(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    data = json.loads((project.state / "state.json").read_text())
+    assert set(data) == {"tag", "tree", "digest", "base", "head", "pinned", "patches"}
+
+
+def test_status_says_of_each_patch_why_it_is_what_it_is(project: Tiny, kvtool) -> None:
+    def states() -> dict[str, str]:
+        return {reason["id"]: reason["state"] for reason in kvtool("status", "--json").json["reasons"]}
+
+    project.add_patch("late", ("src/a.cpp", "x + 7;", "x + 7 + 7;"), extra='from = "v2"\n')
+    kvtool("apply")
+    assert states() == {"flag": "applied", "use": "applied", "late": "left-out"}
+    assert "late: left-out: series.toml has it from v2, and this is v1" in kvtool("status").out
+    assert "flag: applied" not in kvtool("status").out, "what is as it should be needs no line"
+    project.add_patch("more", ("src/a.cpp", "x + 6;", "x + 6 + 6;"))
+    patch = project.root / "patches/flag.patch"
+    patch.write_text(patch.read_text().replace("bool dynamic;", "bool dyn;"))
+    series = project.root / "patches/series.toml"
+    text = series.read_text()
+    series.write_text(text.replace('\n[[patch]]\nid = "use"\nwhy = "because of use"\n', ""))
+    assert states() == {"flag": "changed", "late": "left-out", "more": "new", "use": "gone"}
+    series.write_text(text)
+    kvtool("apply")
+    assert states() == {"flag": "applied", "use": "applied", "late": "left-out", "more": "applied"}
