@@ -16,7 +16,7 @@
 
 namespace {
 
-// while it lives, allocations of a growth are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-storage.h),
+// while it lives, allocations of a growth are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-limits.h),
 // and the address space of the process can grow by --limit
 class short_of_memory {
   public:
