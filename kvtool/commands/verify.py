@@ -103,7 +103,8 @@ def _make_toys(bench: Bench, console: Console, options: Options) -> tuple[Path, 
     generator = bench.program("test-llama-archs")
     with console.progress("making upstream's toy models", None) as bar:
         toys = models.toys(generator, bench.work, lambda made: bar.update(made, f"{made} models"))
-    chosen = tuple(t for t in toys if fnmatch.fnmatch(t.stem, options.models)) if options.models else toys
+    globs = options.models.split(",") if options.models else ["*"]
+    chosen = tuple(t for t in toys if any(fnmatch.fnmatch(t.stem, glob) for glob in globs))
     if not chosen:
         raise UsageError(f"no toy model is called {options.models}", next_step="kvtool verify --models 'llama*'")
     return chosen
@@ -263,7 +264,7 @@ def command(
         typer.Option("--markdown", metavar="FILE", help="Also write the table of --matrix.", show_default=False),
     ] = None,
     models_glob: Annotated[
-        str, typer.Option("--models", metavar="GLOB", help="Only kv-check, only on these toys, such as 'qwen*'.")
+        str, typer.Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
     ] = "",
     patch: Annotated[
         str, typer.Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")

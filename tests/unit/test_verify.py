@@ -138,6 +138,14 @@ def test_junit_survives_what_a_model_may_say() -> None:
     assert message is not None and "<&>" in (message.get("message") or "")
 
 
+def test_several_globs_are_separated_by_commas(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", "same@1 same@2 iswa zebra")
+    assert run("--models", "same@1,is*", "--quick", "--json") == 0
+    assert {f["id"].split("/")[1] for f in document(capsys)["findings"]} == {"same@1", "iswa"}
+
+
 @pytest.mark.usefixtures("here")
 def test_unknown_models_and_contradicting_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--models", "zebra*") == 2
