@@ -23,6 +23,8 @@ SEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("4", ("--seqs", "4")),
     ("4-unified", ("--seqs", "4", "--unified")),
 )
+# Upstream aborts where it cannot shift a quantized K (MLA), and an RPC server that aborts is gone for all later runs.
+DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
 STORAGES = ("inplace", "copy")
 COPIED = tuple(cache for cache in CACHES if cache[1] == "f16")
 
@@ -41,11 +43,11 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
 
 
 def _variants(
-    toys: Sequence[Path], storage: str, more: tuple[str, ...] = (), caches: Sequence[tuple[str, str]] = CACHES
+    toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: dict[tuple[str, str], str]
 ) -> list[Check]:
     return [
-        _check(toy, f"{type_}-fa-{fa}", name, storage, ("-fa", fa, "-ctk", type_, "-ctv", type_, *args, *more), CHECKS)
-        for fa, type_ in caches
+        _check(toy, f"{type_}-fa-{fa}", name, storage, ("-fa", fa, "-ctk", type_, "-ctv", type_, *args, *more), checks)
+        for (fa, type_), checks in caches.items()
         for name, args in SEQUENCES
         for toy in toys
     ]
@@ -54,7 +56,8 @@ def _variants(
 def in_memory(toys: Sequence[Path]) -> list[Check]:
     """In host memory: both ways to grow, and every pair of types."""
     in_place, by_copy = (("--storage", storage) for storage in STORAGES)
-    planned = [*_variants(toys, STORAGES[0], in_place), *_variants(toys, STORAGES[1], by_copy, COPIED)]
+    planned = _variants(toys, STORAGES[0], in_place, dict.fromkeys(CACHES, CHECKS))
+    planned += _variants(toys, STORAGES[1], by_copy, dict.fromkeys(COPIED, CHECKS))
     for toy in named_toys(toys, PAIR_TOYS):
         for k in TYPES:
             for v in TYPES:
@@ -65,7 +68,7 @@ def in_memory(toys: Sequence[Path]) -> list[Check]:
 
 def on_device(toys: Sequence[Path], label: str) -> list[Check]:
     """On a device, where storage grows by copy; which one, the run says."""
-    return _variants(toys, label)
+    return _variants(toys, label, (), {cache: DEVICE_CHECKS[cache[1]] for cache in CACHES})
 
 
 def _place(finding: Finding) -> tuple[str, str] | None:

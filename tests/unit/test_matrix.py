@@ -39,6 +39,8 @@ def test_a_device_grows_in_its_own_way() -> None:
     planned = matrix.on_device([TOY], "rpc")
     assert len(planned) == 12
     assert all("--storage" not in check.args and check.id.endswith("/rpc") for check in planned)
+    # a server that aborts would be gone
+    assert all(("q8_0" in check.args or "q4_0" in check.args) != ("shift" in check.args[-1]) for check in planned)
 
 
 def test_every_pair_of_types_runs_once() -> None:
