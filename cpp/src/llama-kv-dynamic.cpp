@@ -243,7 +243,7 @@ llama_kv_growth llama_kv_dynamic_cache::policy() const {
         return { n_max, n_pad, inplace ? inplace->n_bytes_cell() : 0, true };
     }
 
-    llama_kv_growth res = { n_max, n_pad, storage ? dyn->n_bytes_cell(n_max) : 0 };
+    llama_kv_growth res = { n_max, n_pad, 0 };
 
     const char * LLAMA_KV_DYNAMIC_STEP = getenv("LLAMA_KV_DYNAMIC_STEP");
     if (LLAMA_KV_DYNAMIC_STEP) {
@@ -609,7 +609,8 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
 
         const std::vector<uint32_t> n_used = dyn_n_used();
 
-        const llama_kv_growth growth = dyn->policy();
+        llama_kv_growth growth = dyn->policy();
+        growth.n_bytes_cell = dyn->dyn->n_bytes_cell(dyn->n_max);
 
         const uint32_t n_next     = growth.next    (dyn->n_cells, n_cells);
         const uint32_t n_smallest = growth.smallest(n_cells);

@@ -192,6 +192,7 @@ struct llama_kv_dynamic_cache {
     void set_rows(uint32_t n_rows);
 
     // env: LLAMA_KV_DYNAMIC_STEP=BYTES instead of steps of 1 GiB, for tests with caches that are smaller than that
+    // by copy without the bytes of a cell, which only a growth looks at
     llama_kv_growth policy() const;
 
     llama_kv_cache * kv;

@@ -22,7 +22,7 @@ GROWING = (
     ),
     Trap(
         "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
-        Edit(DYNAMIC, "dyn->n_bytes_cell(n_max)", "kv->dyn_usage().reserved/n_max"),
+        Edit(DYNAMIC, "dyn->dyn->n_bytes_cell(dyn->n_max)", "dyn_usage().reserved/dyn->n_max"),
         Run(
             "qwen4exp-moe",
             ("-c", "16384", "--kv-dynamic", "on", "-d", "4400", "-n", "2", "-r", "1", "-p", "8"),
