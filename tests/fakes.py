@@ -41,6 +41,11 @@ says = {
     "contradicts-too": ("differs", 0, [bad]),
     "unheard": ("splendid", 0, []),
 }
+if name == "once":
+    marker = model + ".seen"
+    if os.path.exists(marker):
+        sys.exit(3)
+    open(marker, "w").close()
 if name in ("timeout", "forever"):
     time.sleep(60 if name == "timeout" else 3600)
 if name == "crash":
@@ -169,7 +174,9 @@ if os.environ.get("FAKE_RPC") == "dies":
     sys.exit(1)
 with socket.create_server(("127.0.0.1", int(args[args.index("-p") + 1]))) as server:
     while True:
-        server.accept()[0].close()
+        with server.accept()[0] as client:
+            if client.recv(5) == b"abort":
+                os.abort()
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ import typer
 from kvtool.alone import alone
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
-from kvtool.console import Console
+from kvtool.console import Console, Progress
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.machine import available_memory
@@ -24,6 +25,7 @@ from kvtool.tree.worktree import read_applied
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import checks, conversation, devices, junit, matrix, models, named, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
+from kvtool.verify.journal import Journal
 from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
 
 TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server")
@@ -115,16 +117,33 @@ def _kv_checks(
 ) -> list[Finding]:
     program = bench.program("kv-check")
     if options.matrix:
-        runs: list[tuple[list[Check], tuple[tuple[str, ...], ...]]] = [(matrix.in_memory(toys), ((),) * len(on.lanes))]
-        runs += [(matrix.on_device(toys, on.label), on.lanes)] if on.label else []
-    else:
-        wanted = plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models))
-        runs = [(plan.on_device(on.label, (), wanted), on.lanes)]
-    found: list[Finding] = []
-    for planned, lanes in runs:
-        with console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned))) as bar:
-            found += runner.kv_checks(planned, program, lanes, bar.update)
-    return found
+        return _matrix(bench, console, toys, on)
+    planned = plan.on_device(on.label, (), plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models)))
+    with _kv_check_progress(console, planned) as bar:
+        return runner.kv_checks(planned, program, on.lanes, bar.update)
+
+
+def _kv_check_progress(console: Console, planned: Sequence[Check]) -> AbstractContextManager[Progress]:
+    return console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned)))
+
+
+def _matrix(bench: Bench, console: Console, toys: Sequence[Path], on: devices.Device) -> list[Finding]:
+    """All of --matrix, in host memory and on the device; takes over what an interrupted one found out."""
+    program = bench.program("kv-check")
+    planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(on.lanes))]
+    planned += [(matrix.on_device(toys, on.label), on.lanes)] if on.label else []
+    checks = [check for some, _ in planned for check in some]
+    journal = Journal(bench.work / "matrix.jsonl", models.fingerprint(models.programs(program)))
+    known = journal.known(checks)
+    if known:
+        console.step(f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end")
+    for some, lanes in planned:
+        todo = [check for check in some if check.id not in known]
+        with _kv_check_progress(console, todo) as bar:
+            found = runner.kv_checks(todo, program, lanes, bar.update, journal.add)
+        known |= {finding.id: finding for finding in found}
+    journal.forget(checks)
+    return [known[check.id] for check in checks]
 
 
 def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool) -> dict[str, Path]:
@@ -300,7 +319,8 @@ def command(
 
     kvtool verify --metal             the same with the cache on a Mac's GPU
 
-    kvtool verify --matrix --rpc --markdown table.md      every kind of cache, in host memory and on a device
+    kvtool verify --matrix --rpc --markdown table.md      every kind of cache, in host memory and on a device: an hour
+    or two; interrupted, the same command goes on where it stopped
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +21,33 @@ _START_SECONDS = 30.0
 _NOT_A_GPU = ("CPU", "BLAS", "ACCEL")
 
 
+def _nothing() -> None:
+    """What host memory and a GPU need before a run."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Room for one kv-check at a time. args: its arguments for the device.
+
+    ready: called before every run; brings back a device that went away with the run before. Raises VerifyError when
+    it cannot.
+    """
+
+    args: tuple[str, ...] = ()
+    ready: Callable[[], None] = _nothing
+
+
+IN_MEMORY = Lane()
+
+
 @dataclass(frozen=True)
 class Device:
-    """lanes: the arguments of each kv-check that may run at once; tools: those of llama-completion and llama-server.
+    """lanes: one for each kv-check that may run at once; tools: the arguments of llama-completion and llama-server.
 
     label: appended to the ids of checks, "" for host memory.
     """
 
-    lanes: tuple[tuple[str, ...], ...]
+    lanes: tuple[Lane, ...]
     label: str = ""
     tools: tuple[str, ...] = ()
 
@@ -43,22 +62,22 @@ def parse_devices(listing: str) -> list[str]:
 def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Device]:
     """The device of a build, for so many at once. Raises VerifyError when the build sees none here."""
     if backend == "cpu":
-        yield Device(((),) * jobs)
+        yield Device((IN_MEMORY,) * jobs)
     elif backend == "rpc":
-        with contextlib.ExitStack() as servers:
+        with contextlib.ExitStack() as ends:
             # a server has one client at a time
-            endpoints = [
-                servers.enter_context(_rpc_server(bin_dir / "ggml-rpc-server", work / f"rpc-server-{i}.log"))
-                for i in range(jobs)
-            ]
+            servers = [_RpcServer(bin_dir / "ggml-rpc-server", work / f"rpc-server-{i}.log") for i in range(jobs)]
+            for server in servers:
+                ends.callback(server.end)
+                server.start()
             yield Device(
-                tuple(("--rpc", endpoint, "--device", "RPC0") for endpoint in endpoints),
+                tuple(Lane(("--rpc", server.endpoint, "--device", "RPC0"), server.start) for server in servers),
                 "rpc",
-                ("--rpc", endpoints[0], "-dev", "RPC0", "-ngl", "99"),
+                ("--rpc", servers[0].endpoint, "-dev", "RPC0", "-ngl", "99"),
             )
     else:
         name = _first_accelerator(bin_dir / "kv-check", backend)
-        yield Device((("--device", name),) * jobs, backend, ("-dev", name, "-ngl", "99"))
+        yield Device((Lane(("--device", name)),) * jobs, backend, ("-dev", name, "-ngl", "99"))
 
 
 def _first_accelerator(kv_check: Path, backend: str) -> str:
@@ -74,19 +93,38 @@ def _first_accelerator(kv_check: Path, backend: str) -> str:
     return names[0]
 
 
-@contextlib.contextmanager
-def _rpc_server(binary: Path, log: Path) -> Iterator[str]:
-    """A ggml-rpc-server on a free loopback port; "HOST:PORT". Ended on the way out."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    argv: list[str | Path] = [binary, "-H", "127.0.0.1", "-p", str(port)]
-    with process.spawn(argv, stdout=log) as running:
+class _RpcServer:
+    """A ggml-rpc-server on a loopback port of its own. Upstream's aborts on what its backend has no operation for."""
+
+    def __init__(self, binary: Path, log: Path) -> None:
+        self._argv: list[str | Path] = [binary, "-H", "127.0.0.1", "-p"]
+        self._log = log
+        self._port = free_port()
+        self._running: process.Process | None = None
+        self._ending = contextlib.ExitStack()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it, unless it runs. Raises VerifyError when it does not come up."""
+        if self._running is not None and self._running.poll() is None:
+            return
+        self.end()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._running = self._ending.enter_context(process.spawn([*self._argv, str(self._port)], stdout=self._log))
         deadline = time.monotonic() + _START_SECONDS
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            if running.poll() is not None or time.monotonic() > deadline:
-                output = log.read_text("utf-8", "replace")[-2000:]
-                raise VerifyError("ggml-rpc-server did not start", why=f"exit code {running.poll()}", output=output)
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1):
+                return
+            if self._running.poll() is not None or time.monotonic() > deadline:
+                output = self._log.read_text("utf-8", "replace")[-2000:]
+                why = f"exit code {self._running.poll()}"
+                raise VerifyError("ggml-rpc-server did not start", why=why, output=output)
             time.sleep(0.05)
-        yield f"127.0.0.1:{port}"
+
+    def end(self) -> None:
+        """End it, if it runs."""
+        self._ending.close()
+        self._running = None

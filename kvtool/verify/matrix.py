@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import Check, Finding, named_toys
+from kvtool.verify.checks import CLASS_TOYS, Check, Finding, named_toys
 
 CHECKS = "generate,copy,shift,state-self"
 CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
@@ -23,7 +23,8 @@ SEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("4", ("--seqs", "4")),
     ("4-unified", ("--seqs", "4", "--unified")),
 )
-# Upstream aborts where it cannot shift a quantized K (MLA), and an RPC server that aborts is gone for all later runs.
+# Upstream's RPC server aborts where it cannot shift a quantized K (MLA), and takes the checks after it along: there,
+# the shift is a run of its own, over one model of each class.
 DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
 STORAGES = ("inplace", "copy")
 COPIED = tuple(cache for cache in CACHES if cache[1] == "f16")
@@ -68,7 +69,13 @@ def in_memory(toys: Sequence[Path]) -> list[Check]:
 
 def on_device(toys: Sequence[Path], label: str) -> list[Check]:
     """On a device, where storage grows by copy; which one, the run says."""
-    return _variants(toys, label, (), {cache: DEVICE_CHECKS[cache[1]] for cache in CACHES})
+    planned = _variants(toys, label, (), {cache: DEVICE_CHECKS[cache[1]] for cache in CACHES})
+    for fa, type_ in CACHES:
+        if "shift" not in DEVICE_CHECKS[type_]:
+            args = ("-fa", fa, "-ctk", type_, "-ctv", type_)
+            shifted = named_toys(toys, CLASS_TOYS)
+            planned += [_check(toy, f"{type_}-fa-{fa}", "1-shift", label, args, "shift") for toy in shifted]
+    return planned
 
 
 def _place(finding: Finding) -> tuple[str, str] | None:

@@ -60,7 +60,7 @@ def fingerprint(paths: Sequence[Path], *extra: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def _libraries(binary: Path) -> list[Path]:
+def programs(binary: Path) -> list[Path]:
     """The binary and the llama and ggml libraries beside it, each once (links are followed)."""
     known = ("libllama.", "libggml", "llama.dll", "ggml")
     beside = [p for p in binary.parent.iterdir() if p.name.startswith(known)]
@@ -73,7 +73,7 @@ def toys(generator: Path, work: Path, on_progress: Callable[[int], None] | None 
     An older generation is removed: each takes close to a GiB. on_progress is told how many there are so far.
     Raises VerifyError when the generator fails or writes nothing.
     """
-    home = work / f"toys-{fingerprint(_libraries(generator), str(TOY_SEED))}"
+    home = work / f"toys-{fingerprint(programs(generator), str(TOY_SEED))}"
     if not home.is_dir():
         work.mkdir(parents=True, exist_ok=True)
         for stale in work.glob("toys-*"):

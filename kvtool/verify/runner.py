@@ -13,6 +13,7 @@ from kvtool import process
 from kvtool.errors import VerifyError
 from kvtool.result import CheckOutcome
 from kvtool.verify.checks import MEMORY_CONTEXT, Check, Finding, failed, finding, judge_kv_check, judge_memory
+from kvtool.verify.devices import IN_MEMORY, Lane
 from kvtool.verify.models import QWEN35_27B
 
 _GRACE = 30.0  # seconds for what kv-check does beside its two sides
@@ -27,11 +28,12 @@ class _Stopped(Exception):
     """The run was given up (Ctrl-C); raised inside process.capture, it ends the program."""
 
 
-def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, lane: tuple[str, ...] = ()) -> Finding:
+def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, lane: Lane = IN_MEMORY) -> Finding:
     """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure.
 
-    stop: when it is set, the program is ended and _Stopped raised; lane: the device's arguments.
+    stop: when it is set, the program is ended and _Stopped raised. Raises VerifyError when the lane's device is gone.
     """
+    lane.ready()
 
     def look() -> None:
         if stop is not None and stop.is_set():
@@ -39,7 +41,7 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
 
     # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
     limit = str(max(1, int(check.timeout)))
-    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *lane, *f"-t 1 -v --timeout {limit}".split()]
+    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *lane.args, *f"-t 1 -v --timeout {limit}".split()]
     try:
         done = process.capture(argv, check=False, timeout=2 * check.timeout + _GRACE, error=_Late, on_tick=look)
     except _Late as late:
@@ -61,12 +63,14 @@ def _pool(jobs: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
 def kv_checks(
     checks: Sequence[Check],
     binary: Path,
-    lanes: Sequence[tuple[str, ...]],
+    lanes: Sequence[Lane],
     on_progress: Callable[[int, str], None] = lambda _done, _running: None,
+    on_finding: Callable[[Check, Finding], None] = lambda _check, _finding: None,
 ) -> list[Finding]:
-    """All of them, one at a time in each lane, with its arguments; the findings in the order of the checks.
+    """All of them, one at a time in each lane; the findings in the order of the checks.
 
-    on_progress is told how many are done and which models are running.
+    on_progress is told how many are done and which models are running; on_finding each finding as it comes, one at a
+    time.
     """
     running: set[str] = set()
     free = list(lanes)
@@ -78,7 +82,10 @@ def kv_checks(
             running.add(label)
             lane = free.pop()
         try:
-            return kv_check(check, binary, stop, lane)
+            found = kv_check(check, binary, stop, lane)
+            with lock:
+                on_finding(check, found)
+            return found
         finally:
             with lock:
                 running.discard(label)

@@ -36,7 +36,15 @@ def device(rpc: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devi
 def test_a_cache_on_a_device_gives_the_same_bits(
     real: Real, rpc: Real, device: devices.Device, toy: str, args: tuple[str, ...]
 ) -> None:
-    argv: list[str | Path] = [rpc.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", *args, *device.lanes[0]]
+    argv: list[str | Path] = [
+        rpc.bin / "kv-check",
+        "-m",
+        real.toys / f"{toy}.gguf",
+        "--quick",
+        *args,
+        *device.lanes[0].args,
+    ]
+    device.lanes[0].ready()
     done = subprocess.run([*argv, "--checks", "prompt,copy,shift,state-self"], capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert (answer["status"], done.returncode) == ("same", 0), answer["reason"]

@@ -37,10 +37,15 @@ def test_arguments_say_what_the_name_says() -> None:
 
 def test_a_device_grows_in_its_own_way() -> None:
     planned = matrix.on_device([TOY], "rpc")
-    assert len(planned) == 12
+    assert len({check.id for check in planned}) == len(planned) == 14
     assert all("--storage" not in check.args and check.id.endswith("/rpc") for check in planned)
-    # a server that aborts would be gone
-    assert all(("q8_0" in check.args or "q4_0" in check.args) != ("shift" in check.args[-1]) for check in planned)
+
+
+def test_where_a_shift_may_end_the_server_it_is_alone() -> None:
+    quantized = [c for c in matrix.on_device([TOY, Path("other.gguf")], "rpc") if {"q8_0", "q4_0"} & set(c.args)]
+    with_shift = [c for c in quantized if "shift" in c.args[-1]]
+    assert [c.args[-1] for c in with_shift] == ["shift", "shift"]
+    assert {c.model for c in with_shift} == {TOY}  # one model of each class
 
 
 def test_every_pair_of_types_runs_once() -> None:

@@ -12,6 +12,7 @@ from kvtool import machine
 from kvtool.result import CheckOutcome
 from kvtool.verify import runner
 from kvtool.verify.checks import Check
+from kvtool.verify.devices import IN_MEMORY
 from tests import fakes
 
 FAST = 20.0
@@ -65,7 +66,10 @@ def test_findings_keep_the_order_of_the_checks_and_progress_reaches_the_end(kv_c
     names = ["same", "differs", "crash", "static-fails", "same@2", "iswa"]
     seen: list[tuple[int, str]] = []
     found = runner.kv_checks(
-        [check_on(tmp_path, n) for n in names], kv_check, [(), ()], lambda done, running: seen.append((done, running))
+        [check_on(tmp_path, n) for n in names],
+        kv_check,
+        [IN_MEMORY] * 2,
+        lambda done, running: seen.append((done, running)),
     )
     assert [f.id.split("/")[1] for f in found] == names
     assert seen[-1][0] == len(names)
@@ -131,7 +135,7 @@ def test_ctrl_c_ends_what_is_running(kv_check: Path, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.kv_checks(checks, kv_check, [()], interrupt)
+        runner.kv_checks(checks, kv_check, [IN_MEMORY], interrupt)
     # the fake sleeps for an hour: were it still there, its command line would be too
     listed = subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in listed

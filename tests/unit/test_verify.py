@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ import pytest
 from kvtool import cli
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
-from kvtool.verify import checks, devices, junit, models, report
-from kvtool.verify.checks import Finding
+from kvtool.verify import checks, devices, junit, matrix, models, report
+from kvtool.verify.checks import Check, Finding
+from kvtool.verify.journal import Journal
 from tests import fakes
 
 ALL = "same@llama not-grown@mamba static-fails@gpt2 no-cache@dream iswa@gemma"
@@ -232,12 +233,29 @@ def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
     # a server has one client at a time, so there is one for each job
     ports = set()
     for lane in seen[0].lanes:
-        host, port = lane[1].split(":")
-        assert lane == ("--rpc", f"{host}:{port}", "--device", "RPC0")
+        host, port = lane.args[1].split(":")
+        assert lane.args == ("--rpc", f"{host}:{port}", "--device", "RPC0")
         ports.add(port)
         with pytest.raises(OSError):
             socket.create_connection((host, int(port)), timeout=1)
     assert len(ports) == 2
+
+
+def test_an_rpc_server_that_a_run_took_along_is_there_for_the_next(here: Path, tmp_path: Path) -> None:
+    with devices.device("rpc", here / "bin", tmp_path, 1) as on:
+        (lane,) = on.lanes
+        host, port = lane.args[1].split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            client.sendall(b"abort")
+            client.recv(1)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:  # until nobody listens any more
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
+                time.sleep(0.05)
+                continue
+            break
+        lane.ready()
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 @pytest.mark.usefixtures("here")
@@ -326,3 +344,35 @@ def test_an_interrupt_leaves_no_program_behind(
         process.send_signal(number)
         assert process.wait(30) == 130
     assert running("") == []
+
+
+def test_a_matrix_that_did_not_end_goes_on_where_it_stopped(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # "once" crashes when it runs a second time, so what passed the first time must be taken over
+    monkeypatch.setenv("FAKE_TOYS", "once")
+    monkeypatch.setattr(matrix, "in_memory", one_by_one)
+    real, seen = Journal.add, []
+
+    def interrupted(self: Journal, check: Check, finding: Finding) -> None:
+        seen.append(check.id)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        real(self, check, finding)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "add", interrupted)
+        assert run("--matrix", "--jobs", "1") == 130
+    assert (here / "llama.cpp" / "build" / "verify" / "matrix.jsonl").is_file()
+    capsys.readouterr()
+    assert run("--matrix", "--jobs", "1", "--json") == 8
+    captured = capsys.readouterr()
+    assert "1 of 2 runs are known" in captured.err
+    statuses = [f["status"] for f in json.loads(captured.out)["findings"]]
+    assert sorted(statuses) == ["crash", "same"]  # the second one was interrupted, and is not known
+    assert not (here / "llama.cpp" / "build" / "verify" / "matrix.jsonl").exists()
+
+
+def one_by_one(toys: Sequence[Path]) -> list[Check]:
+    """Two runs of each toy in place of the hundreds of a matrix."""
+    return [Check(f"kv-check/{t.stem}/matrix/f16-fa-on/{n}/inplace", "kv-check", t) for t in toys for n in ("1", "4")]
