@@ -1,11 +1,13 @@
 """Upstream's own tests: on upstream's tree, on the patched one, and there with --kv-dynamic for all of them.
 
-    python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--junit DIR]
+    python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--server-tests DIR]
 
 Both are build directories of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). What ctest knows and what was
 built is run; tests that would download something are left out. With --model (toys that speak, kvtool/verify/models.py)
 the tests of states and of recurrent rollback also run on these models with -c 4096, beyond the 256 positions at which
-upstream's own toys end: only there does anything grow.
+upstream's own toys end: only there does anything grow. With --server-tests (upstream's tools/server/tests, whose
+requirements.txt has to be installed) the server's tests run as well, with the first model standing in for the ones
+they would download (ci/offline_server_models.py).
 
 Prints a row per test that is not passed everywhere, and the number of the others. Exit code 1 when the patched tree
 fails where the unpatched one passes.
@@ -28,6 +30,8 @@ DOWNLOADS = "download|thread-safety|model-load-cancel|autorelease|backend-sample
 ON_MODELS = ("test-save-load-state", "test-state-restore-fragmented", "test-recurrent-state-rollback")
 COLUMNS = ("unpatched", "patched", "--kv-dynamic")
 TIMEOUT = 900  # seconds for one test
+UNSTEADY = re.compile(r"0x[0-9a-f]+|\d+\.\d+")  # addresses and times in a message
+WIDTH = 160  # characters of how a test failed
 
 
 def by_ctest(build: Path, env: Mapping[str, str], only: str, report: Path) -> dict[str, str]:
@@ -67,12 +71,34 @@ def on_model(build: Path, env: Mapping[str, str], test: str, model: Path) -> str
     return "ok" if done.returncode == 0 else "FAILED"
 
 
-def column(build: Path, env: Mapping[str, str], only: str, models: Sequence[Path], report: Path) -> dict[str, str]:
-    outcomes = by_ctest(build, env, only, report)
-    for model in models:
+def of_server(build: Path, env: Mapping[str, str], tests: Path, model: Path, report: Path) -> dict[str, str]:
+    """Name and outcome of every test of the server, which upstream runs with pytest; what failed says how."""
+    more = {
+        "LLAMA_SERVER_BIN_PATH": str(build / "bin" / "llama-server"),
+        "KVTOOL_SERVER_MODEL": str(model.absolute()),
+        "PYTHONPATH": str(Path(__file__).parent.absolute()),
+    }
+    argv: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-p", "offline_server_models"]
+    argv.append(f"--junitxml={report}")
+    subprocess.run(argv, cwd=tests, env={**os.environ, **env, **more}, stdout=subprocess.DEVNULL)
+    outcomes: dict[str, str] = {}
+    for case in ET.parse(report).getroot().iter("testcase"):
+        failure = next((found for what in ("failure", "error") if (found := case.find(what)) is not None), None)
+        outcome = "not run" if case.find("skipped") is not None else "ok"
+        if failure is not None:
+            outcome = f"FAILED: {UNSTEADY.sub('#', ' '.join(failure.get('message', '').split()))}"
+        outcomes[f"server: {case.get('classname', '').removeprefix('unit.')}::{case.get('name')}"] = outcome
+    return outcomes
+
+
+def column(build: Path, env: Mapping[str, str], args: argparse.Namespace, reports: Path, name: str) -> dict[str, str]:
+    outcomes = by_ctest(build, env, args.only, reports / f"{name}.xml")
+    for model in args.model:
         for test in ON_MODELS:
-            if re.search(only, test):
+            if re.search(args.only, test):
                 outcomes[f"{test} -c 4096, {model.stem}"] = on_model(build, env, test, model)
+    if args.server_tests is not None:
+        outcomes |= of_server(build, env, args.server_tests, args.model[0], reports / f"{name}-server.xml")
     return outcomes
 
 
@@ -81,11 +107,17 @@ def show(columns: Sequence[Mapping[str, str]]) -> int:
     names = sorted(set().union(*columns))
     rows = [(name, *(outcomes.get(name, "not there") for outcomes in columns)) for name in names]
     print("| test | " + " | ".join(COLUMNS) + " |\n|---|---|---|---|")
-    for row in rows:
-        if set(row[1:]) != {"ok"}:
-            print("| " + " | ".join(row) + " |")
-    print(f"\n{sum(set(row[1:]) == {'ok'} for row in rows)} of {len(rows)} tests pass in all three columns.")
-    return sum(row[1] == "ok" and "FAILED" in row[2:] for row in rows)
+    passed = left_out = 0
+    for name, *outcomes in rows:
+        passed += set(outcomes) == {"ok"}
+        left_out += set(outcomes) == {"not run"}
+        if set(outcomes) not in ({"ok"}, {"not run"}):
+            # how it fails is worth a word only where that differs: then the cache may have a part in it
+            alike = len(set(outcomes)) == 1
+            words = [outcome.partition(":")[0] if alike else outcome[:WIDTH] for outcome in outcomes]
+            print("| " + " | ".join([name, *words]).replace("\n", " ") + " |")
+    print(f"\n{passed} of {len(rows)} tests pass in all three columns, {left_out} run in none.")
+    return sum(row[1] == "ok" and any(outcome.startswith("FAILED") for outcome in row[2:]) for row in rows)
 
 
 def main() -> int:
@@ -96,13 +128,16 @@ def main() -> int:
     parser.add_argument("--only", default=".", help="tests whose name matches")
     parser.add_argument("--model", type=Path, action="append", default=[], help="a model for the tests of states")
     parser.add_argument("--junit", type=Path, help="keep ctest's reports here")
+    parser.add_argument("--server-tests", type=Path, help="upstream's tools/server/tests; needs a --model")
     args = parser.parse_args()
+    if args.server_tests is not None and not args.model:
+        parser.error("--server-tests needs a --model")
     with tempfile.TemporaryDirectory() as scratch:
         reports = (args.junit or Path(scratch)).absolute()
         reports.mkdir(parents=True, exist_ok=True)
         builds = (args.unpatched, args.patched, args.patched)
         columns = [
-            column(build.absolute(), env, args.only, args.model, reports / f"{name.lstrip('-')}.xml")
+            column(build.absolute(), env, args, reports, name.lstrip("-"))
             for name, build, env in zip(COLUMNS, builds, ({}, {}, DYNAMIC), strict=True)
         ]
     return 1 if show(columns) else 0
