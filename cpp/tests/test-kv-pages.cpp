@@ -35,6 +35,24 @@ static size_t n_resident(const llama_kv_pages & pages) {
     return pages.n_bytes_committed()/SIZE_PAGE;
 }
 
+// whether the system may put huge pages there, which take more than was asked for
+static bool has_huge_pages(const llama_kv_pages & pages) {
+    std::ifstream smaps("/proc/self/smaps");
+
+    bool is_there = false;
+    for (std::string line; std::getline(smaps, line);) {
+        unsigned long long i0 = 0;
+        unsigned long long i1 = 0;
+        if (sscanf(line.c_str(), "%llx-%llx ", &i0, &i1) == 2) {
+            is_there = i0 <= (uintptr_t) pages.data() && (uintptr_t) pages.data() < i1;
+        } else if (is_there && line.rfind("VmFlags:", 0) == 0) {
+            return (line + " ").find(" nh ") == std::string::npos;
+        }
+    }
+
+    return false; // no Linux
+}
+
 static void test_set() {
     llama_kv_page_set a(200);
     a.add(3, 5);
@@ -94,6 +112,7 @@ static void test_commit() {
     const auto large = llama_kv_pages::reserve(size_t(16) << 20);
     auto some = large->make_set();
     large->add(some, 0, size_t(9) << 20);
+    check(!has_huge_pages(*large) || !std::filesystem::exists("/sys/kernel/mm/transparent_hugepage"), "large: small pages");
     check(large->assign(some) && n_resident(*large)*SIZE_PAGE == size_t(9) << 20, "large: resident");
 
     // over the edges of what is there

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from kvtool.verify import drafts
+from kvtool.verify import drafts, models
 from tests.e2e import broken
 from tests.e2e.conftest import ROOT, Real
 from tests.e2e.traps import TRAPS
-from tests.e2e.traps.base import DRAFT, Run, Trap
+from tests.e2e.traps.base import DRAFT, LARGE, Run, Trap
 from tests.e2e.traps.impossible import IMPOSSIBLE, Impossible
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the broken library is linked by Linux's rules")
@@ -56,11 +56,14 @@ class Lab:
     libraries: Path
     watch: Path
     pair: drafts.Pair
+    large: Path
     done: dict[tuple[object, ...], Seen] = field(default_factory=dict)
 
     def model_args(self, name: str) -> tuple[str | Path, ...]:
         if name == DRAFT:
             return ("-m", self.pair.target, "-md", self.pair.draft)
+        if name == LARGE:
+            return ("-m", self.large)
         return ("-m", self.real.toys / f"{name}.gguf") if name else ()
 
     def run(self, run: Run, number: int) -> Seen:
@@ -93,7 +96,8 @@ def lab(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     assert compiler is not None
     watch = out / "watch.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", watch, Path(__file__).parent / "watch.c", "-ldl"], check=True)
-    return Lab(real, out, watch, drafts.pair(real.tree / "build" / "verify"))
+    work = real.tree / "build" / "verify"
+    return Lab(real, out, watch, drafts.pair(work), models.cache_model(models.QWEN35_27B, work))
 
 
 def fell(trap: Trap, seen: Seen) -> bool:
@@ -103,6 +107,8 @@ def fell(trap: Trap, seen: Seen) -> bool:
         return rest in seen.log
     if kind == "status":
         return seen.answer.get("status") == rest
+    if kind == "resident":
+        return int(seen.answer["rss_context"]) > int(rest)
     if kind == "exit":
         return seen.code != 0
     return seen.code == 1 and seen.checks[trap.sees] in ("differs", "dynamic-fails")

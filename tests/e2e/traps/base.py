@@ -13,12 +13,15 @@ DYNAMIC = "src/llama-kv-dynamic.cpp"
 INPLACE = "src/llama-kv-dynamic-inplace.cpp"
 STORAGE = "src/llama-kv-storage.cpp"
 GROWTH = "src/llama-kv-growth.cpp"
+PAGES = "src/llama-kv-pages.cpp"
 
 CURRENT = "llama_kv_dynamic::current()"
 DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"
 
 COPY = {"LLAMA_KV_DYNAMIC_STORAGE": "copy"}  # as on a device; without it host memory grows in place
-DRAFT = "gemma4"  # not one of upstream's toys: the pair of kvtool/verify/drafts.py
+# not among upstream's toys: the pair of kvtool/verify/drafts.py, and a model with Qwen3.5-27B's cache
+DRAFT = "gemma4"
+LARGE = "large"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Trap:
     - the name of a check of kv-check, which is then no longer "same"
     - "log: TEXT", which then stands in the program's log
     - "status: WORD", kv-check's verdict over the whole run
+    - "resident: BYTES", for kv-check --memory: the context takes more than that
     - "exit", for a unit test: it fails
     """
 

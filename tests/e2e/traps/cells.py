@@ -83,4 +83,10 @@ CELLS = (
             ("MSA", "src/llama-kv-cache-msa.cpp", "kv_base", "kv_idx", half_failed("minimax-m3-moe"), "no-memory"),
         )
     ),
+    Trap(
+        "a copy to another stream judges what is the whole stream by the size that the storage happens to have",
+        Edit(CACHE, "p1 + 1 < (int) get_size_max()", "p1 + 1 < (int) get_size()"),
+        copies("llama-dense", "copy-part,keep"),
+        "copy-part",
+    ),
 )

@@ -35,4 +35,29 @@ IMPOSSIBLE = (
         "a growth allocates with the type of the tensor that it moves",
         ("GGML_TYPE_F16", "attn_rot"),
     ),
+    Impossible(
+        "a pending shift is dropped, because the cells are copied into larger ones",
+        "the cells have their full size from the start and are never copied",
+        ("cells.cp(", "cells.set(", "std::move(cells"),
+    ),
+    Impossible(
+        "new rows are zeroed, or old ones copied, on a stream of their own while the graph already writes there",
+        "only the interface of buffers is used, whose calls are done when they return, with the scheduler synchronized",
+        ("_async(", "ggml_backend_event"),
+    ),
+    Impossible(
+        "a cache without V (MLA) or without layers (the base of DSV4) is asked for its types",
+        "a growth looks at the tensors that are there",
+        ("type_k()", "type_v()"),
+    ),
+    Impossible(
+        "whether V is transposed is worked out again, after flash attention was switched on or off",
+        "the storage is told by the cache, which decided it when it was made",
+        ("flash_attn",),
+    ),
+    Impossible(
+        "the tensors of a larger cache have other names, and --split-mode does not find them",
+        "the tensor objects stay, with their names",
+        ("format_name(", "set_name(l."),
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, INPLACE, Run, Trap, inplace
+from tests.e2e.traps.base import CACHE, INPLACE, LARGE, PAGES, Run, Trap, inplace, unit
 
 IN_PLACE = (
     Trap(
@@ -27,5 +27,23 @@ IN_PLACE = (
         Edit(INPLACE, "!v_cells[s].is_empty(i)", "i < 1"),
         Run("llama-dense", ("--checks", "shrink")),
         "shrink",
+    ),
+    Trap(
+        "in place, the zeros that upstream writes at creation make the whole cache resident",
+        Edit(CACHE, "!dyn || !dyn->inplace", "true"),
+        Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in all
+        f"resident: {128 * 2**20}",
+    ),
+    Trap(
+        "in place, a clear with the data leaves the pages",
+        Edit(INPLACE, "dyn->inplace->assign(rest);", ""),
+        inplace("llama-dense", "clear"),
+        "clear",
+    ),
+    Trap(
+        "huge pages make more resident than was asked for, most of all with transposed V",
+        Edit(PAGES, "madvise(res, size, MADV_NOHUGEPAGE);", ""),
+        unit("test-kv-pages"),
+        "exit",
     ),
 )
