@@ -1,8 +1,9 @@
-"""A pair of models with random weights: a target, and a draft that has no cells of its own (gemma4-assistant).
+"""Models that draft, with random weights; upstream's generator of toys writes none.
 
-Upstream's generator of toys writes neither, and the draft is the only kind of model that reads another context's
-storage. Both are as small as upstream's toys: two layers, the first with a window and the second without, which is what
-the draft's layers take their cells from.
+- A pair: a target, and a draft that has no cells of its own (gemma4-assistant), the only kind of model that reads
+  another context's storage. Both are as small as upstream's toys: two layers, the first with a window and the second
+  without, which is what the draft's layers take their cells from.
+- A toy with an MTP layer more, which drafts in a context with cells of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtool.verify.models import finish, written
+from kvtool.verify.models import copy_keys, fingerprint, finish, read, written
 
 _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
 _DRAFT_EMBD = 64
@@ -38,6 +39,48 @@ def pair(work: Path) -> Pair:
         more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
         written(draft, lambda path: _write(path, "gemma4-assistant", _DRAFT_EMBD, _draft_shapes(), more))
     return Pair(target, draft)
+
+
+def mtp(toy: Path, work: Path) -> Path:
+    """A copy of Qwen3.5's toy (qwen35-dense) with an MTP layer; written once.
+
+    The layer is the last one's, which has attention, once more, and what leads into it. Raises VerifyError when the toy
+    cannot be read.
+    """
+    out = work / f"{toy.stem}-mtp-{fingerprint([toy, Path(__file__)])}.gguf"
+    if not out.is_file():
+        work.mkdir(parents=True, exist_ok=True)
+        written(out, lambda path: _write_mtp(toy, path))
+    return out
+
+
+def _write_mtp(toy: Path, out: Path) -> None:
+    from gguf import GGUFValueType, GGUFWriter
+
+    body = read(toy)
+    arch = body.fields["general.architecture"].contents()
+    n_layer = body.fields[f"{arch}.block_count"].contents()
+    embd = body.fields[f"{arch}.embedding_length"].contents()
+    numbers = {"block_count": n_layer + 1, "nextn_predict_layers": 1, "context_length": _CONTEXT}
+    by_layer = ("attention.recurrent_layers", "swiglu_clamp_exp", "swiglu_clamp_shexp")
+    ours = {f"{arch}.{name}" for name in (*numbers, *by_layer)}
+    writer = GGUFWriter(out, arch)
+    copy_keys(body, writer, lambda name: name not in ours)
+    for name, number in numbers.items():
+        writer.add_uint32(f"{arch}.{name}", number)
+    for name in by_layer:
+        if field := body.fields.get(f"{arch}.{name}"):
+            values = field.contents()
+            writer.add_key_value(f"{arch}.{name}", [*values, values[-1]], GGUFValueType.ARRAY, field.types[1])
+    last = f"blk.{n_layer - 1}."
+    for tensor in body.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+        if tensor.name.startswith(last):
+            writer.add_tensor(tensor.name.replace(last, f"blk.{n_layer}."), tensor.data)
+    shapes = {"eh_proj": (embd, 2 * embd), "enorm": (embd,), "hnorm": (embd,), "shared_head_norm": (embd,)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.{n_layer}.nextn.{name}.weight", _weight(name, shape))
+    finish(writer)
 
 
 def _write(out: Path, arch: str, embd: int, shapes: Mapping[str, tuple[int, ...]], more: Mapping[str, int]) -> None:

@@ -139,7 +139,8 @@ def written(out: Path, write: Callable[[Path], None]) -> Path:
     return out
 
 
-def _read(path: Path) -> Any:
+def read(path: Path) -> Any:
+    """A GGUFReader. Raises VerifyError when the file is none."""
     from gguf import GGUFReader  # numpy behind it takes 0.1 s to import: only verify pays
 
     try:
@@ -148,7 +149,8 @@ def _read(path: Path) -> Any:
         raise VerifyError(f"{path.name} is not a readable GGUF file", why=str(err), next_step=f"remove {path}") from err
 
 
-def _copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
+def copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
+    """Give a GGUFWriter the keys of a GGUFReader whose names `keep` likes, but for those of the format itself."""
     from gguf import GGUFValueType
 
     for name, field in reader.fields.items():
@@ -164,7 +166,7 @@ def _copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
 def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
     from gguf import GGUFWriter
 
-    body, words = _read(toy), _read(vocabulary)
+    body, words = read(toy), read(vocabulary)
     try:
         arch = body.fields["general.architecture"].contents()
         n_vocab = len(words.fields["tokenizer.ggml.tokens"].contents())
@@ -172,8 +174,8 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
         raise VerifyError(f"{toy.name} or {vocabulary.name} lacks the key {err}") from err
     writer = GGUFWriter(out, arch)
     resized = {f"{arch}.context_length": CONTEXT, f"{arch}.vocab_size": n_vocab}
-    _copy_keys(body, writer, lambda name: not name.startswith("tokenizer.") and name not in resized)
-    _copy_keys(words, writer, lambda name: name.startswith("tokenizer."))
+    copy_keys(body, writer, lambda name: not name.startswith("tokenizer.") and name not in resized)
+    copy_keys(words, writer, lambda name: name.startswith("tokenizer."))
     for name, number in resized.items():
         writer.add_uint32(name, number)
     for tensor in body.tensors:

@@ -1,4 +1,4 @@
-"""A draft that shares the cells of its target, which grows under it: the same bits as with static caches."""
+"""Drafts beside a target that grows: the same bits as with static caches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ import pytest
 from kvtool.verify import drafts
 from tests.e2e.conftest import Real
 
+KINDS = [(), ("-fa", "off"), ("-ctk", "q8_0", "-ctv", "q8_0"), ("--seqs", "4", "--unified"), ("--seqs", "4")]
 
-@pytest.mark.parametrize("storage", ["inplace", "copy"])
-@pytest.mark.parametrize("args", [(), ("-fa", "off"), ("-ctk", "q8_0", "-ctv", "q8_0"), ("--seqs", "4", "--unified")])
-def test_a_draft_follows_its_target(real: Real, storage: str, args: tuple[str, ...]) -> None:
-    pair = drafts.pair(real.tree / "build" / "verify")
-    argv: list[str | Path] = [
-        real.bin / "kv-check",
-        "-m",
-        pair.target,
-        "-md",
-        pair.draft,
-        "--checks",
-        "draft",
-        "--storage",
-        storage,
-    ]
-    done = subprocess.run([*argv, *args], capture_output=True, text=True)
+
+def drafting(real: Real, storage: str, *args: str | Path) -> None:
+    argv: list[str | Path] = [real.bin / "kv-check", *args, "--checks", "draft", "--storage", storage]
+    done = subprocess.run(argv, capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert (answer["status"], done.returncode) == ("same", 0), answer["reason"]
     (check,) = answer["checks"]
     assert check["grown"] and check["values"] > 10_000
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("args", KINDS[:-1])  # upstream's draft has no streams
+def test_a_draft_that_shares_the_cells_of_its_target(real: Real, storage: str, args: tuple[str, ...]) -> None:
+    pair = drafts.pair(real.tree / "build" / "verify")
+    drafting(real, storage, "-m", pair.target, "-md", pair.draft, *args)
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("args", KINDS)
+def test_an_mtp_layer_whose_cells_grow_beside_those_of_its_target(
+    real: Real, storage: str, args: tuple[str, ...]
+) -> None:
+    model = drafts.mtp(real.toys / "qwen35-dense.gguf", real.tree / "build" / "verify")
+    drafting(real, storage, "-m", model, "--mtp", *args)

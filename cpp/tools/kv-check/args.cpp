@@ -17,6 +17,7 @@ void kv_check_usage(const char * prog) {
     printf("  -h,    --help                 show this help\n");
     printf("  -m,    --model FILE           the model\n");
     printf("  -md,   --draft FILE           a draft model that shares the cells of the model, for the check 'draft'\n");
+    printf("         --mtp                  the draft is the model's own MTP layer, with cells of its own\n");
     printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
     printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");
     printf("  -ctv,  --cache-type-v TYPE    type of the V cache (default: f16)\n");
@@ -118,6 +119,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         if (is("-nkvo", "--no-kv-offload"))     { params.offload_kqv = false; continue; }
         if (is("--quick"))                      { params.quick       = true;  continue; }
         if (is("--train"))                      { params.train       = true;  continue; }
+        if (is("--mtp"))                        { params.mtp         = true;  continue; }
         if (is("--self"))                       { params.self        = true;  continue; }
         if (is("--memory"))                     { params.memory      = true;  continue; }
         if (is("--no-alloc"))                   { params.no_alloc    = true;  continue; }
@@ -176,6 +178,13 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
     if (params.model.empty()) {
         fprintf(stderr, "error: no model, use -m FILE (--help shows all options)\n");
         return args_result::error;
+    }
+    if (params.mtp && !params.draft.empty()) {
+        fprintf(stderr, "error: --mtp and --draft are two kinds of draft\n");
+        return args_result::error;
+    }
+    if (params.mtp) {
+        params.draft = params.model;
     }
     if (params.device == "CPU" || params.device == "none") {
         params.device.clear();

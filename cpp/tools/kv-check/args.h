@@ -46,6 +46,7 @@ struct kv_check_params {
     bool     quick     = false;
     bool     verbose   = false;
     bool     train     = false; // the check of that name: it needs weights that can be written, and changes them
+    bool     mtp       = false; // the draft is the model's own MTP layer, with cells of its own
     bool     self      = false; // both sides static: a test of the model and of this program
     uint32_t self_ctx  = 0;     // n_ctx of the second static side, 0: the same
 

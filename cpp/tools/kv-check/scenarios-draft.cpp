@@ -1,4 +1,5 @@
-// A draft model that has no cells of its own: it reads the storage of its target (gemma4-assistant), which moves.
+// Two kinds of drafts: a model that has no cells of its own and reads the storage of its target (gemma4-assistant), which
+// moves, and the MTP layer of a model, in a context with cells of its own that follow those of the target.
 
 #include "scenarios.h"
 
@@ -17,6 +18,18 @@ static bool set_ctx_other(T &, llama_context *, long) {
     return false;
 }
 
+// upstream tags before ctx_type: no contexts of an MTP layer there. what is not named in every header is 1
+template <typename T>
+static auto set_mtp(T & cparams, int) -> decltype(cparams.ctx_type, bool()) {
+    cparams.ctx_type = (decltype(cparams.ctx_type)) 1; // LLAMA_CONTEXT_TYPE_MTP
+    return true;
+}
+
+template <typename T>
+static bool set_mtp(T &, long) {
+    return false;
+}
+
 namespace {
 
 // the context of the draft model, and how often it has drafted
@@ -27,13 +40,18 @@ class draft_session {
         if (!set_ctx_other(cparams, target.ctx, 0)) {
             throw check_skipped("this upstream has no contexts that read the cells of another one");
         }
+        if (s.params.mtp && !set_mtp(cparams, 0)) {
+            throw check_skipped("this upstream has no contexts of an MTP layer");
+        }
         ctx = llama_init_from_model(s.draft, cparams);
         if (ctx == nullptr) {
             throw check_failed("the draft context cannot be created: " + s.last_error);
         }
-        batch       = llama_batch_init(1, llama_model_n_embd_inp(s.draft), 1);
-        batch_token = 0;
-        batch.token = &batch_token; // llama_batch_init() makes room for one kind of input, a draft gets both
+        n_batch = llama_n_batch(ctx);
+        batch   = llama_batch_init((int32_t) n_batch, llama_model_n_embd_inp(s.draft), 1);
+        tokens.resize(n_batch);
+        batch.token = tokens.data(); // llama_batch_init() makes room for one kind of input, a draft gets both
+        n_past.resize(target.n_seqs(), 0);
     }
 
     ~draft_session() {
@@ -54,19 +72,42 @@ class draft_session {
 
   private:
     void draft_seq(llama_seq_id seq) {
+        if (!s.params.mtp) {
+            decode(seq, target.past(seq), target.past(seq) + 1);
+            return;
+        }
+
+        // cells of its own: forget what the target has taken back, catch up with it
+        if (n_past[seq] > target.past(seq)) {
+            llama_memory_seq_rm(llama_get_memory(ctx), seq, target.past(seq), -1);
+            n_past[seq] = target.past(seq);
+        }
+        while (n_past[seq] <= target.past(seq)) {
+            const llama_pos end = std::min(target.past(seq) + 1, n_past[seq] + (llama_pos) n_batch);
+            decode(seq, n_past[seq], end);
+            n_past[seq] = end;
+        }
+    }
+
+    // the tokens at these positions. what is looked at is the last one's attention to the cells
+    void decode(llama_seq_id seq, llama_pos p0, llama_pos p1) {
         const int32_t n_embd  = llama_model_n_embd_inp(s.draft);
         const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(s.draft));
 
-        // the target's hidden state, of which any numbers do: what is looked at is the attention to the target's cells
-        for (int32_t i = 0; i < n_embd; ++i) {
-            batch.embd[i] = (float) ((i*37 + target.past(seq)*11 + seq*5) % 64)/32.0f - 1.0f;
+        batch.n_tokens = p1 - p0;
+        for (int32_t it = 0; it < batch.n_tokens; ++it) {
+            const llama_pos pos = p0 + it;
+
+            // the target's hidden state, of which any numbers do
+            for (int32_t i = 0; i < n_embd; ++i) {
+                batch.embd[it*n_embd + i] = (float) ((i*37 + pos*11 + seq*5) % 64)/32.0f - 1.0f;
+            }
+            tokens[it]            = (llama_token) ((pos*7 + seq) % n_vocab);
+            batch.pos[it]         = pos;
+            batch.n_seq_id[it]    = 1;
+            batch.seq_id[it][0]   = seq;
+            batch.logits[it]      = pos + 1 == p1;
         }
-        batch_token         = (llama_token) ((target.past(seq)*7 + seq) % n_vocab);
-        batch.n_tokens      = 1;
-        batch.pos[0]        = target.past(seq);
-        batch.n_seq_id[0]   = 1;
-        batch.seq_id[0][0]  = seq;
-        batch.logits[0]     = 1;
 
         const int32_t rc = llama_decode(ctx, batch);
         const float * row = rc == 0 ? llama_get_logits_ith(ctx, -1) : nullptr;
@@ -86,15 +127,18 @@ class draft_session {
     std::string     name;
     llama_context * ctx = nullptr;
     llama_batch     batch;
-    llama_token     batch_token;
+    uint32_t        n_batch;
     uint32_t        n_drafts = 0;
+
+    std::vector<llama_token> tokens;
+    std::vector<llama_pos>   n_past; // of MTP: what each sequence has
 };
 
 } // namespace
 
 void kv_check_draft(side & s) {
     if (s.draft == nullptr) {
-        throw check_skipped("no draft model was given (--draft)");
+        throw check_skipped("no draft model was given (--draft, --mtp)");
     }
     const session_params sp = kv_check_base(s);
 
