@@ -8,13 +8,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kvtool.verify.models import copy_keys, fingerprint, finish, read, written
+from kvtool.verify.models import copy_keys, fingerprint, finish, random_weight, read, written
 
 _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
 _DRAFT_EMBD = 64
@@ -79,7 +77,7 @@ def _write_mtp(toy: Path, out: Path) -> None:
             writer.add_tensor(tensor.name.replace(last, f"blk.{n_layer}."), tensor.data)
     shapes = {"eh_proj": (embd, 2 * embd), "enorm": (embd,), "hnorm": (embd,), "shared_head_norm": (embd,)}
     for name, shape in shapes.items():
-        writer.add_tensor(f"blk.{n_layer}.nextn.{name}.weight", _weight(name, shape))
+        writer.add_tensor(f"blk.{n_layer}.nextn.{name}.weight", random_weight(name, shape))
     finish(writer)
 
 
@@ -111,15 +109,8 @@ def _write(out: Path, arch: str, embd: int, shapes: Mapping[str, tuple[int, ...]
     for name, value in numbers.items():
         writer.add_uint32(f"{arch}.{name}", value)
     for name, shape in shapes.items():
-        writer.add_tensor(name, _weight(name, shape))
+        writer.add_tensor(name, random_weight(name, shape))
     finish(writer)
-
-
-def _weight(name: str, shape: tuple[int, ...]) -> Any:
-    import numpy as np
-
-    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, dtype=np.float32)
-    return drawn / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else 1 + np.float32(0.1) * drawn
 
 
 def _layer(il: int, embd: int, *, keys: bool) -> dict[str, tuple[int, ...]]:

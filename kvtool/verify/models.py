@@ -212,6 +212,14 @@ def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
     return drawn.astype(tensor.data.dtype)
 
 
+def random_weight(name: str, shape: tuple[int, ...]) -> Any:
+    """Random numbers for the tensor of this name: 1 and a little for a vector, else what keeps a signal's size."""
+    import numpy as np
+
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, dtype=np.float32)
+    return drawn / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else 1 + np.float32(0.1) * drawn
+
+
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
     """A model with this cache geometry and next to nothing else (about 20 MB for Qwen3.5-27B's); cached by name."""
     out = work / f"cache-{geometry.layers}x{geometry.kv_heads}x{geometry.head_size}-{context}.gguf"

@@ -1,0 +1,69 @@
+"""A model with an encoder and a decoder (T5), with random weights; upstream's generator of toys writes none.
+
+The decoder has a KV cache like any other, beside what it reads of the encoder, and relative positions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtool.verify.models import finish, random_weight, written
+
+_LAYERS, _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _CONTEXT, _BUCKETS = 2, 128, 2, 64, 192, 128, 8192, 32
+
+
+def t5(work: Path) -> Path:
+    """The model, written once."""
+    out = work / "t5.gguf"
+    if not out.is_file():
+        work.mkdir(parents=True, exist_ok=True)
+        written(out, _write)
+    return out
+
+
+def _write(out: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(out, "t5")
+    writer.add_name("random weights, t5")
+    writer.add_block_count(_LAYERS)
+    writer.add_context_length(_CONTEXT)
+    writer.add_embedding_length(_EMBD)
+    writer.add_feed_forward_length(_FFN)
+    writer.add_head_count(_HEADS)
+    writer.add_key_length(_HEAD)
+    writer.add_value_length(_HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_relative_attn_buckets_count(_BUCKETS)
+    writer.add_decoder_start_token_id(0)
+    writer.add_vocab_size(_VOCAB)
+    writer.add_tokenizer_model("no_vocab")
+    for name, shape in _shapes().items():
+        writer.add_tensor(name, random_weight(name, shape))
+    finish(writer)
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    """The tensors, rows first."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (_VOCAB, _EMBD),
+        "enc.output_norm.weight": (_EMBD,),
+        "dec.output_norm.weight": (_EMBD,),
+    }
+    width = _HEADS * _HEAD
+    for il in range(_LAYERS):
+        for side, attentions in (("enc", ("attn",)), ("dec", ("attn", "cross_attn"))):
+            block = f"{side}.blk.{il}"
+            for attention in attentions:
+                shapes |= {f"{block}.{attention}_{what}.weight": (width, _EMBD) for what in "qkv"}
+                shapes[f"{block}.{attention}_o.weight"] = (_EMBD, width)
+                shapes[f"{block}.{attention}_norm.weight"] = (_EMBD,)
+            if il == 0:  # the other layers use the first one's
+                shapes[f"{block}.attn_rel_b.weight"] = (_BUCKETS, _HEADS)
+            shapes |= {
+                f"{block}.ffn_norm.weight": (_EMBD,),
+                f"{block}.ffn_gate.weight": (_FFN, _EMBD),
+                f"{block}.ffn_up.weight": (_FFN, _EMBD),
+                f"{block}.ffn_down.weight": (_EMBD, _FFN),
+            }
+    return shapes
