@@ -25,7 +25,7 @@ from kvtool.canary.report import (
     of_verified,
     tail,
 )
-from kvtool.commands import build, verify
+from kvtool.commands import build, verify, verify_steps
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import ConflictError, KvtoolError, UsageError
@@ -127,7 +127,7 @@ def run(
     *,
     mirror: str | None = None,
     last: StepName = StepName.VERIFY,
-    options: verify.Options | None = None,
+    options: verify_steps.Options | None = None,
     work: Path | None = None,
 ) -> CanaryResult:
     """Fetch, rehearse the rebase, build, verify; nothing of the project is changed. last: the step to stop after.
@@ -142,7 +142,7 @@ def run(
     with ExitStack() as stack:
         place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtool-canary-")))
         current = _Run(project, console, mirror, place)
-        _steps(current, lock, newest.tag, last, options or verify.Options(quick=True))
+        _steps(current, lock, newest.tag, last, options or verify_steps.Options(quick=True))
     key = current.breakages[0].key if current.breakages else ""
     return CanaryResult(
         SCHEMA,
@@ -159,7 +159,7 @@ def run(
     )
 
 
-def _steps(current: _Run, lock: Lock, tag: str, last: StepName, options: verify.Options) -> None:
+def _steps(current: _Run, lock: Lock, tag: str, last: StepName, options: verify_steps.Options) -> None:
     order = list(StepName)
     wanted = {name: order.index(name) <= order.index(last) for name in order}
     found: dict[str, tuple[Lock, Upstream, str]] = {}
@@ -253,7 +253,7 @@ def command(
     """
     if last not in list(StepName):
         raise UsageError(f"there is no step {last!r}", next_step=f"--to {'|'.join(StepName)}")
-    options = verify.Options(quick=not full, backend=backend)
+    options = verify_steps.Options(quick=not full, backend=backend)
     result = run(
         env.project,
         env.console,

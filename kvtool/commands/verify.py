@@ -2,233 +2,27 @@
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvtool.alone import alone
-from kvtool.build import cmake, toolchain
+from kvtool.build import cmake
 from kvtool.commands import build
-from kvtool.console import Console, Progress
+from kvtool.commands.verify_steps import Options, compare, prepare, run_named
+from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import UsageError, VerifyError
-from kvtool.machine import available_memory
+from kvtool.errors import VerifyError
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.tree.worktree import read_applied
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import checks, conversation, devices, junit, matrix, models, named, plan, runner, texts
-from kvtool.verify.checks import Check, Finding
-from kvtool.verify.journal import Journal
+from kvtool.verify import devices, junit, matrix, named
+from kvtool.verify.checks import Finding
 from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
-
-TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to verify. jobs: kv-checks at a time, 0 for one per core; models: a glob over the toys' names ("" for all).
-
-    bin_dir: binaries to verify as they are, instead of building the tree's. patch: only the tests that series.toml
-    names for this patch ("" for everything).
-    """
-
-    quick: bool = False
-    matrix: bool = False
-    jobs: int = 0
-    models: str = ""
-    junit: Path | None = None
-    markdown: Path | None = None
-    backend: str = "cpu"
-    preset: str = "release"
-    bin_dir: Path | None = None
-    patch: str = ""
-
-    @property
-    def mode(self) -> str:
-        how = "quick" if self.quick else "matrix" if self.matrix else "full"
-        return f"{how}, patch {self.patch}" if self.patch else how
-
-    @property
-    def only_kv_check(self) -> bool:
-        return self.matrix or bool(self.models)
-
-    def refuse_contradictions(self) -> None:
-        """UsageError for options that make no sense together."""
-        if self.quick and self.matrix:
-            raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
-        if self.patch and self.matrix:
-            raise UsageError("--patch and --matrix are two choices", next_step="leave one of them out")
-        if self.patch and self.models:
-            raise UsageError("--patch and --models are two choices", next_step="leave one of them out")
-        if self.markdown is not None and not self.matrix:
-            raise UsageError("--markdown writes the table of --matrix", next_step="give both, or neither")
-        if self.jobs < 0:
-            raise UsageError(f"--jobs {self.jobs} makes no sense", next_step="--jobs 0 is one per core")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Where everything is: the programs under test, the files made for them, upstream's tree."""
-
-    bin_dir: Path
-    work: Path
-    tree: Path
-
-    def program(self, name: str) -> Path:
-        """A program in bin_dir. Raises VerifyError when it is not there."""
-        for file in (self.bin_dir / name, self.bin_dir / f"{name}.exe"):
-            if file.is_file():
-                return file
-        raise VerifyError(f"{name} is not in {self.bin_dir}", next_step="kvtool build, without --target")
-
-
-def _prepare(project: Project, console: Console, options: Options, kinds: frozenset[str] | None) -> Bench:
-    """Build what is verified, or take --bin's programs as they are."""
-    if options.bin_dir is not None:
-        bin_dir = options.bin_dir.absolute()
-    else:
-        programs = TARGETS if kinds is None else named.targets(kinds, project.cpp)
-        targets = (*programs, *cmake.BACKENDS[options.backend].targets)
-        wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
-        bin_dir = build.run(project, console, wanted).bin_dir
-    return Bench(bin_dir, project.tree / "build" / "verify", project.tree)
-
-
-def _make_toys(bench: Bench, console: Console, options: Options) -> tuple[Path, ...]:
-    generator = bench.program("test-llama-archs")
-    with console.progress("making upstream's toy models", None) as bar:
-        toys = models.toys(generator, bench.work, lambda made: bar.update(made, f"{made} models"))
-    globs = options.models.split(",") if options.models else ["*"]
-    chosen = tuple(t for t in toys if any(fnmatch.fnmatch(t.stem, glob) for glob in globs))
-    if not chosen:
-        raise UsageError(f"no toy model is called {options.models}", next_step="kvtool verify --models 'llama*'")
-    return chosen
-
-
-def _kv_checks(
-    bench: Bench, console: Console, toys: Sequence[Path], options: Options, on: devices.Device
-) -> list[Finding]:
-    program = bench.program("kv-check")
-    if options.matrix:
-        return _matrix(bench, console, toys, on)
-    planned = plan.on_device(on.label, (), plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models)))
-    with _kv_check_progress(console, planned) as bar:
-        return runner.kv_checks(planned, program, on.lanes, bar.update)
-
-
-def _kv_check_progress(console: Console, planned: Sequence[Check]) -> AbstractContextManager[Progress]:
-    return console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned)))
-
-
-def _matrix(bench: Bench, console: Console, toys: Sequence[Path], on: devices.Device) -> list[Finding]:
-    """All of --matrix, in host memory and on the device; takes over what an interrupted one found out."""
-    program = bench.program("kv-check")
-    planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(on.lanes))]
-    planned += [(matrix.on_device(toys, on.label), on.lanes)] if on.label else []
-    checks = [check for some, _ in planned for check in some]
-    journal = Journal(bench.work / "matrix.jsonl", models.fingerprint(models.programs(program)))
-    known = journal.known(checks)
-    if known:
-        console.step(f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end")
-    for some, lanes in planned:
-        todo = [check for check in some if check.id not in known]
-        with _kv_check_progress(console, todo) as bar:
-            found = runner.kv_checks(todo, program, lanes, bar.update, journal.add)
-        known |= {finding.id: finding for finding in found}
-    journal.forget(checks)
-    return [known[check.id] for check in checks]
-
-
-def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool) -> dict[str, Path]:
-    """Models that read and write text: of every memory class, or two for --quick."""
-    wanted = checks.named_toys(toys, checks.CLASS_TOYS[:2] if quick else checks.CLASS_TOYS)
-    vocabulary = bench.tree / "models" / models.VOCABULARY
-    speakers: dict[str, Path] = {}
-    if not wanted:
-        return speakers
-    if not vocabulary.is_file():
-        raise VerifyError("upstream's vocabulary file is missing", why=f"{vocabulary} does not exist")
-    with console.progress("making models that speak", float(len(wanted))) as bar:
-        for number, toy in enumerate(wanted):
-            bar.update(number, toy.stem)
-            speakers[toy.stem] = models.spoken(toy, vocabulary, bench.work)
-    return speakers
-
-
-def _texts(
-    bench: Bench,
-    console: Console,
-    toys: Sequence[Path],
-    options: Options,
-    on: devices.Device,
-    kinds: frozenset[str] | None,
-) -> list[Finding]:
-    wanted = plan.only(kinds, plan.texts(_speakers(bench, console, toys, options.quick), quick=options.quick))
-    planned = plan.on_device(on.label, on.tools, wanted)
-    script = conversation.QUICK_SCRIPT if options.quick else conversation.FULL_SCRIPT
-    work = bench.work / "runs"
-    work.mkdir(parents=True, exist_ok=True)
-    found: list[Finding] = []
-
-    with console.progress("texts with and without the flag", float(len(planned))) as bar:
-        for check in planned:
-            bar.update(len(found), check.id)
-
-            def note(run: str, check: Check = check) -> None:
-                bar.update(len(found), f"{check.id} {run}")
-
-            if check.kind == "completion":
-                found.append(texts.completion(check, bench.program("llama-completion"), work))
-            elif check.kind == "bench":
-                found.append(texts.bench(check, bench.program("llama-bench")))
-            else:
-                found.append(conversation.serve(check, bench.program("llama-server"), work, script, note))
-    return found
-
-
-def _memory(bench: Bench, console: Console) -> list[Finding]:
-    model = models.cache_model(models.QWEN35_27B, bench.work)
-    check = Check(f"memory/{models.QWEN35_27B.name}/131072", "memory", model, timeout=300)
-    with console.progress("resident memory of a 131072-token context", None):
-        return [runner.memory(check, bench.program("kv-check"), available_memory())]
-
-
-def _compare(
-    bench: Bench, console: Console, options: Options, on: devices.Device, tag: str, kinds: frozenset[str] | None
-) -> list[Finding]:
-    """Every comparison of a static with a dynamic cache that was asked for; kinds None: all of them."""
-    found: list[Finding] = []
-    if kinds is None or kinds & {"kv-check", "completion", "bench", "server"}:
-        toys = _make_toys(bench, console, options)
-        if kinds is None or "kv-check" in kinds:
-            found += _kv_checks(bench, console, toys, options, on)
-            if not options.quick and not options.models and not options.matrix:
-                found.append(checks.judge_grown(found, tag, on.label))
-        if not options.only_kv_check and (kinds is None or kinds - {"kv-check"}):
-            found += _texts(bench, console, toys, options, on, kinds)
-    if not options.only_kv_check and (kinds is None or "memory" in kinds):
-        found += _memory(bench, console)
-    return found
-
-
-def _named(bench: Bench, project: Project, console: Console, kinds: frozenset[str]) -> list[Finding]:
-    """What a patch can name beside the comparisons."""
-    units = [name for name in named.unit_tests(project.cpp) if name in kinds]
-    found: list[Finding] = []
-    with console.progress("C++ unit tests", float(len(units))) as bar:
-        for name in units:
-            bar.update(len(found), name)
-            found.append(named.unit(name, bench.program(name)))
-    if "preset" in kinds:
-        found.append(named.preset(bench.tree, toolchain.find_cmake().path))
-    return found
 
 
 def _write_markdown(file: Path, found: Sequence[Finding]) -> None:
@@ -246,7 +40,7 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     started = time.monotonic()
     options.refuse_contradictions()
     kinds = named.tests_of(load_patches(project), options.patch, project.cpp) if options.patch else None
-    bench = _prepare(project, console, options, kinds)
+    bench = prepare(project, console, options, kinds)
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
     bench.work.mkdir(parents=True, exist_ok=True)
@@ -254,8 +48,8 @@ def run(project: Project, console: Console, options: Options) -> Verified:
         alone(bench.work, VerifyError, "verify is running"),
         devices.device(options.backend, bench.bin_dir, bench.work, options.jobs or build.default_jobs()) as on,
     ):
-        everything = _named(bench, project, console, kinds) if kinds is not None else []
-        everything += _compare(bench, console, options, on, tag, kinds)
+        everything = run_named(bench, project, console, kinds) if kinds is not None else []
+        everything += compare(bench, console, options, on, tag, kinds)
     if options.junit is not None:
         junit.write(options.junit, everything)
     if options.markdown is not None:

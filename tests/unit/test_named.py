@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvtool import cli
-from kvtool.commands import verify
+from kvtool.commands import verify, verify_steps
 from kvtool.verify import models, named
 from tests import fakes
 
@@ -118,7 +118,7 @@ def test_only_what_is_needed_is_built(here: Path) -> None:
         "llama-server",
         "test-kv-bad",
     )
-    assert set(named.targets(named.CHECK_KINDS, here / "cpp")) == set(verify.TARGETS)
+    assert set(named.targets(named.CHECK_KINDS, here / "cpp")) == set(verify_steps.TARGETS)
 
 
 @pytest.mark.usefixtures("here")
