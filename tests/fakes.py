@@ -39,6 +39,8 @@ says = {
     "not-grown": ("same-not-grown", 0, [ok]),
     "contradicts": ("same", 1, [ok]),
     "contradicts-too": ("differs", 0, [bad]),
+    "not-run": ("not-run", 1, [dict(ok, status="not-run", reason="timeout")]),
+    "skipped": ("skipped", 0, [dict(ok, status="skipped", reason="one stream")]),
     "unheard": ("splendid", 0, []),
 }
 if name == "once":
@@ -59,7 +61,7 @@ if name == "silent":
     sys.exit(0)
 status, code, checks = says.get(name, ("same", 0, [ok]))
 print("a line before the answer")
-print(json.dumps({"model": model, "arch": "fake", "status": status, "reason": "why " + status, "checks": checks,
+print(json.dumps({"model": model, "arch": "fake", "status": status, "reason": "why " + status if status != "same" else "", "checks": checks,
                   "grown": status == "same", "growths": [[256, 512]], "cells_start": 256, "cells_end": 512}))
 sys.exit(code)
 """

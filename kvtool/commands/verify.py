@@ -15,7 +15,7 @@ from kvtool.commands import build
 from kvtool.commands.verify_steps import Options, compare, prepare, run_named
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import VerifyError
+from kvtool.errors import UsageError, VerifyError
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.tree.worktree import read_applied
@@ -25,9 +25,18 @@ from kvtool.verify.checks import Finding
 from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
 
 
+def _must_be_writable(file: Path) -> None:
+    """UsageError before hours of work, and not after them."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a"):
+            pass
+    except OSError as err:
+        raise UsageError(f"{file} cannot be written", why=str(err), next_step="name another file") from err
+
+
 def _write_markdown(file: Path, found: Sequence[Finding]) -> None:
     text = matrix.table(found, CLASS_ORDER)
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{text}\n{matrix.pairs(found)}", "utf-8")
 
 
@@ -39,6 +48,8 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     """
     started = time.monotonic()
     options.refuse_contradictions()
+    for file in filter(None, (options.junit, options.markdown)):
+        _must_be_writable(file)
     kinds = named.tests_of(load_patches(project), options.patch, project.cpp) if options.patch else None
     bench = prepare(project, console, options, kinds)
     applied = read_applied(project.tree)
@@ -54,6 +65,7 @@ def run(project: Project, console: Console, options: Options) -> Verified:
         junit.write(options.junit, everything)
     if options.markdown is not None:
         _write_markdown(options.markdown, everything)
+    bench.told.close()
     return Verified(
         tag,
         options.mode,

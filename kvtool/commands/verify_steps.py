@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import os
+import platform
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtool.build import cmake, toolchain
@@ -18,6 +20,7 @@ from kvtool.verify import checks, conversation, devices, matrix, models, named, 
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 
+_SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-server")
 
 
@@ -65,11 +68,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where everything is: the programs under test, the files made for them, upstream's tree."""
+    """Where everything is: the programs under test, the files made for them, upstream's tree.
+
+    told: what is to be done once the findings are written down.
+    """
 
     bin_dir: Path
     work: Path
     tree: Path
+    told: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def program(self, name: str) -> Path:
         """A program in bin_dir. Raises VerifyError when it is not there."""
@@ -113,7 +120,7 @@ def _kv_checks(
         return runner.kv_checks(planned, program, on.lanes, bar.update)
 
 
-def _kv_check_progress(console: Console, planned: Sequence[Check]) -> AbstractContextManager[Progress]:
+def _kv_check_progress(console: Console, planned: Sequence[Check]) -> contextlib.AbstractContextManager[Progress]:
     return console.progress(f"kv-check on {len({c.model for c in planned})} models", float(len(planned)))
 
 
@@ -123,7 +130,7 @@ def _matrix(bench: Bench, console: Console, toys: Sequence[Path], on: devices.De
     planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(on.lanes))]
     planned += [(matrix.on_device(toys, on.label), on.lanes)] if on.label else []
     checks = [check for some, _ in planned for check in some]
-    journal = Journal(bench.work / "matrix.jsonl", models.fingerprint(models.programs(program)))
+    journal = _journal(bench, toys, on)
     known = journal.known(checks)
     if known:
         console.step(f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end")
@@ -132,8 +139,16 @@ def _matrix(bench: Bench, console: Console, toys: Sequence[Path], on: devices.De
         with _kv_check_progress(console, todo) as bar:
             found = runner.kv_checks(todo, program, lanes, bar.update, journal.add)
         known |= {finding.id: finding for finding in found}
-    journal.forget(checks)
-    return [known[check.id] for check in checks]
+    every = [known[check.id] for check in checks]
+    bench.told.callback(journal.forget, checks)
+    return [*every, matrix.judge_grown(every)]
+
+
+def _journal(bench: Bench, toys: Sequence[Path], on: devices.Device) -> Journal:
+    """The journal of these programs, on these models, here and now."""
+    switches = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_SWITCHES))
+    of = (toys[0].parent.name, on.label, platform.node(), *switches)
+    return Journal(bench.work, models.fingerprint(models.programs(bench.program("kv-check")), *of))
 
 
 def _speakers(bench: Bench, console: Console, toys: Sequence[Path], quick: bool) -> dict[str, Path]:

@@ -26,8 +26,8 @@ Kind = Literal["kv-check", "completion", "bench", "server", "memory", "unit", "p
 
 # kv-check's own words, and those for a kv-check that has none to say.
 PASSING = ("same", "same-not-grown")
-NOT_RUN = ("static-fails", "no-cache")  # the static cache cannot do it either: nothing to compare
-FAILING = ("differs", "dynamic-fails", "load-fails")
+NOT_RUN = ("static-fails", "no-cache", "skipped")  # the static cache cannot do it either: nothing to compare
+FAILING = ("differs", "dynamic-fails", "not-run", "load-fails")
 STATUSES = (*PASSING, *NOT_RUN, *FAILING)
 
 # Toys that together have every memory class, the cheap ones first; one that a tree does not have is left out.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding, named_toys
+from kvtool.verify.checks import CLASS_TOYS, Check, Finding, failed, finding, named_toys
 
 CHECKS = "generate,copy,shift,state-self"
 CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
@@ -78,26 +78,47 @@ def on_device(toys: Sequence[Path], label: str) -> list[Check]:
     return planned
 
 
-def _place(finding: Finding) -> tuple[str, str] | None:
+def _place(found: Finding) -> tuple[str, str] | None:
     """(cache, storage) of a matrix run; None for any other."""
-    parts = finding.id.split("/")
+    parts = found.id.split("/")
     return (parts[3], parts[5]) if len(parts) == 6 and parts[2] == _PREFIX else None
 
 
 def _cell(found: Sequence[Finding]) -> str:
-    """equal/possible, and what failed."""
+    """equal/possible, how many of the equal ones did not grow, and what failed."""
     if not found:
         return ""
-    equal = sum(f.outcome is CheckOutcome.PASSED for f in found)
-    failed = sum(f.outcome is CheckOutcome.FAILED for f in found)
-    return f"{equal}/{equal + failed}" + (f" **{failed} FAILED**" if failed else "")
+    passed = [f for f in found if f.outcome is CheckOutcome.PASSED]
+    wrong = sum(f.outcome is CheckOutcome.FAILED for f in found)
+    flat = sum(not f.grown for f in passed)
+    return (
+        f"{len(passed)}/{len(passed) + wrong}"
+        + (f", {flat} not grown" if flat else "")
+        + (f" **{wrong} FAILED**" if wrong else "")
+    )
+
+
+def judge_grown(findings: Sequence[Finding]) -> Finding:
+    """A model that grows in one kind of cache grows in all that it can have; less would go unnoticed as "equal"."""
+    passed = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
+    growing = {_model(f) for f in passed if f.grown}
+    flat = [f.id for f in passed if not f.grown and _model(f) in growing]
+    check = Check("kv-check/matrix/grown", "kv-check", Path(), group="all toys")
+    if flat:
+        reason = f"{len(flat)} runs did not grow, of models that do in others: {', '.join(flat[:3])}"
+        return failed(check, "not-grown", reason, details={"not_grown": flat})
+    return finding(check, CheckOutcome.PASSED, "same", f"{len(growing)} models grew wherever a static cache runs")
+
+
+def _model(found: Finding) -> str:
+    return found.id.split("/")[1]
 
 
 def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
     """The Markdown table: a row per memory class, a column per cache and storage; "" without a matrix run.
 
-    A cell is "runs that gave equal bits / runs that a static cache can do", over the models of the class and over one
-    sequence, four streams and four sequences in one stream.
+    A cell is "runs that gave equal bits / runs that a static cache can do" and how many of them did not grow, over the
+    models of the class and over one sequence, four streams and four sequences in one stream.
     """
     by: dict[str, dict[tuple[str, str], list[Finding]]] = defaultdict(lambda: defaultdict(list))
     models: dict[str, set[str]] = defaultdict(set)

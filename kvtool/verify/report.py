@@ -107,6 +107,14 @@ class Verified(Result):
     def failure(self) -> KvtoolError | None:
         """exit 8 when anything failed."""
         wrong = self.failed
+        if not wrong and not any(f.outcome is CheckOutcome.PASSED for f in self.findings):
+            return VerifyError(
+                "nothing was compared",
+                why=f"none of {len(self.findings)} checks could be done: {self.findings[0].reason}"
+                if self.findings
+                else "there was nothing to check",
+                next_step="kvtool verify --quick, which takes models that a static cache can run",
+            )
         if not wrong:
             return None
         first = wrong[0]
@@ -133,12 +141,14 @@ class Verified(Result):
             console.line(f"FAILED {found.id}: {found.status}: {found.reason}", style="red")
         passed = sum(f.outcome is CheckOutcome.PASSED for f in self.findings)
         skipped = sum(f.outcome is CheckOutcome.SKIPPED for f in self.findings)
-        verdict = "dynamic equals static" if not self.failed else f"{len(self.failed)} checks failed"
+        verdict = (
+            f"{len(self.failed)} checks failed" if self.failed else "dynamic equals static" if passed else "nothing"
+        )
         console.line()
         console.line(
             f"llama.cpp {self.tag}, {self.mode}: {verdict}: {passed} checks passed, {skipped} not possible, "
             f"{self.seconds:.0f} s",
-            style="bold red" if self.failed else "bold green",
+            style="bold green" if self.failure is None else "bold red",
         )
 
     def _render_reasons(self, console: Console) -> None:

@@ -71,8 +71,7 @@ def completion(check: Check, binary: Path, work: Path) -> Finding:
         if done.returncode != 0:
             status = "dynamic-fails" if dynamic else "static-fails"
             reason = f"llama-completion {' '.join(more)} ended with exit code {done.returncode}".replace("  ", " ")
-            outcome = CheckOutcome.FAILED if dynamic else CheckOutcome.SKIPPED
-            return finding(check, outcome, status, reason, details={"log": done.stderr[-2000:]})
+            return failed(check, status, reason, details={"log": done.stderr[-2000:]})
         runs.append(done)
     first, second = runs
     seconds = time.monotonic() - started

@@ -11,8 +11,10 @@ from kvtool.verify.checks import Check, Finding
 TOY = Path("llama-dense.gguf")
 
 
-def found(check: Check, outcome: CheckOutcome = CheckOutcome.PASSED, group: str = "plain") -> Finding:
-    return Finding(check.id, "kv-check", group, outcome, "same")
+def found(
+    check: Check, outcome: CheckOutcome = CheckOutcome.PASSED, group: str = "plain", *, grown: bool = True
+) -> Finding:
+    return Finding(check.id, "kv-check", group, outcome, "same", grown=grown)
 
 
 def variants(checks: list[Check]) -> set[tuple[str, ...]]:
@@ -58,6 +60,22 @@ def test_the_table_counts_what_a_static_cache_can_do() -> None:
     findings = [found(planned[0]), found(planned[1], CheckOutcome.SKIPPED), found(planned[2], CheckOutcome.FAILED)]
     text = matrix.table(findings, ("plain",))
     assert text.splitlines()[-1].startswith("| plain | 1 | 1/2 **1 FAILED** |")
+
+
+def test_the_table_says_what_did_not_grow() -> None:
+    planned = [c for c in matrix.in_memory([TOY]) if "f16-fa-on" in c.id and c.id.endswith("/inplace")]
+    text = matrix.table([found(planned[0]), found(planned[1], grown=False)], ("plain",))
+    assert text.splitlines()[-1].startswith("| plain | 1 | 2/2, 1 not grown |")
+
+
+def test_a_model_that_grows_has_to_grow_in_every_kind_of_cache() -> None:
+    planned = matrix.in_memory([TOY, Path("mamba.gguf")])
+    findings = [found(check, grown="mamba" not in check.id) for check in planned]
+    assert matrix.judge_grown(findings).outcome is CheckOutcome.PASSED
+    (q8_0,) = (i for i, f in enumerate(findings) if "llama-dense/matrix/q8_0-fa-on/1/" in f.id)
+    findings[q8_0] = found(planned[q8_0], grown=False)
+    judged = matrix.judge_grown(findings)
+    assert (judged.outcome, judged.details["not_grown"]) == (CheckOutcome.FAILED, [planned[q8_0].id])
 
 
 def test_the_columns_are_caches_by_storage() -> None:

@@ -34,6 +34,8 @@ def check_on(directory: Path, name: str, timeout: float = FAST) -> Check:
         ("not-grown", "same-not-grown", CheckOutcome.PASSED),
         ("static-fails", "static-fails", CheckOutcome.SKIPPED),
         ("no-cache", "no-cache", CheckOutcome.SKIPPED),
+        ("skipped", "skipped", CheckOutcome.SKIPPED),
+        ("not-run", "not-run", CheckOutcome.FAILED),
         ("differs", "differs", CheckOutcome.FAILED),
         ("dynamic-fails", "dynamic-fails", CheckOutcome.FAILED),
         ("load-fails", "load-fails", CheckOutcome.FAILED),

@@ -363,16 +363,39 @@ def test_a_matrix_that_did_not_end_goes_on_where_it_stopped(
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "add", interrupted)
         assert run("--matrix", "--jobs", "1") == 130
-    assert (here / "llama.cpp" / "build" / "verify" / "matrix.jsonl").is_file()
+    (journal,) = (here / "llama.cpp" / "build" / "verify").glob("matrix-*.jsonl")
     capsys.readouterr()
     assert run("--matrix", "--jobs", "1", "--json") == 8
     captured = capsys.readouterr()
     assert "1 of 2 runs are known" in captured.err
     statuses = [f["status"] for f in json.loads(captured.out)["findings"]]
-    assert sorted(statuses) == ["crash", "same"]  # the second one was interrupted, and is not known
-    assert not (here / "llama.cpp" / "build" / "verify" / "matrix.jsonl").exists()
+    # the second one was interrupted, and is not known; the last one is on growth
+    assert statuses == ["same", "crash", "same"]
+    assert not journal.exists()
 
 
 def one_by_one(toys: Sequence[Path]) -> list[Check]:
     """Two runs of each toy in place of the hundreds of a matrix."""
     return [Check(f"kv-check/{t.stem}/matrix/f16-fa-on/{n}/inplace", "kv-check", t) for t in toys for n in ("1", "4")]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("toys", ["static-fails", "no-cache@dream skipped"])
+def test_a_run_that_could_compare_nothing_has_proven_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], toys: str
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", toys)
+    assert run("--models", "*") == 8
+    captured = capsys.readouterr()
+    assert "nothing was compared" in captured.err
+    assert "dynamic equals static" not in captured.out
+
+
+@pytest.mark.parametrize("option", ["--markdown", "--junit"])
+def test_a_report_that_cannot_be_written_is_refused_at_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", "forever")
+    (here / "file").touch()
+    assert run("--matrix", option, "file/report") == 2
+    assert "file/report cannot be written" in capsys.readouterr().err

@@ -252,7 +252,6 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
         for (const auto & name : checks) {
             run_check(s, name);
         }
-        out.event(TRACE_DONE);
     }
 
     g_log.s = nullptr;
@@ -371,6 +370,16 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
     return how.empty() ? "" : said.telling.empty() ? how : how + ": " + said.telling;
 }
 
+// the end of a child that is not the model's doing, nor the library's
+static bool is_lost(const std::string & death) {
+    for (const char * how : { "timeout", "SIGKILL", "lost the process", "no temporary file", "fork: " }) {
+        if (death.find(how) == 0) {
+            return true;
+        }
+    }
+    return death.find("cannot write the trace") != std::string::npos;
+}
+
 trace run_side(const kv_check_params & params, bool dynamic, const std::vector<std::string> & checks) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(params.timeout_s);
 
@@ -400,6 +409,9 @@ trace run_side(const kv_check_params & params, bool dynamic, const std::vector<s
             return trace_read(file);
         }
         out.event(TRACE_FAIL, cur->fail.empty() ? death : cur->fail + " (" + death.substr(0, death.find(':')) + ")");
+        if (is_lost(death)) {
+            out.event(TRACE_LOST);
+        }
         if (std::chrono::steady_clock::now() > deadline) {
             return trace_read(file);
         }

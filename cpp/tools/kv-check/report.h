@@ -19,7 +19,7 @@ struct first_diff {
 
 struct check_result {
     std::string name;
-    std::string status; // same | differs | static-fails | dynamic-fails | skipped
+    std::string status; // same | differs | static-fails | dynamic-fails | not-run | skipped
     std::string reason;
     int64_t n_decodes = 0;
     int64_t n_differ  = 0; // decodes with any difference
@@ -44,7 +44,7 @@ struct run_result {
     int64_t kv_bytes_static  = 0; // of a fresh context
     int64_t kv_bytes_dynamic = 0;
 
-    bool failed() const { return status == "differs" || status == "dynamic-fails"; }
+    bool failed() const { return status == "differs" || status == "dynamic-fails" || status == "not-run"; }
 };
 
 run_result report_compare(const std::vector<std::string> & checks, const trace & st, const trace & dy);

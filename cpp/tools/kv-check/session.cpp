@@ -51,6 +51,11 @@ session::session(side & s, const session_params & sp, const std::string & name) 
         s.out.event(TRACE_KV_SIZE, "", (int64_t) llama_get_memory_usage(ctx).committed);
     }
     s.first_context = false;
+    if (s.params.self_ctx == 0) {
+        // what a program sees is the full size
+        s.out.value(name + ".n_ctx",     llama_n_ctx(ctx));
+        s.out.value(name + ".n_ctx_seq", llama_n_ctx_seq(ctx));
+    }
     mem = llama_get_memory(ctx);
     if (mem == nullptr) {
         llama_free(ctx);

@@ -193,8 +193,8 @@ static void trace_add(trace & res, const trace_record & rec) {
         case TRACE_NOTE:    res.notes.push_back(rec.text); break;
         case TRACE_SKIP:    if (cur) { cur->skip = rec.text; } break;
         case TRACE_FAIL:    if (cur) { cur->fail = rec.text; } else { res.load_error = rec.text; } break;
+        case TRACE_LOST:    if (cur) { cur->lost = true; } break;
         case TRACE_END:     if (cur) { cur->ended = true; cur->time_us = rec.a; } break;
-        case TRACE_DONE:    res.done = true; break;
     }
 }
 
@@ -215,8 +215,9 @@ trace trace_read(FILE * file) {
         rec.rows = head.rows;
         rec.cols = head.cols;
         rec.data = pos + (int64_t) sizeof(head) + head.n_label + head.n_text;
-        pos      = rec.data + (int64_t) head.rows*head.cols*(int64_t) sizeof(float);
-        if (pos > size) {
+
+        const int64_t end = rec.data + (int64_t) head.rows*head.cols*(int64_t) sizeof(float);
+        if (end > size) {
             break;
         }
         rec.label.resize(head.n_label);
@@ -228,10 +229,11 @@ trace trace_read(FILE * file) {
             break;
         }
         trace_add(res, rec);
+        pos = end;
     }
 
-    // the next writer appends
-    trace_fseek(file, 0, SEEK_END);
+    // the next writer appends to the last whole record
+    trace_fseek(file, pos, SEEK_SET);
 
     return res;
 }

@@ -22,14 +22,14 @@ enum trace_kind : uint32_t {
     TRACE_NOTE,    // text: a log line of the dynamic cache
     TRACE_SKIP,    // text: why the check does not apply
     TRACE_FAIL,    // text: why the check could not go on
+    TRACE_LOST,    // the side was ended from outside (a timeout, no memory, a full disk): it says nothing about the model
     TRACE_END,     // the check came to its end, after a microseconds
-    TRACE_DONE,    // so did the side
 };
 
 constexpr size_t trace_blob_block = 4096;
 
 struct trace_record {
-    trace_kind  kind = TRACE_DONE;
+    trace_kind  kind = TRACE_END;
     std::string label;
     std::string text;
     int64_t     a    = 0;
@@ -71,6 +71,7 @@ struct trace_check {
     std::string last_error;
     int64_t time_us = 0;
     bool    ended   = false;
+    bool    lost    = false;
 };
 
 // all that one side left behind
@@ -82,7 +83,6 @@ struct trace {
     int64_t cells_start  = 0;
     int64_t kv_bytes     = 0; // of the first context
     int64_t n_injected   = 0; // allocations that were made to fail
-    bool    done         = false;
 
     FILE * file = nullptr;
 
@@ -93,5 +93,5 @@ struct trace {
     bool read_floats(const trace_record & rec, std::vector<float> & res) const;
 };
 
-// reads from the start; a record that was cut off by the writer's death is left out
+// reads from the start; a record that was cut off by the writer's death is left out, and the next writer goes over it
 trace trace_read(FILE * file);
