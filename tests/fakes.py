@@ -60,8 +60,9 @@ if name == "garbage":
 if name == "silent":
     sys.exit(0)
 status, code, checks = says.get(name, ("same", 0, [ok]))
+why = "" if status == "same" else "why " + status
 print("a line before the answer")
-print(json.dumps({"model": model, "arch": "fake", "status": status, "reason": "why " + status if status != "same" else "", "checks": checks,
+print(json.dumps({"model": model, "arch": "fake", "status": status, "reason": why, "checks": checks,
                   "grown": status == "same", "growths": [[256, 512]], "cells_start": 256, "cells_end": 512}))
 sys.exit(code)
 """
