@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 // the blocks that are always there
 static llama_kv_blocks dyn_blocks_start(const llama_kv_inplace & inplace, const llama_kv_growth & growth) {
@@ -218,11 +219,23 @@ bool llama_kv_cache::dyn_copy_stream(uint32_t ssrc, uint32_t sdst) {
         return false;
     }
 
-    if (!dyn->inplace->copy_stream(ssrc, sdst)) {
-        LLAMA_LOG_ERROR("%s: not enough memory to copy a sequence, it is removed\n", __func__);
+    // in their order: what waits behind one that failed may be a copy of it
+    bool res = sc_info.empty();
 
-        v_cells[sdst].reset();
-        v_heads[sdst] = 0;
+    try {
+        res = res && dyn->inplace->copy_stream(ssrc, sdst);
+    } catch (const std::bad_alloc &) {
+        res = false;
+    }
+
+    if (!res) {
+        LLAMA_LOG_WARN("%s: not enough memory to copy a sequence, the next batch tries again\n", __func__);
+
+        sc_info.ssrc.push_back(ssrc);
+        sc_info.sdst.push_back(sdst);
+
+        dyn->has_late_copy = true;
+        dyn->dyn->set_failed();
     }
 
     return true;
@@ -275,6 +288,20 @@ void llama_kv_cache::dyn_set_shift(int32_t * data, int64_t ir, int32_t shift) co
 //
 
 void llama_kv_cache::dyn_release() {
+    // a copy that found no memory and that nobody waits for any more
+    if (std::exchange(dyn->has_late_copy, false)) {
+        stream_copy_info rest;
+        for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
+            const uint32_t sdst = sc_info.sdst[i];
+            if (v_cells[sdst].get_used() > 0 || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
+                rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
+                rest.sdst.insert(rest.sdst.begin(), sdst);
+            }
+        }
+        sc_info = std::move(rest);
+        dyn->has_late_copy = !sc_info.empty();
+    }
+
     // copies of streams that are still to be done can be of cells that are free by now
     if (dyn->dyn->is_max() || !sc_info.empty() || (dyn->has_rows && dyn->n_rows_used > 0)) {
         return;

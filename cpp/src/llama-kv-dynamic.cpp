@@ -119,18 +119,45 @@ bool llama_kv_dynamic::pending() const {
 bool llama_kv_dynamic::grow() {
     is_pending = false;
 
-    bool res = true;
+    bool res = !std::exchange(is_failed, false);
 
     // every cache is asked, also after a failure: the requests have to go
     for (auto * kv : caches) {
         res = kv->dyn_grow(res) && res;
     }
 
-    if (std::exchange(is_short, false)) {
-        even_out(res);
+    if (is_short) {
+        try {
+            even_out(res);
+            is_short = false;
+        } catch (const std::bad_alloc &) {
+            res = false; // still short, the next one tries again
+        }
     }
 
     return res;
+}
+
+void llama_kv_dynamic::set_failed() {
+    is_failed = true;
+
+    request();
+}
+
+bool llama_kv_dynamic::give_back(bool is_given) try {
+    bool res = false;
+
+    for (auto * kv : caches) {
+        const uint32_t n_cells = kv->get_size();
+
+        kv->dyn_even_out(0, is_given);
+
+        res = res || kv->get_size() < n_cells;
+    }
+
+    return res;
+} catch (const std::bad_alloc &) {
+    return false;
 }
 
 void llama_kv_dynamic::set_short() {
@@ -156,9 +183,9 @@ bool llama_kv_dynamic::grow_max() {
         kv->dyn_request(kv->get_size_max());
     }
 
-    is_grown = true;
+    is_grown = grow();
 
-    return grow();
+    return is_grown;
 }
 
 bool llama_kv_dynamic::is_max() const {
@@ -295,15 +322,28 @@ bool llama_context::kv_dynamic_grow() {
     const uint32_t n_tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
     const uint32_t n_outputs = llama_kv_compat_n_outputs(cparams, n_tokens, 0);
 
-    // the worst-case graph is larger now
-    try {
+    const auto reserve = [&] {
         const auto mctx = memory->init_full();
 
-        if (!llama_kv_limits_fail_alloc() && graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
-            for (size_t i = 0; i < backend_ptrs.size(); ++i) {
-                backend_buf_exp_size[i] = ggml_backend_sched_get_buffer_size(sched.get(), backend_ptrs[i]);
-            }
+        if (llama_kv_limits_fail_alloc() || !graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())) {
+            return false;
+        }
 
+        for (size_t i = 0; i < backend_ptrs.size(); ++i) {
+            backend_buf_exp_size[i] = ggml_backend_sched_get_buffer_size(sched.get(), backend_ptrs[i]);
+        }
+
+        return true;
+    };
+
+    // the worst-case graph is larger now
+    try {
+        if (reserve()) {
+            return true;
+        }
+
+        // cells ahead of need take what the compute buffers lack
+        if (kv_dynamic->give_back(true) && reserve()) {
             return true;
         }
 
@@ -320,12 +360,23 @@ bool llama_context::kv_dynamic_grow() {
 
     LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for the larger KV cache\n", __func__);
 
+    // the cells that the batch was given go as well, so that what was possible before still is
+    kv_dynamic->give_back(false);
+
     // the scheduler may have lost its buffers: go on with an empty one, which gives each graph what it needs
     sched_need_reserve = false;
     sched.reset(ggml_backend_sched_new(backend_ptrs.data(), backend_buft.data(), backend_ptrs.size(),
                 graph_max_nodes(n_tokens), cparams.pipeline_parallel, cparams.op_offload));
 
     kv_dynamic->drop_graphs();
+
+    try {
+        if (!reserve()) {
+            LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for what is left of the KV cache\n", __func__);
+        }
+    } catch (const std::exception & err) {
+        LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
+    }
 
     return false;
 }
@@ -450,8 +501,14 @@ void llama_kv_cache::dyn_request(const slot_info_vec_t & sinfos) {
         return;
     }
 
+    dyn->n_given = 0;
+
     for (const auto & sinfo : sinfos) {
-        dyn_request(dyn_n_cells(sinfo.idxs));
+        const uint32_t n_cells = dyn_n_cells(sinfo.idxs);
+
+        dyn->n_given = std::max(dyn->n_given, n_cells);
+
+        dyn_request(n_cells);
     }
 }
 
@@ -482,6 +539,16 @@ bool llama_kv_dynamic_plan(
     return res;
 }
 
+bool llama_kv_dynamic_commit(llama_kv_cache & kv) {
+    if (!kv.dyn || !kv.dyn->is_inplace || !kv.dyn->dyn->pending()) {
+        return true;
+    }
+
+    const llama_kv_dynamic::timer timer(*kv.dyn->dyn);
+
+    return kv.dyn->dyn->grow();
+}
+
 bool llama_kv_cache::dyn_request_rows(uint32_t n_rows) {
     if (dyn) {
         dyn->set_rows(n_rows);
@@ -509,10 +576,7 @@ bool llama_kv_cache::dyn_grow(bool enable) {
         }
     }
 
-    const uint32_t n_need = dyn->n_need;
-
-    dyn->n_given = n_need;
-    dyn->n_need  = 0;
+    const uint32_t n_need = std::exchange(dyn->n_need, 0);
 
     if (n_need <= dyn->n_cells) {
         return true;
@@ -600,11 +664,15 @@ bool llama_kv_cache::try_resize(uint32_t n_cells) {
 
     try {
         if (!dyn->storage) {
-            dyn->storage = std::make_unique<llama_kv_storage>(ctxs_bufs, dyn->n_cells, v_trans, std::move(dyn->created));
+            auto storage = std::make_unique<llama_kv_storage>(ctxs_bufs, dyn->n_cells, v_trans);
 
             for (const auto & layer : layers) {
-                dyn->storage->add_layer(layer.k, layer.v, layer.k_stream, layer.v_stream);
+                storage->add_layer(layer.k, layer.v, layer.k_stream, layer.v_stream, dyn->created.get());
             }
+
+            // nothing below throws: a storage has all layers, or there is none
+            storage->own(std::move(dyn->created));
+            dyn->storage = std::move(storage);
         }
 
         const std::vector<uint32_t> n_used = dyn_n_used();
@@ -661,7 +729,7 @@ void llama_kv_cache::dyn_even_out(uint32_t n_cells, bool is_given) {
         n_keep = std::max(n_keep, dyn->n_given);
     }
 
-    n_cells = std::max(n_cells, dyn->policy().smallest(n_keep));
+    n_cells = std::max({ n_cells, dyn->policy().smallest(n_keep), dyn->policy().start() });
 
     if (n_cells < dyn->n_cells) {
         dyn_shrink(n_cells, n_used);

@@ -100,6 +100,13 @@ public:
     // grow the caches that asked. on failure they keep what they have, and nothing is pending either
     bool grow();
 
+    // what the batch at hand reads could not be made, and stays to be done: the next grow() fails
+    void set_failed();
+
+    // shrink the caches that grow by copy to what is in use, and with is_given to what the batch at hand was given as well
+    // true: something has shrunk
+    bool give_back(bool is_given);
+
     // a cache got less than the policy wanted, or nothing. caches that mirror each other have one size, which the graphs
     // take from either: the next grow() evens them out
     void set_short();
@@ -170,6 +177,7 @@ private:
     bool is_grown   = false; // by grow_max()
     bool is_resized = false;
     bool is_short   = false;
+    bool is_failed  = false;
 
     uint64_t n_moves = 0; // those that moved() has reported
 
@@ -204,7 +212,7 @@ struct llama_kv_dynamic_cache {
 
     uint32_t n_cells;    // cells that have storage. n_max: a static cache
     uint32_t n_need = 0; // cells that were given out
-    uint32_t n_given = 0; // n_need of the last growth
+    uint32_t n_given = 0; // cells that the slots of the last batch reach
 
     // rows are written without a cell being occupied (the compressed caches of DSV4), and the last one is scratch
     bool has_rows = false;
@@ -229,10 +237,16 @@ struct llama_kv_dynamic_cache {
     llama_kv_blocks wanted; // blocks that were given out
     bool            is_wanted = false;
 
+    bool has_late_copy = false; // a copy of a stream found no memory: it waits for the next batch
+
     // ask for cells [i0, i1) of stream s
     void want(uint32_t s, uint32_t i0, uint32_t i1);
     void want(uint32_t i0, uint32_t i1); // of all streams
 };
+
+// in place nothing that a plan contains changes: grow at once where a plan takes something that a failure has to leave (the
+// rollback of DSV4 that is pending). true by copy, where decode() grows
+bool llama_kv_dynamic_commit(llama_kv_cache & kv);
 
 // the cells that a state can be read into, where llama_kv_cache::state_read_data() has the cells of a static cache
 struct llama_kv_dynamic_room {

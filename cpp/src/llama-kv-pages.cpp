@@ -145,16 +145,16 @@ void sys_free(char * base, size_t size) {
 // sets failed when there is no memory
 bool sys_populate(char * addr, size_t size, bool & failed) {
 #ifdef __linux__
-    while (madvise(addr, size, MADV_POPULATE_WRITE) != 0) {
-        if (errno == EINTR || errno == EAGAIN) {
-            continue;
-        }
-        if (errno == EINVAL) {
-            return false;
+    for (int i = 0; madvise(addr, size, MADV_POPULATE_WRITE) != 0; ++i) {
+        failed = errno == ENOMEM || errno == EFAULT || errno == EHWPOISON;
+        if (failed) {
+            break;
         }
 
-        failed = true;
-        break;
+        // an old kernel, or a filter of system calls
+        if ((errno != EINTR && errno != EAGAIN) || i == 1000) {
+            return false;
+        }
     }
 
     return true;

@@ -205,20 +205,25 @@ void shrink_layout(ggml_tensor * t, bool trans, uint32_t n_cells, const std::vec
 
 } // namespace
 
-llama_kv_storage::llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans, std::unique_ptr<llama_kv_pages> created) :
-    bufs(bufs), created(std::move(created)), n_created(bufs.size()), n_cells_cur(n_cells), v_trans(v_trans) {
+llama_kv_storage::llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans) :
+    bufs(bufs), n_created(bufs.size()), n_cells_cur(n_cells), v_trans(v_trans) {
 }
 
 void llama_kv_storage::add_layer(
         ggml_tensor * k,
         ggml_tensor * v,
         const std::vector<ggml_tensor *> & k_stream,
-        const std::vector<ggml_tensor *> & v_stream) {
+        const std::vector<ggml_tensor *> & v_stream,
+        const llama_kv_pages * created) {
     GGML_ASSERT(k && k->ne[1] == n_cells_cur && ggml_is_contiguous(k));
     GGML_ASSERT(!v || (v->ne[1] == n_cells_cur && ggml_is_contiguous(v)));
     GGML_ASSERT((int64_t) k_stream.size() == k->ne[2]);
 
     layers.push_back({ k, v, k_stream, v_stream, ggml_backend_buffer_get_type(k->buffer), created && created->contains(k->data) });
+}
+
+void llama_kv_storage::own(std::unique_ptr<llama_kv_pages> pages) {
+    created = std::move(pages);
 }
 
 uint32_t llama_kv_storage::n_cells() const {

@@ -41,19 +41,23 @@ class llama_kv_storage {
 public:
     using buffers_t = std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>>;
 
-    // created: the range that layers were created in, null: none
     // bufs:    the contexts and buffers of the cache. the buffers of grown layers are put here, so that whoever sums up
     //          or clears the buffers of the cache sees them
     // n_cells: cells in each tensor that will be added
-    llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans, std::unique_ptr<llama_kv_pages> created = nullptr);
+    llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans);
 
     // k and v are [n_embd_gqa, n_cells, n_stream] and allocated, v can be null
     // k_stream and v_stream are 2d views of them, one per stream
+    // created: the range that layers were created in, null: none
     void add_layer(
             ggml_tensor * k,
             ggml_tensor * v,
             const std::vector<ggml_tensor *> & k_stream,
-            const std::vector<ggml_tensor *> & v_stream);
+            const std::vector<ggml_tensor *> & v_stream,
+            const llama_kv_pages * created = nullptr);
+
+    // after the last layer: the range that layers were created in goes with the buffers in it
+    void own(std::unique_ptr<llama_kv_pages> created);
 
     uint32_t n_cells() const;
 

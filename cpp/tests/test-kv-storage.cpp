@@ -110,10 +110,11 @@ struct cache {
         buft = ggml_backend_buffer_get_type(buf);
         bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
 
-        storage = std::make_unique<llama_kv_storage>(bufs, n_cells, cfg.v_trans, std::move(created));
+        storage = std::make_unique<llama_kv_storage>(bufs, n_cells, cfg.v_trans);
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
-            storage->add_layer(k[il], v[il], k_stream[il], v_stream[il]);
+            storage->add_layer(k[il], v[il], k_stream[il], v_stream[il], created.get());
         }
+        storage->own(std::move(created));
     }
 
     // offset of byte ib of cell i in stream s. a transposed cell has one element in each of N_EMBD blocks

@@ -58,9 +58,8 @@ def test_the_server_goes_on_after_a_growth_that_fails(
         log = server.log
     assert growths(log)
     if fail.startswith("3"):
-        # the cells are there, and without a reserved worst case each graph gets the buffers it needs
+        # less ahead of need, then none of the new cells: what the compute buffers lack is theirs
         assert ("failed to reserve the compute buffers" in log) == (fail == "3+")
-        assert answers[1]
     else:
         assert "not enough memory" in log
-        assert answers[1] == (not fail.endswith("+"))
+    assert answers[1] == (not fail.endswith("+"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -148,3 +149,25 @@ def test_no_breakage_or_only_the_network_no_issue(tmp_path: Path, key: str, code
 def test_gh_that_fails_is_an_error(tmp_path: Path) -> None:
     done, _ = issue(tmp_path, canary_report(tmp_path), GH_FAILS="1")
     assert done.returncode != 0 and "not logged in" in done.stderr
+
+
+def test_upstreams_tests_that_only_the_patched_tree_fails_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = importlib.util.spec_from_file_location("upstream_tests", ROOT / "ci" / "upstream_tests.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    unpatched = {"same": "ok", "lost": "ok", "gone": "ok", "broken": "ok", "bad": "FAILED: 1", "out": "not run"}
+    patched = {
+        **unpatched,
+        "lost": "not run",
+        "broken": "FAILED: 2",
+        "bad": "FAILED: 3",
+        "ours": "ok",
+        "new": "FAILED: 4",
+    }
+    del patched["gone"]
+    assert script.show([unpatched, patched, patched]) == 4  # lost, gone, broken, new
+    out = capsys.readouterr().out
+    assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # it fails in another way: worth a look
+    assert "| ours |" not in out
+    assert "1 of 8 tests pass in all three columns, 1 run in none" in out

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #ifdef __linux__
 #include <sys/resource.h>
@@ -112,6 +113,24 @@ void kv_check_no_memory(side & s) {
             c.clear(true);
             c.fill(n_before);
         }
+    }
+
+    // a copy of a stream that finds no memory waits: no batch runs without it
+    if (keeps && sp.n_streams() > 1) {
+        session e(s, sp, "copy");
+        e.fill_seq(0, 300);
+
+        std::vector<llama_pos> before;
+        {
+            const short_of_memory scope(s);
+            e.cp(0, 1);
+            before = e.positions();
+            e.try_fill(4);
+            e.try_fill(2);
+            e.go_back(before);
+        }
+        e.go_back(before);
+        e.generate(3);
     }
 
     session d(s, sp, "state");

@@ -46,4 +46,16 @@ IN_PLACE = (
         unit("test-kv-pages"),
         "exit",
     ),
+    Trap(
+        "in place, pages that a growth had got before it failed stay taken",
+        Edit(PAGES, "discard(missing[j].first, missing[j].second);", ""),
+        unit("test-kv-pages"),
+        "exit",
+    ),
+    Trap(
+        "in place, a sequence whose copy found no memory is used as if it had been copied",
+        Edit(INPLACE, "dyn->dyn->set_failed();", ""),
+        inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
+        "no-memory",
+    ),
 )

@@ -34,4 +34,10 @@ STRIDES = (
         copies("llama-dense", "prompt"),
         "prompt",
     ),
+    Trap(
+        "the shift that a cell of a later stream gets has the stride of the full size, not that of the storage",
+        Edit(CACHE, "s*get_size() + i", "s*get_size_max() + i", after="void llama_kv_cache::set_input_k_shift("),
+        copies("llama-dense", "shift", "--seqs", "4"),
+        "shift",
+    ),
 )
