@@ -139,8 +139,8 @@ void session::fill_unread(uint32_t n) {
     decode(next_order(n), true, record::code);
 }
 
-void session::try_fill(uint32_t n) {
-    decode(next_order(n), false, record::nothing);
+int32_t session::try_fill(uint32_t n) {
+    return decode(next_order(n), false, record::nothing);
 }
 
 int32_t session::fill_seq(llama_seq_id seq, uint32_t n, bool must) {

@@ -80,7 +80,7 @@ class session {
     void fill_unread(uint32_t n);
 
     // fill() and state_set() of which nothing is written down: on one side they may fail
-    void try_fill(uint32_t n);
+    int32_t try_fill(uint32_t n);
     void try_state(const std::vector<uint8_t> & data);
 
     // next position of each sequence, and back to it

@@ -70,14 +70,14 @@ CELLS = (
             sees,
         )
         for name, file, a, b, run, sees in (
-            ("iSWA", "src/llama-kv-cache-iswa.cpp", "kv_base", "kv_swa", copies("gemma3-dense", "shift"), "shift"),
+            ("iSWA", "src/llama-kv-cache-iswa.cpp", "kv_base", "kv_swa", copies("gemma3-dense", "shift,keep"), "shift"),
             ("DSA", "src/llama-kv-cache-dsa.cpp", "kv_mla", "kv_lid", half_failed("deepseek32-moe"), "no-memory"),
             (
                 "DSA-iSWA",
                 "src/llama-kv-cache-dsa-iswa.cpp",
                 "kv_dsa->get_mla()",
                 "kv_swa",
-                copies("dots3note-moe", "shift"),
+                copies("dots3note-moe", "shift,keep"),
                 "shift",
             ),
             ("MSA", "src/llama-kv-cache-msa.cpp", "kv_base", "kv_idx", half_failed("minimax-m3-moe"), "no-memory"),

@@ -26,7 +26,12 @@ NO_MEMORY = (
     ),
     Trap(
         "an exception leaves llama_decode() when the compute buffers cannot be had",
-        Edit(DYNAMIC, 'LLAMA_LOG_WARN("%s: %s\\n", __func__, err.what());', "throw;"),
+        Edit(
+            DYNAMIC,
+            'LLAMA_LOG_WARN("%s: %s\\n", __func__, err.what());',
+            "throw;",
+            after="// from scratch, and without pipeline parallelism",
+        ),
         Run(
             "llama-dense", ("--quick", "--checks", "no-memory", "--fail", "1000000"), {**COPY, "KV_WATCH": "no-reserve"}
         ),
