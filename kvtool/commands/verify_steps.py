@@ -16,7 +16,7 @@ from kvtool.console import Console, Progress
 from kvtool.errors import UsageError, VerifyError
 from kvtool.machine import available_memory
 from kvtool.project import Project
-from kvtool.verify import checks, conversation, devices, matrix, models, named, plan, runner, texts
+from kvtool.verify import checks, conversation, devices, drafts, matrix, models, named, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 
@@ -115,9 +115,23 @@ def _kv_checks(
     program = bench.program("kv-check")
     if options.matrix:
         return _matrix(bench, console, toys, on)
-    planned = plan.on_device(on.label, (), plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models)))
+    wanted = plan.kv_checks(toys, quick=options.quick, chosen=bool(options.models))
+    if not options.quick and not options.models:
+        wanted += _drafts(bench, toys)
+    planned = plan.on_device(on.label, (), wanted)
     with _kv_check_progress(console, planned) as bar:
         return runner.kv_checks(planned, program, on.lanes, bar.update)
+
+
+def _drafts(bench: Bench, toys: Sequence[Path]) -> list[Check]:
+    """The drafts that upstream's tree knows: one that shares the cells of its target, and an MTP layer."""
+    planned: list[Check] = []
+    if (bench.tree / "src" / "models" / "gemma4-assistant.cpp").is_file():
+        pair = drafts.pair(bench.work)
+        planned.append(plan.draft("gemma4", pair.target, "-md", str(pair.draft)))
+    for toy in checks.named_toys(toys, (drafts.MTP_TOY,)):
+        planned.append(plan.draft(f"{toy.stem}-mtp", drafts.mtp(toy, bench.work), "--mtp"))
+    return planned
 
 
 def _kv_check_progress(console: Console, planned: Sequence[Check]) -> contextlib.AbstractContextManager[Progress]:

@@ -16,6 +16,7 @@ from kvtool.verify.models import copy_keys, fingerprint, finish, random_weight, 
 
 _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
 _DRAFT_EMBD = 64
+MTP_TOY = "qwen35-dense"
 _PATTERN = (True, False)  # which layers have a window
 
 
@@ -40,7 +41,7 @@ def pair(work: Path) -> Pair:
 
 
 def mtp(toy: Path, work: Path) -> Path:
-    """A copy of Qwen3.5's toy (qwen35-dense) with an MTP layer; written once.
+    """A copy of Qwen3.5's toy (MTP_TOY) with an MTP layer; written once.
 
     The layer is the last one's, which has attention, once more, and what leads into it. Raises VerifyError when the toy
     cannot be read.

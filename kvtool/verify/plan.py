@@ -36,6 +36,11 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool) -> list[Check]
     return planned
 
 
+def draft(name: str, model: Path, *args: str) -> Check:
+    """kv-check's draft beside a model; args say which."""
+    return Check(f"kv-check/{name}/draft", "kv-check", model, args=("-fa", "on", *args, "--checks", "draft"))
+
+
 def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
     """Checks of the programs that write, over the models that speak, by toy name; the cheap ones first.
 

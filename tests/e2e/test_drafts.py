@@ -35,5 +35,5 @@ def test_a_draft_that_shares_the_cells_of_its_target(real: Real, storage: str, a
 def test_an_mtp_layer_whose_cells_grow_beside_those_of_its_target(
     real: Real, storage: str, args: tuple[str, ...]
 ) -> None:
-    model = drafts.mtp(real.toys / "qwen35-dense.gguf", real.tree / "build" / "verify")
+    model = drafts.mtp(real.toys / f"{drafts.MTP_TOY}.gguf", real.tree / "build" / "verify")
     drafting(real, storage, "-m", model, "--mtp", *args)

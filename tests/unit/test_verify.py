@@ -21,7 +21,7 @@ import pytest
 from kvtool import cli
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
-from kvtool.verify import checks, devices, junit, matrix, models, report
+from kvtool.verify import checks, devices, drafts, junit, matrix, models, report
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from tests import fakes
@@ -169,6 +169,7 @@ def speaking(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary.write_bytes(b"GGUF")
     monkeypatch.setattr(models, "spoken", lambda toy, _vocabulary, work: fakes.model(work, f"good@{toy.stem}"))
     monkeypatch.setattr(models, "cache_model", lambda _geometry, work: fakes.model(work, "slim"))
+    monkeypatch.setattr(drafts, "mtp", lambda toy, work: fakes.model(work, f"same@{toy.stem}-mtp"))
 
 
 def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,8 +198,8 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
     speaking(here, monkeypatch)
     assert run("--json") == 0
     ids = [f["id"] for f in document(capsys)["findings"]]
-    assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 2
-    assert {"kv-check/grown", "kv-check/llama-dense/train"} <= set(ids)
+    assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 3
+    assert {"kv-check/grown", "kv-check/llama-dense/train", "kv-check/qwen35-dense-mtp/draft"} <= set(ids)
     assert "server/llama-dense/unified" in ids
     monkeypatch.setenv("FAKE_TOYS", "llama-dense not-grown@a not-grown@b")
     (here / "bin" / "libllama.so").write_bytes(b"new")
