@@ -94,3 +94,11 @@ def test_classes_keep_their_order_and_unknown_ones_follow() -> None:
 
 def test_no_matrix_no_table() -> None:
     assert matrix.table([Finding("kv-check/a/fa-on", "kv-check", "plain", CheckOutcome.PASSED, "same")], ()) == ""
+
+
+def test_a_model_that_has_only_windows_gets_them_in_full_size() -> None:
+    planned = [*matrix.in_memory([TOY, Path("lfm2-dense.gguf")]), *matrix.on_device([Path("lfm2-dense.gguf")], "rpc")]
+    assert {("--swa-full" in check.args, check.model.stem) for check in planned} == {
+        (False, "llama-dense"),
+        (True, "lfm2-dense"),
+    }
