@@ -81,7 +81,8 @@ void kv_check_no_memory(side & s) {
     }
     session_params sp = kv_check_base(s);
 
-    const uint32_t n_before = 240; // the cache has not grown yet
+    // the cache has not grown yet. --fill N: up to there, for rows that come with every so many positions (DSV4)
+    const uint32_t n_before = s.params.n_fill > 340 ? s.params.n_fill - 100 : 240;
 
     session_params large = sp;
     large.dynamic = false;
