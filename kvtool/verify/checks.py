@@ -93,6 +93,11 @@ class Finding:
     seconds: float = 0.0
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def model(self) -> str:
+        """The name of the model, which the id has."""
+        return self.id.split("/", 2)[1]
+
 
 def finding(check: Check, outcome: CheckOutcome, status: str, reason: str = "", **more: Any) -> Finding:
     """A Finding for this check; more: the other fields."""

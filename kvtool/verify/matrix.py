@@ -46,12 +46,18 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
     return Check(name, "kv-check", toy, args=(*args, *MORE.get(toy.stem, ()), "--quick", "--checks", checks))
 
 
+def _cache(fa: str, type_: str) -> tuple[str, tuple[str, ...]]:
+    """The name of a cache, and its arguments."""
+    return f"{type_}-fa-{fa}", ("-fa", fa, "-ctk", type_, "-ctv", type_)
+
+
 def _variants(
     toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: dict[tuple[str, str], str]
 ) -> list[Check]:
     return [
-        _check(toy, f"{type_}-fa-{fa}", name, storage, ("-fa", fa, "-ctk", type_, "-ctv", type_, *args, *more), checks)
-        for (fa, type_), checks in caches.items()
+        _check(toy, cache, name, storage, (*shape, *args, *more), checks)
+        for kind, checks in caches.items()
+        for cache, shape in (_cache(*kind),)
         for name, args in SEQUENCES
         for toy in toys
     ]
@@ -75,9 +81,9 @@ def on_device(toys: Sequence[Path], label: str) -> list[Check]:
     planned = _variants(toys, label, (), {cache: DEVICE_CHECKS[cache[1]] for cache in CACHES})
     for fa, type_ in CACHES:
         if "shift" not in DEVICE_CHECKS[type_]:
-            args = ("-fa", fa, "-ctk", type_, "-ctv", type_)
+            cache, shape = _cache(fa, type_)
             shifted = named_toys(toys, CLASS_TOYS)
-            planned += [_check(toy, f"{type_}-fa-{fa}", "1-shift", label, args, "shift") for toy in shifted]
+            planned += [_check(toy, cache, "1-shift", label, shape, "shift") for toy in shifted]
     return planned
 
 
@@ -104,17 +110,13 @@ def _cell(found: Sequence[Finding]) -> str:
 def judge_grown(findings: Sequence[Finding]) -> Finding:
     """A model that grows in one kind of cache grows in all that it can have; less would go unnoticed as "equal"."""
     passed = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
-    growing = {_model(f) for f in passed if f.grown}
-    flat = [f.id for f in passed if not f.grown and _model(f) in growing]
+    growing = {f.model for f in passed if f.grown}
+    flat = [f.id for f in passed if not f.grown and f.model in growing]
     check = Check("kv-check/matrix/grown", "kv-check", Path(), group="all toys")
     if flat:
         reason = f"{len(flat)} runs did not grow, of models that do in others: {', '.join(flat[:3])}"
         return failed(check, "not-grown", reason, details={"not_grown": flat})
     return finding(check, CheckOutcome.PASSED, "same", f"{len(growing)} models grew wherever a static cache runs")
-
-
-def _model(found: Finding) -> str:
-    return found.id.split("/")[1]
 
 
 def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
@@ -130,7 +132,7 @@ def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
         # what a static cache cannot do has no class: the log of a context that was never made names none
         if place is not None and place[1] != "pair" and found.outcome is not CheckOutcome.SKIPPED:
             by[found.group][place].append(found)
-            models[found.group].add(found.id.split("/")[1])
+            models[found.group].add(found.model)
     if not by:
         return ""
     caches = [f"{type_}-fa-{fa}" for fa, type_ in CACHES]

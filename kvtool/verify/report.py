@@ -43,10 +43,6 @@ def _variant(finding: Finding) -> str:
     return finding.id.split("/", 2)[2]
 
 
-def _model(finding: Finding) -> str:
-    return finding.id.split("/", 2)[1]
-
-
 def is_model_run(finding: Finding) -> bool:
     """Whether this is kv-check on one model (and not the guard over all of them)."""
     return finding.kind == "kv-check" and finding.id.count("/") >= 2
@@ -75,7 +71,7 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
     return tuple(
         ClassRow(
             name,
-            len({_model(f) for runs in by_class[name].values() for f in runs}),
+            len({f.model for runs in by_class[name].values() for f in runs}),
             {variant: tally(runs) for variant, runs in by_class[name].items()},
         )
         for name in sorted(by_class, key=order)
@@ -118,7 +114,7 @@ class Verified(Result):
         if not wrong:
             return None
         first = wrong[0]
-        model = _model(first) if is_model_run(first) else ""
+        model = first.model if is_model_run(first) else ""
         again = f"kvtool verify --models {model} --json" if model else "kvtool verify --json"
         return VerifyError(
             f"{len(wrong)} of {len(self.findings)} checks failed",
@@ -163,7 +159,7 @@ class Verified(Result):
             return
         by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
         for found in quiet:
-            by_reason[found.status, _short(found.reason)].add(_model(found))
+            by_reason[found.status, _short(found.reason)].add(found.model)
         for (status, reason), models in sorted(by_reason.items()):
             console.line(f"{status} ({len(models)}): {', '.join(sorted(models))}: {reason}", style="dim")
 
