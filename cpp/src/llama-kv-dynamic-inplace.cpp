@@ -82,7 +82,7 @@ ggml_backend_buffer_t llama_kv_cache::dyn_alloc(ggml_context * ctx, ggml_backend
     }
 
     LLAMA_LOG_INFO("%s: KV memory reserved = %8.2f MiB, committed = %8.2f MiB\n", __func__,
-            ggml_backend_buffer_get_size(dyn->inplace->buffer())/1024.0/1024.0, dyn->inplace->n_bytes_committed()/1024.0/1024.0);
+            dyn->inplace->n_bytes_reserved()/1024.0/1024.0, dyn->inplace->n_bytes_committed()/1024.0/1024.0);
 
     return dyn->inplace->buffer();
 }
@@ -161,10 +161,6 @@ bool llama_kv_cache::dyn_commit() {
     }
 
     return false;
-}
-
-size_t llama_kv_cache::dyn_buffer_size(ggml_backend_buffer_t buf) const {
-    return dyn && dyn->inplace ? dyn->inplace->n_bytes_committed() : ggml_backend_buffer_get_size(buf);
 }
 
 bool llama_kv_cache::dyn_clear(llama_seq_id seq_id) {

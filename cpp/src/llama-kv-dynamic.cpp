@@ -12,11 +12,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <new>
 #include <type_traits>
 #include <utility>
+
+bool llama_kv_dynamic_default() {
+    const char * LLAMA_KV_DYNAMIC = getenv("LLAMA_KV_DYNAMIC");
+
+    return LLAMA_KV_DYNAMIC && *LLAMA_KV_DYNAMIC && strcmp(LLAMA_KV_DYNAMIC, "0") != 0;
+}
 
 //
 // llama_kv_dynamic
@@ -63,8 +70,8 @@ llama_kv_dynamic::release_scope::~release_scope() {
         for (auto * kv : dyn->caches) {
             kv->dyn_release();
         }
-    } catch (const std::bad_alloc &) {
-        LLAMA_LOG_WARN("%s: not enough host memory to give KV memory back\n", __func__);
+    } catch (const std::exception & err) { // none leaves a destructor
+        LLAMA_LOG_WARN("%s: no KV memory goes back: %s\n", __func__, err.what());
     }
 
     dyn->counters.n_shrink += std::exchange(dyn->has_shrunk, false);

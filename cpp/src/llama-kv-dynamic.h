@@ -48,6 +48,10 @@ struct llama_context;
 struct llama_memory_i;
 struct llama_ubatch;
 
+// llama_context_default_params().kv_dynamic: the environment variable LLAMA_KV_DYNAMIC is set, and neither empty nor 0. so every
+// program that loads the library can have it, also one that knows nothing of the parameter
+bool llama_kv_dynamic_default();
+
 // per llama_context
 class llama_kv_dynamic {
 public:

@@ -73,6 +73,10 @@ size_t llama_kv_inplace::n_bytes_committed() const {
     return pages->n_bytes_committed();
 }
 
+size_t llama_kv_inplace::n_bytes_reserved() const {
+    return pages->size();
+}
+
 size_t llama_kv_inplace::n_bytes_cell() const {
     size_t res = 0;
 
@@ -134,6 +138,8 @@ bool llama_kv_inplace::assign(const llama_kv_blocks & blocks) {
     }
 
     live = blocks;
+
+    llama_kv_pages_set_size(buf, pages->n_bytes_committed());
 
     return true;
 }

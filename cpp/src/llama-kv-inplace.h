@@ -43,7 +43,8 @@ public:
     // null when the address range cannot be had, and nothing has changed then
     static std::unique_ptr<llama_kv_inplace> create(ggml_context * ctx, const std::vector<tensor> & tensors, uint32_t n_block);
 
-    // the buffer that the tensors are in. the caller owns it, and frees it before the storage, or after
+    // the buffer that the tensors are in. the caller owns it, and frees it before the storage, or after. its size is what is
+    // committed, so that whoever adds up buffers or logs them says what is taken
     ggml_backend_buffer_t buffer() const;
 
     uint32_t n_block()  const;
@@ -62,6 +63,7 @@ public:
     uint32_t n_cells(const llama_kv_blocks & blocks) const;
 
     size_t n_bytes_committed() const;
+    size_t n_bytes_reserved()  const;
 
     // bytes of K and V data behind one cell of one stream, over all tensors
     size_t n_bytes_cell() const;

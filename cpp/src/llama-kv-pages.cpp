@@ -4,6 +4,7 @@
 
 #include "ggml.h"
 #include "ggml-backend.h"
+#include "../ggml/src/ggml-backend-impl.h" // the type and the size of a buffer, which nothing public sets
 
 #include <algorithm>
 #include <cstring>
@@ -345,6 +346,9 @@ ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<l
         return nullptr;
     }
 
+    // what ggml makes of a pointer says that a file is mapped there
+    buf->buft = ggml_backend_cpu_buffer_type();
+
     char * addr = res->data();
     for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
         if (t->view_src) {
@@ -358,4 +362,8 @@ ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<l
     pages = std::move(res);
 
     return buf;
+}
+
+void llama_kv_pages_set_size(ggml_backend_buffer * buf, size_t size) {
+    buf->size = size;
 }

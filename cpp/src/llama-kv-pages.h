@@ -110,6 +110,10 @@ private:
 };
 
 // ggml_backend_alloc_ctx_tensors() on a new range, where nothing is committed yet. each tensor starts on a page of its own
+// the buffer is of the type of plain host memory
 // the caller owns the buffer and the range, and frees either first
 // null: the addresses cannot be had, and nothing has changed then
 ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<llama_kv_pages> & pages);
+
+// what ggml_backend_buffer_get_size() says of such a buffer from now on
+void llama_kv_pages_set_size(ggml_backend_buffer * buf, size_t size);
