@@ -135,6 +135,10 @@ class Git:
         """The output of a call that answers with one line."""
         return self.run(*args, env=env, input=input).stdout.strip()
 
+    def raw(self, *args: str | Path, input: str | bytes | Path | None = None) -> bytes:
+        """The output of a call as it is, of whatever encoding."""
+        return self.run(*args, input=input).raw
+
     def ok(self, *args: str | Path) -> bool:
         """Whether the call succeeds."""
         return self.run(*args, check=False).returncode == 0
@@ -151,7 +155,7 @@ class Git:
     def blob(self, tree: str, path: str) -> bytes | None:
         """A file of a tree or commit, None when it is not there."""
         done = self.run("cat-file", "blob", f"{tree}:{path}", check=False)
-        return done.stdout.encode("utf-8", "surrogateescape") if done.returncode == 0 else None
+        return done.raw if done.returncode == 0 else None
 
     def blobs(self, tree: str, paths: Sequence[str]) -> dict[str, bytes] | None:
         """Files of a tree or commit, in one process; None when one is not there. Paths without line breaks."""

@@ -12,7 +12,7 @@ from kvtool.errors import NetworkError, TreeError, UsageError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
-from kvtool.tree.move import misplaced
+from kvtool.tree.merge import misplaced
 from kvtool.tree.rehearse import Based, Choices, Rehearsal, origins, rehearse
 from kvtool.tree.replay import PatchReport, Replayed, replay
 from kvtool.tree.series import Series, load_series

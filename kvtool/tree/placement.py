@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtool.tree.mailbox import FileDiff, Hunk
+from kvtool.tree.source import Source, split_lines, words
 
 Lines = Sequence[bytes]  # with their line ends
 
@@ -28,13 +29,14 @@ _HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's he
 
 @dataclass(frozen=True)
 class Piece:
-    """A hunk as lines. start: 0-based, of its first line in the old file; before and after: context included.
+    """A hunk as lines. start, made: 0-based, of its first line in the old file and in the new one.
 
-    lead, trail: how many of the lines are context, at the front and at the end.
+    before and after: its lines, context included; lead, trail: how many are context, at the front and at the end.
     """
 
     hunk: Hunk
     start: int
+    made: int
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
     lead: int
@@ -65,13 +67,6 @@ class Finding:
     note: str = ""
 
 
-def split_lines(text: bytes) -> list[bytes]:
-    """The lines of a file, as git counts them: ended by a line feed and nothing else."""
-    lines = [line + b"\n" for line in text.split(b"\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
-
-
 def pieces_of(file: FileDiff, *, reverse: bool = False) -> tuple[Piece, ...]:
     """The hunks of one file of a diff; reverse: of the diff that takes it back."""
     return tuple(_piece(hunk, reverse) for hunk in file.hunks)
@@ -80,8 +75,7 @@ def pieces_of(file: FileDiff, *, reverse: bool = False) -> tuple[Piece, ...]:
 def _piece(hunk: Hunk, reverse: bool) -> Piece:
     found = _SPAN.match(hunk.header)
     assert found
-    line, count = (found[3], found[4]) if reverse else (found[1], found[2])
-    start = int(line) if count == "0" else int(line) - 1
+    start, made = (int(found[n]) - (found[n + 1] != "0") for n in (1, 3))
     before: list[bytes] = []
     after: list[bytes] = []
     marks = b""
@@ -99,8 +93,8 @@ def _piece(hunk: Hunk, reverse: bool) -> Piece:
             after.append(line_text)
     lead, trail = len(marks) - len(marks.lstrip(b" ")), len(marks) - len(marks.rstrip(b" "))
     if reverse:
-        before, after = after, before
-    return Piece(hunk, start, tuple(before), tuple(after), lead, trail)
+        start, made, before, after = made, start, after, before
+    return Piece(hunk, start, made, tuple(before), tuple(after), lead, trail)
 
 
 def runs(file: FileDiff) -> int:
@@ -116,7 +110,7 @@ class LineMap:
     """What became of each line of an old file in a new one, from the blocks of a line diff between them."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self._blocks = sorted(blocks, key=lambda block: (block.old, block.new))
+        self.blocks = sorted(blocks, key=lambda block: (block.old, block.new))
 
     @classmethod
     def of(cls, file: FileDiff | None) -> LineMap:
@@ -132,7 +126,7 @@ class LineMap:
     def kept(self, length: int) -> Iterator[tuple[int, int, int]]:
         """The runs of lines that are in both files, the old one having `length`: start, stop, start in the new one."""
         at = there = 0
-        for block in self._blocks:
+        for block in self.blocks:
             yield at, block.old, there
             at, there = block.old + block.removed, block.new + block.added
         yield at, length, there
@@ -140,7 +134,7 @@ class LineMap:
     def line(self, number: int) -> int | None:
         """The same line in the new file, None when it is not there any more. 0-based."""
         shift = 0
-        for block in self._blocks:
+        for block in self.blocks:
             if block.old + block.removed <= number:
                 shift = block.new + block.added - block.old - block.removed
             elif block.old <= number:
@@ -151,7 +145,7 @@ class LineMap:
 
     def replacing(self, number: int) -> range:
         """The lines of the new file that stand in the place of an old one that is gone; empty when there are none."""
-        for block in self._blocks:
+        for block in self.blocks:
             if block.old <= number < block.old + block.removed:
                 return range(block.new, block.new + block.added)
         return range(0)
@@ -163,7 +157,7 @@ class LineMap:
             first -= 1
         before = self.line(first) if first >= 0 else -1
         assert before is not None
-        end = max((b.old + b.removed for b in self._blocks), default=0)
+        end = max((b.old + b.removed for b in self.blocks), default=0)
         while last < end and self.line(last) is None:
             last += 1
         after = self.line(last)
@@ -215,19 +209,71 @@ def find_landings(
     return place(0, 0, 0)
 
 
-def check(base: Lines, target: Lines, result: Lines, pieces: Sequence[Piece], moved: LineMap) -> tuple[Finding, ...]:
-    """Whether each hunk of `pieces` (a diff on top of `base`) landed in its place.
+def check(
+    base: Source, patched: Source, target: Source, result: Source, pieces: Sequence[Piece], moved: LineMap
+) -> tuple[Finding, ...]:
+    """Whether each hunk of `pieces` (a diff from `base` to `patched`) landed in its place.
 
-    target, result: the new file before and after; moved: what became of base's lines in target.
+    target, result: the new file before and after; moved: what became of base's lines in target. Lines are compared by
+    their keys, so that one which was only re-aligned is the same line.
     """
-    expected = [_expected(piece, moved) for piece in pieces]
-    landed = find_landings(target, result, pieces, expected)
+    shared = [_shared(piece, moved) for piece in pieces]
+    keyed = [_keyed(piece, base, patched) for piece in pieces]
+    stand = [_without_lead(piece) if at else piece for piece, at in zip(keyed, shared, strict=True)]
+    expected = [_expected(piece, moved) for piece in stand]
+    landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
         wrong = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
         return tuple(Finding(piece, None, _number(at), wrong) for piece, at in zip(pieces, expected, strict=True))
+    found = [
+        _judge(piece, at, want, base.keys, target.keys, moved)
+        for piece, at, want in zip(stand, landed, expected, strict=True)
+    ]
     return tuple(
-        _judge(piece, at, want, base, target, moved) for piece, at, want in zip(pieces, landed, expected, strict=True)
+        _look(replace(finding, piece=piece), place, patched, target)
+        for finding, piece, place in zip(found, pieces, shared, strict=True)
     )
+
+
+def _keyed(piece: Piece, base: Source, patched: Source) -> Piece:
+    """The hunk with the keys of its lines, read where they stand: a line alone does not tell what is in a string."""
+    before = base.keys[piece.start : piece.start + len(piece.before)]
+    after = patched.keys[piece.made : piece.made + len(piece.after)]
+    return replace(piece, before=tuple(before), after=tuple(after))
+
+
+def _without_lead(piece: Piece) -> Piece:
+    """The hunk from its first changed line on."""
+    lead = piece.lead
+    return replace(piece, start=piece.start + lead, before=piece.before[lead:], after=piece.after[lead:], lead=0)
+
+
+def _shared(piece: Piece, moved: LineMap) -> range:
+    """What upstream put in just where the hunk puts in something, all other lines being as they were; else nothing.
+
+    The hunk then stands behind it, and only what follows says where that is.
+    """
+    inserts = len(piece.before) == piece.lead + piece.trail and piece.lead and piece.trail
+    at = piece.start + piece.lead
+    above, below = moved.line(at - 1), moved.line(at)
+    if not inserts or above is None or below is None or below == above + 1:
+        return range(0)
+    return range(above + 1, below)
+
+
+def _look(finding: Finding, shared: range, patched: Source, target: Source) -> Finding:
+    """Where both put something in: wrong unless each is whole and has no line of the other; worth a look."""
+    if not shared or finding.wrong:
+        return finding
+    piece = finding.piece
+    mine = range(piece.made + piece.lead, piece.made + len(piece.after) - piece.trail)
+    theirs = target.lines[shared.start : shared.stop]
+    if words(theirs) & words(patched.lines[mine.start : mine.stop]):
+        return replace(finding, wrong="upstream put some of the same lines in at the same place")
+    if not (target.whole(shared.start, shared.stop) and patched.whole(mine.start, mine.stop)):
+        return replace(finding, wrong="upstream put in lines at the same place, and one of the two is not whole")
+    note = f"merged, look at it: it stands behind {len(theirs)} lines that upstream put in at the same place"
+    return replace(finding, note=note)
 
 
 def _number(line: int | None) -> int | None:

@@ -21,7 +21,7 @@ from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.result import PatchOutcome
 from kvtool.tree.mailbox import changed_lines, parse_diff
-from kvtool.tree.move import Attempt, Origin, changes, diff_of, move
+from kvtool.tree.merge import Origin, Picked, changes, cherry_pick, diff_of
 from kvtool.tree.placement import runs
 from kvtool.tree.replay import (
     NEW_FILES_SUBJECT,
@@ -34,7 +34,6 @@ from kvtool.tree.replay import (
     replay_step,
 )
 from kvtool.tree.series import Series, Step
-from kvtool.tree.together import move_all
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,7 @@ def rehearse(
             why=error.why,
             next_step="kvtool apply says more; correct it before moving to another upstream",
         )
-    known, choices = origins(git, locked), choices or Choices()
-    if not (choices.resolved or choices.skip or choices.drop) and (done := _at_once(git, locked, new, known, start)):
-        return done
-    mover = _Mover(Builder(git, scratch / "new", new.commit), known, choices)
+    mover = _Mover(Builder(git, scratch / "new", new.commit), origins(git, locked), choices or Choices())
     mover.builder.add_files(new.series.files)
     mover.builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
     for step in new.series.steps:
@@ -147,23 +143,6 @@ def origins(git: Git, locked: Replayed) -> dict[str, Origin]:
     """Each patch that the locked base has, as a commit with its parent and diff; one git call for all."""
     found = changes(git, locked.base, locked.head)
     return {report.id: found[report.commit] for report in locked.reports if report.commit}
-
-
-def _at_once(git: Git, locked: Replayed, new: Based, known: Mapping[str, Origin], start: float) -> Rehearsal | None:
-    """The rehearsal where no patch leaves anything to decide. Patches that move together share the time alike."""
-    series = new.series
-    made = move_all(git, locked.base, new.commit, series.files, NEW_FILES_SUBJECT, series.steps, known)
-    if made is None or any(_lost(known[name].diff, origin.diff) for name, origin in made.moved.items()):
-        return None
-    seconds = time.monotonic() - start
-    share, reports = round(seconds / len(made.moved), 3), []
-    for name in (step.patch.id for step in series.steps):
-        if origin := made.moved.get(name):
-            size = _size(origin.diff)
-            reports.append(PatchReport(name, PatchOutcome.APPLIED, origin.commit, *size, seconds=share))
-        else:
-            reports.append(PatchReport(name, PatchOutcome.SKIPPED))
-    return Rehearsal(series.upstream.tag, made.tree, made.head, new.commit, locked, tuple(reports), None, seconds)
 
 
 class _Mover:
@@ -197,7 +176,7 @@ class _Mover:
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
             return replay_step(self.builder, step, self._trouble, strict=True)
-        attempt = move(self.builder, origin)
+        attempt = cherry_pick(self.builder, origin)
         if attempt.tree is None:
             hunks, added, removed = _size(origin.diff)
             blocker = self._trouble.blocker(self.builder.git, self.builder.tree, origin.diff, attempt.failed)
@@ -207,16 +186,14 @@ class _Mover:
             return PatchReport(name, PatchOutcome.MERGED)
         return self._take(step, attempt, origin)
 
-    def _take(self, step: Step, attempt: Attempt | Resolution, origin: Origin | None) -> PatchReport:
+    def _take(self, step: Step, attempt: Picked | Resolution, origin: Origin | None) -> PatchReport:
         assert attempt.tree is not None
         before = self.builder.tree
         self.builder.reset(attempt.tree)
         commit = self.builder.commit_index(step.mail.message, mail=step.mail, tree=attempt.tree)
-        diff = attempt.diff if isinstance(attempt, Attempt) else None
-        if diff is None:
-            diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
+        diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
-        notes = attempt.notes if isinstance(attempt, Attempt) else ()
+        notes = attempt.notes if isinstance(attempt, Picked) else ()
         if lost and step.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY

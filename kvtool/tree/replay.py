@@ -5,17 +5,17 @@ A conflict is an outcome, not an exception: every patch is tried, and each gets 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git
 from kvtool.result import PatchOutcome
-from kvtool.tree import exact
 from kvtool.tree.mailbox import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff
-from kvtool.tree.placement import pieces_of, split_lines
+from kvtool.tree.placement import pieces_of
 from kvtool.tree.series import NewFile, Series, Step
+from kvtool.tree.source import split_lines
 
 NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 
@@ -167,11 +167,6 @@ class Builder:
 
 def replay(git: Git, base: str, series: Series, scratch: Path) -> Replayed:
     """Base + cpp/'s files + each wanted patch. Same input, same commit ids, on every machine."""
-    wanted = [step for step in series.steps if step.wanted]
-    plain = exact.build(git, base, series.files, NEW_FILES_SUBJECT, [step.mail for step in wanted])
-    if plain is not None:
-        commits = dict(zip((step.patch.id for step in wanted), plain.commits[1:], strict=True))
-        return Replayed(base, plain.head, plain.tree, tuple(_exactly(step, commits) for step in series.steps))
     builder = Builder(git, scratch, base)
     builder.add_files(series.files)
     builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
@@ -183,15 +178,6 @@ def replay(git: Git, base: str, series: Series, scratch: Path) -> Replayed:
         if report.failed:
             trouble.add(step.patch.id, step.mail.diff)
     return Replayed(base, builder.commit, builder.tree, tuple(reports))
-
-
-def _exactly(step: Step, commits: Mapping[str, str]) -> PatchReport:
-    """The report of a patch that found just the files it was written against."""
-    if not step.wanted:
-        return PatchReport(step.patch.id, PatchOutcome.SKIPPED)
-    hunks = sum(len(file.hunks) for file in parse_diff(step.mail.diff))
-    added, removed = changed_lines(step.mail.diff)
-    return PatchReport(step.patch.id, PatchOutcome.APPLIED, commits[step.patch.id], hunks, added, removed)
 
 
 class Trouble:

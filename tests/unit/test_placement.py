@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.tree.mailbox import parse_diff
-from kvtool.tree.placement import Block, Finding, LineMap, check, find_landings, pieces_of, runs, split_lines
+from kvtool.tree.placement import Block, Finding, LineMap, check, find_landings, pieces_of, runs
+from kvtool.tree.source import Source, split_lines
 
 BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]
 
@@ -25,7 +26,7 @@ def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = ""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
     files = parse_diff(diff(tmp_path, base, target, 0))
-    texts = (split_lines(text.encode()) for text in (base, target, result))
+    texts = (Source(text.encode(), "f.cpp") for text in (base, patched, target, result))
     return list(check(*texts, pieces, LineMap.of(files[0] if files else None)))
 
 
@@ -91,7 +92,7 @@ def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Pa
     base = "int f() {\n    b();\n    c();\n}\n"
     pieces = pieces_of(parse_diff(diff(tmp_path, base, add(base, "    b();\n"), 1))[0])
     result = target.replace("    b();\n", "    b();\n    more();\n", 1)
-    texts = (split_lines(text.encode()) for text in (base, target, result))
+    texts = (Source(text.encode(), "f.cpp") for text in (base, add(base, "    b();\n"), target, result))
     (found,) = check(*texts, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
     assert (f"{places} places there would do" in found.wrong) == (places > 1)
 
