@@ -15,11 +15,11 @@ import sys
 from itertools import pairwise, permutations
 from pathlib import Path
 
+from kvtool.gitcmd import Scratch, scratch_repository
 from kvtool.project import find_project
 from kvtool.tree import merge
-from kvtool.tree.borrow import Borrowed, borrowing
-from kvtool.tree.rehearse import Based, Rehearsal, rehearse
-from kvtool.tree.replay import Replayed
+from kvtool.tree.apply import Replayed
+from kvtool.tree.rebase_plan import Based, Rehearsal, rehearse
 from kvtool.tree.series import load_series
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Upstream, load_lock
@@ -28,10 +28,10 @@ from kvtool.upstream.lock import Upstream, load_lock
 class Pairs:
     """The series on every upstream, each made once."""
 
-    def __init__(self, there: Borrowed) -> None:
+    def __init__(self, there: Scratch) -> None:
         self.project = find_project()
         self.lock, self.there = load_lock(self.project.lock), there
-        self.cache, self.number = Cache(self.project.cache), 0
+        self.cache = Cache(self.project.cache)
         self.made: dict[str, Replayed | None] = {}
 
     def based(self, upstream: Upstream) -> Based:
@@ -40,8 +40,7 @@ class Pairs:
         return Based(load_series(self.project, self.lock, upstream), base, self.made.get(upstream.tag))
 
     def move(self, old: Upstream, new: Upstream) -> Rehearsal:
-        self.number += 1
-        return rehearse(self.there.git, self.based(old), self.based(new), self.there.place(str(self.number)))
+        return rehearse(self.there, self.based(old), self.based(new))
 
     def start(self, upstream: Upstream) -> None:
         """Bring the series to an upstream."""
@@ -63,7 +62,7 @@ def outcome(done: Rehearsal) -> str:
 
 def main() -> None:
     settle = merge.settle
-    with borrowing(Path(Cache(find_project().cache).repo)) as there:
+    with scratch_repository(Path(Cache(find_project().cache).repo)) as there:
         pairs = Pairs(there)
         trees: dict[str, Upstream] = {u.tree: u for u in reversed(pairs.lock.upstreams.values())}
         tags = [u for u in pairs.lock.upstreams.values() if trees[u.tree] is u]

@@ -6,13 +6,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from kvtool.gitcmd import Git
+from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
-from kvtool.tree.borrow import Borrowed
 from kvtool.tree.checkout import base_ref
-from kvtool.tree.rehearse import Rehearsal
+from kvtool.tree.rebase_plan import Rehearsal
 from kvtool.tree.series import Series, new_files, read_text
-from kvtool.tree.worktree import Applied, branch_of, write_applied
+from kvtool.tree.status import Applied, branch_of, write_applied
 from kvtool.upstream.lock import Lock
 from kvtool.upstream.pin import pin
 
@@ -33,7 +32,7 @@ def copy_project(project: Project, lock: Lock, tag: str, place: Path) -> Project
     return copy
 
 
-def plant(project: Project, borrowed: Borrowed, rehearsal: Rehearsal, series: Series) -> None:
+def plant(project: Project, borrowed: Scratch, rehearsal: Rehearsal, series: Series) -> None:
     """Make the tree of what was rehearsed, as `kvtool apply` would leave it after a rebase."""
     tree, tag = project.tree, series.upstream.tag
     branch = branch_of(tag)

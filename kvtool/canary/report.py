@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvtool.errors import KvtoolError
 from kvtool.result import CheckOutcome, PatchOutcome
-from kvtool.tree.rehearse import Rehearsal
+from kvtool.tree.rebase_plan import Rehearsal
 from kvtool.verify.report import Verified
 
 SCHEMA = 1  # of the JSON document; raised when a field changes its meaning or goes away

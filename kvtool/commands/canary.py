@@ -29,14 +29,13 @@ from kvtool.commands import build, verify, verify_steps
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import ConflictError, KvtoolError, UsageError
+from kvtool.gitcmd import scratch_repository
 from kvtool.project import Project
 from kvtool.result import CheckOutcome, Result, plain
-from kvtool.tree.apart import locked_base
-from kvtool.tree.borrow import borrowing
-from kvtool.tree.rehearse import Based, rehearse
-from kvtool.tree.replay import PatchReport, conflict_error
+from kvtool.tree.apply import PatchReport, conflict_error
+from kvtool.tree.rebase_plan import Based, bases, rehearse
 from kvtool.tree.series import load_series
-from kvtool.tree.worktree import write_json
+from kvtool.tree.status import write_json
 from kvtool.upstream import discover
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Upstream, load_lock
@@ -198,11 +197,14 @@ def _steps(current: _Run, lock: Lock, tag: str, last: StepName, options: verify_
 def _rehearse(current: _Run, copy: Project, lock: Lock, upstream: Upstream, commit: str, *, keep: bool) -> str:
     """Move the series, and with keep make the tree of it. The old series is the project's, the new one the copy's."""
     cache = Cache(current.project.cache)
-    base = locked_base(cache, lock, current.console, current.mirror)
+    base = bases(cache, lock, current.console, current.mirror)(lock.upstream())
     old = load_series(current.project, lock, lock.upstream())
     new = load_series(copy, load_lock(copy.lock), upstream)
-    with current.console.progress(f"rehearsing the rebase onto {upstream.tag}"), borrowing(cache.repo) as there:
-        rehearsal = rehearse(there.git, Based(old, base), Based(new, commit), there.place("rehearsal"))
+    with (
+        current.console.progress(f"rehearsing the rebase onto {upstream.tag}"),
+        scratch_repository(cache.repo) as there,
+    ):
+        rehearsal = rehearse(there, Based(old, base), Based(new, commit))
         current.patches, current.breakages = rehearsal.reports, of_rehearsal(rehearsal)
         if not rehearsal.complete:
             error = conflict_error(rehearsal.reports, upstream.tag)

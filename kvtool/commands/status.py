@@ -12,10 +12,9 @@ from kvtool.env import Env
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.reasons import PatchReason, reasons
-from kvtool.tree.replay import PatchReport
+from kvtool.tree.apply import PatchReport
 from kvtool.tree.series import GOAL_LINES, load_patches, load_series, new_files
-from kvtool.tree.worktree import Applied, not_clean, tree_state
+from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
 from kvtool.upstream.lock import Lock, load_lock
 
 

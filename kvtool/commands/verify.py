@@ -18,7 +18,7 @@ from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
-from kvtool.tree.worktree import read_applied
+from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import devices, junit, matrix, named
 from kvtool.verify.checks import Finding

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
-from kvtool.tree.mailbox import DIFF_FLAGS, FileDiff, parse_diff
-from kvtool.tree.placement import Finding, LineMap, Piece, check, pieces_of
-from kvtool.tree.replay import Builder, FailedHunk, failed_hunks
+from kvtool.tree.apply import Builder, FailedHunk, Origin, failed_hunks
+from kvtool.tree.patchfile import FileDiff, Piece, parse_diff, pieces_of
+from kvtool.tree.placement import Finding, LineMap, check
 from kvtool.tree.source import Source
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
@@ -45,15 +45,6 @@ _CONFLICT = re.compile(
     rb"^<{60}[^\n]*\n(?P<ours>.*?)^\|{60}[^\n]*\n(?P<base>.*?)^={60}\n(?P<theirs>.*?)^>{60}[^\n]*\n",
     re.DOTALL | re.MULTILINE,
 )
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A patch as a commit: where it was made. diff: as DIFF_FLAGS write it."""
-
-    parent: str
-    commit: str
-    diff: bytes
 
 
 @dataclass(frozen=True)
@@ -87,12 +78,6 @@ def cherry_pick(builder: Builder, origin: Origin) -> Picked:
         builder.reset()
         failed = failed_hunks(builder, origin.diff)
     return Picked(None, tuple(explain(git, origin, onto, hunk) for hunk in failed))
-
-
-def misplaced(git: Git, origin: Origin, onto: str, result: str) -> tuple[FailedHunk, ...]:
-    """The hunks of a patch that went from `onto` to `result` and landed in the wrong place."""
-    findings = inspect(git, origin, onto, result)
-    return tuple(explain(git, origin, onto, _misplaced(finding)) for finding in findings if finding.wrong)
 
 
 # --- the three-way merge ------------------------------------------------------------------------------------------
@@ -246,22 +231,6 @@ def compare(git: Git, old: Source, new: Source) -> LineMap:
     blobs = (git.line("hash-object", "-w", "--stdin", input=b"".join(side.keys)) for side in (old, new))
     files = parse_diff(git.raw("diff", "--text", *MAP_FLAGS, *blobs))
     return LineMap.of(files[0] if files else None)
-
-
-def changes(git: Git, base: str, head: str) -> dict[str, Origin]:
-    """Each commit of a chain with its parent and diff, by its id; one git call for all."""
-    flags = ("--reverse", "-p", "--format=%x00%x00%H %P%x00", *DIFF_FLAGS)
-    found: dict[str, Origin] = {}
-    for entry in git.raw("log", *flags, f"{base}..{head}").split(b"\0\0")[1:]:
-        ids, _, diff = entry.partition(b"\0")
-        commit, parent = ids.decode().split()
-        found[commit] = Origin(parent, commit, diff.lstrip(b"\n"))
-    return found
-
-
-def diff_of(git: Git, before: str, after: str) -> bytes:
-    """The difference of two trees as a patch has it."""
-    return git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
 
 
 def _misplaced(finding: Finding) -> FailedHunk:

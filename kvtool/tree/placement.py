@@ -18,29 +18,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvtool.tree.mailbox import FileDiff, Hunk
-from kvtool.tree.source import Source, split_lines, words
+from kvtool.tree.patchfile import FileDiff, Piece
+from kvtool.tree.source import Source, words
 
 Lines = Sequence[bytes]  # with their line ends
 
-_SPAN = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A hunk as lines. start, made: 0-based, of its first line in the old file and in the new one.
-
-    before and after: its lines, context included; lead, trail: how many are context, at the front and at the end.
-    """
-
-    hunk: Hunk
-    start: int
-    made: int
-    before: tuple[bytes, ...]
-    after: tuple[bytes, ...]
-    lead: int
-    trail: int
 
 
 @dataclass(frozen=True)
@@ -67,45 +50,6 @@ class Finding:
     note: str = ""
 
 
-def pieces_of(file: FileDiff, *, reverse: bool = False) -> tuple[Piece, ...]:
-    """The hunks of one file of a diff; reverse: of the diff that takes it back."""
-    return tuple(_piece(hunk, reverse) for hunk in file.hunks)
-
-
-def _piece(hunk: Hunk, reverse: bool) -> Piece:
-    found = _SPAN.match(hunk.header)
-    assert found
-    start, made = (int(found[n]) - (found[n + 1] != "0") for n in (1, 3))
-    before: list[bytes] = []
-    after: list[bytes] = []
-    marks = b""
-    for text in split_lines(hunk.text)[1:]:
-        mark, line_text = text[:1], text[1:]
-        if mark == b"\\":  # the line before this one has no line end
-            for side, kinds in ((before, b" -"), (after, b" +")):
-                if marks[-1:] in (kinds[:1], kinds[1:]) and side:
-                    side[-1] = side[-1].removesuffix(b"\n")
-            continue
-        marks += mark
-        if mark != b"+":
-            before.append(line_text)
-        if mark != b"-":
-            after.append(line_text)
-    lead, trail = len(marks) - len(marks.lstrip(b" ")), len(marks) - len(marks.rstrip(b" "))
-    if reverse:
-        start, made, before, after = made, start, after, before
-    return Piece(hunk, start, made, tuple(before), tuple(after), lead, trail)
-
-
-def runs(file: FileDiff) -> int:
-    """How many runs of changed lines a diff of one file has: unlike its hunks, no matter of how much context it has."""
-    count = 0
-    for hunk in file.hunks:
-        marks = b"".join(text[:1] for text in split_lines(hunk.text)[1:] if not text.startswith(b"\\"))
-        count += len(re.findall(rb"[-+]+", marks))
-    return count
-
-
 class LineMap:
     """What became of each line of an old file in a new one, from the blocks of a line diff between them."""
 
@@ -115,21 +59,8 @@ class LineMap:
     @classmethod
     def of(cls, file: FileDiff | None) -> LineMap:
         """From one file of a diff without context; None: the file did not change."""
-        blocks = []
-        for hunk in file.hunks if file else ():
-            found = _SPAN.match(hunk.header)
-            assert found
-            removed, added = (int(found[n]) if found[n] is not None else 1 for n in (2, 4))
-            blocks.append(Block(int(found[1]) - (removed > 0), removed, int(found[3]) - (added > 0), added))
-        return cls(blocks)
-
-    def kept(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """The runs of lines that are in both files, the old one having `length`: start, stop, start in the new one."""
-        at = there = 0
-        for block in self.blocks:
-            yield at, block.old, there
-            at, there = block.old + block.removed, block.new + block.added
-        yield at, length, there
+        hunks = file.hunks if file else ()
+        return cls([Block(hunk.old, hunk.removed, hunk.new, hunk.added) for hunk in hunks])
 
     def line(self, number: int) -> int | None:
         """The same line in the new file, None when it is not there any more. 0-based."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.gitcmd import Git
-from kvtool.tree.mailbox import DIFF_FLAGS
-from kvtool.tree.merge import Origin, Picked, cherry_pick
-from kvtool.tree.replay import Builder
+from kvtool.gitcmd import Git, Scratch
+from kvtool.tree.apply import Builder, Origin
+from kvtool.tree.merge import Picked, cherry_pick
+from kvtool.tree.patchfile import DIFF_FLAGS
 from tests.conftest import git
 
 Pick = Callable[..., tuple[str | None, Picked]]
@@ -46,7 +46,7 @@ def pick(tmp_path: Path) -> Pick:
         old, new = commit(path, base), commit(path, upstream)
         patch = commit(path, patched, old)
         diff = Git(repo).raw("diff-tree", "-p", *DIFF_FLAGS, old, patch)
-        done = cherry_pick(Builder(Git(repo), tmp_path, new), Origin(old, patch, diff))
+        done = cherry_pick(Builder(Scratch(Git(repo), tmp_path), new), Origin(old, patch, diff))
         return (git(repo, "show", f"{done.tree}:{path}", strip=False) if done.tree else None), done
 
     return run

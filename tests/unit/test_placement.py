@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.tree.mailbox import parse_diff
-from kvtool.tree.placement import Block, Finding, LineMap, check, find_landings, pieces_of, runs
+from kvtool.tree.patchfile import parse_diff, pieces_of, runs
+from kvtool.tree.placement import Block, Finding, LineMap, check, find_landings
 from kvtool.tree.source import Source, split_lines
 
 BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]

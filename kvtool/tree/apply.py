@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
-from kvtool.gitcmd import Git
+from kvtool.gitcmd import Git, Scratch
 from kvtool.result import PatchOutcome
-from kvtool.tree.mailbox import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff
-from kvtool.tree.placement import pieces_of
+from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff, pieces_of
 from kvtool.tree.series import NewFile, Series, Step
 from kvtool.tree.source import split_lines
 
@@ -64,6 +63,36 @@ class PatchReport:
     lost: str = ""
     seconds: float = 0.0
 
+    @property
+    def in_the_way(self) -> bool:
+        """Whether it keeps the series from being whole."""
+        return bool(self.failed or self.lost)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A patch as a commit: where it was made. diff: as DIFF_FLAGS write it."""
+
+    parent: str
+    commit: str
+    diff: bytes
+
+
+def commits_of(git: Git, base: str, head: str) -> dict[str, Origin]:
+    """Each commit of a chain with its parent and diff, by its id; one git call for all."""
+    flags = ("--reverse", "-p", "--format=%x00%x00%H %P%x00", *DIFF_FLAGS)
+    found: dict[str, Origin] = {}
+    for entry in git.raw("log", *flags, f"{base}..{head}").split(b"\0\0")[1:]:
+        ids, _, diff = entry.partition(b"\0")
+        commit, parent = ids.decode().split()
+        found[commit] = Origin(parent, commit, diff.lstrip(b"\n"))
+    return found
+
+
+def diff_of(git: Git, before: str, after: str) -> bytes:
+    """The difference of two trees as a patch has it."""
+    return git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -76,7 +105,7 @@ class Replayed:
 
     @property
     def complete(self) -> bool:
-        return not any(r.outcome in (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED) for r in self.reports)
+        return not any(report.in_the_way for report in self.reports)
 
     @property
     def upstream_lines(self) -> int:
@@ -86,16 +115,16 @@ class Replayed:
 
 @dataclass
 class Builder:
-    """An index of its own and a growing chain of commits in one repository. scratch: a directory for the index."""
+    """An index of its own and a growing chain of commits."""
 
-    git: Git
-    scratch: Path
+    scratch: Scratch
     commit: str
     tree: str = field(init=False)
     _index: str = field(init=False, default="")  # the tree that the index is, "" when it has to be asked
 
     def __post_init__(self) -> None:
-        self._env = {"GIT_INDEX_FILE": str(self.scratch / "index")}
+        self.git = self.scratch.git
+        self._env = {"GIT_INDEX_FILE": str(self.scratch.place() / "index")}
         self.tree = self.git.line("rev-parse", f"{self.commit}^{{tree}}")
         self.reset()
 
@@ -165,9 +194,9 @@ class Builder:
         return self.commit
 
 
-def replay(git: Git, base: str, series: Series, scratch: Path) -> Replayed:
+def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
     """Base + cpp/'s files + each wanted patch. Same input, same commit ids, on every machine."""
-    builder = Builder(git, scratch, base)
+    builder = Builder(scratch, base)
     builder.add_files(series.files)
     builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
     reports: list[PatchReport] = []
@@ -274,8 +303,7 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
         return [hunk for file in parse_diff(diff) for hunk in file.hunks]
 
     expected = hunks(mail.diff)
-    done = builder.git.run("diff-tree", "-p", *DIFF_FLAGS, builder.tree, tree)
-    actual = hunks(done.stdout.encode("utf-8", "surrogateescape"))
+    actual = hunks(diff_of(builder.git, builder.tree, tree))
     if len(expected) != len(actual):  # written with more context, so its hunks are cut differently
         return []
     return [
@@ -287,12 +315,12 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
 
 def conflict_error(reports: tuple[PatchReport, ...], tag: str) -> KvtoolError | None:
     """The error that a replay amounts to, or None: the first patch that conflicts, and how the others fared."""
-    bad = [r for r in reports if r.outcome in (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)]
+    bad = [report for report in reports if report.in_the_way]
     if not bad:
         return None
     others = "" if len(bad) == 1 else f"; {len(bad) - 1} more do not apply: {', '.join(r.id for r in bad[1:])}"
     return ConflictError(
         f"patch {bad[0].id!r} does not apply to llama.cpp {tag}",
-        why="; ".join(str(hunk) for hunk in bad[0].failed) + others,
+        why=("; ".join(str(hunk) for hunk in bad[0].failed) or f"it loses {bad[0].lost}") + others,
         next_step="correct the patch (patches/README.md: resolve a conflict); the tree is as it was",
     )
