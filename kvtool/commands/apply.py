@@ -52,7 +52,8 @@ class ApplyResult(Result):
         render_patches(console, self.patches)
         for report in self.patches:
             for moved in report.moved:
-                console.line(f"  {report.id}: {moved} (look at it; kvtool export records the new place)", "yellow")
+                advice = "" if "look at it" in moved else " (look at it; kvtool export records the new place)"
+                console.line(f"  {report.id}: {moved}{advice}", "yellow")
         if self.outcome == "conflict":
             return
         note = "nothing to do" if self.outcome == "unchanged" else f"{self.changed_files} files written"

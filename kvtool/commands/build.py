@@ -113,7 +113,7 @@ def run(project: Project, console: Console, options: Options) -> Built:
     if options.dry_run:
         planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
         return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
-    from kvtool.tree.status import require_applied  # GitPython: not for `kvtool --help`
+    from kvtool.tree.status import require_applied  # late: not for `kvtool --help`
 
     planned = make_plan(project, options, toolchain.require(options.backend))
     require_applied(project)

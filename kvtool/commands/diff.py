@@ -81,7 +81,7 @@ def run(
     if compare.TREE in names and (project.tree / ".git").exists():
         repositories.append(project.tree)
     with scratch_repository(*repositories) as scratch:
-        old, new = (compare.take(project, name, scratch, ensure) for name in names)
+        old, new = (compare.snapshot(project, name, scratch, ensure) for name in names)
         ranges = (old.base, old.head), (new.base, new.head)
         ids = {**old.ids, **new.ids}
         pairs = compare.range_diff(scratch.git, *ranges, lambda commit, subject: ids.get(commit) or subject)

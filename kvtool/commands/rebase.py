@@ -79,8 +79,6 @@ def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: st
         outcome="rehearsed",
         head=done.head if done.complete else "",
         stopped_at=done.stop.id if done.stop else "",
-        range_diff=None,
-        files=(),
         patches=with_history(done.reports, history),
         seconds=round(done.seconds, 3),
     )

@@ -40,12 +40,12 @@ class RebaseResult(Result):
     previous: str
     tree: Path
     outcome: str
-    head: str
-    stopped_at: str
-    range_diff: Path | None
-    files: tuple[WrittenFile, ...]
-    patches: tuple[PatchReport, ...]
-    seconds: float
+    head: str = ""
+    stopped_at: str = ""
+    range_diff: Path | None = None
+    files: tuple[WrittenFile, ...] = ()
+    patches: tuple[PatchReport, ...] = ()
+    seconds: float = 0.0
     filled_in: tuple[str, ...] = ()
 
     @property

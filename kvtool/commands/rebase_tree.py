@@ -119,14 +119,11 @@ def begin(project: Project, console: Console, options: RebaseOptions, tag: str) 
             accept=options.accept,
         )
         if tag == lock.current:
-            return _unchanged(project, lock, outcome.applied.patches, there.head)
+            patches = outcome.applied.patches
+            return RebaseResult(tag, tag, project.tree, "unchanged", head=there.head, patches=patches)
         session = _open(project, console, lock, series, state)
         checkout.keep_branch(git, branch_of(tag), (there.head,))
         return _advance(session)
-
-
-def _unchanged(project: Project, lock: Lock, patches: tuple[PatchReport, ...], head: str) -> RebaseResult:
-    return RebaseResult(lock.current, lock.current, project.tree, "unchanged", head, "", None, (), patches, 0.0)
 
 
 def _open(project: Project, console: Console, lock: Lock, series: Series, state: RebaseState) -> _Session:
@@ -174,7 +171,7 @@ def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> 
     else:
         rebase_state.abort(project.tree, git, console, state)
     lock = load_lock(project.lock)
-    return RebaseResult(state.tag, lock.current, project.tree, "aborted", state.head, "", None, (), (), 0.0)
+    return RebaseResult(state.tag, lock.current, project.tree, "aborted", head=state.head)
 
 
 def _decide(tree: Path, git: Git, state: RebaseState, options: RebaseOptions) -> RebaseState:
@@ -224,7 +221,6 @@ def _finished(
         tree=project.tree,
         outcome="rebased",
         head=written.applied.head,
-        stopped_at="",
         range_diff=range_diff_path(project.tree, written.previous, written.applied.tag),
         files=tuple(WrittenFile(path, action) for path, action in written.files),
         patches=reports,
@@ -241,10 +237,7 @@ def _stop(session: _Session, done: Rehearsal, stop: Stop) -> RebaseResult:
         previous=lock.current,
         tree=project.tree,
         outcome="stopped",
-        head="",
         stopped_at=stop.id,
-        range_diff=None,
-        files=(),
         patches=with_history(done.reports, History.between(state.mirror or None, lock.upstream(), new)),
         seconds=round(done.seconds, 3),
         filled_in=rebase_state.filled_in(project.tree, session.git),

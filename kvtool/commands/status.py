@@ -24,7 +24,8 @@ class StatusResult(Result):
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
     upstream_lines: changed lines in upstream's own files; new_files: files of cpp/; unlisted: patch files that
-    series.toml does not name; patches: as they were applied; reasons: why each patch of the project is what it is now.
+    series.toml does not name; patches: as they were applied; reasons: why each patch of the project is what it is now
+    (neither while a rebase waits for a person).
     """
 
     command: ClassVar[str] = "status"
@@ -71,6 +72,7 @@ def run(project: Project) -> StatusResult:
     state = tree_state(project)
     error = None if state.word == "clean" else not_clean(state)
     applied = state.applied
+    shown = None if state.rebasing else applied  # the patches of before are not what the tree holds
     return StatusResult(
         state=state.word,
         tag=applied.tag if applied else "",
@@ -85,8 +87,8 @@ def run(project: Project) -> StatusResult:
         upstream_lines=applied.upstream_lines if applied else 0,
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,
-        patches=applied.patches if applied else (),
-        reasons=_reasons(project, lock, applied) if applied else (),
+        patches=shown.patches if shown else (),
+        reasons=_reasons(project, lock, shown) if shown else (),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.result import PatchOutcome
-from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff, pieces_of
+from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, pieces_of, size_of
 from kvtool.tree.series import NewFile, Series, Step
 from kvtool.tree.source import split_lines
 
@@ -36,6 +36,10 @@ class FailedHunk:
     wanted: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
     behind: str = ""
+
+    @classmethod
+    def of(cls, hunk: Hunk, reason: str) -> FailedHunk:
+        return cls(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.heading}".strip(), reason)
 
     def __str__(self) -> str:
         hunk = f" hunk {self.number} of {self.total} ({self.header})" if self.number else ""
@@ -176,14 +180,14 @@ class Builder:
             self.git.run("read-tree", tree, env=self._env)
             self._index = tree
 
-    def written(self) -> str:
+    def write_tree(self) -> str:
         """The index as a tree."""
         self._index = self._index or self.git.line("write-tree", env=self._env)
         return self._index
 
     def commit_index(self, message: str, *, mail: Mail | None = None, tree: str = "") -> str | None:
         """Commit the index (or a tree that is it) with the mail's author or kvtool's; None when it changes nothing."""
-        tree = tree or self.written()
+        tree = tree or self.write_tree()
         if tree == self.tree:
             return None
         env: dict[str, str] = {}
@@ -199,14 +203,9 @@ def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
     builder = Builder(scratch, base)
     builder.add_files(series.files)
     builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
-    reports: list[PatchReport] = []
     trouble = Trouble()
-    for step in series.steps:
-        report = replay_step(builder, step, trouble)
-        reports.append(report)
-        if report.failed:
-            trouble.add(step.patch.id, step.mail.diff)
-    return Replayed(base, builder.commit, builder.tree, tuple(reports))
+    reports = tuple(replay_step(builder, step, trouble) for step in series.steps)
+    return Replayed(base, builder.commit, builder.tree, reports)
 
 
 class Trouble:
@@ -215,13 +214,16 @@ class Trouble:
     def __init__(self) -> None:
         self._missing: list[tuple[str, str, frozenset[bytes]]] = []  # patch, path, lines
 
-    def add(self, patch: str, diff: bytes) -> None:
-        """Take note of a patch that does not apply."""
+    def report(self, builder: Builder, patch: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> PatchReport:
+        """What became of a patch that does not apply; takes note of what it did not bring."""
+        blocker = self._blocker(builder.git, builder.tree, diff, failed)
         for file in parse_diff(diff):
             brought = frozenset(line for piece in pieces_of(file) for line in set(piece.after) - set(piece.before))
             self._missing.append((patch, file.path, brought))
+        outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
+        return PatchReport(patch, outcome, "", *size_of(diff), failed, blocker)
 
-    def blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
+    def _blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
         """The id of the patch that a hunk in the way seems to need, or ""."""
         at = {(hunk.path, hunk.number) for hunk in failed}
         for file in parse_diff(diff):
@@ -237,51 +239,41 @@ class Trouble:
 
 def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool = False) -> PatchReport:
     """Apply one patch by its context, and commit it. strict: a hunk in another function than recorded is a conflict."""
-    patch, mail = step.patch, step.mail
-    files = parse_diff(mail.diff)
+    name, mail = step.patch.id, step.mail
     if not step.wanted:
-        return PatchReport(patch.id, PatchOutcome.SKIPPED)
-    added, removed = changed_lines(mail.diff)
-    hunks = sum(len(f.hunks) for f in files)
-    if not files:
-        return PatchReport(patch.id, PatchOutcome.EMPTY)
+        return PatchReport(name, PatchOutcome.SKIPPED)
+    if not mail.diff:
+        return PatchReport(name, PatchOutcome.EMPTY)
     if builder.apply(mail.diff):
-        tree = builder.written()
+        tree = builder.write_tree()
         moved = _moved(builder, mail, tree)
         if moved and strict:
             builder.reset()
             failed = tuple(FailedHunk(path, 0, 0, "", note) for path, note in moved)
-            return PatchReport(patch.id, PatchOutcome.CONFLICT, "", hunks, added, removed, failed)
+            return trouble.report(builder, name, mail.diff, failed)
         commit = builder.commit_index(mail.message, mail=mail, tree=tree)
         if commit is None:
-            return PatchReport(patch.id, PatchOutcome.EMPTY)
+            return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)
-        return PatchReport(patch.id, PatchOutcome.APPLIED, commit, hunks, added, removed, moved=notes)
+        return PatchReport(name, PatchOutcome.APPLIED, commit, *size_of(mail.diff), moved=notes)
     if builder.fits(mail.diff, "--reverse")[0]:
-        return PatchReport(patch.id, PatchOutcome.MERGED)
-    failed = failed_hunks(builder, mail.diff)
-    blocker = trouble.blocker(builder.git, builder.tree, mail.diff, failed)
-    outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
-    return PatchReport(patch.id, outcome, "", hunks, added, removed, failed, blocker)
+        return PatchReport(name, PatchOutcome.MERGED)
+    return trouble.report(builder, name, mail.diff, failed_hunks(builder, mail.diff))
 
 
 def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:
     """Which hunks of a diff that does not apply are in the way: each is tried alone."""
     failed: list[FailedHunk] = []
-    for file in parse_diff(diff):
+    files = parse_diff(diff)
+    for file in files:
         for hunk in file.hunks:
             fits, said = builder.fits(file.head + hunk.text)
             if not fits:
-                header = f"{hunk.header} {hunk.heading}".strip()
-                failed.append(FailedHunk(file.path, hunk.number, hunk.total, header, _reason(said)))
-        if not file.hunks:
-            fits, said = builder.fits(file.head)
-            if not fits:
-                failed.append(FailedHunk(file.path, 0, 0, "", _reason(said)))
-    if not failed:  # each fits alone, together they do not
-        said = builder.fits(diff)[1]
-        failed.append(FailedHunk(parse_diff(diff)[0].path, 0, 0, "", _reason(said)))
-    return tuple(failed)
+                failed.append(FailedHunk.of(hunk, _reason(said)))
+        if not file.hunks and not (tried := builder.fits(file.head))[0]:
+            failed.append(FailedHunk(file.path, 0, 0, "", _reason(tried[1])))
+    # or each fits alone, and together they do not
+    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _reason(builder.fits(diff)[1])),)
 
 
 def _reason(said: str) -> str:
@@ -297,19 +289,12 @@ def _reason(said: str) -> str:
 
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
     """Hunks that landed in another function than the patch recorded (path, note): with one line of context, worth a
-    look."""
-
-    def hunks(diff: bytes) -> list[Hunk]:
-        return [hunk for file in parse_diff(diff) for hunk in file.hunks]
-
-    expected = hunks(mail.diff)
-    actual = hunks(diff_of(builder.git, builder.tree, tree))
-    if len(expected) != len(actual):  # written with more context, so its hunks are cut differently
-        return []
+    look. Nothing for a patch with more context: its hunks are cut differently."""
+    expected, actual = headings(mail.diff), headings(diff_of(builder.git, builder.tree, tree))
     return [
-        (was.path, f"recorded in {was.heading!r}, landed in {now.heading!r}")
-        for was, now in zip(expected, actual, strict=True)
-        if was.heading and was.heading != now.heading
+        (path, f"recorded in {was!r}, landed in {now!r}")
+        for (path, was), (_, now) in zip(expected, actual, strict=False)
+        if len(expected) == len(actual) and was and was != now
     ]
 
 

@@ -42,7 +42,7 @@ Build = Callable[[Scratch], Replayed]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Brought:
     """applied: what the tree holds now (None: a conflict, the tree is as it was); changed: files that were written.
 
     replayed: None when the series had not changed and nothing was built.
@@ -54,7 +54,7 @@ class Outcome:
     created: bool = False
 
 
-def bring(project: Project, console: Console, cache: Cache, series: Series, build: Build, *, pinned: bool) -> Outcome:
+def bring(project: Project, console: Console, cache: Cache, series: Series, build: Build, *, pinned: bool) -> Brought:
     """Make project.tree the series, as build() makes it from the cache. TreeError (exit 4) rather than lose work."""
     tree = project.tree
     with guard(tree_lock(cache.root, tree), console, str(tree)):
@@ -92,7 +92,7 @@ def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
     return Applied(up.tag, up.tree, series.digest, replayed.base, replayed.head, pinned, replayed.reports)
 
 
-def _create(tree: Path, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Outcome:
+def _create(tree: Path, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Brought:
     tree.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{tree.name}.kvtool-", dir=tree.parent))
     try:
@@ -102,7 +102,7 @@ def _create(tree: Path, console: Console, cache: Cache, series: Series, build: B
         with scratch_below(fresh, cache.repo) as scratch:
             replayed = build(scratch)
             if not replayed.complete:
-                return Outcome(None, replayed, 0)
+                return Brought(None, replayed, 0)
             take_base(git, cache, series.upstream.tag)
             scratch.give(git, replayed.head)
         switch(git, console, "-B", branch_of(series.upstream.tag), replayed.head)
@@ -113,7 +113,7 @@ def _create(tree: Path, console: Console, cache: Cache, series: Series, build: B
             tree.rmdir()
         fresh.rename(tree)
         files = Git(tree).run("ls-files", "-z").stdout.count("\0")
-        return Outcome(applied, replayed, files, created=True)
+        return Brought(applied, replayed, files, created=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -139,7 +139,7 @@ def base_ref(tag: str) -> str:
     return f"refs/kvtool/base/{tag}"
 
 
-def _update(project: Project, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Outcome:
+def _update(project: Project, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Brought:
     tree, git = project.tree, Git(project.tree)
     finish_interrupted(tree, git)
     state = tree_state(project)
@@ -151,20 +151,20 @@ def _update(project: Project, console: Console, cache: Cache, series: Series, bu
         if pinned != before.pinned:
             before = replace(before, pinned=pinned)
             write_applied(tree, before)
-        return Outcome(before, None, 0)
+        return Brought(before, None, 0)
     if state.dirty:
         raise not_clean(state)
     with scratch_below(tree, cache.repo) as scratch:
         replayed = build(scratch)
         if not replayed.complete:
-            return Outcome(None, replayed, 0)
+            return Brought(None, replayed, 0)
         take_base(git, cache, series.upstream.tag)
         scratch.give(git, replayed.head)
     refuse_loss(git, state, replayed, branch_of(series.upstream.tag))
     applied = applied_of(series, replayed, pinned=pinned)
     changed = git.run("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head).stdout.count("\0")
     move(tree, git, console, state.head, applied)
-    return Outcome(applied, replayed, changed)
+    return Brought(applied, replayed, changed)
 
 
 def refuse_loss(git: Git, state: TreeState, replayed: Replayed, branch: str) -> None:

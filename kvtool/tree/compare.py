@@ -68,7 +68,7 @@ def parse_spec(name: str, lock: Lock) -> Spec:
     return Spec(name, "")
 
 
-def take(project: Project, name: str, scratch: Scratch, ensure: Ensure) -> Snapshot:
+def snapshot(project: Project, name: str, scratch: Scratch, ensure: Ensure) -> Snapshot:
     """Build the commits of a state in a throw-away repository. UsageError for a name that means nothing here."""
     spec = parse_spec(name, load_lock(project.lock))
     if spec.tree:

@@ -307,7 +307,7 @@ def says_the_same(scratch: Scratch, step: Step, patch: FoldedPatch, was: bytes =
     if headings(fresh.diff) != headings(step.mail.diff):
         return False
     builder = Builder(scratch, patch.parent)
-    return builder.apply(step.mail.diff) and builder.written() == builder.git.line(
+    return builder.apply(step.mail.diff) and builder.write_tree() == builder.git.line(
         "rev-parse", f"{patch.commit}^{{tree}}"
     )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.tree.apply import Builder, FailedHunk, Origin, failed_hunks
 from kvtool.tree.patchfile import FileDiff, Piece, parse_diff, pieces_of
-from kvtool.tree.placement import Finding, LineMap, check
-from kvtool.tree.source import Source
+from kvtool.tree.placement import Landing, LineMap, check
+from kvtool.tree.source import SourceFile
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
 MAP_FLAGS = (
@@ -63,14 +63,15 @@ def cherry_pick(builder: Builder, origin: Origin) -> Picked:
     if merged == onto:
         return Picked(merged)
     failed: tuple[FailedHunk, ...] = ()
-    for tree in (merged, apply_alone(builder, origin.diff)):
+    for merging in (True, False):
+        tree = merged if merging else apply_alone(builder, origin.diff)
         if tree is None:
             continue
-        findings = inspect(git, origin, onto, tree)
-        wrong = tuple(_misplaced(finding) for finding in findings if finding.wrong)
+        landings = inspect(git, origin, onto, tree)
+        wrong = tuple(FailedHunk.of(landing.piece.hunk, landing.wrong) for landing in landings if landing.wrong)
         if not wrong:
-            notes = [f"{f.piece.hunk.path}: {f.note}" for f in findings if f.note]
-            return Picked(tree, notes=(*(aligned if tree == merged else ()), *notes))
+            notes = tuple(f"{landing.piece.hunk.path}: {landing.note}" for landing in landings if landing.note)
+            return Picked(tree, notes=aligned + notes if merging else notes)
         failed = failed or wrong
     if not failed:
         if _is_there(builder, origin):
@@ -99,14 +100,18 @@ def merge(builder: Builder, origin: Origin) -> tuple[str | None, tuple[str, ...]
             output=done.stderr,
         )
     tree, *entries = done.stdout.split("\0")
-    if done.returncode == 0:
-        return tree, ()
-    notes: list[str] = []
-    settled: list[tuple[str, str, str]] = []
-    for path, stages in _unmerged(entries).items():
+    return (tree, ()) if done.returncode == 0 else _settle_all(builder, tree, _unmerged(entries))
+
+
+def _settle_all(
+    builder: Builder, tree: str, unmerged: Mapping[str, Mapping[str, tuple[str, str]]]
+) -> tuple[str | None, tuple[str, ...]]:
+    """The tree of a merge without its conflicts, None where one is none of those that can be settled."""
+    git, notes, settled = builder.git, list[str](), list[tuple[str, str, str]]()
+    for path, stages in unmerged.items():
         if set(stages) != {"1", "2", "3"} or len({mode for mode, _ in stages.values()}) > 1:
             return None, ()
-        base, ours, theirs = (Source(git.raw("cat-file", "blob", stages[n][1]), path) for n in "123")
+        base, ours, theirs = (SourceFile(git.raw("cat-file", "blob", stages[n][1]), path) for n in "123")
         made = settle(git, base, ours, theirs)
         if made is None:
             return None, ()
@@ -115,7 +120,7 @@ def merge(builder: Builder, origin: Origin) -> tuple[str | None, tuple[str, ...]
         settled.append((stages["2"][0], git.line("hash-object", "-w", "--stdin", input=content), path))
     builder.reset(tree)
     builder.add_blobs(settled)
-    return builder.written(), tuple(notes)
+    return builder.write_tree(), tuple(notes)
 
 
 def _unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
@@ -129,7 +134,7 @@ def _unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
     return found
 
 
-def settle(git: Git, base: Source, ours: Source, theirs: Source) -> tuple[bytes, str] | None:
+def settle(git: Git, base: SourceFile, ours: SourceFile, theirs: SourceFile) -> tuple[bytes, str] | None:
     """Merge one file in which white space counts only where it means something, and lines put in at one place both
     stay, ours first. With it a note on lines that were re-aligned, or "". None: a conflict all the same."""
     if not ours.is_code or any(side.text[-1:] != b"\n" for side in (base, ours, theirs)):
@@ -145,7 +150,7 @@ def settle(git: Git, base: Source, ours: Source, theirs: Source) -> tuple[bytes,
     return _CONFLICT.sub(lambda found: found["ours"] + found["theirs"], done.raw), note
 
 
-def _realigned(git: Git, base: Source, ours: Source, theirs: Source) -> tuple[tuple[bytes, bytes], str]:
+def _realigned(git: Git, base: SourceFile, ours: SourceFile, theirs: SourceFile) -> tuple[tuple[bytes, bytes], str]:
     """base and theirs with the alignment that ours gave their lines; and what to say of it."""
     moved, made = compare(git, base, ours), compare(git, base, theirs)
     old, new = list(base.lines), list(theirs.lines)
@@ -175,7 +180,7 @@ def _realigned(git: Git, base: Source, ours: Source, theirs: Source) -> tuple[tu
 def apply_alone(builder: Builder, diff: bytes, *flags: str) -> str | None:
     """The tree with a diff applied to builder.tree by its context, None when it does not apply."""
     builder.reset()
-    return builder.written() if builder.apply(diff, *flags) else None
+    return builder.write_tree() if builder.apply(diff, *flags) else None
 
 
 def _is_there(builder: Builder, origin: Origin) -> bool:
@@ -190,25 +195,25 @@ def _is_there(builder: Builder, origin: Origin) -> bool:
 # --- the placement check, fed from git ----------------------------------------------------------------------------
 
 
-def inspect(git: Git, origin: Origin, onto: str, result: str, *, reverse: bool = False) -> tuple[Finding, ...]:
+def inspect(git: Git, origin: Origin, onto: str, result: str, *, reverse: bool = False) -> tuple[Landing, ...]:
     """Hold every hunk against the place where it landed, `onto` and `result` being the tree before and after.
 
     A hunk that upstream has already is left out. reverse: the patch was taken back, origin.parent being its commit.
     """
     files = [file for file in parse_diff(origin.diff) if file.hunks]
-    findings: list[Finding] = []
+    landings: list[Landing] = []
     names = _renamed(git, files, onto, result)
     for file in files:
         there = names[file.path]
         places = ((origin.parent, file.path), (origin.commit, file.path), (onto, there), (result, there))
-        base, patched, now, after = (Source(git.blob(tree, path) or b"", path) for tree, path in places)
+        base, patched, now, after = (SourceFile(git.blob(tree, path) or b"", path) for tree, path in places)
         moved = compare(git, base, now)
         pieces = [piece for piece in pieces_of(file, reverse=reverse) if not _had(piece, patched, now, moved)]
-        findings += check(base, patched, now, after, pieces, moved)
-    return tuple(findings)
+        landings += check(base, patched, now, after, pieces, moved)
+    return tuple(landings)
 
 
-def _had(piece: Piece, patched: Source, now: Source, moved: LineMap) -> bool:
+def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> bool:
     region = moved.region(piece.start, piece.start + len(piece.before))
     return now.keys[region.start : region.stop] == patched.keys[piece.made : piece.made + len(piece.after)]
 
@@ -224,18 +229,13 @@ def _renamed(git: Git, files: Sequence[FileDiff], onto: str, result: str) -> dic
     return names
 
 
-def compare(git: Git, old: Source, new: Source) -> LineMap:
-    """What became of the lines of one file in another."""
-    if old.keys == new.keys:
+def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
+    """What became of the lines of one file in another: by git's diff, in which some may only have been re-aligned."""
+    if old.text == new.text:
         return LineMap(())
-    blobs = (git.line("hash-object", "-w", "--stdin", input=b"".join(side.keys)) for side in (old, new))
+    blobs = (git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
     files = parse_diff(git.raw("diff", "--text", *MAP_FLAGS, *blobs))
-    return LineMap.of(files[0] if files else None)
-
-
-def _misplaced(finding: Finding) -> FailedHunk:
-    hunk = finding.piece.hunk
-    return FailedHunk(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.heading}".strip(), finding.wrong)
+    return LineMap.of(files[0] if files else None).refined(old.keys, new.keys)
 
 
 _MOST = 40  # lines of a region worth showing
@@ -250,7 +250,7 @@ def explain(git: Git, origin: Origin, onto: str, hunk: FailedHunk) -> FailedHunk
     now = git.blob(onto, hunk.path)
     found: Sequence[bytes] = ()
     if now is not None:
-        old, new = Source(git.blob(origin.parent, hunk.path) or b"", hunk.path), Source(now, hunk.path)
+        old, new = SourceFile(git.blob(origin.parent, hunk.path) or b"", hunk.path), SourceFile(now, hunk.path)
         region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
         found = new.lines[region.start : region.stop][:_MOST]
     return replace(hunk, expected=_text(piece.before), wanted=_text(piece.after), found=_text(found))

@@ -169,6 +169,11 @@ def changed_lines(diff: bytes) -> tuple[int, int]:
     return marks.count(b"+"), marks.count(b"-")
 
 
+def size_of(diff: bytes) -> tuple[int, int, int]:
+    """Hunks, added and removed lines."""
+    return (sum(len(file.hunks) for file in parse_diff(diff)), *changed_lines(diff))
+
+
 def runs(file: FileDiff) -> int:
     """How many runs of changed lines a diff of one file has: unlike its hunks, no matter of how much context it has."""
     marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in file.hunks)

@@ -4,22 +4,27 @@ One line of context finds a place over months of upstream, but not always the ri
 two things are held against the place where a hunk landed:
 
 - the line map: a line diff of the old file and the new one says what became of each of the hunk's context lines and
-  removed lines. Each one that is still there must be where the hunk landed.
+  removed lines. Each one that is still there must be where the hunk landed. In a file of C a line that was only
+  re-aligned is still there.
 - the enclosing function: the line that heads it must be the same line by the map, or have been replaced by the one that
   heads it now, or (where upstream moved the whole function) read the same.
 
 Where upstream rewrote a line that the hunk stands on, the map says nothing about it: the function must then be the
 same, and the hunk must have one place in it only.
+
+Where upstream only put lines in at the place where the hunk puts some in, the hunk belongs behind them, if both are
+whole.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvtool.tree.patchfile import FileDiff, Piece
-from kvtool.tree.source import Source, words
+from kvtool.tree.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
 
@@ -37,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Landing:
     """What the check says about one hunk. landed, expected: 1-based lines of its first line, None where unknown.
 
     wrong: why the place is wrong, "" when it is right; note: worth a look, though not wrong.
@@ -61,6 +66,11 @@ class LineMap:
         """From one file of a diff without context; None: the file did not change."""
         hunks = file.hunks if file else ()
         return cls([Block(hunk.old, hunk.removed, hunk.new, hunk.added) for hunk in hunks])
+
+    def refined(self, old: Sequence[bytes], new: Sequence[bytes]) -> LineMap:
+        """The same, but lines of a block whose keys are equal are the same line: all of them where the block has only
+        such lines, else those that are there once. Which of several braces is which, nobody can tell."""
+        return LineMap([part for block in self.blocks for part in _refined(block, old, new)])
 
     def line(self, number: int) -> int | None:
         """The same line in the new file, None when it is not there any more. 0-based."""
@@ -94,6 +104,23 @@ class LineMap:
         after = self.line(last)
         assert after is not None
         return range(before + 1, after)
+
+
+def _refined(block: Block, old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[Block]:
+    was = old[block.old : block.old + block.removed]
+    now = new[block.new : block.new + block.added]
+    pairs = [(n, n) for n in range(len(was))]
+    if was != now:
+        counts = Counter(was), Counter(now)
+        once = [key for key in was if counts[0][key] == counts[1][key] == 1]
+        pairs = [(was.index(key), now.index(key)) for key in once]
+        if pairs != sorted(pairs, key=lambda pair: pair[1]):  # in another order
+            pairs = []
+    at, there = 0, 0
+    for here, place in (*pairs, (len(was), len(now))):
+        if here > at or place > there:
+            yield Block(block.old + at, here - at, block.new + there, place - there)
+        at, there = here + 1, place + 1
 
 
 def heading_at(lines: Lines, number: int) -> int | None:
@@ -141,8 +168,13 @@ def find_landings(
 
 
 def check(
-    base: Source, patched: Source, target: Source, result: Source, pieces: Sequence[Piece], moved: LineMap
-) -> tuple[Finding, ...]:
+    base: SourceFile,
+    patched: SourceFile,
+    target: SourceFile,
+    result: SourceFile,
+    pieces: Sequence[Piece],
+    moved: LineMap,
+) -> tuple[Landing, ...]:
     """Whether each hunk of `pieces` (a diff from `base` to `patched`) landed in its place.
 
     target, result: the new file before and after; moved: what became of base's lines in target. Lines are compared by
@@ -155,18 +187,18 @@ def check(
     landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
         wrong = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
-        return tuple(Finding(piece, None, _number(at), wrong) for piece, at in zip(pieces, expected, strict=True))
+        return tuple(Landing(piece, None, _number(at), wrong) for piece, at in zip(pieces, expected, strict=True))
     found = [
         _judge(piece, at, want, base.keys, target.keys, moved)
         for piece, at, want in zip(stand, landed, expected, strict=True)
     ]
     return tuple(
-        _look(replace(finding, piece=piece), place, patched, target)
-        for finding, piece, place in zip(found, pieces, shared, strict=True)
+        _look(replace(landing, piece=piece), place, patched, target)
+        for landing, piece, place in zip(found, pieces, shared, strict=True)
     )
 
 
-def _keyed(piece: Piece, base: Source, patched: Source) -> Piece:
+def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
     """The hunk with the keys of its lines, read where they stand: a line alone does not tell what is in a string."""
     before = base.keys[piece.start : piece.start + len(piece.before)]
     after = patched.keys[piece.made : piece.made + len(piece.after)]
@@ -192,19 +224,19 @@ def _shared(piece: Piece, moved: LineMap) -> range:
     return range(above + 1, below)
 
 
-def _look(finding: Finding, shared: range, patched: Source, target: Source) -> Finding:
+def _look(landing: Landing, shared: range, patched: SourceFile, target: SourceFile) -> Landing:
     """Where both put something in: wrong unless each is whole and has no line of the other; worth a look."""
-    if not shared or finding.wrong:
-        return finding
-    piece = finding.piece
+    if not shared or landing.wrong:
+        return landing
+    piece = landing.piece
     mine = range(piece.made + piece.lead, piece.made + len(piece.after) - piece.trail)
     theirs = target.lines[shared.start : shared.stop]
     if words(theirs) & words(patched.lines[mine.start : mine.stop]):
-        return replace(finding, wrong="upstream put some of the same lines in at the same place")
+        return replace(landing, wrong="upstream put some of the same lines in at the same place")
     if not (target.whole(shared.start, shared.stop) and patched.whole(mine.start, mine.stop)):
-        return replace(finding, wrong="upstream put in lines at the same place, and one of the two is not whole")
+        return replace(landing, wrong="upstream put in lines at the same place, and one of the two is not whole")
     note = f"merged, look at it: it stands behind {len(theirs)} lines that upstream put in at the same place"
-    return replace(finding, note=note)
+    return replace(landing, note=note)
 
 
 def _number(line: int | None) -> int | None:
@@ -222,7 +254,7 @@ def _expected(piece: Piece, moved: LineMap) -> int | None:
     return next((line for line in _mapped(piece, moved) if line is not None), None)
 
 
-def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, moved: LineMap) -> Finding:
+def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, moved: LineMap) -> Landing:
     mapped = _mapped(piece, moved)
     was, now = heading_at(base, piece.start), heading_at(target, at)
     here = f"it landed in line {at + 1}, {_name(target, now)}"
@@ -230,20 +262,20 @@ def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, 
     if any(line != at for line in known):
         assert want is not None
         there = f"it belongs in line {want + 1}, {_name(target, heading_at(target, want))}"
-        return Finding(piece, at + 1, want + 1, f"{here}; {there}")
+        return Landing(piece, at + 1, want + 1, f"{here}; {there}")
     same = _same_function(base, target, was, now, moved)
     if len(known) == len(piece.before) and known:
         # every line says so; upstream may have put a label or the head of a split function in between
         kept = moved.line(was) if was is not None else -1
         if same or (kept is not None and kept <= at):
             note = "" if same else f"recorded in {_text(base, was)!r}, landed in {_text(target, now)!r}"
-            return Finding(piece, at + 1, at + 1, note=note)
+            return Landing(piece, at + 1, at + 1, note=note)
     belongs = f"it belongs {_name(base, was)}, where upstream rewrote its lines"
     if not same:
-        return Finding(piece, at + 1, want, f"{here}; {belongs}")
+        return Landing(piece, at + 1, want, f"{here}; {belongs}")
     if (count := _places(target, piece, now)) > 1:
-        return Finding(piece, at + 1, want, f"{here}; upstream rewrote its lines and {count} places there would do")
-    return Finding(piece, at + 1, _number(want))
+        return Landing(piece, at + 1, want, f"{here}; upstream rewrote its lines and {count} places there would do")
+    return Landing(piece, at + 1, _number(want))
 
 
 def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:

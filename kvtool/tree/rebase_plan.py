@@ -35,7 +35,7 @@ from kvtool.tree.apply import (
     replay_step,
 )
 from kvtool.tree.merge import Picked, cherry_pick
-from kvtool.tree.patchfile import changed_lines, parse_diff, runs
+from kvtool.tree.patchfile import parse_diff, runs, size_of
 from kvtool.tree.series import Series, Step, load_series
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
@@ -182,9 +182,7 @@ class _Mover:
         origin = self._origins.get(step.patch.id)
         report = self._move(step, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
-        if report.failed:
-            self._trouble.add(step.patch.id, origin.diff if origin else step.mail.diff)
-        if self.stop is None and (report.failed or report.lost):
+        if self.stop is None and report.in_the_way:
             self.stop = Stop(step.patch.id, parent, origin, report.commit)
 
     def _move(self, step: Step, origin: Origin | None) -> PatchReport:
@@ -200,10 +198,7 @@ class _Mover:
             return replay_step(self.builder, step, self._trouble, strict=True)
         attempt = cherry_pick(self.builder, origin)
         if attempt.tree is None:
-            hunks, added, removed = _size(origin.diff)
-            blocker = self._trouble.blocker(self.builder.git, self.builder.tree, origin.diff, attempt.failed)
-            outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
-            return PatchReport(name, outcome, "", hunks, added, removed, attempt.failed, blocker)
+            return self._trouble.report(self.builder, name, origin.diff, attempt.failed)
         if attempt.tree == self.builder.tree:
             return PatchReport(name, PatchOutcome.MERGED)
         return self._take(step, attempt, origin)
@@ -219,7 +214,7 @@ class _Mover:
         if lost and step.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
-        return PatchReport(step.patch.id, outcome, commit or "", *_size(diff), moved=notes, lost=lost)
+        return PatchReport(step.patch.id, outcome, commit or "", *size_of(diff), moved=notes, lost=lost)
 
     def _resolution(self, name: str) -> Resolution:
         made = self._choices.resolved[name]
@@ -232,16 +227,11 @@ class _Mover:
         return made
 
 
-def _size(diff: bytes) -> tuple[int, int, int]:
-    """Hunks, added and removed lines."""
-    return (sum(len(file.hunks) for file in parse_diff(diff)), *changed_lines(diff))
-
-
 def _lost(was: bytes, now: bytes) -> str:
     """What a patch has less of than before; "" for nothing. Hunks are counted as runs of changed lines."""
     counts = []
     for diff in (was, now):
-        _, added, removed = _size(diff)
+        _, added, removed = size_of(diff)
         counts.append((sum(runs(file) for file in parse_diff(diff)), added + removed))
     (hunks, lines), (hunks_now, lines_now) = counts
     if hunks_now >= hunks and lines_now >= lines:

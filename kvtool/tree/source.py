@@ -34,7 +34,7 @@ def split_lines(text: bytes) -> list[bytes]:
     return [*lines, last] if last else lines
 
 
-class Source:
+class SourceFile:
     """One file. lines: as they are, with their line ends; keys: two lines are the same line when theirs are equal."""
 
     def __init__(self, text: bytes, path: str = "") -> None:
@@ -68,7 +68,7 @@ class Source:
             found.update(range(first, number + 1))
         return found
 
-    def columns(self, number: int, other: Source, there: int) -> dict[int, int]:
+    def columns(self, number: int, other: SourceFile, there: int) -> dict[int, int]:
         """Where each token of a line stands in the same line of another file; {} where tabs make that unclear."""
         old, new = self._hidden[number], other._hidden[there]
         if b"\t" in old + new:

@@ -25,6 +25,7 @@ _OPERATIONS = {
     "REVERT_HEAD": "a revert",
     "BISECT_LOG": "a bisect",
 }
+_REBASING = "a kvtool rebase"
 _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
 # what a kvtool command leaves when it is killed; a rebase has the others' journals while it finishes
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage", "export"))
@@ -84,6 +85,11 @@ class TreeState:
     stale: str = ""
     operation: str = ""
     interrupted: str = ""
+
+    @property
+    def rebasing(self) -> bool:
+        """Whether a rebase of kvtool's waits for a person: the tree is then not what was applied."""
+        return _REBASING in self.operation
 
     @property
     def word(self) -> str:
@@ -208,7 +214,7 @@ def _stopped_rebase(tree: Path) -> str:
     """The rebase that waits for a person, in words; "" when it was killed instead."""
     try:
         journal = json.loads((kvtool_dir(tree) / "rebase.json").read_text(encoding="utf-8"))
-        words = f"a kvtool rebase onto {journal['tag']}, stopped at patch {journal['patch']!r},"
+        words = f"{_REBASING} onto {journal['tag']}, stopped at patch {journal['patch']!r},"
         return words if journal["phase"] == "stopped" else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""
@@ -248,7 +254,7 @@ def not_clean(state: TreeState) -> TreeError:
         "in-progress": (
             f"{state.operation} is under way",
             "",
-            _REBASE if "kvtool rebase" in state.operation else "finish it, or abort it with git",
+            _REBASE if state.rebasing else "finish it, or abort it with git",
         ),
         "dirty": (
             "there are uncommitted changes",

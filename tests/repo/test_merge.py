@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -231,3 +232,52 @@ def test_lines_in_another_order(pick: Pick) -> None:
 def test_only_in_c(pick: Pick, path: str) -> None:
     text, done = pick(BASE, PATCH, upstream_puts("    int theirs = 4;"), path)
     assert text is None and done.failed
+
+
+def test_which_of_several_braces_is_which_is_not_guessed(pick: Pick) -> None:
+    """Without their white space they are one line; upstream took the first one away, and re-aligned none."""
+    base = "int f() {\n    if (a) {\n        if (b) {\n            c();\n        }\n    }\n    return 1;\n}\n"
+    patched = base.replace("        }\n    }\n", "        }\n    new_one();\n    }\n")
+    upstream = base.replace("        }\n    }\n", "    }\n")
+    text, _ = pick(base, patched, upstream)
+    assert text in (None, upstream.replace("    }\n", "    new_one();\n    }\n"))
+
+
+# --- whatever upstream does --------------------------------------------------------------------------------------
+
+
+def changed(chance: random.Random, base: list[str], at: int) -> list[tuple[int, str]]:
+    """Upstream's lines, each with its number in base (-1 for a new one): taken out, doubled, put in, re-aligned."""
+    lines = list(enumerate(base))
+    for _ in range(chance.randint(1, 3)):
+        near = min(len(lines) - 2, max(1, at + chance.randint(-2, 2)))
+        number, text = lines[near]
+        kind = chance.randrange(5)
+        if kind == 0:
+            del lines[near]
+        elif kind == 1:
+            lines.insert(near, (-1, chance.choice([text, "    z();\n", "    if (z) {\n", "    }\n"])))
+        elif kind == 2:
+            lines[near] = (number, text.replace(" = ", "   = ").replace(", ", ",  "))
+        else:
+            deeper = range(near, min(len(lines) - 1, near + chance.randint(1, 4)))
+            lines = [(n, f"    {line}" if k in deeper else line) for k, (n, line) in enumerate(lines)]
+    return lines
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_merged_is_between_the_lines_it_was_put_between(pick: Pick, seed: int) -> None:
+    chance = random.Random(seed)
+    choice = ["    a();\n", "    b(1, 2);\n", "    int y = 3;\n", "    if (x) {\n", "    }\n", "    x++;\n"]
+    base = ["int f() {\n", *(chance.choice(choice) for _ in range(8)), "    return x;\n", "}\n"]
+    at = chance.randrange(2, 9)
+    upstream = changed(chance, base, at)
+    there = [text for _, text in upstream]
+    text, done = pick("".join(base), "".join([*base[:at], "    fresh();\n", *base[at:]]), "".join(there))
+    if not done.notes or text is None:
+        return
+    made = text.splitlines(keepends=True)
+    place = next(n for n, line in enumerate(made) if line.strip() == "fresh();")
+    assert made[:place] + made[place + 1 :] == there
+    before, after = ([n for n, _ in part if n >= 0] for part in (upstream[:place], upstream[place:]))
+    assert max(before) < at <= min(after)

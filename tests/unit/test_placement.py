@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.tree.patchfile import parse_diff, pieces_of, runs
-from kvtool.tree.placement import Block, Finding, LineMap, check, find_landings
-from kvtool.tree.source import Source, split_lines
+from kvtool.tree.placement import Block, Landing, LineMap, check, find_landings
+from kvtool.tree.source import SourceFile, split_lines
 
 BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]
 
@@ -21,12 +21,12 @@ def diff(tmp_path: Path, old: str, new: str, context: int) -> bytes:
     return subprocess.run(argv, cwd=tmp_path, capture_output=True).stdout
 
 
-def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = "") -> list[Finding]:
+def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = "") -> list[Landing]:
     """Check a patch base -> patched that turned target into result."""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
     files = parse_diff(diff(tmp_path, base, target, 0))
-    texts = (Source(text.encode(), "f.cpp") for text in (base, patched, target, result))
+    texts = (SourceFile(text.encode(), "f.cpp") for text in (base, patched, target, result))
     return list(check(*texts, pieces, LineMap.of(files[0] if files else None)))
 
 
@@ -92,7 +92,7 @@ def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Pa
     base = "int f() {\n    b();\n    c();\n}\n"
     pieces = pieces_of(parse_diff(diff(tmp_path, base, add(base, "    b();\n"), 1))[0])
     result = target.replace("    b();\n", "    b();\n    more();\n", 1)
-    texts = (Source(text.encode(), "f.cpp") for text in (base, add(base, "    b();\n"), target, result))
+    texts = (SourceFile(text.encode(), "f.cpp") for text in (base, add(base, "    b();\n"), target, result))
     (found,) = check(*texts, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
     assert (f"{places} places there would do" in found.wrong) == (places > 1)
 
