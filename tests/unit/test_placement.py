@@ -147,3 +147,21 @@ def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
     new = add(add("".join(BASE), "int y = 3;\n"), "int y = 3;\n    more();\n    use(y);\n")
     counts = [runs(parse_diff(diff(tmp_path, "".join(BASE), new, context))[0]) for context in (0, 1, 3)]
     assert counts == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ("abc", "abc", {0: 0, 1: 1, 2: 2}),  # all of them
+        ("abc", "xabyc", {0: 1, 1: 2, 2: 4}),
+        ("a}}b", "xa}b", {0: 1, 3: 3}),  # which brace is which nobody can tell
+        ("ab", "yba", {}),  # in another order
+        ("}", "}}", {}),
+        ("abc", "", {}),
+    ],
+)
+def test_lines_of_a_block_that_were_only_re_aligned(old: str, new: str, kept: dict[int, int]) -> None:
+    keys = [[b"-", *(text[n : n + 1].encode() for n in range(len(text))), b"-"] for text in (old, new)]
+    moved = LineMap([Block(1, len(old), 1, len(new))]).refined(*keys)
+    assert {n: place - 1 for n in range(len(old)) if (place := moved.line(n + 1)) is not None} == kept
+    assert (moved.line(0), moved.line(len(old) + 1)) == (0, len(new) + 1)
