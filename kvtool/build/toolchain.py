@@ -186,6 +186,13 @@ def find_git() -> Tool:
     return Tool("git", None, missing=why, how=str(HINTS["git"]))
 
 
+def require_git() -> None:
+    """MissingToolError unless git can do what a rebase needs."""
+    tool = find_git()
+    if not tool.found:
+        raise MissingToolError("git cannot do what kvtool needs", why=tool.missing, next_step=tool.how)
+
+
 def _missing_file(name: str, wanted: str, places: Sequence[Path], how: object) -> Tool:
     return Tool(name, None, missing=f"no {wanted} in {', '.join(dict.fromkeys(map(str, places)))}", how=str(how))
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from kvtool.build import toolchain
 from kvtool.canary import field as throwaway
 from kvtool.canary import latest
 from kvtool.canary.report import (
@@ -134,6 +135,7 @@ def run(
 
     What breaks is in the result, not an exception. work: where to build, kept; None: a temporary directory.
     """
+    toolchain.require_git()  # what this machine lacks is no breakage
     lock = load_lock(project.lock)
     newest = latest.Latest(tag, "given")
     if tag == "latest":

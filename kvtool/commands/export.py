@@ -121,6 +121,8 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
     """check: write nothing. mailbox: write mails there and leave the project alone."""
     if check and mailbox:
         raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
+    if not (check or mailbox):
+        project.refuse_packaged()
     if not (project.tree / ".git").is_dir():
         raise not_clean(TreeState(project.tree, None))
     with (

@@ -29,6 +29,8 @@ _Names = list[str] | None
 def run(project: Project, console: Console, options: Options) -> Result:
     """One entry for all forms; UsageError for a combination that means nothing."""
     _check(options)
+    if not options.dry_run:
+        project.refuse_packaged()
     if options.all:
         return _span(project, console, options)
     if options.dry_run:
@@ -68,8 +70,8 @@ def _rehearse(project: Project, cache: Cache, lock: Lock, base: str, fetched: Fe
 def _dry_run(project: Project, console: Console, options: Options, tag: str) -> RebaseResult:
     cache, lock = Cache(project.cache), load_lock(project.lock)
     refuse_unknown(project, options.named)
-    base = locked_base(cache, lock, console, options.mirror)
     lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
+    base = locked_base(cache, lock, console, options.mirror)
     done = _rehearse(project, cache, lock, base, fetched, options)
     history = History.between(options.mirror, lock.upstream(), fetched.upstream)
     return RebaseResult(

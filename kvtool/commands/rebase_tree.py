@@ -89,8 +89,8 @@ def begin(project: Project, console: Console, options: Options, tag: str) -> Reb
             f"a rebase onto {under_way.tag} is under way",
             next_step="go on: kvtool rebase --continue; or give it up: kvtool rebase --abort",
         )
-    base = locked_base(cache, lock, console, options.mirror)
     lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
+    base = locked_base(cache, lock, console, options.mirror)
     series = load_series(project, lock, lock.upstream())
     outcome = checkout.bring(project, console, cache, base, series, pinned=False)
     if outcome.applied is None:

@@ -71,7 +71,9 @@ def run(project: Project) -> StatusResult:
     unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
     state = tree_state(project)
     error = None if state.word == "clean" else not_clean(state)
-    applied = state.applied
+    # while a rebase waits for a person, what was applied before is not what the tree holds
+    moving = state.interrupted == "rebase" or "kvtool rebase" in state.operation
+    applied = None if moving else state.applied
     return StatusResult(
         state=state.word,
         tag=applied.tag if applied else "",

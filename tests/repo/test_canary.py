@@ -15,6 +15,7 @@ from kvtool.result import CheckOutcome
 from kvtool.verify.checks import Finding
 from kvtool.verify.report import Verified
 from tests.conftest import Tiny, git
+from tests.repo.fetches import fake
 
 
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "2026-03-01T00:00:00") -> None:
@@ -34,6 +35,13 @@ def good(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     project.add_patch("declare", ("src/a.cpp", "int function_2(", "int grown();\nint function_2("))
     monkeypatch.setattr(verify, "run", lambda project, _console, options: verified(project, options.mode))
     return project
+
+
+def test_what_the_machine_lacks_is_no_breakage(project: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    fake(tmp_path, monkeypatch, "git", "echo git version 2.37.7\n")
+    report = tmp_path / "report.json"
+    ran = kvtool("canary", "v2", "--json", "--report", report)
+    assert ran.code == 7 and ran.json["error"]["code"] == "missing_tool" and not report.exists()
 
 
 FAILING: list[str] = []

@@ -140,8 +140,8 @@ def test_a_breakage_that_has_an_issue_gets_no_other(tmp_path: Path) -> None:
     assert [call[1] for call in issue(tmp_path, canary_report(tmp_path), GH_ISSUES=other)[1]] == ["list", "create"]
 
 
-@pytest.mark.parametrize(("key", "code"), [("", "conflict"), (KEY, "network")])
-def test_no_breakage_or_only_the_network_no_issue(tmp_path: Path, key: str, code: str) -> None:
+@pytest.mark.parametrize(("key", "code"), [("", "conflict"), (KEY, "network"), (KEY, "missing_tool")])
+def test_no_breakage_or_only_the_machine_no_issue(tmp_path: Path, key: str, code: str) -> None:
     done, calls = issue(tmp_path, canary_report(tmp_path, key, code))
     assert (done.returncode, calls) == (0, [])
 

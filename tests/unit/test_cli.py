@@ -217,7 +217,7 @@ def test_result_as_json() -> None:
 
 # The fields of each command's document. A script somewhere reads them: add, do not rename.
 CONTRACT = {
-    "fetch.FetchResult": "tag tree commit source cache",
+    "fetch.FetchResult": "tag tree commit source cache freed",
     "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches",
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
     "patches reasons",
@@ -266,7 +266,17 @@ def test_elsewhere_it_is_the_checkout_of_this_package(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert project.find_project().root == Path(project.__file__).parents[1]
     monkeypatch.setattr(project, "_PACKAGE", tmp_path / "site/kvtool")
+    monkeypatch.setattr(project, "PACKAGED", tmp_path / "site/kvtool/_data")
     with pytest.raises(UsageError, match="no kvtool project"):
         project.find_project()
     make(tmp_path / "site/kvtool/_data")
     assert project.find_project().tree == tmp_path / "llama.cpp"  # a wheel's data is no place for a tree
+
+
+@pytest.mark.parametrize("args", [("rebase", "v2"), ("rebase", "--abort"), ("export",)])
+def test_what_an_installation_carries_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvtool: Any, args: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(project, "PACKAGED", make(tmp_path / "_data"))
+    ran = kvtool(*args, "--project", tmp_path / "_data", "--json")
+    assert ran.code == 2 and "kvtool init DIR" in ran.json["error"]["next"]
