@@ -54,7 +54,7 @@ from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
 COMMANDS = (
-    *("doctor", "fetch", "apply", "status", "build", "verify", "bench"),
+    *("doctor", "init", "fetch", "apply", "status", "build", "verify", "bench"),
     *("export", "rebase", "diff", "bisect", "canary", "lint"),
 )
 

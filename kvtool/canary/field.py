@@ -11,7 +11,7 @@ from kvtool.project import Project
 from kvtool.tree.borrow import Borrowed
 from kvtool.tree.checkout import base_ref
 from kvtool.tree.rehearse import Rehearsal
-from kvtool.tree.series import Series, new_files, read_text
+from kvtool.tree.series import Series, read_text
 from kvtool.tree.worktree import Applied, branch_of, write_applied
 from kvtool.upstream.lock import Lock
 from kvtool.upstream.pin import pin
@@ -22,13 +22,9 @@ def copy_project(project: Project, lock: Lock, tag: str, place: Path) -> Project
     copy = replace(project, root=place, patches=place / "patches", cpp=place / "cpp", tree=place / "llama.cpp")
     shutil.rmtree(copy.patches, ignore_errors=True)
     shutil.rmtree(copy.cpp, ignore_errors=True)
-    copy.patches.mkdir(parents=True)
-    for path in (project.series, *project.patches.glob("*.patch")):
-        shutil.copy2(path, copy.patches)
-    for file in new_files(project.cpp):
-        target = copy.cpp / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file.source, target)
+    shutil.copytree(project.patches, copy.patches)
+    if project.cpp.is_dir():
+        shutil.copytree(project.cpp, copy.cpp)
     copy.lock.write_text(pin(read_text(project.lock), lock, tag), encoding="utf-8")
     return copy
 

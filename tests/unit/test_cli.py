@@ -217,6 +217,7 @@ def test_result_as_json() -> None:
 
 # The fields of each command's document. A script somewhere reads them: add, do not rename.
 CONTRACT = {
+    "init.InitResult": "project patches new_files files",
     "fetch.FetchResult": "tag tree commit source cache freed",
     "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches",
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
