@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from kvtool import __version__
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import DiskError, UsageError
@@ -42,6 +41,7 @@ class InitResult(Result):
         series = f"{self.patches} patches, {self.new_files} new files" if self.patches else "an empty series"
         console.line(f"{self.project}: {series}")
         console.line(f"next: cd {self.project} && git init && git add . && git commit -m 'Start', then make build")
+        console.line(f"in {_FILES['workflow.yml']}, KVTOOL says where GitHub gets kvtool: it is for you to fill in")
 
 
 def run(source: Project, place: Path, *, empty: bool = False) -> InitResult:
@@ -70,10 +70,9 @@ def _write(source: Project, made: Project, *, empty: bool) -> None:
         if source.cpp.is_dir():
             shutil.copytree(source.cpp, made.cpp, ignore=shutil.ignore_patterns("__pycache__"))
     for name, target in _FILES.items():
-        text = (_TEMPLATES / name).read_text(encoding="utf-8").replace("@VERSION@", __version__)
         path = made.root / target
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\n")
+        shutil.copyfile(_TEMPLATES / name, path)
 
 
 def command(
