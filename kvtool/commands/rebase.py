@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
 from kvtool.commands.rebase_tree import Options, begin, refuse_unknown, resume, with_history
 from kvtool.console import Console
@@ -29,6 +30,7 @@ _Names = list[str] | None
 def run(project: Project, console: Console, options: Options) -> Result:
     """One entry for all forms; UsageError for a combination that means nothing."""
     _check(options)
+    toolchain.require_git()
     if not options.dry_run:
         project.refuse_packaged()
     if options.all:

@@ -42,6 +42,7 @@ def test_what_the_machine_lacks_is_no_breakage(project: Tiny, kvtool: Any, tmp_p
     report = tmp_path / "report.json"
     ran = kvtool("canary", "v2", "--json", "--report", report)
     assert ran.code == 7 and ran.json["error"]["code"] == "missing_tool" and not report.exists()
+    assert kvtool("rebase", "v2", "--dry-run").code == 7
 
 
 FAILING: list[str] = []
