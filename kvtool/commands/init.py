@@ -45,19 +45,23 @@ class InitResult(Result):
 
 
 def run(source: Project, place: Path, *, empty: bool = False) -> InitResult:
-    """Write the project; UsageError when something of it is there already, and then nothing is written."""
+    """Write the project, as create() does."""
+    made = create(source, place, empty=empty)
+    return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))
+
+
+def create(source: Project, place: Path, *, empty: bool = False) -> Project:
+    """A project like `source`; UsageError when something of it is there already, and then nothing is written."""
     root = place.expanduser().absolute()
-    there = [name for name in ("patches", "cpp", *_FILES.values()) if (root / name).exists()]
+    there = [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]
     if there:
-        raise UsageError(
-            f"{root} has {', '.join(there)} already", next_step="name a directory without: kvtool init DIR"
-        )
+        raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
     made = Project(root, root / "patches", root / "cpp", root / "llama.cpp", source.cache)
     try:
         _write(source, made, empty=empty)
     except OSError as err:
-        raise DiskError(f"cannot write {root}", why=str(err), next_step="name another place: kvtool init DIR") from err
-    return InitResult(root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))
+        raise DiskError(f"cannot write {root}", why=str(err), next_step="name another place") from err
+    return made
 
 
 def _write(source: Project, made: Project, *, empty: bool) -> None:

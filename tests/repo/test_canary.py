@@ -88,7 +88,11 @@ def test_what_is_built_is_the_moved_series(good: Tiny, kvtool: Any, tmp_path: Pa
     state = kvtool("status", "--json", "--project", tmp_path / "work").json
     assert (state["state"], state["tag"], state["locked"]) == ("clean", "b100", "b100")
     assert list((tree / "build/cpu-release").glob("liba.*"))
-    assert kvtool("canary", "b100", "--work", tmp_path / "work", "--json").code == 0, "the place can be used again"
+    kept = Tiny(tmp_path / "work", good.upstream).snapshot()
+    assert kvtool("canary", "b100", "--work", tmp_path / "work", "--json").code == 2, (
+        "what is there is nobody's to remove"
+    )
+    assert Tiny(tmp_path / "work", good.upstream).snapshot() == kept
 
 
 def test_a_conflict_ends_it_with_exit_3(good: Tiny, kvtool: Any) -> None:
