@@ -38,6 +38,15 @@ def test_the_workflow_only_calls_what_a_person_can_run() -> None:
             assert re.search(rf"^{script[2]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
 
 
+def test_only_tests_that_need_little_run_at_once_and_ctest_has_the_last_word() -> None:
+    runs = re.findall(r"^ *(?:pytest|ctest) .*", (ROOT / "ci" / "suite.sh").read_text(), re.MULTILINE)
+    assert [("tests/e2e" in run, "--numprocesses" in run, "ctest" in run) for run in runs] == [
+        (False, True, False),
+        (True, False, False),
+        (False, False, True),
+    ]
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_verify_is_the_main_job_in_order() -> None:
     def verbs(*options: str) -> list[str]:
