@@ -120,7 +120,8 @@ def command(
     are not of the series are never overwritten. If a patch does not apply, the tree stays as it was and every patch's
     outcome is shown.
 
-    Examples: kvtool apply | kvtool apply b11063 --tree /tmp/older
+        kvtool apply
+        kvtool apply b11063 --tree ~/older
 
     Exit codes: 3 a patch does not apply, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """

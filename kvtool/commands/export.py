@@ -138,6 +138,8 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
     """check: write nothing. mailbox: write mails there and leave the project alone."""
     if check and mailbox:
         raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
+    if not (check or mailbox):
+        project.refuse_packaged()
     if not (project.tree / ".git").is_dir():
         raise not_clean(TreeState(project.tree, None))
     cache = Cache(project.cache)
@@ -200,7 +202,9 @@ def command(
     Afterwards the tree's branch has the fixups folded in (its files are not touched). A patch that gives the same tree
     as before keeps its bytes, and the bytes are the same under any git configuration.
 
-    Examples: kvtool export | kvtool export --check | kvtool export --mailbox /tmp/series
+        kvtool export
+        kvtool export --check
+        kvtool export --mailbox ~/series
 
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
 from kvtool.commands.rebase_tree import RebaseOptions, begin, refuse_unknown, resume, with_history
 from kvtool.console import Console
@@ -28,6 +29,9 @@ _Names = list[str] | None
 def run(project: Project, console: Console, options: RebaseOptions) -> Result:
     """One entry for all forms; UsageError for a combination that means nothing."""
     _check(options)
+    toolchain.require_git()
+    if not options.dry_run:
+        project.refuse_packaged()
     if options.all:
         return _span(project, console, options)
     if options.dry_run:
@@ -67,9 +71,9 @@ def _rehearse(project: Project, lock: Lock, upstream: Upstream, base_of: BaseOf,
 def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: str) -> RebaseResult:
     cache, lock = Cache(project.cache), load_lock(project.lock)
     refuse_unknown(project, options.named)
-    known = {lock.current: bases(cache, lock, console, options.mirror)(lock.upstream())}
     lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
-    known[tag] = fetched.commit
+    locked = bases(cache, lock, console, options.mirror)(lock.upstream())
+    known = {lock.current: locked, tag: fetched.commit}
     done = _rehearse(project, lock, fetched.upstream, lambda upstream: known[upstream.tag], options)
     history = History.between(options.mirror, lock.upstream(), fetched.upstream)
     return RebaseResult(
@@ -137,8 +141,9 @@ def command(
     or --skip, --drop, --abort. A patch that lost changes stops it too, until --accept-shrink. The lock moves only when
     everything has its place; a kill at any moment is finished, or undone, by --continue or --abort.
 
-    Examples: kvtool rebase b11063 | kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going |
-    kvtool rebase --dry-run --keep-going --all --markdown span.md
+        kvtool rebase b11063
+        kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going
+        kvtool rebase --dry-run --keep-going --all --markdown span.md
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """

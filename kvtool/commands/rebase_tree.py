@@ -89,10 +89,8 @@ def begin(project: Project, console: Console, options: RebaseOptions, tag: str) 
             f"a rebase onto {under_way.tag} is under way",
             next_step="go on: kvtool rebase --continue; or give it up: kvtool rebase --abort",
         )
-    base_of = bases(cache, lock, console, options.mirror)
-    base_of(lock.upstream())
     lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
-    locked = lock.upstream()
+    base_of, locked = bases(cache, lock, console, options.mirror), lock.upstream()
     series = load_series(project, lock, locked)
     outcome = checkout.bring(
         project, console, cache, series, lambda scratch: build(scratch, project, lock, locked, base_of), pinned=False

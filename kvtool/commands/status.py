@@ -71,8 +71,8 @@ def run(project: Project) -> StatusResult:
     unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
     state = tree_state(project)
     error = None if state.word == "clean" else not_clean(state)
-    applied = state.applied
-    shown = None if state.rebasing else applied  # the patches of before are not what the tree holds
+    # while a rebase waits for a person, what was applied before is not what the tree holds
+    applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
     return StatusResult(
         state=state.word,
         tag=applied.tag if applied else "",
@@ -87,8 +87,8 @@ def run(project: Project) -> StatusResult:
         upstream_lines=applied.upstream_lines if applied else 0,
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,
-        patches=shown.patches if shown else (),
-        reasons=_reasons(project, lock, shown) if shown else (),
+        patches=applied.patches if applied else (),
+        reasons=_reasons(project, lock, applied) if applied else (),
     )
 
 
@@ -105,6 +105,6 @@ def command(env: Env) -> StatusResult:
     commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
     for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
 
-    Example: kvtool status --json
+        kvtool status --json
     """
     return run(env.project)
