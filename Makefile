@@ -1,10 +1,10 @@
 # Two commands do everything; each sets itself up in .venv/ and does no work twice:
 #   make verify   the main job: fetch llama.cpp, apply the patches, build, prove dynamic equals static
 #   make test     everything tested: unit, repo, e2e with the real build, C++ unit tests
-# Options: BACKEND=cpu|metal|cuda|vulkan|rpc  QUICK=1  PYTHON=/path/to/python3.11
+# Options: BACKEND=cpu|metal|cuda|vulkan|rpc  FULL=1  PYTHON=/path/to/python3.11
 
 BACKEND ?= cpu
-QUICK ?=
+FULL ?=
 KVTOOL := .venv/bin/kvtool
 # The name carries the directory: a virtual environment does not survive being moved, so a moved clone makes a new one.
 STAMP := .venv/installed-$(shell pwd | cksum | cut -d' ' -f1)
@@ -14,7 +14,7 @@ STAMP := .venv/installed-$(shell pwd | cksum | cut -d' ' -f1)
 
 help:  ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@echo "  options: BACKEND=cpu|metal|cuda|vulkan|rpc (verify), QUICK=1 (verify), PYTHON=... (setup)"
+	@echo "  options: BACKEND=cpu|metal|cuda|vulkan|rpc (verify), FULL=1 (verify), PYTHON=... (setup)"
 
 setup: $(STAMP)  ## make .venv/ with kvtool in it (the others do it themselves)
 
@@ -22,12 +22,13 @@ $(STAMP): pyproject.toml ci/setup.sh
 	@sh ci/setup.sh
 	@rm -f .venv/installed-* && touch $@
 
-verify: $(STAMP)  ## the main job: fetch, apply, build, verify
-	$(KVTOOL) doctor
+verify: $(STAMP)  ## the main job: fetch, apply, build, a quick proof; FULL=1: every model
+	$(KVTOOL) doctor $(filter --metal --cuda --vulkan,--$(BACKEND))
 	$(KVTOOL) fetch
 	$(KVTOOL) apply
 	$(KVTOOL) build --$(BACKEND)
-	$(KVTOOL) verify --$(BACKEND)$(if $(QUICK), --quick)
+	$(KVTOOL) verify --$(BACKEND)$(if $(FULL),, --quick)
+	@$(if $(FULL),:,echo "one or two models of each memory class; all of them: make verify BACKEND=$(BACKEND) FULL=1")
 
 test: $(STAMP)  ## everything tested; reports in report/
 	@bash ci/suite.sh

@@ -1,7 +1,7 @@
 """Have one open issue for what a canary found broken: python ci/issue.py REPORT (needs gh and GH_TOKEN).
 
 The report's key names the breakage, and stands in the issue's text. An open issue with that key is left as it is, so a
-breakage that lasts a week is one issue and not seven. Without a breakage, or when the network failed, none is made.
+breakage that lasts a week is one issue and not seven. Without a breakage, or when the machine failed, none is made.
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "kvtool-canary-key"
+NOT_THE_SERIES = ("network", "missing_tool", "disk", "usage")  # what ails the machine is no breakage
 
 
 def gh(*args: str, text: str | None = None) -> str:
@@ -38,7 +39,7 @@ def body(report: dict[str, Any]) -> str:
 
 def main(path: Path) -> None:
     report = json.loads(path.read_text(encoding="utf-8"))
-    if not report["key"] or report["error"]["code"] == "network":
+    if not report["key"] or report["error"]["code"] in NOT_THE_SERIES:
         print("no breakage, no issue")
         return
     search = (

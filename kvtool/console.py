@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console as RichConsole
-from rich.markup import escape
+from rich.markup import escape as escape
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
@@ -53,24 +53,25 @@ class _Lines:
 
     def __init__(self, console: Console, text: str, total: float | None) -> None:
         self._console, self._text, self._total = console, text, total
-        self._last = time.monotonic()
+        self._last, self._said = time.monotonic(), text
 
     def update(self, done: float, note: str = "") -> None:
         now = time.monotonic()
-        if now - self._last >= _QUIET_SECONDS:
-            self._last = now
-            share = f" {100 * done / self._total:.0f}%" if self._total else ""
-            self._console.step(f"{self._text}{share} {note}".rstrip())
+        share = f" {100 * done / self._total:.0f}%" if self._total else ""
+        line = f"{self._text}{share} {note}".rstrip()
+        if line != self._said and now - self._last >= _QUIET_SECONDS:
+            self._last, self._said = now, line
+            self._console.step(line)
 
     def set_total(self, total: float | None) -> None:
         self._total = total
 
 
 class Console:
-    """Made by cli.py, handed to every command."""
+    """Made by cli.py, handed to every command. command: the verb that an error document names."""
 
-    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-        self.json, self.quiet, self.verbose = json, quiet, verbose
+    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "") -> None:
+        self.json, self.quiet, self.verbose, self.command = json, quiet, verbose, command
         self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
         self._err = RichConsole(file=sys.stderr, highlight=False, soft_wrap=True)
         process.observe(self.echo_command if verbose else None)
@@ -129,7 +130,7 @@ class Console:
     def error(self, err: KvtoolError) -> None:
         """An error: one JSON document on stdout, or what / why / next on stderr."""
         if self.json:
-            self.document({"ok": False, "error": err.to_json()})
+            self.document({"command": self.command, "ok": False, "error": err.to_json()})
             return
         self._err.print(f"[bold red]error:[/bold red] {escape(err.what)}")
         if err.why:

@@ -1,10 +1,17 @@
-"""How git is called: sealed, so that no user's configuration shows and ids are the same on every machine."""
+"""How git is called: sealed, so that no user's configuration shows and ids are the same on every machine.
+
+And where it works: whatever is built is built in a scratch repository, which sees the objects of others and goes away;
+give() then hands over what is wanted of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool import process
@@ -97,25 +104,10 @@ def _override_variables() -> dict[str, str]:
 
 
 class Git:
-    """git in one repository (a work tree or a bare one). Paths are made absolute. env: for every call."""
+    """git in one repository (a work tree or a bare one). Paths are made absolute."""
 
-    def __init__(self, repo: Path, env: Environment | None = None) -> None:
+    def __init__(self, repo: Path) -> None:
         self.repo = repo.absolute()
-        self._env = dict(env or {})
-
-    def quarantined(self, scratch: Path, *more: Path) -> Git:
-        """The same repository, but new objects go to a directory below `scratch` and are gone with it.
-
-        more: object directories of other repositories to read from.
-        """
-        own = self.repo / self.line("rev-parse", "--git-path", "objects")
-        fresh = scratch / "objects"
-        fresh.mkdir(parents=True)
-        env = {
-            "GIT_OBJECT_DIRECTORY": str(fresh),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.pathsep.join(str(place.absolute()) for place in (own, *more)),
-        }
-        return Git(self.repo, {**self._env, **env})
 
     def run(
         self,
@@ -126,7 +118,7 @@ class Git:
         error: type[KvtoolError] = KvtoolError,
     ) -> Completed:
         """Run captured. With check a failure raises `error` (DiskError when the disk is full) with git's output."""
-        done = process.capture(self._located(args), env=self._sealed(env), input=input, check=False)
+        done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
         if check and done.returncode != 0:
             raise _failure(args, done, error)
         return done
@@ -135,13 +127,17 @@ class Git:
         """The output of a call that answers with one line."""
         return self.run(*args, env=env, input=input).stdout.strip()
 
+    def raw(self, *args: str | Path, input: str | bytes | Path | None = None) -> bytes:
+        """The output of a call as it is, of whatever encoding."""
+        return self.run(*args, input=input).raw
+
     def ok(self, *args: str | Path) -> bool:
         """Whether the call succeeds."""
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, on_line: Callable[[str], None]) -> Completed:
         """Run with each line of output (progress included) given to on_line; the exit code is the caller's."""
-        return process.stream(self._located(args), env=self._sealed(None), on_line=on_line)
+        return process.stream(self._located(args), env=sealed_environment(), on_line=on_line)
 
     def resolve(self, revision: str) -> str | None:
         """The object id of a revision, or None."""
@@ -151,26 +147,7 @@ class Git:
     def blob(self, tree: str, path: str) -> bytes | None:
         """A file of a tree or commit, None when it is not there."""
         done = self.run("cat-file", "blob", f"{tree}:{path}", check=False)
-        return done.stdout.encode("utf-8", "surrogateescape") if done.returncode == 0 else None
-
-    def blobs(self, tree: str, paths: Sequence[str]) -> dict[str, bytes] | None:
-        """Files of a tree or commit, in one process; None when one is not there. Paths without line breaks."""
-        lines = "".join(f"{tree}:{path}\n" for path in paths)
-        out = self.run("cat-file", "--batch", input=lines).stdout.encode("utf-8", "surrogateescape")
-        found: dict[str, bytes] = {}
-        at = 0
-        for path in paths:
-            end = out.index(b"\n", at)
-            head = out[at:end].split(b" ")
-            if len(head) != 3 or head[1] != b"blob":
-                return None
-            size = int(head[2])
-            found[path] = out[end + 1 : end + 1 + size]
-            at = end + size + 2
-        return found
-
-    def _sealed(self, env: Environment | None) -> Environment:
-        return sealed_environment({**self._env, **(env or {})})
+        return done.raw if done.returncode == 0 else None
 
     def _located(self, args: tuple[str | Path, ...]) -> list[str]:
         located = process.which("git")
@@ -188,3 +165,53 @@ def _failure(args: tuple[str | Path, ...], done: Completed, error: type[KvtoolEr
         return DiskError("the disk is full", why=f"git {args[0]} could not write", output=output)
     verb = process.quote(["git", *(str(a) for a in args)])
     return error(f"git {args[0]} failed with exit code {done.returncode}", why=verb, output=output)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """git: a bare repository; folder: a directory beside it that goes with it."""
+
+    git: Git
+    folder: Path
+
+    def place(self) -> Path:
+        """A fresh directory."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    def give(self, git: Git, *revisions: str) -> None:
+        """Copy commits to another repository. No ref of it points to them yet."""
+        git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", self.git.repo, *revisions)
+
+
+@contextlib.contextmanager
+def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterator[Scratch]:
+    """A repository over the objects of all of these (work trees or bare); nothing is copied, nothing is kept.
+
+    One that does not exist yet is taken to become a bare one: git looks again in each call. below: where to make it.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvtool-", dir=below) as name:
+        folder = Path(name).resolve()
+        git = Git(folder / "repo.git")
+        git.repo.mkdir()
+        git.run("init", "--quiet", "--bare", ".")
+        objects, shallow = [], set[str]()
+        for repository in repositories:
+            if not repository.exists():
+                objects.append(repository / "objects")
+                continue
+            there = Git(repository)
+            objects.append(_inside(there, "objects"))
+            cut = _inside(there, "shallow")
+            if cut.is_file():  # where its history ends; without it git would look for parents that nobody has
+                shallow |= set(cut.read_text("ascii").split())
+        (git.repo / "objects/info/alternates").write_text("".join(f"{path}\n" for path in objects), encoding="utf-8")
+        if shallow:
+            (git.repo / "shallow").write_text("".join(f"{commit}\n" for commit in sorted(shallow)), encoding="ascii")
+        scratch = Scratch(git, folder / "scratch")
+        scratch.folder.mkdir()
+        yield scratch
+
+
+def _inside(git: Git, name: str) -> Path:
+    """A path inside a repository's git directory, absolute."""
+    return (git.repo / git.line("rev-parse", "--git-path", name)).resolve()

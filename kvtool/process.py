@@ -36,13 +36,17 @@ def observe(callback: Callable[[Sequence[str]], None] | None) -> None:
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished process. stdout and stderr are text ("" for what was not captured); seconds is wall time."""
+    """A finished process. stdout and stderr are text ("" for what was not captured); seconds is wall time.
+
+    raw: captured stdout as it was.
+    """
 
     argv: tuple[str, ...]
     returncode: int
     stdout: str
     stderr: str
     seconds: float
+    raw: bytes = b""
 
 
 def quote(argv: Sequence[str | Path]) -> str:
@@ -111,7 +115,7 @@ def capture(
             why=quote(argv),
             output=(text + out).strip(),
         )
-    return Completed(tuple(args), process.returncode, out, text, time.monotonic() - start)
+    return Completed(tuple(args), process.returncode, out, text, time.monotonic() - start, out_bytes)
 
 
 def _start(

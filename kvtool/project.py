@@ -11,6 +11,7 @@ import platformdirs
 from kvtool.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
+PACKAGED = _PACKAGE / "_data"  # what an installed wheel carries; an editable install has it beside the package
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,15 @@ class Project:
     @property
     def lock(self) -> Path:
         return self.patches / "upstream.lock"
+
+    def refuse_packaged(self) -> None:
+        """For what writes patches/ and cpp/: those that came with an installation are nobody's to change."""
+        if self.root == PACKAGED:
+            raise UsageError(
+                "the series that came with kvtool cannot be changed",
+                why=f"it is part of the installation ({self.root}), and an update would undo it",
+                next_step="make a project of your own, and work there: kvtool init DIR",
+            )
 
 
 def user_cache() -> Path:
@@ -54,8 +64,7 @@ def _root(start: Path | None) -> Path:
             )
         return root
     here = Path.cwd()
-    # An installed wheel carries the patch set as data; an editable install has it beside the package.
-    candidates = (here, *here.parents, _PACKAGE.parent, _PACKAGE / "_data")
+    candidates = (here, *here.parents, _PACKAGE.parent, PACKAGED)
     for candidate in candidates:
         if _is_project(candidate):
             return candidate
@@ -73,7 +82,7 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
     ./llama.cpp. Raises UsageError when there is no project.
     """
     root = _root(start)
-    packaged = root == _PACKAGE / "_data"
+    packaged = root == PACKAGED
     named = tree or (Path(os.environ["KVTOOL_TREE"]) if os.environ.get("KVTOOL_TREE") else None)
     checkout = named.expanduser().absolute() if named else (Path.cwd() if packaged else root) / "llama.cpp"
     return Project(root, root / "patches", root / "cpp", checkout, user_cache())

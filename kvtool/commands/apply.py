@@ -14,14 +14,11 @@ from kvtool.errors import KvtoolError
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout
-from kvtool.tree.apart import placed_wrong
-from kvtool.tree.replay import PatchReport, conflict_error
-from kvtool.tree.series import GOAL_LINES, Series, load_series
-from kvtool.tree.worktree import read_applied
-from kvtool.upstream import sources
+from kvtool.tree.apply import PatchReport, conflict_error
+from kvtool.tree.rebase_plan import bases, build
+from kvtool.tree.series import GOAL_LINES, load_series
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, load_lock
-from kvtool.upstream.sources import Fetched
+from kvtool.upstream.lock import load_lock
 
 
 @dataclass(frozen=True)
@@ -45,15 +42,18 @@ class ApplyResult(Result):
     @property
     def failure(self) -> KvtoolError | None:
         error = conflict_error(self.patches, self.tag)
-        if error and any("it belongs" in hunk.reason for report in self.patches for hunk in report.failed):
-            error.next_step = f"kvtool rebase {self.tag} merges it into its place; the tree is as it was"
+        if error and any(hunk.expected for report in self.patches for hunk in report.failed):  # it was to be moved
+            error.next_step = (
+                f"kvtool rebase {self.tag} stops there with the conflict in the files; the tree is as it was"
+            )
         return error
 
     def render(self, console: Console) -> None:
         render_patches(console, self.patches)
         for report in self.patches:
             for moved in report.moved:
-                console.line(f"  {report.id}: {moved} (look at it; kvtool export records the new place)", "yellow")
+                advice = "" if "look at it" in moved else " (look at it; kvtool export records the new place)"
+                console.line(f"  {report.id}: {moved}{advice}", "yellow")
         if self.outcome == "conflict":
             return
         note = "nothing to do" if self.outcome == "unchanged" else f"{self.changed_files} files written"
@@ -84,12 +84,16 @@ def run(project: Project, console: Console, tag: str | None = None, mirror: str 
     upstream = lock.upstream(tag)
     series = load_series(project, lock, upstream)
     cache = Cache(project.cache)
-    fetched = sources.ensure(cache, lock, upstream, console, mirror)
-    if wrong := _placed_wrong(project, cache, lock, series, fetched):
-        lines = sum(report.added + report.removed for report in wrong)
-        return ApplyResult(upstream.tag, project.tree, "conflict", fetched.commit, "", 0, lines, wrong)
-    base = fetched.commit
-    outcome = checkout.bring(project, console, cache, base, series, pinned=tag is not None)
+    base_of = bases(cache, lock, console, mirror)
+    base = base_of(upstream)
+    outcome = checkout.bring(
+        project,
+        console,
+        cache,
+        series,
+        lambda scratch: build(scratch, project, lock, upstream, base_of),
+        pinned=tag is not None,
+    )
     applied, replayed = outcome.applied, outcome.replayed
     if applied is None:
         assert replayed is not None
@@ -99,19 +103,6 @@ def run(project: Project, console: Console, tag: str | None = None, mirror: str 
     return ApplyResult(
         upstream.tag, project.tree, word, base, applied.head, outcome.changed, applied.upstream_lines, applied.patches
     )
-
-
-def _placed_wrong(
-    project: Project, cache: Cache, lock: Lock, series: Series, fetched: Fetched
-) -> tuple[PatchReport, ...]:
-    """On another upstream than the locked one, one line of context may find a wrong place: hold each hunk against what
-    became of the lines around it. Needs the locked upstream in the cache; without it, the new heading is shown only."""
-    before = read_applied(project.tree)
-    unchanged = before is not None and before.digest == series.digest
-    if fetched.upstream.tree == lock.upstream().tree or unchanged:
-        return ()
-    base = cache.base(lock.upstream())
-    return placed_wrong(project, cache, lock, base, fetched) if base else ()
 
 
 def command(
@@ -129,7 +120,8 @@ def command(
     are not of the series are never overwritten. If a patch does not apply, the tree stays as it was and every patch's
     outcome is shown.
 
-    Examples: kvtool apply | kvtool apply b11063 --tree /tmp/older
+        kvtool apply
+        kvtool apply b11063 --tree ~/older
 
     Exit codes: 3 a patch does not apply, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """

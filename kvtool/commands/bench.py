@@ -176,11 +176,9 @@ def command(
     creation, memory at each depth, growth against plain memcpy and page commits on this machine, speed, memory after a
     clear; and holds the figures against the project's bars. A side that does not fit into memory is left out.
 
-    kvtool bench --quick                                some minutes
-
-    kvtool bench --full --out bench                     everything, with plots (pip install 'kvtool[bench]')
-
-    kvtool bench --baseline ../llama.cpp/build/bin      also against an unpatched build
+        kvtool bench --quick                             some minutes
+        kvtool bench --full --out bench                  everything, with plots (pip install 'kvtool[bench]')
+        kvtool bench --baseline ../llama.cpp/build/bin   also against an unpatched build
 
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """

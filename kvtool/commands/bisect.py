@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -12,17 +14,92 @@ import typer
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError
-from kvtool.gitcmd import Git
+from kvtool.gitcmd import Git, scratch_repository
 from kvtool.project import Project
-from kvtool.result import Result
-from kvtool.tree.bisect import Bisection, Trial, Verdict, judge, search
-from kvtool.tree.borrow import borrowing
-from kvtool.tree.rehearse import Based, Rehearsal, rehearse
-from kvtool.tree.series import load_patches, load_series
-from kvtool.upstream import sources
+from kvtool.result import PatchOutcome, Result
+from kvtool.tree.apply import FailedHunk
+from kvtool.tree.rebase_plan import Rehearsal, bases, rehearse_project
+from kvtool.tree.series import load_patches
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Upstream, load_lock
 from kvtool.upstream.pin import with_upstream
+
+
+class Verdict(enum.StrEnum):
+    """As in git bisect. skip: this upstream cannot tell."""
+
+    GOOD = "good"
+    BAD = "bad"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One upstream tried. outcome: what became of the patch there, "" when that is not known; why: for bad and skip."""
+
+    tag: str
+    verdict: Verdict
+    outcome: str
+    why: str
+    failed: tuple[FailedHunk, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What a search found, in the order from good to bad.
+
+    first_bad: the first upstream where the patch fails, as far as those between could be tried; suspects: skipped ones
+    between last_good and first_bad, each of which may be the first bad one instead.
+    """
+
+    last_good: str
+    first_bad: str
+    suspects: tuple[str, ...]
+    trials: tuple[Trial, ...]
+
+
+_VERDICTS = {
+    PatchOutcome.APPLIED: Verdict.GOOD,
+    PatchOutcome.MERGED: Verdict.GOOD,
+    PatchOutcome.CONFLICT: Verdict.BAD,
+    PatchOutcome.EMPTY: Verdict.BAD,
+}
+
+
+def judge(rehearsal: Rehearsal, patch: str) -> Trial:
+    """good: it applies, or upstream has it; bad: a conflict, or it lost lines; skip: blocked, or not wanted there."""
+    report = next(report for report in rehearsal.reports if report.id == patch)
+    verdict = _VERDICTS.get(report.outcome, Verdict.SKIP)
+    why = "; ".join(str(hunk) for hunk in report.failed)
+    if report.lost:
+        verdict, why = Verdict.BAD, f"it lost {report.lost}"
+    elif report.outcome is PatchOutcome.BLOCKED:
+        why = f"blocked by {report.blocked_by}: {why}"
+    elif report.outcome is PatchOutcome.SKIPPED:
+        why = "from/until in series.toml exclude it"
+    elif report.outcome is PatchOutcome.EMPTY:
+        why = "it changes nothing there"
+    return Trial(rehearsal.tag, verdict, str(report.outcome), why, report.failed, rehearsal.seconds)
+
+
+def search(tags: Sequence[str], attempt: Callable[[str], Trial], ends: tuple[Trial, Trial]) -> Bisection:
+    """The first bad one of tags, whose first is good and whose last is bad; ends: their trials.
+
+    As git bisect does it supposes that everything behind a bad one is bad. One that must be skipped gives way to its
+    neighbours.
+    """
+    trials = {ends[0].tag: ends[0], ends[1].tag: ends[1]}
+    good, bad = 0, len(tags) - 1
+    while untried := [n for n in range(good + 1, bad) if tags[n] not in trials]:
+        middle = min(untried, key=lambda n: abs(2 * n - good - bad))
+        trial = trials[tags[middle]] = attempt(tags[middle])
+        if trial.verdict is Verdict.GOOD:
+            good = middle
+        elif trial.verdict is Verdict.BAD:
+            bad = middle
+    ordered = tuple(trials[tag] for tag in tags if tag in trials)
+    return Bisection(tags[good], tags[bad], tuple(tags[good + 1 : bad]), ordered)
 
 
 @dataclass(frozen=True)
@@ -82,31 +159,26 @@ class _Trier:
     """Rehearses the series on one upstream after the other. extra: repositories whose commits are wanted too."""
 
     def __init__(self, project: Project, console: Console, patch: str, mirror: str | None, *extra: Path) -> None:
-        self.project, self.console, self.patch, self.mirror = project, console, patch, mirror
-        self.cache = Cache(project.cache)
-        self.lock = load_lock(project.lock)
-        self.repositories = (self.cache.repo, *extra)
+        self.project, self.patch = project, patch
+        self.lock, cache = load_lock(project.lock), Cache(project.cache)
+        self.base_of = bases(cache, self.lock, console, mirror)
+        self.repositories = (cache.repo, *extra)
         known = [entry.id for entry in load_patches(project)]
         if patch not in known:
             raise UsageError(f"there is no patch {patch!r}", next_step=f"known are {', '.join(known)}")
 
-    def have(self, upstream: Upstream) -> str:
-        """Its base commit, fetched if need be."""
-        return sources.ensure(self.cache, self.lock, upstream, self.console, self.mirror).commit
-
-    def rehearsal(self, lock: Lock, target: Upstream, commit: str) -> Rehearsal:
-        """From the upstream that the series is locked to, onto a commit."""
-        old = lock.upstream()
-        base = self.have(old)
-        with borrowing(*self.repositories) as there:
-            one, two = (load_series(self.project, lock, upstream) for upstream in (old, target))
-            return rehearse(there.git, Based(one, base), Based(two, commit), there.place("rehearsal"))
+    def rehearsal(self, lock: Lock, target: Upstream, base: str = "") -> Rehearsal:
+        """From the upstream that the series is locked to, onto another one, whose base is known or is fetched."""
+        commits = {lock.current: self.base_of(lock.upstream())}
+        commits[target.tag] = base or self.base_of(target)
+        with scratch_repository(*self.repositories) as scratch:
+            return rehearse_project(scratch, self.project, lock, target, lambda upstream: commits[upstream.tag])
 
     def tag(self, tag: str) -> Trial:
         """An upstream of the lock; one that cannot be had, or on which nothing can be built, is skipped."""
         upstream = self.lock.upstream(tag)
         try:
-            return judge(self.rehearsal(self.lock, upstream, self.have(upstream)), self.patch)
+            return judge(self.rehearsal(self.lock, upstream), self.patch)
         except KvtoolError as err:
             if tag == self.lock.current:
                 raise
@@ -192,12 +264,13 @@ def command(
     rebase --dry-run does, and nothing is changed. One that cannot be had, or where an earlier patch is in the way, is
     skipped.
 
-    kvtool bisect cache --good v0.5.0 --bad b9842
+        kvtool bisect cache --good v0.5.0 --bad b9842
 
     With --at, one commit of a clone with history is judged: exit 0 it applies, 1 it does not, 125 that cannot be told,
     128 something else is wrong. So git finds the commit, in a clone of llama.cpp:
 
-    git bisect start BAD GOOD && git bisect run kvtool bisect ID --at HEAD --project ~/kvtool
+        git bisect start b9842 v0.5.0
+        git bisect run kvtool bisect cache --at HEAD --project ~/kvtool
 
     Exit codes: 0, or as above; 2 --good is not good, or --bad not bad.
     """

@@ -113,7 +113,7 @@ def run(project: Project, console: Console, options: Options) -> Built:
     if options.dry_run:
         planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
         return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
-    from kvtool.tree.worktree import require_applied  # GitPython: not for `kvtool --help`
+    from kvtool.tree.status import require_applied  # late: not for `kvtool --help`
 
     planned = make_plan(project, options, toolchain.require(options.backend))
     require_applied(project)
@@ -189,11 +189,9 @@ def command(
     Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
     be copied elsewhere as a whole. ccache is used when it is installed.
 
-    kvtool build --metal            llama-server and friends for a Mac's GPU
-
-    kvtool build --preset debug     with assertions and for a debugger
-
-    kvtool build -D LLAMA_OPENSSL=ON --target llama-server
+        kvtool build --metal            llama-server and friends for a Mac's GPU
+        kvtool build --preset debug     with assertions and for a debugger
+        kvtool build -D LLAMA_OPENSSL=ON --target llama-server
     """
     backend = parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc})
     options = Options(backend, preset, tuple(target or ()), jobs, parse_defines(define or []), dry_run)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from kvtool.canary import field as throwaway
+from kvtool.build import toolchain
 from kvtool.canary import latest
 from kvtool.canary.report import (
     SCHEMA,
@@ -21,25 +21,24 @@ from kvtool.canary.report import (
     Step,
     StepName,
     of_error,
-    of_rehearsal,
+    of_patches,
     of_verified,
     tail,
 )
-from kvtool.commands import build, verify, verify_steps
+from kvtool.commands import build, init, verify, verify_steps
+from kvtool.commands.rebase_tree import RebaseOptions, begin
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.project import Project
 from kvtool.result import CheckOutcome, Result, plain
-from kvtool.tree.apart import locked_base
-from kvtool.tree.borrow import borrowing
-from kvtool.tree.rehearse import Based, rehearse
-from kvtool.tree.replay import PatchReport, conflict_error
-from kvtool.tree.series import load_series
-from kvtool.tree.worktree import write_json
+from kvtool.tree.apply import PatchReport
+from kvtool.tree.series import read_text
+from kvtool.tree.status import write_json
 from kvtool.upstream import discover
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, Upstream, load_lock
+from kvtool.upstream.lock import Lock, load_lock
+from kvtool.upstream.pin import pin
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,11 @@ def run(
     options: verify_steps.Options | None = None,
     work: Path | None = None,
 ) -> CanaryResult:
-    """Fetch, rehearse the rebase, build, verify; nothing of the project is changed. last: the step to stop after.
+    """Fetch, rebase, build, verify, in a copy of the project, which is not changed. last: the step to stop after.
 
-    What breaks is in the result, not an exception. work: where to build, kept; None: a temporary directory.
+    What breaks is in the result, not an exception. work: where the copy is made and kept; None: a temporary directory.
     """
+    toolchain.require_git()  # what this machine lacks is no breakage
     lock = load_lock(project.lock)
     newest = latest.Latest(tag, "given")
     if tag == "latest":
@@ -160,58 +160,38 @@ def run(
 
 
 def _steps(current: _Run, lock: Lock, tag: str, last: StepName, options: verify_steps.Options) -> None:
-    order = list(StepName)
-    wanted = {name: order.index(name) <= order.index(last) for name in order}
-    found: dict[str, tuple[Lock, Upstream, str]] = {}
-    copy: list[Project] = []
+    copies: list[Project] = []
 
     def fetch() -> str:
         grown, fetched = discover.ensure(Cache(current.project.cache), lock, tag, current.console, current.mirror)
-        found["target"] = grown, fetched.upstream, fetched.commit
         current.tree = fetched.upstream.tree
+        copy = init.create(current.project, current.work)
+        copies.append(copy)
+        # the copy's lock has the tag, so that it is not fetched again; it is not the current one yet
+        text = pin(pin(read_text(copy.lock), grown, tag), grown, lock.current)
+        copy.lock.write_text(text, encoding="utf-8")
         return f"tree {fetched.upstream.tree[:12]} from {fetched.source}"
 
     def rebase() -> str:
-        grown, upstream, commit = found["target"]
-        copy.append(throwaway.copy_project(current.project, grown, tag, current.work))
-        return _rehearse(current, copy[0], lock, upstream, commit, keep=wanted[StepName.BUILD])
+        moved = begin(copies[0], current.console, RebaseOptions(tag, current.mirror), tag)
+        current.patches, current.breakages = moved.patches, of_patches(moved.patches)
+        if broken := moved.failure:
+            current.error = ConflictError(broken.what, why=broken.why, next_step=f"kvtool rebase {tag}")
+            return ""
+        return f"{len(moved.patches)} patches, {sum(report.hunks for report in moved.patches)} hunks"
 
     def compile_it() -> str:
-        built = build.run(copy[0], current.console, build.Options(options.backend, options.preset))
+        built = build.run(copies[0], current.console, build.Options(options.backend, options.preset))
         return f"{built.compiled} files compiled"
 
     def verify_it() -> str:
-        done = verify.run(copy[0], current.console, options)
+        done = verify.run(copies[0], current.console, options)
         current.error, current.breakages = done.failure, of_verified(done)
         return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
 
-    actions = {
-        StepName.FETCH: fetch,
-        StepName.REBASE: rebase,
-        StepName.BUILD: compile_it,
-        StepName.VERIFY: verify_it,
-    }
-    for name, action in actions.items():
-        current.step(name, wanted[name], action)
-
-
-def _rehearse(current: _Run, copy: Project, lock: Lock, upstream: Upstream, commit: str, *, keep: bool) -> str:
-    """Move the series, and with keep make the tree of it. The old series is the project's, the new one the copy's."""
-    cache = Cache(current.project.cache)
-    base = locked_base(cache, lock, current.console, current.mirror)
-    old = load_series(current.project, lock, lock.upstream())
-    new = load_series(copy, load_lock(copy.lock), upstream)
-    with current.console.progress(f"rehearsing the rebase onto {upstream.tag}"), borrowing(cache.repo) as there:
-        rehearsal = rehearse(there.git, Based(old, base), Based(new, commit), there.place("rehearsal"))
-        current.patches, current.breakages = rehearsal.reports, of_rehearsal(rehearsal)
-        if not rehearsal.complete:
-            error = conflict_error(rehearsal.reports, upstream.tag)
-            what, why = (error.what, error.why) if error else (current.breakages[0].what, "")
-            current.error = ConflictError(what, why=why, next_step=f"kvtool rebase {upstream.tag}")
-        elif keep:
-            throwaway.plant(copy, there, rehearsal, new)
-    hunks = sum(report.hunks for report in rehearsal.reports)
-    return f"{len(rehearsal.reports)} patches, {hunks} hunks" if rehearsal.complete else ""
+    order = list(StepName)
+    for name, action in zip(order, (fetch, rebase, compile_it, verify_it), strict=True):
+        current.step(name, order.index(name) <= order.index(last), action)
 
 
 def command(
@@ -232,22 +212,22 @@ def command(
     ] = None,
     work: Annotated[
         Path | None,
-        typer.Option("--work", metavar="DIR", help="Build there and keep it [a temporary one].", show_default=False),
+        typer.Option(
+            "--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].", show_default=False
+        ),
     ] = None,
 ) -> CanaryResult:
     """Say whether the series still holds on an upstream tag, without touching anything.
 
-    fetch, the rehearsal of a rebase, build, verify --quick, in a project and a tree of their own. `latest` is the
+    fetch, rebase, build, verify --quick, in a project and a tree of their own. `latest` is the
     newest tag of the remote, or of the lock when the remote cannot be reached; the report says which.
 
     The report has a `key`: a hash of what is broken (step, patch, file, function or check), without tag and date. The
     same breakage has the same key tomorrow, so CI opens one issue for it.
 
-    kvtool canary                     does the series hold on the newest llama.cpp?
-
-    kvtool canary b11100 --to rebase --mirror ~/src/llama.cpp
-
-    kvtool canary --report report/canary.json --json
+        kvtool canary     does the series hold on the newest llama.cpp?
+        kvtool canary b11600 --to rebase --mirror ~/src/llama.cpp
+        kvtool canary --report report/canary.json --json
 
     Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
     """

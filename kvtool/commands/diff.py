@@ -9,12 +9,12 @@ import typer
 
 from kvtool.console import Console
 from kvtool.env import Env
+from kvtool.gitcmd import scratch_repository
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree import rangediff, snapshot
-from kvtool.tree.borrow import borrowing
-from kvtool.tree.snapshot import Snapshot
-from kvtool.upstream import sources
+from kvtool.tree import compare
+from kvtool.tree.compare import Snapshot
+from kvtool.tree.rebase_plan import bases
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Upstream
 
@@ -74,21 +74,21 @@ def run(
     cache = Cache(project.cache)
 
     def ensure(lock: Lock, upstream: Upstream) -> str:
-        return sources.ensure(cache, lock, upstream, console, mirror).commit
+        return bases(cache, lock, console, mirror)(upstream)
 
     names = (before, after)
     repositories = [cache.repo]
-    if snapshot.TREE in names and (project.tree / ".git").exists():
+    if compare.TREE in names and (project.tree / ".git").exists():
         repositories.append(project.tree)
-    with borrowing(*repositories) as borrowed:
-        old, new = (snapshot.take(project, name, borrowed, ensure) for name in names)
+    with scratch_repository(*repositories) as scratch:
+        old, new = (compare.snapshot(project, name, scratch, ensure) for name in names)
         ranges = (old.base, old.head), (new.base, new.head)
         ids = {**old.ids, **new.ids}
-        pairs = rangediff.range_diff(borrowed.git, *ranges, lambda commit, subject: ids.get(commit) or subject)
+        pairs = compare.range_diff(scratch.git, *ranges, lambda commit, subject: ids.get(commit) or subject)
         same = all(pair.change == "same" for pair in pairs)
-        text = "" if same else rangediff.text(pairs)
+        text = "" if same else compare.text(pairs)
         if code:
-            text = rangediff.code_diff(borrowed.git, *ranges)
+            text = compare.code_diff(scratch.git, *ranges)
     changes = tuple(
         PatchChange(ids.get(p.after) or ids.get(p.before, ""), p.subject, p.change, p.before, p.after) for p in pairs
     )
@@ -102,7 +102,7 @@ def _state(side: Snapshot) -> State:
 def command(
     env: Env,
     before: Annotated[str, typer.Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
-    after: Annotated[str, typer.Argument(metavar="[B]", help="Another.")] = snapshot.WORKING,
+    after: Annotated[str, typer.Argument(metavar="[B]", help="Another.")] = compare.WORKING,
     code: Annotated[bool, typer.Option("--code", help="The patched files themselves, instead of the patches.")] = False,
     mirror: Annotated[
         str | None,
@@ -115,13 +115,10 @@ def command(
     (on the upstream that was current then), REV:TAG, `.` (as they are, on the current upstream) or `tree` (the commits
     of the patched tree). Without arguments: what changed since the last commit.
 
-    kvtool diff HEAD~1 HEAD           the series before and after a rebase that was committed
-
-    kvtool diff v0.4.0 v0.5.0         the same patches on two upstreams: where do they differ?
-
-    kvtool diff . tree                what export would take back
-
-    kvtool diff HEAD~1 HEAD --code    the code of the files that the series touches
+        kvtool diff HEAD~1 HEAD           the series before and after a rebase that was committed
+        kvtool diff v0.4.0 v0.5.0         the same patches on two upstreams: where do they differ?
+        kvtool diff . tree                what export would take back
+        kvtool diff HEAD~1 HEAD --code    the code of the files that the series touches
 
     Exit code 0 also when they differ; `same` and `patches` in --json are for scripts.
     """

@@ -8,11 +8,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+import typer
 
 from kvtool import process
 from kvtool.build import toolchain
 from kvtool.build.cmake import BACKENDS
+from kvtool.commands.build import parse_backend
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, MissingToolError, UsageError
@@ -123,18 +126,18 @@ def _backend(name: str, system: str) -> str:
     return "; ".join(tool.missing for tool in tools if not tool.found)
 
 
-def diagnose(tree: Path, cache: Path) -> Diagnosis:
-    """Look at everything; nothing is changed and nothing is fetched."""
+def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
+    """Look at everything; nothing is changed and nothing is fetched. backend: the one that is to be built."""
     system = platform.system()
-    git = toolchain.look("git", process.which("git"), toolchain.HINTS["git"])
     npm = toolchain.look("npm", process.which("npm"), toolchain.HINTS["npm"])
     checks = (
         Check("python", True, True, f"{platform.python_version()} ({sys.executable})"),
-        _check(git, required=True),
+        _check(toolchain.find_git(), required=True),
         _check(toolchain.find_compiler("C"), required=True),
         _check(toolchain.find_compiler("C++"), required=True),
         _check(toolchain.find_cmake(), required=True),
         _check(toolchain.find_ninja(), required=True),
+        *(_check(tool, required=True) for tool in toolchain.backend_tools(backend, system)),
         _check(toolchain.find_ccache(), required=False, purpose="without it every rebuild compiles everything"),
         _check(npm, required=False, purpose="one of the ways to fetch upstream"),
         _disk("disk", tree),
@@ -144,14 +147,22 @@ def diagnose(tree: Path, cache: Path) -> Diagnosis:
     return Diagnosis(system, checks, {name: _backend(name, system) for name in BACKENDS})
 
 
-def command(env: Env) -> Diagnosis:
+def command(
+    env: Env,
+    metal: Annotated[bool, typer.Option("--metal", help="Also what the Metal build needs.")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="Also what the CUDA build needs.")] = False,
+    vulkan: Annotated[bool, typer.Option("--vulkan", help="Also what the Vulkan build needs.")] = False,
+) -> Diagnosis:
     """Say what this machine has and lacks for the main job.
 
-    Exit code 0 when `kvtool fetch`, apply, build and verify can run on the CPU, else 7. What is missing comes with the
-    way to get it on Debian, macOS and Windows.
+    Exit code 0 when `kvtool fetch`, apply, build and verify can run (on the CPU, or the backend that is named), else 7.
+    What is missing comes with the way to get it on Debian, macOS and Windows.
+
+        kvtool doctor
+        kvtool doctor --vulkan   with the Vulkan headers, the loader and the shader compiler
     """
     try:
         tree, cache = env.project.tree, env.project.cache
     except UsageError:  # a machine can be looked at from anywhere
         tree, cache = Path.cwd() / "llama.cpp", user_cache()
-    return diagnose(tree, cache)
+    return diagnose(tree, cache, parse_backend({"metal": metal, "cuda": cuda, "vulkan": vulkan}))

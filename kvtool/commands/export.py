@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -10,19 +11,18 @@ import typer
 
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import DriftError, KvtoolError, TreeError, UsageError
-from kvtool.gitcmd import Git
+from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageError
+from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree import flowback
-from kvtool.tree.borrow import borrowing
-from kvtool.tree.checkout import scratch_below
-from kvtool.tree.fold import Folded, fold
-from kvtool.tree.replay import replay
+from kvtool.tree.apply import Replayed, commits_of
+from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
+from kvtool.tree.export import Folded, changes, fold, write_mailbox, written
+from kvtool.tree.rebase_plan import bases, build
 from kvtool.tree.series import Series, load_series
-from kvtool.tree.switch import finish_interrupted
-from kvtool.tree.worktree import Applied, TreeState, not_clean, tree_state, write_applied
-from kvtool.upstream.cache import guard, tree_lock
+from kvtool.tree.status import Applied, TreeState, not_clean, tree_state, write_applied
+from kvtool.tree.transaction import Change, Stage
+from kvtool.upstream.cache import Cache, guard, tree_lock
 from kvtool.upstream.lock import Lock, load_lock
 
 
@@ -73,19 +73,28 @@ class ExportResult(Result):
 
 @dataclass(frozen=True)
 class _Source:
-    """What export works from, once it is sure that nothing is in the way."""
+    """What export works from, once it is sure that nothing is in the way. git: of the scratch repository."""
 
     git: Git
     state: TreeState
     applied: Applied
     lock: Lock
     series: Series
+    stage: Stage
+    build: Callable[[Project], tuple[Series, Replayed]]
+
+    @property
+    def was(self) -> dict[str, bytes]:
+        """The patches as they were moved to another upstream than the locked one."""
+        if self.applied.tree == self.lock.upstream().tree:
+            return {}
+        made = commits_of(self.git, self.applied.base, self.applied.head)
+        return {report.id: made[report.commit].diff for report in self.applied.patches if report.commit}
 
 
-def _open(project: Project, scratch: Path) -> _Source:
+def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     """Refuse a tree that is not ready, or whose project moved on without it."""
-    git = Git(project.tree)
-    finish_interrupted(project.tree, git)
+    finish_interrupted(project.tree, Git(project.tree))
     state = tree_state(project)
     applied = state.applied
     if state.interrupted == "rebase":
@@ -93,13 +102,21 @@ def _open(project: Project, scratch: Path) -> _Source:
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
         raise not_clean(TreeState(state.path, applied, state.head, dirty=state.dirty, operation=state.operation))
-    lock = load_lock(project.lock)
-    series = load_series(project, lock, lock.upstream(applied.tag))
-    if series.digest != applied.digest and not flowback.explained(project):
-        replayed = replay(git, applied.base, series, scratch)
-        if not replayed.complete or replayed.tree != git.resolve(f"{state.head}^{{tree}}"):
+    lock, stage = load_lock(project.lock), Stage(project, "export")
+    upstream, base = lock.upstream(applied.tag), applied.base
+    fetch = bases(Cache(project.cache), lock, console)
+
+    def made(of: Project) -> tuple[Series, Replayed]:
+        known = build(scratch, of, lock, upstream, lambda up: base if up.tag == upstream.tag else fetch(up))
+        return load_series(of, lock, upstream), known
+
+    series = load_series(project, lock, upstream)
+    explained = stage.path.exists() and not stage.edited()
+    if series.digest != applied.digest and not explained:
+        replayed = made(project)[1]
+        if not replayed.complete or replayed.tree != scratch.git.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)
-    return _Source(git, state, applied, lock, series)
+    return _Source(scratch.git, state, applied, lock, series, stage, made)
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
@@ -121,45 +138,48 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
     """check: write nothing. mailbox: write mails there and leave the project alone."""
     if check and mailbox:
         raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
+    if not (check or mailbox):
+        project.refuse_packaged()
     if not (project.tree / ".git").is_dir():
         raise not_clean(TreeState(project.tree, None))
+    cache = Cache(project.cache)
     with (
-        guard(tree_lock(project.cache, project.tree), console, str(project.tree)),
-        scratch_below(project.tree) as scratch,
-        borrowing(
-            project.tree
-        ) as clean,  # what .git/config and .git/info/attributes of the tree say stays out of patches
+        guard(tree_lock(cache.root, project.tree), console, str(project.tree)),
+        # what .git/config and .git/info/attributes of the tree say stays out of patches
+        scratch_below(project.tree, project.tree, cache.repo) as scratch,
     ):
-        for name in ("open", "fold", "check", "stage"):
-            (scratch / name).mkdir()
-        source = _open(project, scratch / "open")
-        folded = fold(source.git, source.applied, source.state.head, source.series, scratch / "fold")
+        source = _open(project, console, scratch)
+        applied, head = source.applied, source.state.head
+        folded = fold(scratch, project.tree, applied, head, source.series)
         if mailbox:
-            mails = flowback.write_mailbox(clean.git, source.applied.base, folded.head, mailbox)
-            return ExportResult(source.applied.tag, project.tree, folded.head, False, (), mails)
-        todo = flowback.changes(project, clean.git, folded, source.series, scratch / "check")
+            mails = write_mailbox(scratch.git, applied.base, folded.head, mailbox)
+            return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
+        todo = changes(project, scratch, folded, source.series, source.was)
         files = tuple(ExportedFile(change.path, change.action) for change in todo)
-        head = source.state.head if check else _write(project, source, folded, todo, scratch / "stage")
-        return ExportResult(source.applied.tag, project.tree, head, check, files, ())
+        head = head if check else _write(project, source, folded, todo, scratch)
+        return ExportResult(applied.tag, project.tree, head, check, files, ())
 
 
-def _write(project: Project, source: _Source, folded: Folded, todo: tuple[flowback.Change, ...], scratch: Path) -> str:
-    """Rehearse, write, then let the branch and the state follow (the tree's files are the same, none is touched)."""
-    git, state, applied = source.git, source.state, source.applied
-    series, replayed = flowback.rehearse(project, git, source.lock, source.series, applied.base, todo, scratch)
+def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change, ...], scratch: Scratch) -> str:
+    """Try it, write, then let the branch and the state follow (the tree's files are the same, none is touched)."""
+    series, replayed = source.build(written(project, todo, scratch.place()))
     if not replayed.complete or replayed.tree != folded.tree:
         raise KvtoolError("the exported series does not give the tree back", why="this is a bug; nothing was written")
-    if todo:
-        flowback.write(project, todo)
-    if replayed.head != state.head:
-        git.run("update-ref", "-m", "kvtool export", "HEAD", replayed.head, state.head)
-    write_applied(
-        project.tree,
-        Applied(
-            applied.tag, applied.tree, series.digest, applied.base, replayed.head, applied.pinned, replayed.reports
-        ),
-    )
-    flowback.journal_of(project.tree).unlink(missing_ok=True)
+    git = Git(project.tree)
+    scratch.give(git, replayed.head)
+    source.stage.put_aside(todo)
+    try:
+        source.stage.put("new")
+    except BaseException as err:
+        source.stage.put("old")
+        source.stage.clear()
+        if isinstance(err, OSError):
+            raise DiskError("cannot write the project", why=str(err), next_step="nothing was changed") from err
+        raise
+    if replayed.head != source.state.head:
+        git.run("update-ref", "-m", "kvtool export", "HEAD", replayed.head, source.state.head)
+    write_applied(project.tree, applied_of(series, replayed, pinned=source.applied.pinned))
+    source.stage.clear()
     return replayed.head
 
 
@@ -182,7 +202,9 @@ def command(
     Afterwards the tree's branch has the fixups folded in (its files are not touched). A patch that gives the same tree
     as before keeps its bytes, and the bytes are the same under any git configuration.
 
-    Examples: kvtool export | kvtool export --check | kvtool export --mailbox /tmp/series
+        kvtool export
+        kvtool export --check
+        kvtool export --mailbox ~/series
 
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """

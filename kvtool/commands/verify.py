@@ -18,7 +18,7 @@ from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
-from kvtool.tree.worktree import read_applied
+from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import devices, junit, matrix, named
 from kvtool.verify.checks import Finding
@@ -117,16 +117,13 @@ def command(
     attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
     context with Qwen3.5-27B's cache.
 
-    kvtool verify --quick             an answer in two minutes
+    --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
 
-    kvtool verify --models 'gemma*'   kv-check on some models only
-
-    kvtool verify --patch state       what proves one patch: the tests its entry in series.toml names
-
-    kvtool verify --metal             the same with the cache on a Mac's GPU
-
-    kvtool verify --matrix --rpc --markdown table.md      every kind of cache, in host memory and on a device: an hour
-    or two; interrupted, the same command goes on where it stopped
+        kvtool verify --quick             an answer in two minutes
+        kvtool verify --models 'gemma*'   kv-check on some models only
+        kvtool verify --patch state       the tests that series.toml names for it
+        kvtool verify --metal             the same with the cache on a Mac's GPU
+        kvtool verify --matrix --rpc --markdown table.md
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """

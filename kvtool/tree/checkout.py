@@ -1,40 +1,48 @@
-"""Bring a patched tree to what the series says: create it, or move it, or leave it as it was.
+"""The checkout of a patched tree: bring it to what the series says, safe under a kill, or leave it as it was.
 
-The commits are built first (replay.py), in the tree's own repository but without touching its checkout. Then the
-checkout moves (switch.py). A tree that does not exist yet is made beside its place and renamed into it.
+The commits are built first, in a scratch repository, and handed to the tree. Then one `git checkout` writes only files
+that differ, so nothing else is recompiled. Before it moves, a journal (pending.json) is written; after a kill the next
+run finds it, puts the old state back and begins anew. A tree that does not exist yet is made beside its place and
+renamed into it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError
-from kvtool.gitcmd import IDENTITY_EMAIL, Git
+from kvtool.gitcmd import IDENTITY_EMAIL, Git, Scratch, scratch_repository
 from kvtool.project import Project
-from kvtool.tree.replay import Replayed, replay
+from kvtool.tree.apply import Replayed
 from kvtool.tree.series import Series
-from kvtool.tree.switch import finish_interrupted, move, switch
-from kvtool.tree.worktree import (
+from kvtool.tree.status import (
     Applied,
     TreeState,
     branch_of,
+    dirty_paths,
     kvtool_dir,
     not_clean,
     read_applied,
     tree_state,
     write_applied,
+    write_json,
 )
 from kvtool.upstream.cache import Cache, guard, ref_of, tree_lock
 
+Build = Callable[[Scratch], Replayed]
+
 
 @dataclass(frozen=True)
-class Outcome:
+class Brought:
     """applied: what the tree holds now (None: a conflict, the tree is as it was); changed: files that were written.
 
     replayed: None when the series had not changed and nothing was built.
@@ -46,14 +54,13 @@ class Outcome:
     created: bool = False
 
 
-def bring(project: Project, console: Console, cache: Cache, base: str, series: Series, *, pinned: bool) -> Outcome:
-    """Make project.tree the series on `base` (a commit of the cache). TreeError (exit 4) rather than lose work."""
+def bring(project: Project, console: Console, cache: Cache, series: Series, build: Build, *, pinned: bool) -> Brought:
+    """Make project.tree the series, as build() makes it from the cache. TreeError (exit 4) rather than lose work."""
     tree = project.tree
     with guard(tree_lock(cache.root, tree), console, str(tree)):
-        for left in tree.parent.glob(f".{tree.name}.kvtool-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        sweep(tree)
         if read_applied(tree) is not None:
-            return _update(project, console, cache, base, series, pinned)
+            return _update(project, console, cache, series, build, pinned)
         if tree.exists() and (not tree.is_dir() or any(tree.iterdir())):
             raise TreeError(
                 f"{tree} is not a tree that kvtool made",
@@ -61,9 +68,23 @@ def bring(project: Project, console: Console, cache: Cache, base: str, series: S
                 next_step="move it away, or name another place: --tree DIR",
             )
         try:
-            return _create(tree, console, cache, base, series, pinned)
+            return _create(tree, console, cache, series, build, pinned)
         except OSError as err:
             raise DiskError(f"cannot create {tree}", why=str(err)) from err
+
+
+def sweep(tree: Path) -> None:
+    """Remove what a killed kvtool left beside the tree and in it; a git that it started may still be writing there.
+
+    Only under the lock of the tree, so nobody else is using it.
+    """
+    deadline = time.monotonic() + 10
+    while left := [*tree.parent.glob(f".{tree.name}.kvtool-*"), *kvtool_dir(tree).glob("kvtool-*")]:
+        for place in left:
+            shutil.rmtree(place, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
 
 
 def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
@@ -71,46 +92,36 @@ def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
     return Applied(up.tag, up.tree, series.digest, replayed.base, replayed.head, pinned, replayed.reports)
 
 
-def _create(tree: Path, console: Console, cache: Cache, base: str, series: Series, pinned: bool) -> Outcome:
+def _create(tree: Path, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Brought:
     tree.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{tree.name}.kvtool-", dir=tree.parent))
     try:
         git = Git(fresh)
         git.run("init", "--quiet", ".")
         git.run("config", "core.autocrlf", "false")  # for the user's own git calls there: upstream's bytes as they are
-        take_base(git, cache, series.upstream.tag)
-        with scratch_below(fresh) as scratch:
-            replayed = replay(git, base, series, scratch)
-        if not replayed.complete:
-            return Outcome(None, replayed, 0)
-        branch = branch_of(series.upstream.tag)
-        switch(git, console, "-B", branch, replayed.head)
+        with scratch_below(fresh, cache.repo) as scratch:
+            replayed = build(scratch)
+            if not replayed.complete:
+                return Brought(None, replayed, 0)
+            take_base(git, cache, series.upstream.tag)
+            scratch.give(git, replayed.head)
+        switch(git, console, "-B", branch_of(series.upstream.tag), replayed.head)
         applied = applied_of(series, replayed, pinned=pinned)
         write_applied(fresh, applied)
         fresh.chmod(0o755)  # mkdtemp's 0700 is not what a checkout looks like
         if tree.exists():
             tree.rmdir()
         fresh.rename(tree)
-        files = git_count(Git(tree))
-        return Outcome(applied, replayed, files, created=True)
+        files = Git(tree).run("ls-files", "-z").stdout.count("\0")
+        return Brought(applied, replayed, files, created=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def git_count(git: Git) -> int:
-    """How many files a tree has."""
-    return git.run("ls-files", "-z").stdout.count("\0")
-
-
-@contextlib.contextmanager
-def scratch_below(tree: Path) -> Iterator[Path]:
-    """A temporary directory inside the tree's .git; what a killed run left there goes first."""
-    place = kvtool_dir(tree)
-    place.mkdir(parents=True, exist_ok=True)
-    for left in place.glob("tmp-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="tmp-", dir=place) as name:
-        yield Path(name)
+def scratch_below(tree: Path, *repositories: Path) -> AbstractContextManager[Scratch]:
+    """A scratch repository inside the tree's .git, where the next call finds what a kill leaves of it."""
+    kvtool_dir(tree).mkdir(parents=True, exist_ok=True)
+    return scratch_repository(*repositories, below=kvtool_dir(tree))
 
 
 def take_base(git: Git, cache: Cache, tag: str) -> None:
@@ -128,7 +139,7 @@ def base_ref(tag: str) -> str:
     return f"refs/kvtool/base/{tag}"
 
 
-def _update(project: Project, console: Console, cache: Cache, base: str, series: Series, pinned: bool) -> Outcome:
+def _update(project: Project, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Brought:
     tree, git = project.tree, Git(project.tree)
     finish_interrupted(tree, git)
     state = tree_state(project)
@@ -138,22 +149,22 @@ def _update(project: Project, console: Console, cache: Cache, base: str, series:
         raise not_clean(state)
     if before.digest == series.digest and before.tag == series.upstream.tag and state.head == before.head:
         if pinned != before.pinned:
-            before = Applied(**{**vars(before), "pinned": pinned})
+            before = replace(before, pinned=pinned)
             write_applied(tree, before)
-        return Outcome(before, None, 0)
+        return Brought(before, None, 0)
     if state.dirty:
         raise not_clean(state)
-    if git.resolve(f"{base}^{{commit}}") is None:
+    with scratch_below(tree, cache.repo) as scratch:
+        replayed = build(scratch)
+        if not replayed.complete:
+            return Brought(None, replayed, 0)
         take_base(git, cache, series.upstream.tag)
-    with scratch_below(tree) as scratch:
-        replayed = replay(git, base, series, scratch)
-    if not replayed.complete:
-        return Outcome(None, replayed, 0)
+        scratch.give(git, replayed.head)
     refuse_loss(git, state, replayed, branch_of(series.upstream.tag))
     applied = applied_of(series, replayed, pinned=pinned)
     changed = git.run("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head).stdout.count("\0")
     move(tree, git, console, state.head, applied)
-    return Outcome(applied, replayed, changed)
+    return Brought(applied, replayed, changed)
 
 
 def refuse_loss(git: Git, state: TreeState, replayed: Replayed, branch: str) -> None:
@@ -176,3 +187,102 @@ def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -
             why=f"it is at {tip[:10]}, and is not checked out",
             next_step=f"git -C {git.repo} checkout {branch} && kvtool export, or rename it: git branch -m",
         )
+
+
+# --- from one commit to another ----------------------------------------------------------------------------------
+
+
+def move(tree: Path, git: Git, console: Console, head: str, applied: Applied) -> None:
+    """Move branch and checkout from `head` to the new series; on any failure the tree is put back."""
+    journal = kvtool_dir(tree) / "pending.json"
+    write_json(journal, {"from": head, "applied": asdict(applied)})
+    try:
+        switch(git, console, "-B", branch_of(applied.tag), applied.head)
+    except BaseException:
+        finish_interrupted(tree, git)
+        raise
+    write_applied(tree, applied)
+    journal.unlink()
+
+
+_PERCENT = re.compile(r"Updating files:\s+(\d+)%")
+
+
+def switch(git: Git, console: Console, *where: str) -> None:
+    """`git checkout WHERE`: writes the files that differ; TreeError rather than overwrite untracked or ignored ones."""
+    with console.progress(f"checking out {where[1] if where[0].startswith('-') else where[0]}", 100) as bar:
+
+        def on_line(line: str) -> None:
+            if found := _PERCENT.search(line):
+                bar.update(int(found[1]))
+
+        done = git.watch("checkout", "--progress", "--no-overwrite-ignore", *where, "--", on_line=on_line)
+    if done.returncode != 0:
+        if "No space left" in done.stdout:
+            raise DiskError("the disk is full", why="git checkout could not write", output=done.stdout)
+        raise TreeError(
+            f"{git.repo}: the checkout cannot move",
+            why="git refused; nothing was changed",
+            next_step=f"move the files it names away, or commit them: git -C {git.repo} add -A && git commit",
+            output=done.stdout.strip(),
+        )
+
+
+def finish_interrupted(tree: Path, git: Git) -> None:
+    """After a kill during move(): take note of a move that was complete, else put the old state back.
+
+    Only what move() itself may have written is put back: a file that is neither the old nor (the beginning of) the new
+    one was edited since, and stops this with a TreeError.
+    """
+    journal = kvtool_dir(tree) / "pending.json"
+    if not journal.exists():
+        return
+    data = json.loads(journal.read_text(encoding="utf-8"))
+    applied, old = Applied.from_json(data["applied"]), str(data["from"])
+    await_git(tree)
+    dirty = dirty_paths(git)
+    head = git.resolve("HEAD")
+    if head == applied.head and not dirty:
+        write_applied(tree, applied)
+    elif head in (old, applied.head):
+        put_back(tree, git, old, applied.head, dirty, "apply")
+    # else: the user has moved on by hand; the ordinary checks decide
+    journal.unlink()
+
+
+def await_git(tree: Path) -> None:
+    """Let a git whose kvtool was killed finish, then remove the locks it could not."""
+    locks = [tree / ".git" / "index.lock", tree / ".git" / "HEAD.lock", *(tree / ".git" / "refs").rglob("*.lock")]
+    deadline = time.monotonic() + 3
+    while any(lock.exists() for lock in locks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for lock in locks:
+        lock.unlink(missing_ok=True)
+
+
+def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
+    """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
+    moved = set(git.run("diff", "--name-only", "--no-renames", "-z", old, new).stdout.split("\0"))
+    edited = [path for path in dirty if path not in moved or not _ours(tree / path, git, path, old, new)]
+    if edited:
+        raise TreeError(
+            f"{tree}: a kvtool {verb} was interrupted, and files were edited since",
+            why=", ".join(edited),
+            next_step=f"keep them elsewhere, then: git -C {tree} reset --hard {old[:10]} && kvtool {verb}",
+        )
+    git.run("reset", "--quiet", "--hard", old)
+    for path in dirty_paths(git):  # files that only the new series has are untracked now
+        if path in moved:
+            (tree / path).unlink(missing_ok=True)
+
+
+def _ours(file: Path, git: Git, path: str, old: str, new: str) -> bool:
+    """Whether a file is what the move may have left: absent, the old one, or the new one written in part."""
+    if not file.is_file():
+        return not file.exists()
+    content = file.read_bytes()
+    for commit in (old, new):
+        was = git.blob(commit, path)
+        if was is not None and was.startswith(content):
+            return True
+    return False

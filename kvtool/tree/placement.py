@@ -4,41 +4,31 @@ One line of context finds a place over months of upstream, but not always the ri
 two things are held against the place where a hunk landed:
 
 - the line map: a line diff of the old file and the new one says what became of each of the hunk's context lines and
-  removed lines. Each one that is still there must be where the hunk landed.
+  removed lines. Each one that is still there must be where the hunk landed. In a file of C a line that was only
+  re-aligned is still there.
 - the enclosing function: the line that heads it must be the same line by the map, or have been replaced by the one that
   heads it now, or (where upstream moved the whole function) read the same.
 
 Where upstream rewrote a line that the hunk stands on, the map says nothing about it: the function must then be the
 same, and the hunk must have one place in it only.
+
+Where upstream only put lines in at the place where the hunk puts some in, the hunk belongs behind them, if both are
+whole.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvtool.tree.mailbox import FileDiff, Hunk
+from kvtool.tree.patchfile import FileDiff, Piece
+from kvtool.tree.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
 
-_SPAN = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A hunk as lines. start: 0-based, of its first line in the old file; before and after: context included.
-
-    lead, trail: how many of the lines are context, at the front and at the end.
-    """
-
-    hunk: Hunk
-    start: int
-    before: tuple[bytes, ...]
-    after: tuple[bytes, ...]
-    lead: int
-    trail: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Landing:
     """What the check says about one hunk. landed, expected: 1-based lines of its first line, None where unknown.
 
     wrong: why the place is wrong, "" when it is right; note: worth a look, though not wrong.
@@ -65,82 +55,27 @@ class Finding:
     note: str = ""
 
 
-def split_lines(text: bytes) -> list[bytes]:
-    """The lines of a file, as git counts them: ended by a line feed and nothing else."""
-    lines = [line + b"\n" for line in text.split(b"\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
-
-
-def pieces_of(file: FileDiff, *, reverse: bool = False) -> tuple[Piece, ...]:
-    """The hunks of one file of a diff; reverse: of the diff that takes it back."""
-    return tuple(_piece(hunk, reverse) for hunk in file.hunks)
-
-
-def _piece(hunk: Hunk, reverse: bool) -> Piece:
-    found = _SPAN.match(hunk.header)
-    assert found
-    line, count = (found[3], found[4]) if reverse else (found[1], found[2])
-    start = int(line) if count == "0" else int(line) - 1
-    before: list[bytes] = []
-    after: list[bytes] = []
-    marks = b""
-    for text in split_lines(hunk.text)[1:]:
-        mark, line_text = text[:1], text[1:]
-        if mark == b"\\":  # the line before this one has no line end
-            for side, kinds in ((before, b" -"), (after, b" +")):
-                if marks[-1:] in (kinds[:1], kinds[1:]) and side:
-                    side[-1] = side[-1].removesuffix(b"\n")
-            continue
-        marks += mark
-        if mark != b"+":
-            before.append(line_text)
-        if mark != b"-":
-            after.append(line_text)
-    lead, trail = len(marks) - len(marks.lstrip(b" ")), len(marks) - len(marks.rstrip(b" "))
-    if reverse:
-        before, after = after, before
-    return Piece(hunk, start, tuple(before), tuple(after), lead, trail)
-
-
-def runs(file: FileDiff) -> int:
-    """How many runs of changed lines a diff of one file has: unlike its hunks, no matter of how much context it has."""
-    count = 0
-    for hunk in file.hunks:
-        marks = b"".join(text[:1] for text in split_lines(hunk.text)[1:] if not text.startswith(b"\\"))
-        count += len(re.findall(rb"[-+]+", marks))
-    return count
-
-
 class LineMap:
     """What became of each line of an old file in a new one, from the blocks of a line diff between them."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self._blocks = sorted(blocks, key=lambda block: (block.old, block.new))
+        self.blocks = sorted(blocks, key=lambda block: (block.old, block.new))
 
     @classmethod
     def of(cls, file: FileDiff | None) -> LineMap:
         """From one file of a diff without context; None: the file did not change."""
-        blocks = []
-        for hunk in file.hunks if file else ():
-            found = _SPAN.match(hunk.header)
-            assert found
-            removed, added = (int(found[n]) if found[n] is not None else 1 for n in (2, 4))
-            blocks.append(Block(int(found[1]) - (removed > 0), removed, int(found[3]) - (added > 0), added))
-        return cls(blocks)
+        hunks = file.hunks if file else ()
+        return cls([Block(hunk.old, hunk.removed, hunk.new, hunk.added) for hunk in hunks])
 
-    def kept(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """The runs of lines that are in both files, the old one having `length`: start, stop, start in the new one."""
-        at = there = 0
-        for block in self._blocks:
-            yield at, block.old, there
-            at, there = block.old + block.removed, block.new + block.added
-        yield at, length, there
+    def refined(self, old: Sequence[bytes], new: Sequence[bytes]) -> LineMap:
+        """The same, but lines of a block whose keys are equal are the same line: all of them where the block has only
+        such lines, else those that are there once. Which of several braces is which, nobody can tell."""
+        return LineMap([part for block in self.blocks for part in _refined(block, old, new)])
 
     def line(self, number: int) -> int | None:
         """The same line in the new file, None when it is not there any more. 0-based."""
         shift = 0
-        for block in self._blocks:
+        for block in self.blocks:
             if block.old + block.removed <= number:
                 shift = block.new + block.added - block.old - block.removed
             elif block.old <= number:
@@ -151,7 +86,7 @@ class LineMap:
 
     def replacing(self, number: int) -> range:
         """The lines of the new file that stand in the place of an old one that is gone; empty when there are none."""
-        for block in self._blocks:
+        for block in self.blocks:
             if block.old <= number < block.old + block.removed:
                 return range(block.new, block.new + block.added)
         return range(0)
@@ -163,12 +98,29 @@ class LineMap:
             first -= 1
         before = self.line(first) if first >= 0 else -1
         assert before is not None
-        end = max((b.old + b.removed for b in self._blocks), default=0)
+        end = max((b.old + b.removed for b in self.blocks), default=0)
         while last < end and self.line(last) is None:
             last += 1
         after = self.line(last)
         assert after is not None
         return range(before + 1, after)
+
+
+def _refined(block: Block, old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[Block]:
+    was = old[block.old : block.old + block.removed]
+    now = new[block.new : block.new + block.added]
+    pairs = [(n, n) for n in range(len(was))]
+    if was != now:
+        counts = Counter(was), Counter(now)
+        once = [key for key in was if counts[0][key] == counts[1][key] == 1]
+        pairs = [(was.index(key), now.index(key)) for key in once]
+        if pairs != sorted(pairs, key=lambda pair: pair[1]):  # in another order
+            pairs = []
+    at, there = 0, 0
+    for here, place in (*pairs, (len(was), len(now))):
+        if here > at or place > there:
+            yield Block(block.old + at, here - at, block.new + there, place - there)
+        at, there = here + 1, place + 1
 
 
 def heading_at(lines: Lines, number: int) -> int | None:
@@ -215,19 +167,76 @@ def find_landings(
     return place(0, 0, 0)
 
 
-def check(base: Lines, target: Lines, result: Lines, pieces: Sequence[Piece], moved: LineMap) -> tuple[Finding, ...]:
-    """Whether each hunk of `pieces` (a diff on top of `base`) landed in its place.
+def check(
+    base: SourceFile,
+    patched: SourceFile,
+    target: SourceFile,
+    result: SourceFile,
+    pieces: Sequence[Piece],
+    moved: LineMap,
+) -> tuple[Landing, ...]:
+    """Whether each hunk of `pieces` (a diff from `base` to `patched`) landed in its place.
 
-    target, result: the new file before and after; moved: what became of base's lines in target.
+    target, result: the new file before and after; moved: what became of base's lines in target. Lines are compared by
+    their keys, so that one which was only re-aligned is the same line.
     """
-    expected = [_expected(piece, moved) for piece in pieces]
-    landed = find_landings(target, result, pieces, expected)
+    shared = [_shared(piece, moved) for piece in pieces]
+    keyed = [_keyed(piece, base, patched) for piece in pieces]
+    stand = [_without_lead(piece) if at else piece for piece, at in zip(keyed, shared, strict=True)]
+    expected = [_expected(piece, moved) for piece in stand]
+    landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
         wrong = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
-        return tuple(Finding(piece, None, _number(at), wrong) for piece, at in zip(pieces, expected, strict=True))
+        return tuple(Landing(piece, None, _number(at), wrong) for piece, at in zip(pieces, expected, strict=True))
+    found = [
+        _judge(piece, at, want, base.keys, target.keys, moved)
+        for piece, at, want in zip(stand, landed, expected, strict=True)
+    ]
     return tuple(
-        _judge(piece, at, want, base, target, moved) for piece, at, want in zip(pieces, landed, expected, strict=True)
+        _look(replace(landing, piece=piece), place, patched, target)
+        for landing, piece, place in zip(found, pieces, shared, strict=True)
     )
+
+
+def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
+    """The hunk with the keys of its lines, read where they stand: a line alone does not tell what is in a string."""
+    before = base.keys[piece.start : piece.start + len(piece.before)]
+    after = patched.keys[piece.made : piece.made + len(piece.after)]
+    return replace(piece, before=tuple(before), after=tuple(after))
+
+
+def _without_lead(piece: Piece) -> Piece:
+    """The hunk from its first changed line on."""
+    lead = piece.lead
+    return replace(piece, start=piece.start + lead, before=piece.before[lead:], after=piece.after[lead:], lead=0)
+
+
+def _shared(piece: Piece, moved: LineMap) -> range:
+    """What upstream put in just where the hunk puts in something, all other lines being as they were; else nothing.
+
+    The hunk then stands behind it, and only what follows says where that is.
+    """
+    inserts = len(piece.before) == piece.lead + piece.trail and piece.lead and piece.trail
+    at = piece.start + piece.lead
+    above, below = moved.line(at - 1), moved.line(at)
+    if not inserts or above is None or below is None or below == above + 1:
+        return range(0)
+    return range(above + 1, below)
+
+
+def _look(landing: Landing, shared: range, patched: SourceFile, target: SourceFile) -> Landing:
+    """Where both put something in: wrong unless each is whole and has no line of the other; worth a look."""
+    if not shared or landing.wrong:
+        return landing
+    piece = landing.piece
+    mine = range(piece.made + piece.lead, piece.made + len(piece.after) - piece.trail)
+    theirs = target.lines[shared.start : shared.stop]
+    if words(theirs) & words(patched.lines[mine.start : mine.stop]):
+        return replace(landing, wrong="upstream put some of the same lines in at the same place")
+    if not (target.whole(shared.start, shared.stop) and patched.whole(mine.start, mine.stop)):
+        return replace(landing, wrong="upstream put in lines at the same place, and one of the two is not whole")
+    note = f"merged, look at it: it stands behind {len(theirs)} lines that upstream put in at the same place"
+    return replace(landing, note=note)
 
 
 def _number(line: int | None) -> int | None:
@@ -245,7 +254,7 @@ def _expected(piece: Piece, moved: LineMap) -> int | None:
     return next((line for line in _mapped(piece, moved) if line is not None), None)
 
 
-def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, moved: LineMap) -> Finding:
+def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, moved: LineMap) -> Landing:
     mapped = _mapped(piece, moved)
     was, now = heading_at(base, piece.start), heading_at(target, at)
     here = f"it landed in line {at + 1}, {_name(target, now)}"
@@ -253,20 +262,20 @@ def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, 
     if any(line != at for line in known):
         assert want is not None
         there = f"it belongs in line {want + 1}, {_name(target, heading_at(target, want))}"
-        return Finding(piece, at + 1, want + 1, f"{here}; {there}")
+        return Landing(piece, at + 1, want + 1, f"{here}; {there}")
     same = _same_function(base, target, was, now, moved)
     if len(known) == len(piece.before) and known:
         # every line says so; upstream may have put a label or the head of a split function in between
         kept = moved.line(was) if was is not None else -1
         if same or (kept is not None and kept <= at):
             note = "" if same else f"recorded in {_text(base, was)!r}, landed in {_text(target, now)!r}"
-            return Finding(piece, at + 1, at + 1, note=note)
+            return Landing(piece, at + 1, at + 1, note=note)
     belongs = f"it belongs {_name(base, was)}, where upstream rewrote its lines"
     if not same:
-        return Finding(piece, at + 1, want, f"{here}; {belongs}")
+        return Landing(piece, at + 1, want, f"{here}; {belongs}")
     if (count := _places(target, piece, now)) > 1:
-        return Finding(piece, at + 1, want, f"{here}; upstream rewrote its lines and {count} places there would do")
-    return Finding(piece, at + 1, _number(want))
+        return Landing(piece, at + 1, want, f"{here}; upstream rewrote its lines and {count} places there would do")
+    return Landing(piece, at + 1, _number(want))
 
 
 def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvtool.errors import UsageError
 from kvtool.project import Project
-from kvtool.tree.mailbox import Mail, parse_mail
+from kvtool.tree.patchfile import Mail, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
 GOAL_LINES = 250  # changed lines in upstream's own files; more of them make a rebase conflict more often

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from kvtool.console import Console
 from kvtool.errors import UsageError
@@ -38,7 +37,7 @@ def ensure(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str | N
         repo.run("init", "--quiet", "--bare", ".")
         with console.progress(f"fetching llama.cpp {tag}: {url}") as bar:
             wanted = Upstream(tag, "", "")
-            tree = sources.from_git(repo, url, wanted, bar, is_mirror=url != lock.remote or Path(url).exists())
+            tree = sources.from_git(repo, url, wanted, bar, is_mirror=True)
         date = repo.line("log", "-1", "--format=%cs", "FETCH_HEAD")
         grown = with_upstream(lock, tag, tree, date)
         commit = cache.adopt(repo, tree, grown.upstream(tag), scratch)

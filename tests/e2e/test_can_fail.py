@@ -1,6 +1,7 @@
 """A check that cannot fail proves nothing: each trap's line is taken out, and a check must see it.
 
-tests/e2e/traps has the traps, broken.py the library in which all of their lines can be taken out.
+tests/e2e/traps has the traps, broken.py the library in which all of their lines can be taken out. Each run is a process
+with one thread; as many go at once as there are cores, and the tests look at what came of theirs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtool.machine import cores
 from kvtool.verify import drafts, models
 from tests.e2e import broken
 from tests.e2e.conftest import ROOT, Real
@@ -57,7 +61,7 @@ class Lab:
     watch: Path
     pair: drafts.Pair
     large: Path
-    done: dict[tuple[object, ...], Seen] = field(default_factory=dict)
+    runs: dict[tuple[object, ...], Future[Seen]] = field(default_factory=dict)
 
     def model_args(self, name: str) -> tuple[str | Path, ...]:
         if name == DRAFT:
@@ -65,6 +69,15 @@ class Lab:
         if name == LARGE:
             return ("-m", self.large)
         return ("-m", self.real.toys / f"{name}.gguf") if name else ()
+
+    def start(self, pool: ThreadPoolExecutor, trap: Trap) -> None:
+        """The trap's run with no line broken, once for all traps that have it, and with its own."""
+        for number in (0, NUMBERS[trap.name]):
+            if (key := (number, *trap.run.key)) not in self.runs:
+                self.runs[key] = pool.submit(self.run, trap.run, number)
+
+    def seen(self, trap: Trap, *, broken: bool) -> Seen:
+        return self.runs[(NUMBERS[trap.name] if broken else 0, *trap.run.key)].result()
 
     def run(self, run: Run, number: int) -> Seen:
         env = {
@@ -81,15 +94,9 @@ class Lab:
         answer = json.loads(lines[-1]) if lines and run.program == "kv-check" else {}
         return Seen(done.returncode, answer, done.stderr)
 
-    def whole(self, run: Run) -> Seen:
-        """The run with no line broken, once for all traps that have it."""
-        if run.key not in self.done:
-            self.done[run.key] = self.run(run, 0)
-        return self.done[run.key]
-
 
 @pytest.fixture(scope="module")
-def lab(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def lab(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     out = tmp_path_factory.mktemp("broken")
     broken.build(real, [trap.edits for trap in TRAPS], out)
     compiler = shutil.which("cc")
@@ -97,7 +104,17 @@ def lab(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     watch = out / "watch.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", watch, Path(__file__).parent / "watch.c", "-ldl"], check=True)
     work = real.tree / "build" / "verify"
-    return Lab(real, out, watch, drafts.pair(work), models.cache_model(models.QWEN35_27B, work))
+    made = Lab(real, out, watch, drafts.pair(work), models.cache_model(models.QWEN35_27B, work))
+    chosen = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and "lab" in item.fixturenames
+    ]
+    pool = ThreadPoolExecutor(cores())
+    try:
+        for item in chosen:
+            made.start(pool, item.callspec.params["trap"])
+        yield made
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def fell(trap: Trap, seen: Seen) -> bool:
@@ -117,11 +134,11 @@ def fell(trap: Trap, seen: Seen) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda t: t.name)
 def test_trap(lab: Lab, trap: Trap) -> None:
-    before = lab.whole(trap.run)
+    before = lab.seen(trap, broken=False)
     assert before.code == 0, before
     assert before.answer.get("status", "same") in ("same", "ok"), before
     assert not fell(trap, before), before
-    after = lab.run(trap.run, NUMBERS[trap.name])
+    after = lab.seen(trap, broken=True)
     assert fell(trap, after), after
 
 

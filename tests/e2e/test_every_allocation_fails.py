@@ -3,7 +3,8 @@
 kv-check's check "no-memory" grows a cache several times; --fail N makes the N-th allocation fail there, N+ that one and
 all later ones. N goes up until none is left to fail. What each point must leave is in scenarios-memory.cpp.
 
-Every point is a kv-check of its own. The memory classes whose models take long run with KVTOOL_ALL_CLASSES=1.
+Every point is a kv-check of its own, with one thread; as many run at once as there are cores. The memory classes whose
+models take long run with KVTOOL_ALL_CLASSES=1.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtool.machine import cores
 from tests.e2e.conftest import ROOT, Real
 
 SLOW = pytest.mark.skipif(
@@ -49,13 +52,21 @@ def points(real: Real, toy: str, suffix: str, *args: str) -> Iterator[dict[str, 
         "--checks",
         "no-memory",
     ]
-    for n in range(1, LIMIT):
-        done = subprocess.run([*argv, *args, "--fail", f"{n}{suffix}"], capture_output=True, text=True)
-        answer = json.loads(done.stdout)
-        if answer["failed_allocations"] == 0:
-            return
-        yield answer
-    pytest.fail(f"{toy}: more than {LIMIT} allocations")
+
+    def fail(number: int) -> dict[str, Any]:
+        done = subprocess.run([*argv, *args, "--fail", f"{number}{suffix}"], capture_output=True, text=True)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    pool = ThreadPoolExecutor(cores())
+    try:
+        for answer in pool.map(fail, range(1, LIMIT)):
+            if answer["failed_allocations"] == 0:
+                return
+            yield answer
+        pytest.fail(f"{toy}: more than {LIMIT} allocations")
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.timeout(3600)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Tiny, git
+from tests.repo.edits import edit
+from tests.repo.rebases import release
 
 
 def mtimes(tree: Path) -> dict[str, int]:
@@ -113,6 +115,25 @@ def test_from_and_until_skip_a_patch(project: Tiny, kvtool) -> None:
     assert (outcomes["new"], outcomes["old"]) == ("skipped", "applied")
     outcomes = {p["id"]: p["outcome"] for p in kvtool("apply", "v2", "--json").json["patches"]}
     assert (outcomes["new"], outcomes["old"]) == ("applied", "skipped")
+
+
+def test_another_upstream_gets_the_patches_as_a_rebase_moves_them(project: Tiny, kvtool) -> None:
+    """Upstream re-aligned a line beside one patch; the other one is then changed there, and exported."""
+    release(project, "v3", ("src/b.h", "    bool two;\n", "    bool   two;\n"))
+    before = project.snapshot()
+    ran = kvtool("apply", "v3", "--json")
+    assert ran.code == 0, ran
+    assert "bool   two;\n    bool   dynamic;\n" in (project.tree / "src/b.h").read_text()
+    assert "re-aligned" in ran.json["patches"][0]["moved"][0]
+    assert kvtool("status", "--json").json["state"] == "clean"
+    assert kvtool("export", "--check").code == 0
+    edit(project, "src/a.cpp", "x + 2 + grown();", "x + 2 + shrunk();", "fixup! use")
+    assert [file["path"] for file in kvtool("export", "--json").json["files"]] == ["patches/use.patch"]
+    assert project.snapshot()["patches/flag.patch"] == before["patches/flag.patch"]
+    assert kvtool("status", "--json").json["state"] == "clean"
+    assert kvtool("apply").code == 0
+    assert "shrunk" in (project.tree / "src/a.cpp").read_text()
+    assert kvtool("diff", "v1", "v3", "--json").json["patches"][1]["change"] == "changed"
 
 
 # --- conflicts ----------------------------------------------------------------------------------------------------

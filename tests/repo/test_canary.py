@@ -15,6 +15,7 @@ from kvtool.result import CheckOutcome
 from kvtool.verify.checks import Finding
 from kvtool.verify.report import Verified
 from tests.conftest import Tiny, git
+from tests.repo.fetches import fake
 
 
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "2026-03-01T00:00:00") -> None:
@@ -34,6 +35,14 @@ def good(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     project.add_patch("declare", ("src/a.cpp", "int function_2(", "int grown();\nint function_2("))
     monkeypatch.setattr(verify, "run", lambda project, _console, options: verified(project, options.mode))
     return project
+
+
+def test_what_the_machine_lacks_is_no_breakage(project: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    fake(tmp_path, monkeypatch, "git", "echo git version 2.37.7\n")
+    report = tmp_path / "report.json"
+    ran = kvtool("canary", "v2", "--json", "--report", report)
+    assert ran.code == 7 and ran.json["error"]["code"] == "missing_tool" and not report.exists()
+    assert kvtool("rebase", "v2", "--dry-run").code == 7
 
 
 FAILING: list[str] = []
@@ -79,7 +88,11 @@ def test_what_is_built_is_the_moved_series(good: Tiny, kvtool: Any, tmp_path: Pa
     state = kvtool("status", "--json", "--project", tmp_path / "work").json
     assert (state["state"], state["tag"], state["locked"]) == ("clean", "b100", "b100")
     assert list((tree / "build/cpu-release").glob("liba.*"))
-    assert kvtool("canary", "b100", "--work", tmp_path / "work", "--json").code == 0, "the place can be used again"
+    kept = Tiny(tmp_path / "work", good.upstream).snapshot()
+    assert kvtool("canary", "b100", "--work", tmp_path / "work", "--json").code == 2, (
+        "what is there is nobody's to remove"
+    )
+    assert Tiny(tmp_path / "work", good.upstream).snapshot() == kept
 
 
 def test_a_conflict_ends_it_with_exit_3(good: Tiny, kvtool: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.tree import flowback
+from kvtool.tree import transaction
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit, files
 
@@ -109,16 +109,16 @@ def test_failure_while_writing_puts_everything_back(applied: Tiny, kvtool, monke
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
-    real, calls = flowback.put_file, []
+    real, calls = transaction.put_file, []
 
-    def failing(path: Path, change: flowback.Change) -> None:
+    def failing(path: Path, change: transaction.Change) -> None:
         if path.is_relative_to(applied.root / "cpp") or path.is_relative_to(applied.root / "patches"):
             calls.append(path)
             if len(calls) == fail_at + 1:
                 raise OSError(28, "No space left on device")
         real(path, change)
 
-    monkeypatch.setattr(flowback, "put_file", failing)
+    monkeypatch.setattr(transaction, "put_file", failing)
     before, head = applied.snapshot(), git(applied.tree, "rev-parse", "HEAD")
     ran = kvtool("export", "--json")
     assert ran.code == 1 and ran.json["error"]["code"] == "disk"
@@ -132,13 +132,13 @@ def test_killed_export_can_be_run_again(applied: Tiny, kvtool, after: int) -> No
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
     code = (
-        "import os, sys; from kvtool import cli; from kvtool.tree import flowback\n"
-        "real, calls = flowback.put_file, []\n"
+        "import os, sys; from kvtool import cli; from kvtool.tree import transaction\n"
+        "real, calls = transaction.put_file, []\n"
         "def put(path, change):\n"
         f"    if str(path).startswith({str(applied.root)!r} + '/cpp') or '/project/patches' in str(path):\n"
         f"        calls.append(1)\n        if len(calls) > {after}: os._exit(137)\n"
         "    real(path, change)\n"
-        "flowback.put_file = put; sys.exit(cli.run(['export']))"
+        "transaction.put_file = put; sys.exit(cli.run(['export']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=applied.root)
     assert done.returncode == (137 if after < 3 else 0)

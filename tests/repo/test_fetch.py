@@ -59,6 +59,19 @@ def test_unknown_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
     assert "v1, v2" in ran.json["error"]["next"]
 
 
+def test_prune_leaves_one_upstream(project: Tiny, kvtool, tmp_path: Path) -> None:
+    for tag in ("v1", "v2"):
+        kvtool("fetch", tag)
+    assert len(cached_refs(tmp_path)) == 2
+    lost = git(project.upstream, "rev-parse", "v1:src/a.cpp")
+    ran = kvtool("fetch", "v2", "--prune", "--json")
+    assert (ran.code, cached_refs(tmp_path)) == (0, ["refs/kvtool/upstream/v2"]) and ran.json["freed"] > 0
+    cached = cache_of(tmp_path) / "upstream.git"
+    assert subprocess.run(["git", "-C", cached, "cat-file", "-e", lost], capture_output=True).returncode != 0
+    assert kvtool("fetch", "v2", "--json").json["source"] == "cache"
+    assert kvtool("fetch", "v1", "--json").code == 0
+
+
 def test_mirror_lacks_the_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
     git(project.upstream, "tag", "-d", "v1")
     ran = kvtool("fetch", "--json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import io
 import shutil
 import sys
@@ -117,7 +118,7 @@ def test_missing_npm_is_told_and_the_rest_is_tried(project: Tiny, kvtool, tmp_pa
     if (Path(sys.executable).parent / "npm").exists():
         pytest.skip("this environment brings its own npm")
     ran = kvtool("fetch", "--json")
-    assert ran.code == 9 and "kvtool[npm]" in ran.json["error"]["why"]
+    assert ran.code == 9 and "kvtool[npm]" in ran.json["error"]["next"]
 
 
 # --- sdist --------------------------------------------------------------------------------------------------------
@@ -187,6 +188,16 @@ def test_sdist_that_is_not_there(project: Tiny, kvtool, tmp_path: Path, monkeypa
     use_sdist(project, monkeypatch, tmp_path / "links")
     ran = kvtool("fetch", "--json")
     assert ran.code == 9, ran
+
+
+def test_an_environment_without_pip_says_so(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+    sdist(tmp_path / "links")
+    use_sdist(project, monkeypatch, tmp_path / "links")
+    real = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pip" else real(name))
+    ran = kvtool("fetch", "--json")
+    assert ran.code == 9 and "pip is not installed" in ran.json["error"]["why"]
+    assert "uv pip install" in ran.json["error"]["next"]
 
 
 # --- several at once ----------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,6 +143,21 @@ def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None
         assert again.code == 0, (number, again)
         scenario.check()
     print(f"{scenario.name}: {killed} of {KILLS} rounds were killed on the way")
+
+
+def test_what_a_git_still_writes_beside_the_tree_goes(project: Tiny, kvtool: Any) -> None:
+    """The git of a killed first apply goes on for a while: clearing its directory away once would not do."""
+    left = project.root / ".llama.cpp.kvtool-left/.git/objects"
+    left.mkdir(parents=True)
+    code = "import itertools, sys\nfor n in itertools.count(): open(f'{sys.argv[1]}/{n}', 'w').close()"
+    with subprocess.Popen([sys.executable, "-c", code, left], stderr=subprocess.DEVNULL) as git_left:
+        while not (left / "99").exists():
+            assert git_left.poll() is None
+        try:
+            assert kvtool("apply").code == 0
+            assert [p.name for p in project.root.iterdir() if p.name.startswith(".")] == []
+        finally:
+            git_left.kill()
 
 
 def half_written(project: Tiny) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,47 +61,69 @@ def resolve_block(project: Tiny) -> None:
     )
 
 
-def test_rebase(rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path) -> None:
-    """Begin and continue, each killed on the way: --abort restores all, --continue goes on."""
-    begin, go_on = ("rebase", "v3"), ("rebase", "--continue")
-    saved, before = tmp_path / "saved", state_of(rebasing)
+BEGIN, GO_ON = ("rebase", "v3"), ("rebase", "--continue")
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A rebase from end to end. saved, stopped: the project before it and where it stopped, with the conflict resolved;
+    before, after: what is there then; begin, go_on: the git calls of its two commands."""
+
+    saved: Path
+    stopped: Path
+    before: dict[str, Any]
+    after: dict[str, Any]
+    begin: int
+    go_on: int
+
+
+@pytest.fixture
+def stages(rebasing: Tiny, killer: Killer, tmp_path: Path) -> Stages:
+    saved, stopped, before = tmp_path / "saved", tmp_path / "stopped", state_of(rebasing)
     shutil.copytree(rebasing.root, saved, symlinks=True)
-    killer.run(*begin)  # fetches v3
-    calls_begin = len(killer.counter.read_text())
+    killer.run(*BEGIN)  # fetches v3
+    begin = len(killer.counter.read_text())
     resolve_block(rebasing)
-    stopped = tmp_path / "stopped"
     shutil.copytree(rebasing.root, stopped, symlinks=True)
-    calls_go_on = killer.calls(*go_on)
-    after = state_of(rebasing)
-    for at, when in moments(calls_begin):
-        restore_all(rebasing.root, saved)
-        assert killer.run(*begin, at=at, when=when) == -signal.SIGKILL
-        again = kvtool(*begin)
+    go_on = killer.calls(*GO_ON)
+    return Stages(saved, stopped, before, state_of(rebasing), begin, go_on)
+
+
+def test_beginning(rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages) -> None:
+    """Killed on the way to the conflict: --abort restores all, --continue goes on."""
+    for at, when in moments(stages.begin):
+        restore_all(rebasing.root, stages.saved)
+        assert killer.run(*BEGIN, at=at, when=when) == -signal.SIGKILL
+        again = kvtool(*BEGIN)
         if again.code == 4:
             assert "--continue" in again.err and "--abort" in again.err, (at, when, again)
             assert kvtool("status", "--json").json["state"] in ("interrupted", "in-progress")
             aborted = tmp_path / "aborted"
             restore_all(aborted, rebasing.root)
             assert kvtool("rebase", "--abort").code == 0, (at, when)
-            assert state_of(rebasing) == before, (at, when)
+            assert state_of(rebasing) == stages.before, (at, when)
             restore_all(rebasing.root, aborted)
-            assert kvtool(*go_on).code == 3, (at, when)
+            assert kvtool(*GO_ON).code == 3, (at, when)
         else:
             assert again.code == 3, (at, when, again)
         resolve_block(rebasing)
-        assert kvtool(*go_on).code == 0, (at, when)
-        assert state_of(rebasing) == after
-    for at, when in moments(calls_go_on):
-        for then in ("--continue", "--abort"):
-            restore_all(rebasing.root, stopped)
-            assert killer.run(*go_on, at=at, when=when) == -signal.SIGKILL
-            ran = kvtool("rebase", then)
-            if ran.code == 2:  # it was through
-                assert at == calls_go_on and "no rebase is under way" in ran.err, (at, when)
-            else:
-                assert ran.code == 0, (at, when, ran)
-            assert state_of(rebasing) == (after if then == "--continue" or ran.code == 2 else before), (at, when, then)
-            assert kvtool("status", "--json").json["state"] == "clean"
+        assert kvtool(*GO_ON).code == 0, (at, when)
+        assert state_of(rebasing) == stages.after
+
+
+@pytest.mark.parametrize("then", ["--continue", "--abort"])
+def test_going_on(rebasing: Tiny, kvtool: Any, killer: Killer, stages: Stages, then: str) -> None:
+    """Killed after the conflict was resolved: --continue finishes, --abort restores all."""
+    for at, when in moments(stages.go_on):
+        restore_all(rebasing.root, stages.stopped)
+        assert killer.run(*GO_ON, at=at, when=when) == -signal.SIGKILL
+        ran = kvtool("rebase", then)
+        if ran.code == 2:  # it was through
+            assert at == stages.go_on and "no rebase is under way" in ran.err, (at, when)
+        else:
+            assert ran.code == 0, (at, when, ran)
+        assert state_of(rebasing) == (stages.after if then == "--continue" or ran.code == 2 else stages.before)
+        assert kvtool("status", "--json").json["state"] == "clean"
 
 
 def obey(kvtool: Any, *args: str) -> Any:

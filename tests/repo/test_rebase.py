@@ -175,6 +175,19 @@ def test_unknown_tag_that_nobody_has(applied: Tiny, kvtool: Any, tag: str) -> No
     assert everything(applied) == before
 
 
+def test_unknown_tag_without_a_network_is_named_and_nothing_is_downloaded(
+    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (project.root / "patches/upstream.lock").read_text()
+    remote = "http://127.0.0.1:9/llama.cpp"
+    (project.root / "patches/upstream.lock").write_text(text.replace(str(project.root / "no-remote"), remote))
+    monkeypatch.delenv("KVTOOL_UPSTREAM")
+    for form in ((), ("--dry-run",)):
+        ran = kvtool("rebase", "v9", *form, "--json")
+        assert ran.code == 9 and ran.json["error"]["what"] == f"{remote}: it could not be reached"
+        assert "--mirror PATH" in ran.json["error"]["next"] and "llama.cpp v1" not in ran.err
+
+
 def test_from_and_until_decide_on_the_new_upstream(project: Tiny, kvtool: Any) -> None:
     project.add_patch("late", ("src/b.h", "bool one;", "bool one; // new"), extra='from = "v2"\n')
     project.add_patch("early", ("src/b.h", "bool three;", "bool three; // old"), extra='until = "v2"\n')

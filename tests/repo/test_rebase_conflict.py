@@ -24,6 +24,7 @@ def test_conflict_stops_in_the_tree_and_tells_of_all(stopped: Tiny, kvtool: Any)
     assert stopped.snapshot() == before
     assert "kvtool rebase --continue" in ran.json["error"]["next"]
     status = kvtool("status", "--json").json
+    assert status["patches"] == status["reasons"] == [], "the tree does not hold what was applied before"
     assert status["state"] == "in-progress" and "--continue" in status["next"] and "'block'" in kvtool("status").out
     for args in (("apply",), ("export",), ("rebase", "v3"), ("apply", "v1")):
         refused = kvtool(*args, "--json")

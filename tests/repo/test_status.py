@@ -60,6 +60,14 @@ def test_state_on_disk_is_json(project: Tiny, kvtool) -> None:
     assert set(data) == {"tag", "tree", "digest", "base", "head", "pinned", "patches"}
 
 
+def test_a_stopped_rebase_shows_no_table_of_before(stopped: Tiny, kvtool) -> None:
+    assert "flag" in kvtool("status").out
+    assert kvtool("rebase", "v3").code == 3
+    doc = kvtool("status", "--json").json
+    assert (doc["state"], doc["tag"], doc["patches"], doc["reasons"]) == ("in-progress", "", [], [])
+    assert "v3" in doc["why"] and "--continue" in doc["next"]
+
+
 def test_status_says_of_each_patch_why_it_is_what_it_is(project: Tiny, kvtool) -> None:
     def states() -> dict[str, str]:
         return {reason["id"]: reason["state"] for reason in kvtool("status", "--json").json["reasons"]}

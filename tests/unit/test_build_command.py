@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from kvtool import cli
-from kvtool.build import cmake
+from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.errors import UsageError
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
     (root / "patches").mkdir(parents=True)
     (root / "patches" / "series.toml").touch()
+    monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))  # Vulkan headers would be tried, for seconds
     return root
 
 

@@ -38,11 +38,25 @@ def test_the_workflow_only_calls_what_a_person_can_run() -> None:
             assert re.search(rf"^{script[2]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
 
 
+def test_only_tests_that_need_little_run_at_once_and_ctest_has_the_last_word() -> None:
+    runs = re.findall(r"^ *(?:pytest|ctest) .*", (ROOT / "ci" / "suite.sh").read_text(), re.MULTILINE)
+    assert [("tests/e2e" in run, "--numprocesses" in run, "ctest" in run) for run in runs] == [
+        (False, True, False),
+        (True, False, False),
+        (False, False, True),
+    ]
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_verify_is_the_main_job_in_order() -> None:
-    done = run("make", "-n", "-o", ".venv", "verify", "BACKEND=metal", "QUICK=1")
-    verbs = re.findall(r"^\.venv/bin/kvtool (.+)$", done.stdout, re.MULTILINE)
-    assert verbs == ["doctor", "fetch", "apply", "build --metal", "verify --metal --quick"], done.stdout + done.stderr
+    def verbs(*options: str) -> list[str]:
+        said = run("make", "-n", "-o", ".venv", "verify", *options).stdout
+        return [words.strip() for words in re.findall(r"^\.venv/bin/kvtool (.+)$", said, re.MULTILINE)]
+
+    assert verbs() == ["doctor", "fetch", "apply", "build --cpu", "verify --cpu --quick"]
+    metal = ["doctor --metal", "fetch", "apply", "build --metal", "verify --metal"]
+    assert verbs("BACKEND=metal", "FULL=1") == metal
+    assert "FULL=1" in run("make", "-n", "-o", ".venv", "verify").stdout, "it says how to prove all"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -140,8 +154,8 @@ def test_a_breakage_that_has_an_issue_gets_no_other(tmp_path: Path) -> None:
     assert [call[1] for call in issue(tmp_path, canary_report(tmp_path), GH_ISSUES=other)[1]] == ["list", "create"]
 
 
-@pytest.mark.parametrize(("key", "code"), [("", "conflict"), (KEY, "network")])
-def test_no_breakage_or_only_the_network_no_issue(tmp_path: Path, key: str, code: str) -> None:
+@pytest.mark.parametrize(("key", "code"), [("", "conflict"), (KEY, "network"), (KEY, "missing_tool")])
+def test_no_breakage_or_only_the_machine_no_issue(tmp_path: Path, key: str, code: str) -> None:
     done, calls = issue(tmp_path, canary_report(tmp_path, key, code))
     assert (done.returncode, calls) == (0, [])
 

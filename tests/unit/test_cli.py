@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytest
+import typer
 
-from kvtool import cli, errors, project
+from kvtool import cli, console, errors, project
 from kvtool.errors import KvtoolError, UsageError
 from kvtool.result import PatchOutcome, Result, plain
 
@@ -50,6 +57,34 @@ def test_help_of_each_command_teaches(verb: str, kvtool: Any) -> None:
     assert len((command.__doc__ or "").strip().splitlines()) > 2, "one line is no teaching"
 
 
+def bare(text: str) -> str:
+    return re.sub(r"[\s│]", "", text)
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    command = importlib.import_module(f"kvtool.commands.{verb}").command
+    shown = bare(kvtool(verb, "--help").out)
+    assert bare(inspect.getdoc(command) or "") in shown
+    hints = [p.annotation for p in inspect.signature(command, eval_str=True).parameters.values()][1:]
+    for hint in (*hints, *cli._SHARED.values()):
+        assert bare(get_args(hint)[1].help) in shown
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_examples_can_be_pasted(verb: str) -> None:
+    doc = inspect.getdoc(importlib.import_module(f"kvtool.commands.{verb}").command) or ""
+    examples = [line.strip() for line in doc.splitlines() if line.startswith("    kvtool")]
+    assert examples
+    app = typer.main.get_command(cli.build_app(verb))
+    for example in examples:
+        assert "|" not in example
+        words = shlex.split(re.split(r"   +", example)[0], comments=True)
+        assert words[:2] == ["kvtool", verb]
+        app.commands[verb].make_context(verb, words[2:])  # type: ignore[attr-defined]  # raises for what it cannot parse
+
+
 def test_help_lists_the_commands_in_the_order_of_use(kvtool: Any) -> None:
     for args in (("--help",), ("-h",), ()):
         out = kvtool(*args).out
@@ -78,9 +113,37 @@ def test_usage_errors(kvtool: Any, args: list[str], says: str) -> None:
     assert ran.code == 2 and ran.json["ok"] is False and ran.json["error"]["code"] == "usage"
 
 
+def test_what_every_command_takes_may_stand_before_the_verb(kvtool: Any, tmp_path: Path) -> None:
+    assert kvtool("--json", "-v", "--project", tmp_path, "status").json["command"] == "status"
+    assert kvtool(f"--project={tmp_path}", "-q", "status").code == 2
+    assert kvtool("-v").out == kvtool().out and kvtool("-v", "--version").out.startswith("kvtool ")
+
+
+def test_the_shell_completes_verbs_and_options() -> None:
+    def completes(words: str) -> list[str]:
+        said = {"_KVTOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        code = "import sys; sys.argv = ['kvtool']; from kvtool import cli; cli.main()"
+        run = [sys.executable, "-c", code]
+        return subprocess.run(run, env={**os.environ, **said}, capture_output=True, text=True).stdout.split()
+
+    assert completes("kvtool st") == ["status"]
+    assert completes("kvtool rebase --acc") == ["--accept-shrink"]
+
+
+def test_a_log_gets_no_progress_that_says_nothing_new(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_QUIET_SECONDS", -1.0)
+    with console.Console().progress("working", 4) as bar:
+        for done in (1, 1, 1, 2):
+            bar.update(done)
+    assert capsys.readouterr().err.splitlines() == ["working", "working 25%", "working 50%"]
+
+
 def test_error_document_is_frozen(kvtool: Any, tmp_path: Path) -> None:
     ran = kvtool("status", "--json", "--project", tmp_path)
     assert ran.json == {
+        "command": "status",
         "ok": False,
         "error": {
             "code": "usage",
@@ -154,7 +217,8 @@ def test_result_as_json() -> None:
 
 # The fields of each command's document. A script somewhere reads them: add, do not rename.
 CONTRACT = {
-    "fetch.FetchResult": "tag tree commit source cache",
+    "init.InitResult": "project patches new_files files",
+    "fetch.FetchResult": "tag tree commit source cache freed",
     "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches",
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines new_files unlisted "
     "patches reasons",
@@ -203,7 +267,17 @@ def test_elsewhere_it_is_the_checkout_of_this_package(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert project.find_project().root == Path(project.__file__).parents[1]
     monkeypatch.setattr(project, "_PACKAGE", tmp_path / "site/kvtool")
+    monkeypatch.setattr(project, "PACKAGED", tmp_path / "site/kvtool/_data")
     with pytest.raises(UsageError, match="no kvtool project"):
         project.find_project()
     make(tmp_path / "site/kvtool/_data")
     assert project.find_project().tree == tmp_path / "llama.cpp"  # a wheel's data is no place for a tree
+
+
+@pytest.mark.parametrize("args", [("rebase", "v2"), ("rebase", "--abort"), ("export",)])
+def test_what_an_installation_carries_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvtool: Any, args: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(project, "PACKAGED", make(tmp_path / "_data"))
+    ran = kvtool(*args, "--project", tmp_path / "_data", "--json")
+    assert ran.code == 2 and "kvtool init DIR" in ran.json["error"]["next"]

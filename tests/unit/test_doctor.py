@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 
 from kvtool import cli
 from kvtool.commands import doctor
+from tests import fakes
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("KVTOOL_TREE", str(tmp_path / "tree"))
+    monkeypatch.setattr("kvtool.build.toolchain.PREFIXES", (str(tmp_path / "usr"),))
     return tmp_path
 
 
@@ -81,6 +84,22 @@ def test_a_cache_that_cannot_be_written(place: Path) -> None:
     found = {check.name: check for check in doctor.diagnose(place / "tree", place / "file" / "cache").checks}
     assert not found["cache"].ok
     assert "KVTOOL_CACHE" in found["cache"].how
+
+
+def test_an_old_git_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "bin").mkdir()
+    old = fakes.program(place / "bin" / "git", "print('git version 2.37.7')")
+    monkeypatch.setenv("PATH", str(old.parent), prepend=os.pathsep)
+    assert cli.run(["doctor", "--json"]) == 7
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["what"] == "not ready: git" and "2.38 is needed" in error["why"] and "git-core" in error["next"]
+
+
+def test_a_backend_that_is_named_is_needed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor", "--vulkan", "--json"]) == 7
+    assert "Vulkan headers" in json.loads(capsys.readouterr().out)["error"]["what"]
 
 
 def test_outside_of_a_project(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

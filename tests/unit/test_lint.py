@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtool.lint.finding import LintFinding
-from kvtool.lint.patchfile import lint_patch
+from kvtool.lint.mail import lint_patch
 
 GOOD = b"""From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
 From: A <a@example.invalid>

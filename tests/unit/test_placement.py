@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.tree.mailbox import parse_diff
-from kvtool.tree.placement import Block, Finding, LineMap, check, find_landings, pieces_of, runs, split_lines
+from kvtool.tree.patchfile import parse_diff, pieces_of, runs
+from kvtool.tree.placement import Block, Landing, LineMap, check, find_landings
+from kvtool.tree.source import SourceFile, split_lines
 
 BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]
 
@@ -20,12 +21,12 @@ def diff(tmp_path: Path, old: str, new: str, context: int) -> bytes:
     return subprocess.run(argv, cwd=tmp_path, capture_output=True).stdout
 
 
-def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = "") -> list[Finding]:
+def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = "") -> list[Landing]:
     """Check a patch base -> patched that turned target into result."""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
     files = parse_diff(diff(tmp_path, base, target, 0))
-    texts = (split_lines(text.encode()) for text in (base, target, result))
+    texts = (SourceFile(text.encode(), "f.cpp") for text in (base, patched, target, result))
     return list(check(*texts, pieces, LineMap.of(files[0] if files else None)))
 
 
@@ -91,7 +92,7 @@ def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Pa
     base = "int f() {\n    b();\n    c();\n}\n"
     pieces = pieces_of(parse_diff(diff(tmp_path, base, add(base, "    b();\n"), 1))[0])
     result = target.replace("    b();\n", "    b();\n    more();\n", 1)
-    texts = (split_lines(text.encode()) for text in (base, target, result))
+    texts = (SourceFile(text.encode(), "f.cpp") for text in (base, add(base, "    b();\n"), target, result))
     (found,) = check(*texts, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
     assert (f"{places} places there would do" in found.wrong) == (places > 1)
 
@@ -146,3 +147,21 @@ def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
     new = add(add("".join(BASE), "int y = 3;\n"), "int y = 3;\n    more();\n    use(y);\n")
     counts = [runs(parse_diff(diff(tmp_path, "".join(BASE), new, context))[0]) for context in (0, 1, 3)]
     assert counts == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ("abc", "abc", {0: 0, 1: 1, 2: 2}),  # all of them
+        ("abc", "xabyc", {0: 1, 1: 2, 2: 4}),
+        ("a}}b", "xa}b", {0: 1, 3: 3}),  # which brace is which nobody can tell
+        ("ab", "yba", {}),  # in another order
+        ("}", "}}", {}),
+        ("abc", "", {}),
+    ],
+)
+def test_lines_of_a_block_that_were_only_re_aligned(old: str, new: str, kept: dict[int, int]) -> None:
+    keys = [[b"-", *(text[n : n + 1].encode() for n in range(len(text))), b"-"] for text in (old, new)]
+    moved = LineMap([Block(1, len(old), 1, len(new))]).refined(*keys)
+    assert {n: place - 1 for n in range(len(old)) if (place := moved.line(n + 1)) is not None} == kept
+    assert (moved.line(0), moved.line(len(old) + 1)) == (0, len(new) + 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.tree.flowback import _edit_series, _new_id
+from kvtool.tree.export import edit_series, new_id
 from kvtool.tree.series import Patch, hidden, new_files, parse_series
 from kvtool.upstream.lock import parse_lock
 
@@ -112,30 +112,30 @@ def ids(text: str) -> list[str]:
 
 
 def test_edit_keeps_the_text_when_nothing_changes() -> None:
-    assert _edit_series(GOOD, ["one", "two"], {}, set()) == GOOD
+    assert edit_series(GOOD, ["one", "two"], {}, set()) == GOOD
 
 
 def test_edit_appends() -> None:
-    text = _edit_series(GOOD, ["one", "two", "three"], {"three": 'say "so"'}, set())
+    text = edit_series(GOOD, ["one", "two", "three"], {"three": 'say "so"'}, set())
     assert text.startswith(GOOD.strip("\n")) and ids(text) == ["one", "two", "three"]
     assert parse_series(text)[2].why == 'say "so"'
 
 
 def test_edit_inserts_removes_and_reorders() -> None:
-    assert ids(_edit_series(GOOD, ["one", "mid", "two"], {"mid": "m"}, set())) == ["one", "mid", "two"]
-    assert ids(_edit_series(GOOD, ["two", "one"], {}, set())) == ["two", "one"]
-    text = _edit_series(GOOD, ["two"], {}, {"one"})
+    assert ids(edit_series(GOOD, ["one", "mid", "two"], {"mid": "m"}, set())) == ["one", "mid", "two"]
+    assert ids(edit_series(GOOD, ["two", "one"], {}, set())) == ["two", "one"]
+    text = edit_series(GOOD, ["two"], {}, {"one"})
     assert ids(text) == ["two"] and parse_series(text) == parse_series(GOOD)[1:]
-    assert ids(_edit_series(GOOD, [], {}, {"one", "two"})) == []
+    assert ids(edit_series(GOOD, [], {}, {"one", "two"})) == []
 
 
 def test_edit_leaves_skipped_patches_behind_the_one_they_followed() -> None:
-    assert ids(_edit_series(GOOD, ["one", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
-    assert ids(_edit_series(GOOD, ["two", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
+    assert ids(edit_series(GOOD, ["one", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
+    assert ids(edit_series(GOOD, ["two", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
 
 
-def test_new_id() -> None:
-    assert _new_id("KV-cache : Grow, on demand!", set()) == "kv-cache-grow-on-demand"
-    assert _new_id("x", {"x", "x-2"}) == "x-3"
-    assert _new_id("ü", set()) == "patch"
-    assert len(_new_id("word " * 30, set())) <= 40
+def testnew_id() -> None:
+    assert new_id("KV-cache : Grow, on demand!", set()) == "kv-cache-grow-on-demand"
+    assert new_id("x", {"x", "x-2"}) == "x-3"
+    assert new_id("ü", set()) == "patch"
+    assert len(new_id("word " * 30, set())) <= 40

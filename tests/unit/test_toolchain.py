@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,7 +41,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(sys, "executable", str(made.python / "python3"))
     monkeypatch.setattr(toolchain, "CUDA_BIN", tmp_path / "cuda" / "bin")
     monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))
-    for name in ("CC", "CXX", "CUDACXX", "CUDA_PATH", "CUDA_HOME", "VULKAN_SDK", "CMAKE_PREFIX_PATH"):
+    monkeypatch.setattr(toolchain, "SITE", tmp_path / "site-packages")
+    for name in ("CC", "CXX", "CUDACXX", "CUDA_PATH", "CUDA_HOME", "VULKAN_SDK", "CMAKE_PREFIX_PATH", "CPATH"):
         monkeypatch.delenv(name, raising=False)
     return made
 
@@ -169,19 +173,60 @@ def test_cuda_without_a_gpu_builds_for_all_of_them(machine: Machine) -> None:
     assert toolchain.for_dry_run("cuda", "Linux").flags == {}
 
 
-def test_vulkan_names_each_part_that_is_missing(machine: Machine, tmp_path: Path) -> None:
+def test_nvcc_from_pypi_is_found_and_its_missing_links_are_told(machine: Machine) -> None:
+    everything_for_cpu(machine)
+    home = toolchain.SITE / "nvidia" / "cu13"
+    nvcc = machine.add("nvcc", where=home / "bin", says="Cuda compilation tools, release 13.0")
+    for name in ("include/cublas_v2.h", "lib/libcudart.so.13", "lib/libcublas.so.13"):
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).touch()
+    assert toolchain.for_dry_run("cuda", "Linux").flags["CMAKE_CUDA_COMPILER"] == str(nvcc)
+    with pytest.raises(MissingToolError) as caught:
+        toolchain.require("cuda", "Linux")
+    assert caught.value.what == "cannot build --cuda here: no links to CUDA's libraries"
+    subprocess.run(["/bin/bash", "-c", caught.value.next_step], check=True, env={"PATH": "/usr/bin:/bin"})
+    assert (home / "lib64/libcudart.so").resolve() == (home / "lib/libcudart.so.13").resolve()
+    assert (home / "lib/libcublas.so").exists()
+    toolchain.require("cuda", "Linux")
+
+
+def vulkan(root: Path, text: str) -> Path:
+    """Vulkan headers, SPIRV headers and a loader below a prefix."""
+    config = "share/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
+    for name in ("include/vulkan/vulkan.hpp", "lib/x/libvulkan.so", config):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root / "include"
+
+
+def test_vulkan_names_each_part_that_is_missing(machine: Machine) -> None:
     everything_for_cpu(machine)
     with pytest.raises(MissingToolError) as caught:
         toolchain.require("vulkan", "Linux")
-    assert caught.value.what.endswith("no glslc (Vulkan shader compiler), Vulkan headers, SPIRV headers")
+    missing = "no glslc (Vulkan shader compiler), Vulkan headers, Vulkan loader, SPIRV headers"
+    assert caught.value.what.endswith(missing)
     assert caught.value.next_step.count("glslc libvulkan-dev spirv-headers") == 1
+
+
+def test_vulkan_headers_are_tried_and_the_good_ones_taken(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("c++", path="/usr/bin:/usr/local/bin:/opt/homebrew/bin")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    everything_for_cpu(machine)
     machine.add("glslc")
-    header = tmp_path / "usr" / "include" / "vulkan" / "vulkan.h"
-    config = tmp_path / "usr" / "share" / "cmake" / "SPIRV-Headers" / "SPIRV-HeadersConfig.cmake"
-    for path in (header, config):
-        path.parent.mkdir(parents=True)
-        path.touch()
-    assert toolchain.require("vulkan", "Linux").flags == {}
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("PATH", f"{machine.bin}{os.pathsep}{Path(compiler).parent}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    vulkan(tmp_path / "usr", "namespace vk { struct Instance {}; }")
+    with pytest.raises(MissingToolError, match="Vulkan headers") as caught:
+        toolchain.require("vulkan", "Linux")
+    assert "LayerSettingEXT does not compile" in caught.value.why and "export CPATH=" in caught.value.next_step
+    new = vulkan(tmp_path / "new", "namespace vk { struct LayerSettingEXT {}; }")
+    for variable, value in (("CPATH", new), ("VULKAN_SDK", tmp_path / "new"), ("CMAKE_PREFIX_PATH", tmp_path / "new")):
+        with monkeypatch.context() as named:
+            named.setenv(variable, str(value))
+            assert toolchain.require("vulkan", "Linux").flags == {"Vulkan_INCLUDE_DIR": str(new)}
 
 
 def test_a_dry_run_needs_nothing_installed(machine: Machine) -> None:

@@ -334,10 +334,13 @@ def test_an_interrupt_leaves_no_program_behind(
         listed = subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
         return [line for line in listed.splitlines() if str(here / "bin" / name) in line]
 
-    root = Path(verify.__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, str(driver), *which], env={**os.environ, "PYTHONPATH": str(root)}
-    ) as process:
+    def heeding() -> None:
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # a job in the background of a shell ignores SIGINT, and so do its children
+
+    env = {**os.environ, "PYTHONPATH": str(Path(verify.__file__).parents[2])}
+    with subprocess.Popen([sys.executable, str(driver), *which], env=env, preexec_fn=heeding) as process:
         deadline = time.monotonic() + 60
         while not running(program) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)

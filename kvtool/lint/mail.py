@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator
 
 from kvtool.errors import UsageError
 from kvtool.lint.finding import LintFinding
-from kvtool.tree.mailbox import FileDiff, Hunk, Mail, parse_diff, parse_mail
+from kvtool.tree.patchfile import FileDiff, Hunk, Mail, parse_diff, parse_mail
 
-CONTEXT = 1  # lines of context on each side, as export writes them (mailbox.DIFF_FLAGS)
+CONTEXT = 1  # lines of context on each side, as export writes them (patchfile.DIFF_FLAGS)
 _SUBJECT_WIDTH = 72
-_RANGES = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _EXPORT = "let kvtool export write it: apply, commit in the tree, export"
 
 # The first word of a subject is a command to the code base. Words that only look like another form are listed.
@@ -34,10 +33,10 @@ def lint_patch(raw: bytes, file: str, new_paths: Collection[str]) -> tuple[Mail 
     for part in parse_diff(mail.diff):
         found += _paths(part, file, offset + 1, new_paths)
         offset += part.head.count(b"\n")
-        end = 0  # first line of the old file behind the last hunk
+        end = 0  # the line (0-based) of the old file behind the last hunk
         for hunk in part.hunks:
             found += _hunk(hunk, file, offset + 1, end)
-            end = _old_end(hunk)
+            end = hunk.old + hunk.removed
             offset += hunk.text.count(b"\n")
     return mail, found
 
@@ -80,41 +79,23 @@ def _paths(part: FileDiff, file: str, line: int, new_paths: Collection[str]) -> 
         yield LintFinding(file, line, "binary", what, "keep binary files out of the series")
 
 
-def _counts(hunk: Hunk) -> tuple[int, int, int]:
-    """What the header says: first line of the old file, lines in the old file, lines in the new one."""
-    found = _RANGES.match(hunk.header)
-    assert found is not None  # parse_diff found the hunk by the same shape
-    old, new = (int(found[n]) if found[n] else 1 for n in (2, 4))
-    return int(found[1]), old, new
-
-
-def _old_end(hunk: Hunk) -> int:
-    start, old, _ = _counts(hunk)
-    return start + old
-
-
-def _body(hunk: Hunk) -> list[bytes]:
-    lines = hunk.text.split(b"\n")[1:]
-    return lines[:-1] if lines and not lines[-1] else lines
-
-
 def _hunk(hunk: Hunk, file: str, line: int, end: int) -> Iterator[LintFinding]:
-    """line: of the hunk's header in the patch file; end: where in the old file the hunk before ended."""
-    start, old, new = _counts(hunk)
-    body = [row for row in _body(hunk) if not row.startswith(b"\\")]
-    kinds = [row[:1] or b" " for row in body]  # a mailer may have cut the blank of an empty context line
+    """line: of the hunk's header in the patch file; end: where in the old file (0-based) the hunk before ended."""
+    said = (hunk.removed, hunk.added)
+    body = [row for row in hunk.rows if not row.startswith(b"\\")]
+    kinds = [row[:1].replace(b"\n", b" ") for row in body]  # a mailer may have cut the blank of an empty context line
     here = f"{hunk.path} hunk {hunk.number} of {hunk.total}"
     there = (sum(k in (b" ", b"-") for k in kinds), sum(k in (b" ", b"+") for k in kinds))
-    if (old, new) != there or any(kind not in (b" ", b"+", b"-") for kind in kinds):
-        what = f"{here}: the header says {old} and {new} lines, there are {there[0]} and {there[1]}"
+    if said != there or any(kind not in (b" ", b"+", b"-") for kind in kinds):
+        what = f"{here}: the header says {said[0]} and {said[1]} lines, there are {there[0]} and {there[1]}"
         yield LintFinding(file, line, "hunk-count", what, _EXPORT)
         return
-    if start < end:
+    if hunk.old < end:
         yield LintFinding(file, line, "hunk-order", f"{here} begins before the one above it ends", _EXPORT)
     if b"+" not in kinds and b"-" not in kinds:
         yield LintFinding(file, line, "hunk-empty", f"{here} changes nothing", _EXPORT)
-    yield from _context(kinds, start, here, file, line)
-    yield from _whitespace(_body(hunk), here, file, line)
+    yield from _context(kinds, hunk.old, here, file, line)
+    yield from _whitespace(hunk.rows, here, file, line)
 
 
 def _context(kinds: list[bytes], start: int, here: str, file: str, line: int) -> Iterator[LintFinding]:
@@ -124,7 +105,7 @@ def _context(kinds: list[bytes], start: int, here: str, file: str, line: int) ->
     if lead > CONTEXT or trail > CONTEXT or any(len(run) > 2 * CONTEXT for run in runs):
         what = f"{here} has more than {CONTEXT} line of context"
         yield LintFinding(file, line, "context", what, f"more context conflicts sooner; {_EXPORT}")
-    elif lead < CONTEXT and start > 1:
+    elif lead < CONTEXT and start > 0:
         what = f"{here} has no context before its change"
         yield LintFinding(file, line, "context", what, f"without any it is placed by number alone; {_EXPORT}")
 
@@ -133,7 +114,7 @@ def _whitespace(body: list[bytes], here: str, file: str, line: int) -> Iterator[
     for number, row in enumerate(body, line + 1):
         if not row.startswith(b"+"):
             continue
-        added = row[1:].removesuffix(b"\r")
+        added = row[1:].rstrip(b"\r\n")
         for wrong, what in (
             (re.search(rb"[ \t]$", added), "ends in white space"),
             (re.match(rb"\t* +\t", added), "has a space before a tab in its indent"),

@@ -5,17 +5,16 @@ A conflict is an outcome, not an exception: every patch is tried, and each gets 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
-from kvtool.gitcmd import Git
+from kvtool.gitcmd import Git, Scratch
 from kvtool.result import PatchOutcome
-from kvtool.tree import exact
-from kvtool.tree.mailbox import DIFF_FLAGS, Hunk, Mail, changed_lines, parse_diff
-from kvtool.tree.placement import pieces_of, split_lines
+from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, pieces_of, size_of
 from kvtool.tree.series import NewFile, Series, Step
+from kvtool.tree.source import split_lines
 
 NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 
@@ -37,6 +36,10 @@ class FailedHunk:
     wanted: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
     behind: str = ""
+
+    @classmethod
+    def of(cls, hunk: Hunk, reason: str) -> FailedHunk:
+        return cls(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.heading}".strip(), reason)
 
     def __str__(self) -> str:
         hunk = f" hunk {self.number} of {self.total} ({self.header})" if self.number else ""
@@ -64,6 +67,36 @@ class PatchReport:
     lost: str = ""
     seconds: float = 0.0
 
+    @property
+    def in_the_way(self) -> bool:
+        """Whether it keeps the series from being whole."""
+        return bool(self.failed or self.lost)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A patch as a commit: where it was made. diff: as DIFF_FLAGS write it."""
+
+    parent: str
+    commit: str
+    diff: bytes
+
+
+def commits_of(git: Git, base: str, head: str) -> dict[str, Origin]:
+    """Each commit of a chain with its parent and diff, by its id; one git call for all."""
+    flags = ("--reverse", "-p", "--format=%x00%x00%H %P%x00", *DIFF_FLAGS)
+    found: dict[str, Origin] = {}
+    for entry in git.raw("log", *flags, f"{base}..{head}").split(b"\0\0")[1:]:
+        ids, _, diff = entry.partition(b"\0")
+        commit, parent = ids.decode().split()
+        found[commit] = Origin(parent, commit, diff.lstrip(b"\n"))
+    return found
+
+
+def diff_of(git: Git, before: str, after: str) -> bytes:
+    """The difference of two trees as a patch has it."""
+    return git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -76,7 +109,7 @@ class Replayed:
 
     @property
     def complete(self) -> bool:
-        return not any(r.outcome in (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED) for r in self.reports)
+        return not any(report.in_the_way for report in self.reports)
 
     @property
     def upstream_lines(self) -> int:
@@ -86,16 +119,16 @@ class Replayed:
 
 @dataclass
 class Builder:
-    """An index of its own and a growing chain of commits in one repository. scratch: a directory for the index."""
+    """An index of its own and a growing chain of commits."""
 
-    git: Git
-    scratch: Path
+    scratch: Scratch
     commit: str
     tree: str = field(init=False)
     _index: str = field(init=False, default="")  # the tree that the index is, "" when it has to be asked
 
     def __post_init__(self) -> None:
-        self._env = {"GIT_INDEX_FILE": str(self.scratch / "index")}
+        self.git = self.scratch.git
+        self._env = {"GIT_INDEX_FILE": str(self.scratch.place() / "index")}
         self.tree = self.git.line("rev-parse", f"{self.commit}^{{tree}}")
         self.reset()
 
@@ -147,14 +180,14 @@ class Builder:
             self.git.run("read-tree", tree, env=self._env)
             self._index = tree
 
-    def written(self) -> str:
+    def write_tree(self) -> str:
         """The index as a tree."""
         self._index = self._index or self.git.line("write-tree", env=self._env)
         return self._index
 
     def commit_index(self, message: str, *, mail: Mail | None = None, tree: str = "") -> str | None:
         """Commit the index (or a tree that is it) with the mail's author or kvtool's; None when it changes nothing."""
-        tree = tree or self.written()
+        tree = tree or self.write_tree()
         if tree == self.tree:
             return None
         env: dict[str, str] = {}
@@ -165,33 +198,14 @@ class Builder:
         return self.commit
 
 
-def replay(git: Git, base: str, series: Series, scratch: Path) -> Replayed:
+def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
     """Base + cpp/'s files + each wanted patch. Same input, same commit ids, on every machine."""
-    wanted = [step for step in series.steps if step.wanted]
-    plain = exact.build(git, base, series.files, NEW_FILES_SUBJECT, [step.mail for step in wanted])
-    if plain is not None:
-        commits = dict(zip((step.patch.id for step in wanted), plain.commits[1:], strict=True))
-        return Replayed(base, plain.head, plain.tree, tuple(_exactly(step, commits) for step in series.steps))
-    builder = Builder(git, scratch, base)
+    builder = Builder(scratch, base)
     builder.add_files(series.files)
     builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
-    reports: list[PatchReport] = []
     trouble = Trouble()
-    for step in series.steps:
-        report = replay_step(builder, step, trouble)
-        reports.append(report)
-        if report.failed:
-            trouble.add(step.patch.id, step.mail.diff)
-    return Replayed(base, builder.commit, builder.tree, tuple(reports))
-
-
-def _exactly(step: Step, commits: Mapping[str, str]) -> PatchReport:
-    """The report of a patch that found just the files it was written against."""
-    if not step.wanted:
-        return PatchReport(step.patch.id, PatchOutcome.SKIPPED)
-    hunks = sum(len(file.hunks) for file in parse_diff(step.mail.diff))
-    added, removed = changed_lines(step.mail.diff)
-    return PatchReport(step.patch.id, PatchOutcome.APPLIED, commits[step.patch.id], hunks, added, removed)
+    reports = tuple(replay_step(builder, step, trouble) for step in series.steps)
+    return Replayed(base, builder.commit, builder.tree, reports)
 
 
 class Trouble:
@@ -200,13 +214,16 @@ class Trouble:
     def __init__(self) -> None:
         self._missing: list[tuple[str, str, frozenset[bytes]]] = []  # patch, path, lines
 
-    def add(self, patch: str, diff: bytes) -> None:
-        """Take note of a patch that does not apply."""
+    def report(self, builder: Builder, patch: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> PatchReport:
+        """What became of a patch that does not apply; takes note of what it did not bring."""
+        blocker = self._blocker(builder.git, builder.tree, diff, failed)
         for file in parse_diff(diff):
             brought = frozenset(line for piece in pieces_of(file) for line in set(piece.after) - set(piece.before))
             self._missing.append((patch, file.path, brought))
+        outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
+        return PatchReport(patch, outcome, "", *size_of(diff), failed, blocker)
 
-    def blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
+    def _blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
         """The id of the patch that a hunk in the way seems to need, or ""."""
         at = {(hunk.path, hunk.number) for hunk in failed}
         for file in parse_diff(diff):
@@ -222,51 +239,41 @@ class Trouble:
 
 def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool = False) -> PatchReport:
     """Apply one patch by its context, and commit it. strict: a hunk in another function than recorded is a conflict."""
-    patch, mail = step.patch, step.mail
-    files = parse_diff(mail.diff)
+    name, mail = step.patch.id, step.mail
     if not step.wanted:
-        return PatchReport(patch.id, PatchOutcome.SKIPPED)
-    added, removed = changed_lines(mail.diff)
-    hunks = sum(len(f.hunks) for f in files)
-    if not files:
-        return PatchReport(patch.id, PatchOutcome.EMPTY)
+        return PatchReport(name, PatchOutcome.SKIPPED)
+    if not mail.diff:
+        return PatchReport(name, PatchOutcome.EMPTY)
     if builder.apply(mail.diff):
-        tree = builder.written()
+        tree = builder.write_tree()
         moved = _moved(builder, mail, tree)
         if moved and strict:
             builder.reset()
             failed = tuple(FailedHunk(path, 0, 0, "", note) for path, note in moved)
-            return PatchReport(patch.id, PatchOutcome.CONFLICT, "", hunks, added, removed, failed)
+            return trouble.report(builder, name, mail.diff, failed)
         commit = builder.commit_index(mail.message, mail=mail, tree=tree)
         if commit is None:
-            return PatchReport(patch.id, PatchOutcome.EMPTY)
+            return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)
-        return PatchReport(patch.id, PatchOutcome.APPLIED, commit, hunks, added, removed, moved=notes)
+        return PatchReport(name, PatchOutcome.APPLIED, commit, *size_of(mail.diff), moved=notes)
     if builder.fits(mail.diff, "--reverse")[0]:
-        return PatchReport(patch.id, PatchOutcome.MERGED)
-    failed = failed_hunks(builder, mail.diff)
-    blocker = trouble.blocker(builder.git, builder.tree, mail.diff, failed)
-    outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
-    return PatchReport(patch.id, outcome, "", hunks, added, removed, failed, blocker)
+        return PatchReport(name, PatchOutcome.MERGED)
+    return trouble.report(builder, name, mail.diff, failed_hunks(builder, mail.diff))
 
 
 def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:
     """Which hunks of a diff that does not apply are in the way: each is tried alone."""
     failed: list[FailedHunk] = []
-    for file in parse_diff(diff):
+    files = parse_diff(diff)
+    for file in files:
         for hunk in file.hunks:
             fits, said = builder.fits(file.head + hunk.text)
             if not fits:
-                header = f"{hunk.header} {hunk.heading}".strip()
-                failed.append(FailedHunk(file.path, hunk.number, hunk.total, header, _reason(said)))
-        if not file.hunks:
-            fits, said = builder.fits(file.head)
-            if not fits:
-                failed.append(FailedHunk(file.path, 0, 0, "", _reason(said)))
-    if not failed:  # each fits alone, together they do not
-        said = builder.fits(diff)[1]
-        failed.append(FailedHunk(parse_diff(diff)[0].path, 0, 0, "", _reason(said)))
-    return tuple(failed)
+                failed.append(FailedHunk.of(hunk, _reason(said)))
+        if not file.hunks and not (tried := builder.fits(file.head))[0]:
+            failed.append(FailedHunk(file.path, 0, 0, "", _reason(tried[1])))
+    # or each fits alone, and together they do not
+    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _reason(builder.fits(diff)[1])),)
 
 
 def _reason(said: str) -> str:
@@ -282,31 +289,23 @@ def _reason(said: str) -> str:
 
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
     """Hunks that landed in another function than the patch recorded (path, note): with one line of context, worth a
-    look."""
-
-    def hunks(diff: bytes) -> list[Hunk]:
-        return [hunk for file in parse_diff(diff) for hunk in file.hunks]
-
-    expected = hunks(mail.diff)
-    done = builder.git.run("diff-tree", "-p", *DIFF_FLAGS, builder.tree, tree)
-    actual = hunks(done.stdout.encode("utf-8", "surrogateescape"))
-    if len(expected) != len(actual):  # written with more context, so its hunks are cut differently
-        return []
+    look. Nothing for a patch with more context: its hunks are cut differently."""
+    expected, actual = headings(mail.diff), headings(diff_of(builder.git, builder.tree, tree))
     return [
-        (was.path, f"recorded in {was.heading!r}, landed in {now.heading!r}")
-        for was, now in zip(expected, actual, strict=True)
-        if was.heading and was.heading != now.heading
+        (path, f"recorded in {was!r}, landed in {now!r}")
+        for (path, was), (_, now) in zip(expected, actual, strict=False)
+        if len(expected) == len(actual) and was and was != now
     ]
 
 
 def conflict_error(reports: tuple[PatchReport, ...], tag: str) -> KvtoolError | None:
     """The error that a replay amounts to, or None: the first patch that conflicts, and how the others fared."""
-    bad = [r for r in reports if r.outcome in (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)]
+    bad = [report for report in reports if report.in_the_way]
     if not bad:
         return None
     others = "" if len(bad) == 1 else f"; {len(bad) - 1} more do not apply: {', '.join(r.id for r in bad[1:])}"
     return ConflictError(
         f"patch {bad[0].id!r} does not apply to llama.cpp {tag}",
-        why="; ".join(str(hunk) for hunk in bad[0].failed) + others,
+        why=("; ".join(str(hunk) for hunk in bad[0].failed) or f"it loses {bad[0].lost}") + others,
         next_step="correct the patch (patches/README.md: resolve a conflict); the tree is as it was",
     )

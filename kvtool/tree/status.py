@@ -1,18 +1,20 @@
-"""The patched checkout: what is there, what state it is in. With gitcmd.py and replay.py the one door to git."""
+"""The patched tree: what was put there, what state it is in, and why each patch is what it is. Changes nothing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kvtool.errors import TreeError
-from kvtool.gitcmd import Git as Git
+from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
-from kvtool.tree.replay import PatchReport
-from kvtool.tree.series import load_series
+from kvtool.tree.apply import PatchReport, commits_of
+from kvtool.tree.patchfile import parse_diff
+from kvtool.tree.series import Patch, Series, Step, load_series
 from kvtool.upstream.lock import load_lock
 
 _OPERATIONS = {
@@ -23,9 +25,10 @@ _OPERATIONS = {
     "REVERT_HEAD": "a revert",
     "BISECT_LOG": "a bisect",
 }
+_REBASING = "a kvtool rebase"
 _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
 # what a kvtool command leaves when it is killed; a rebase has the others' journals while it finishes
-_JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export.json", "export"))
+_JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage", "export"))
 
 
 def branch_of(tag: str) -> str:
@@ -82,6 +85,11 @@ class TreeState:
     stale: str = ""
     operation: str = ""
     interrupted: str = ""
+
+    @property
+    def rebasing(self) -> bool:
+        """Whether a rebase of kvtool's waits for a person: the tree is then not what was applied."""
+        return _REBASING in self.operation
 
     @property
     def word(self) -> str:
@@ -158,36 +166,16 @@ class Commit:
         return self.message.partition("\n")[0].strip()
 
 
-def commits_since(tree: Path, base: str, head: str) -> tuple[Commit, ...]:
+def commits_since(git: Git, base: str, head: str) -> tuple[Commit, ...]:
     """The commits that are in head and not in base, oldest first."""
-    from git import Repo  # late: the import costs more than most of what kvtool does with a tree
-    from git.exc import GitError
-
-    def plain(commit: Any) -> Commit:
-        return Commit(
-            id=commit.hexsha,
-            tree=commit.tree.hexsha,
-            parent=commit.parents[0].hexsha if commit.parents else "",
-            author=commit.author.name or "",
-            email=commit.author.email or "",
-            date=f"{commit.authored_date} {_zone(commit.author_tz_offset)}",
-            message=str(commit.message),
-            merge=len(commit.parents) > 1,
-        )
-
-    try:
-        with Repo(tree) as repo:
-            return tuple(
-                plain(commit) for commit in repo.iter_commits(f"{base}..{head}", reverse=True, topo_order=True)
-            )
-    except (GitError, ValueError) as err:
-        raise TreeError(f"{tree} is not a usable git repository", why=str(err) or type(err).__name__) from err
-
-
-def _zone(west: int) -> str:
-    """GitPython's seconds west of UTC as +hhmm."""
-    sign, minutes = ("-" if west > 0 else "+"), abs(west) // 60
-    return f"{sign}{minutes // 60:02}{minutes % 60:02}"
+    fields = "--format=%H%n%T%n%P%n%an%n%ae%n%ad%n%B"
+    done = git.run("log", "-z", "--reverse", "--topo-order", "--date=raw", fields, f"{base}..{head}")
+    commits = []
+    for entry in done.stdout.split("\0")[:-1]:
+        commit, content, parents, author, email, date, message = entry.split("\n", 6)
+        parent, *more = parents.split() or [""]
+        commits.append(Commit(commit, content, parent, author, email, date, message, bool(more)))
+    return tuple(commits)
 
 
 def tree_state(project: Project) -> TreeState:
@@ -208,7 +196,7 @@ def tree_state(project: Project) -> TreeState:
         interrupted, operation = "", stopped
     extra: tuple[str, ...] = ()
     if head != applied.head:
-        extra = tuple(f"{c.id[:10]} {c.subject}" for c in commits_since(tree, applied.head, head))
+        extra = tuple(f"{c.id[:10]} {c.subject}" for c in commits_since(git, applied.head, head))
     return TreeState(
         tree,
         applied,
@@ -226,7 +214,7 @@ def _stopped_rebase(tree: Path) -> str:
     """The rebase that waits for a person, in words; "" when it was killed instead."""
     try:
         journal = json.loads((kvtool_dir(tree) / "rebase.json").read_text(encoding="utf-8"))
-        words = f"a kvtool rebase onto {journal['tag']}, stopped at patch {journal['patch']!r},"
+        words = f"{_REBASING} onto {journal['tag']}, stopped at patch {journal['patch']!r},"
         return words if journal["phase"] == "stopped" else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""
@@ -266,7 +254,7 @@ def not_clean(state: TreeState) -> TreeError:
         "in-progress": (
             f"{state.operation} is under way",
             "",
-            _REBASE if "kvtool rebase" in state.operation else "finish it, or abort it with git",
+            _REBASE if state.rebasing else "finish it, or abort it with git",
         ),
         "dirty": (
             "there are uncommitted changes",
@@ -288,3 +276,66 @@ def not_clean(state: TreeState) -> TreeError:
 def _listing(items: tuple[str, ...], limit: int = 5) -> str:
     more = f", and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
+
+
+# --- patch by patch ----------------------------------------------------------------------------------------------
+
+_DONE = {
+    PatchOutcome.MERGED: "upstream has it",
+    PatchOutcome.EMPTY: "it changes nothing there",
+    PatchOutcome.DROPPED: "it was dropped from the series",
+}
+
+
+@dataclass(frozen=True)
+class PatchReason:
+    """state: applied | left-out | changed | new | gone; why: in a sentence."""
+
+    id: str
+    state: str
+    why: str
+
+
+def reasons(git: Git, applied: Applied, series: Series) -> tuple[PatchReason, ...]:
+    """One for each patch of the project, in order, then those that only the tree has."""
+    reports = {report.id: report for report in applied.patches}
+    changed = _changed_lines(git, applied)
+    found = [_reason(step, reports.get(step.patch.id), changed, applied.tag) for step in series.steps]
+    there = {step.patch.id for step in series.steps}
+    gone = "series.toml does not list it any more; kvtool apply takes it out of the tree"
+    return (*found, *(PatchReason(name, "gone", gone) for name, r in reports.items() if name not in there and r.commit))
+
+
+def _reason(step: Step, report: PatchReport | None, changed: Mapping[str, object], tag: str) -> PatchReason:
+    name = step.patch.id
+    if not step.wanted:
+        return PatchReason(name, "left-out", _span(step.patch, tag))
+    if report is None or (report.outcome is PatchOutcome.SKIPPED and not report.commit):
+        return PatchReason(name, "new", "it was added since; kvtool apply puts it into the tree")
+    if not report.commit:
+        return PatchReason(name, "left-out", _DONE.get(report.outcome, str(report.outcome)))
+    if changed.get(report.commit) != changed_rows(step.mail.diff):
+        return PatchReason(
+            name, "changed", f"patches/{step.patch.file} is another than the commit {report.commit[:10]}"
+        )
+    note = f"; {report.moved[0]}" if report.moved else ""
+    return PatchReason(name, "applied", f"commit {report.commit[:10]}{note}")
+
+
+def _span(patch: Patch, tag: str) -> str:
+    limits = [f"{key} {limit}" for key, limit in (("from", patch.since), ("until", patch.until)) if limit]
+    return f"series.toml has it {' '.join(limits)}, and this is {tag}"
+
+
+def _changed_lines(git: Git, applied: Applied) -> dict[str, object]:
+    """What each commit of the series changes, without line numbers and context."""
+    if git.resolve(f"{applied.head}^{{commit}}") is None:
+        return {}
+    return {commit: changed_rows(origin.diff) for commit, origin in commits_of(git, applied.base, applied.head).items()}
+
+
+def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
+    return tuple(
+        (file.path, tuple(row for hunk in file.hunks for row in hunk.rows if row[:1] in (b"+", b"-")))
+        for file in parse_diff(diff)
+    )

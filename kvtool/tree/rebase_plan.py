@@ -1,40 +1,47 @@
-"""Rehearse a rebase: the series on the upstream it was made on, then every patch moved onto another one.
+"""What a rebase would do: the series on the upstream it was made on, then every patch moved onto another one.
 
-Everything happens in temporary indexes of one repository that has both trees; no checkout is touched, no ref is moved.
-Give it `git.quarantined(scratch)` and not even an object stays. A patch that cannot be moved does not hide the others:
-each later one is tried on what could be built without it.
+Everything happens in a scratch repository that sees both trees; no checkout is touched, no ref is moved. A patch that
+cannot be moved does not hide the others: each later one is tried on what could be built without it.
 
-    rehearsal = rehearse(git, Based(series_old, commit_old), Based(series_new, commit_new), scratch)
+    rehearsal = rehearse(scratch, Based(series_old, commit_old), Based(series_new, commit_new))
 
 The two series are the same files, loaded for two upstreams (from/until differ). Whoever wants the result as it will be
-applied takes `head`: its commits are those that `kvtool apply` makes after the rebase.
+applied takes `head`: its commits are those that `kvtool apply` makes after the rebase. build() is what every command
+asks for the series on some upstream.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from kvtool.errors import ConflictError, TreeError
-from kvtool.gitcmd import Git
+from kvtool.console import Console
+from kvtool.errors import ConflictError, NetworkError, TreeError, UsageError
+from kvtool.gitcmd import Scratch
+from kvtool.project import Project
 from kvtool.result import PatchOutcome
-from kvtool.tree.mailbox import changed_lines, parse_diff
-from kvtool.tree.move import Attempt, Origin, changes, diff_of, move
-from kvtool.tree.placement import runs
-from kvtool.tree.replay import (
+from kvtool.tree.apply import (
     NEW_FILES_SUBJECT,
     Builder,
+    Origin,
     PatchReport,
     Replayed,
     Trouble,
+    commits_of,
     conflict_error,
+    diff_of,
     replay,
     replay_step,
 )
-from kvtool.tree.series import Series, Step
-from kvtool.tree.together import move_all
+from kvtool.tree.merge import Picked, cherry_pick
+from kvtool.tree.patchfile import parse_diff, runs, size_of
+from kvtool.tree.series import Series, Step, load_series
+from kvtool.upstream import sources
+from kvtool.upstream.cache import Cache
+from kvtool.upstream.lock import Lock, Upstream
+
+BaseOf = Callable[[Upstream], str]  # has an upstream in the cache; its base commit
 
 
 @dataclass(frozen=True)
@@ -81,30 +88,22 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """What a rebase of the series onto `tag` would do.
+class Rehearsal(Replayed):
+    """What a rebase of the series onto `tag` would do; complete: every patch has its place or is left out on purpose,
+    and none lost lines that nobody accepted.
 
-    tree, head: the result, with whatever could be moved; base: the commit it stands on; locked: the series on the old
-    upstream; stop: None when complete; seconds: all of it, the locked base included.
+    tree, head: the result, with whatever could be moved; locked: the series on the old upstream; stop: None when
+    complete; seconds: all of it, the locked base included.
     """
 
     tag: str
-    tree: str
-    head: str
-    base: str
     locked: Replayed
-    reports: tuple[PatchReport, ...]
     stop: Stop | None
     seconds: float
 
-    @property
-    def complete(self) -> bool:
-        """Every patch has its place (or is left out on purpose), and none lost lines that nobody accepted."""
-        return self.stop is None
-
 
 def rehearse(
-    git: Git, old: Based, new: Based, scratch: Path, *, choices: Choices | None = None, keep_going: bool = True
+    scratch: Scratch, old: Based, new: Based, *, choices: Choices | None = None, keep_going: bool = True
 ) -> Rehearsal:
     """Move every patch. keep_going False: end with the first that cannot be moved.
 
@@ -112,58 +111,60 @@ def rehearse(
     cpp/; TreeError when a resolution was made for another state.
     """
     start = time.monotonic()
-    for name in ("old", "new"):
-        (scratch / name).mkdir()
-    locked = old.made or replay(git, old.commit, old.series, scratch / "old")
+    locked = old.made or replay(scratch, old.commit, old.series)
     if error := conflict_error(locked.reports, old.series.upstream.tag):
         raise ConflictError(
             f"the series does not apply to the upstream it is locked to: {error.what}",
             why=error.why,
             next_step="kvtool apply says more; correct it before moving to another upstream",
         )
-    known, choices = origins(git, locked), choices or Choices()
-    if not (choices.resolved or choices.skip or choices.drop) and (done := _at_once(git, locked, new, known, start)):
-        return done
-    mover = _Mover(Builder(git, scratch / "new", new.commit), known, choices)
+    commits = commits_of(scratch.git, locked.base, locked.head)
+    origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
+    mover = _Mover(Builder(scratch, new.commit), origins, choices or Choices())
     mover.builder.add_files(new.series.files)
     mover.builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
     for step in new.series.steps:
         mover.step(step)
         if mover.stop and not keep_going:
             break
-    return Rehearsal(
-        new.series.upstream.tag,
-        mover.builder.tree,
-        mover.builder.commit,
-        new.commit,
-        locked,
-        tuple(mover.reports),
-        mover.stop,
-        time.monotonic() - start,
-    )
+    result = (new.commit, mover.builder.commit, mover.builder.tree, tuple(mover.reports))
+    return Rehearsal(*result, new.series.upstream.tag, locked, mover.stop, time.monotonic() - start)
 
 
-def origins(git: Git, locked: Replayed) -> dict[str, Origin]:
-    """Each patch that the locked base has, as a commit with its parent and diff; one git call for all."""
-    found = changes(git, locked.base, locked.head)
-    return {report.id: found[report.commit] for report in locked.reports if report.commit}
+def rehearse_project(
+    scratch: Scratch,
+    project: Project,
+    lock: Lock,
+    upstream: Upstream,
+    base_of: BaseOf,
+    *,
+    choices: Choices | None = None,
+    keep_going: bool = True,
+) -> Rehearsal:
+    """rehearse() for the patches of a project, from its locked upstream onto another one that the lock knows."""
+    old, new = (Based(load_series(project, lock, up), base_of(up)) for up in (lock.upstream(), upstream))
+    return rehearse(scratch, old, new, choices=choices, keep_going=keep_going)
 
 
-def _at_once(git: Git, locked: Replayed, new: Based, known: Mapping[str, Origin], start: float) -> Rehearsal | None:
-    """The rehearsal where no patch leaves anything to decide. Patches that move together share the time alike."""
-    series = new.series
-    made = move_all(git, locked.base, new.commit, series.files, NEW_FILES_SUBJECT, series.steps, known)
-    if made is None or any(_lost(known[name].diff, origin.diff) for name, origin in made.moved.items()):
-        return None
-    seconds = time.monotonic() - start
-    share, reports = round(seconds / len(made.moved), 3), []
-    for name in (step.patch.id for step in series.steps):
-        if origin := made.moved.get(name):
-            size = _size(origin.diff)
-            reports.append(PatchReport(name, PatchOutcome.APPLIED, origin.commit, *size, seconds=share))
-        else:
-            reports.append(PatchReport(name, PatchOutcome.SKIPPED))
-    return Rehearsal(series.upstream.tag, made.tree, made.head, new.commit, locked, tuple(reports), None, seconds)
+def build(scratch: Scratch, project: Project, lock: Lock, upstream: Upstream, base_of: BaseOf) -> Replayed:
+    """The series on an upstream: the patches as they are on the locked one, moved from there onto any other one."""
+    if upstream.tree != lock.upstream().tree:
+        return rehearse_project(scratch, project, lock, upstream, base_of)
+    return replay(scratch, base_of(upstream), load_series(project, lock, upstream))
+
+
+def bases(cache: Cache, lock: Lock, console: Console, mirror: str | None = None) -> BaseOf:
+    """Fetches what the cache lacks. The mirror is asked last for the locked upstream: it may have others only."""
+
+    def base_of(upstream: Upstream) -> str:
+        if mirror and upstream.tag == lock.current:
+            try:
+                return sources.ensure(cache, lock, upstream, console).commit
+            except (NetworkError, UsageError):
+                pass
+        return sources.ensure(cache, lock, upstream, console, mirror).commit
+
+    return base_of
 
 
 class _Mover:
@@ -181,9 +182,7 @@ class _Mover:
         origin = self._origins.get(step.patch.id)
         report = self._move(step, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
-        if report.failed:
-            self._trouble.add(step.patch.id, origin.diff if origin else step.mail.diff)
-        if self.stop is None and (report.failed or report.lost):
+        if self.stop is None and report.in_the_way:
             self.stop = Stop(step.patch.id, parent, origin, report.commit)
 
     def _move(self, step: Step, origin: Origin | None) -> PatchReport:
@@ -197,30 +196,25 @@ class _Mover:
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
             return replay_step(self.builder, step, self._trouble, strict=True)
-        attempt = move(self.builder, origin)
+        attempt = cherry_pick(self.builder, origin)
         if attempt.tree is None:
-            hunks, added, removed = _size(origin.diff)
-            blocker = self._trouble.blocker(self.builder.git, self.builder.tree, origin.diff, attempt.failed)
-            outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
-            return PatchReport(name, outcome, "", hunks, added, removed, attempt.failed, blocker)
+            return self._trouble.report(self.builder, name, origin.diff, attempt.failed)
         if attempt.tree == self.builder.tree:
             return PatchReport(name, PatchOutcome.MERGED)
         return self._take(step, attempt, origin)
 
-    def _take(self, step: Step, attempt: Attempt | Resolution, origin: Origin | None) -> PatchReport:
+    def _take(self, step: Step, attempt: Picked | Resolution, origin: Origin | None) -> PatchReport:
         assert attempt.tree is not None
         before = self.builder.tree
         self.builder.reset(attempt.tree)
         commit = self.builder.commit_index(step.mail.message, mail=step.mail, tree=attempt.tree)
-        diff = attempt.diff if isinstance(attempt, Attempt) else None
-        if diff is None:
-            diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
+        diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
-        notes = attempt.notes if isinstance(attempt, Attempt) else ()
+        notes = attempt.notes if isinstance(attempt, Picked) else ()
         if lost and step.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
-        return PatchReport(step.patch.id, outcome, commit or "", *_size(diff), moved=notes, lost=lost)
+        return PatchReport(step.patch.id, outcome, commit or "", *size_of(diff), moved=notes, lost=lost)
 
     def _resolution(self, name: str) -> Resolution:
         made = self._choices.resolved[name]
@@ -233,16 +227,11 @@ class _Mover:
         return made
 
 
-def _size(diff: bytes) -> tuple[int, int, int]:
-    """Hunks, added and removed lines."""
-    return (sum(len(file.hunks) for file in parse_diff(diff)), *changed_lines(diff))
-
-
 def _lost(was: bytes, now: bytes) -> str:
     """What a patch has less of than before; "" for nothing. Hunks are counted as runs of changed lines."""
     counts = []
     for diff in (was, now):
-        _, added, removed = _size(diff)
+        _, added, removed = size_of(diff)
         counts.append((sum(runs(file) for file in parse_diff(diff)), added + removed))
     (hunks, lines), (hunks_now, lines_now) = counts
     if hunks_now >= hunks and lines_now >= lines:

@@ -1,4 +1,4 @@
-"""Patch files: mails as `git format-patch` writes them. Parse them, take their diff apart. Pure."""
+"""Patch files: mails as `git format-patch` writes them. Parse them, take their diff apart, down to the lines. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from email.utils import parseaddr
 from itertools import pairwise
 
 from kvtool.errors import UsageError
+from kvtool.tree.source import split_lines
 
 # How a change is written, so that no user's configuration and no git version shows in it. One line of context: hunks
 # then apply over months of upstream where three lines fail.
@@ -60,7 +61,10 @@ class Mail:
 
 @dataclass(frozen=True)
 class Hunk:
-    """One hunk. number: 1-based in its file, of `total`; heading: what stands behind the second @@ (the function)."""
+    """One hunk. number: 1-based in its file, of `total`; heading: what stands behind the second @@ (the function).
+
+    old, removed, new, added: as its header says, but 0-based: lines [old, old + removed) become [new, new + added).
+    """
 
     path: str
     number: int
@@ -68,6 +72,15 @@ class Hunk:
     header: str
     heading: str
     text: bytes
+    old: int
+    removed: int
+    new: int
+    added: int
+
+    @property
+    def rows(self) -> list[bytes]:
+        """Its lines with their marks, without the header."""
+        return split_lines(self.text)[1:]
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,23 @@ class FileDiff:
     hunks: tuple[Hunk, ...]
 
 
-_HUNK = re.compile(rb"^(@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@)(.*)$")
+@dataclass(frozen=True)
+class Piece:
+    """A hunk as lines. start, made: 0-based, of its first line in the old file and in the new one.
+
+    before and after: its lines, context included; lead, trail: how many are context, at the front and at the end.
+    """
+
+    hunk: Hunk
+    start: int
+    made: int
+    before: tuple[bytes, ...]
+    after: tuple[bytes, ...]
+    lead: int
+    trail: int
+
+
+_HUNK = re.compile(rb"^(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@)(.*)$")
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
 
 
@@ -109,18 +138,21 @@ def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
 
 
 def _file(text: bytes) -> FileDiff:
-    lines = text.split(b"\n")  # not splitlines(): a lone carriage return is content
-    lines = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    lines = split_lines(text)
     at = [n for n, line in enumerate(lines) if _HUNK.match(line)]
     head = b"".join(lines[: at[0]] if at else lines)
     path = _path(head)
-    hunks = []
-    for number, (a, b) in enumerate(pairwise([*at, len(lines)]), 1):
-        found = _HUNK.match(lines[a])
-        assert found
-        heading = found[2].decode("utf-8", "replace").strip()
-        hunks.append(Hunk(path, number, len(at), found[1].decode(), heading, b"".join(lines[a:b])))
-    return FileDiff(path, head, tuple(hunks))
+    parts = enumerate(pairwise([*at, len(lines)]), 1)
+    return FileDiff(path, head, tuple(_hunk(path, number, len(at), lines[a:b]) for number, (a, b) in parts))
+
+
+def _hunk(path: str, number: int, total: int, lines: list[bytes]) -> Hunk:
+    found = _HUNK.match(lines[0])
+    assert found
+    old, removed, new, added = (int(found[n]) if found[n] else 1 for n in range(2, 6))
+    heading = found[6].decode("utf-8", "replace").strip()
+    place = (old - (removed > 0), removed, new - (added > 0), added)  # without lines, git names the one before
+    return Hunk(path, number, total, found[1].decode(), heading, b"".join(lines), *place)
 
 
 def _path(head: bytes) -> str:
@@ -133,5 +165,49 @@ def _path(head: bytes) -> str:
 
 def changed_lines(diff: bytes) -> tuple[int, int]:
     """Added and removed lines."""
-    lines = [line for file in parse_diff(diff) for hunk in file.hunks for line in hunk.text.split(b"\n")[1:]]
-    return sum(line.startswith(b"+") for line in lines), sum(line.startswith(b"-") for line in lines)
+    marks = [row[:1] for file in parse_diff(diff) for hunk in file.hunks for row in hunk.rows]
+    return marks.count(b"+"), marks.count(b"-")
+
+
+def size_of(diff: bytes) -> tuple[int, int, int]:
+    """Hunks, added and removed lines."""
+    return (sum(len(file.hunks) for file in parse_diff(diff)), *changed_lines(diff))
+
+
+def runs(file: FileDiff) -> int:
+    """How many runs of changed lines a diff of one file has: unlike its hunks, no matter of how much context it has."""
+    marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in file.hunks)
+    return sum(len(re.findall(rb"[-+]+", text)) for text in marks)
+
+
+def headings(diff: bytes) -> list[tuple[str, str]]:
+    """The function of each hunk, as git names it, with its file."""
+    return [(hunk.path, hunk.heading) for file in parse_diff(diff) for hunk in file.hunks]
+
+
+def pieces_of(file: FileDiff, *, reverse: bool = False) -> tuple[Piece, ...]:
+    """The hunks of one file of a diff; reverse: of the diff that takes it back."""
+    return tuple(_piece(hunk, reverse) for hunk in file.hunks)
+
+
+def _piece(hunk: Hunk, reverse: bool) -> Piece:
+    before: list[bytes] = []
+    after: list[bytes] = []
+    marks = b""
+    for row in hunk.rows:
+        mark, line = row[:1], row[1:]
+        if mark == b"\\":  # the line before this one has no line end
+            for side, kinds in ((before, b" -"), (after, b" +")):
+                if marks[-1:] in (kinds[:1], kinds[1:]) and side:
+                    side[-1] = side[-1].removesuffix(b"\n")
+            continue
+        marks += mark
+        if mark != b"+":
+            before.append(line)
+        if mark != b"-":
+            after.append(line)
+    start, made = hunk.old, hunk.new
+    lead, trail = len(marks) - len(marks.lstrip(b" ")), len(marks) - len(marks.rstrip(b" "))
+    if reverse:
+        start, made, before, after = made, start, after, before
+    return Piece(hunk, start, made, tuple(before), tuple(after), lead, trail)

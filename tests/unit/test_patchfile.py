@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.tree.mailbox import changed_lines, parse_diff, parse_mail
+from kvtool.tree.patchfile import changed_lines, parse_diff, parse_mail
 
 MAIL = b"""From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
 From: =?UTF-8?q?J=C3=B6?= <j@example.invalid>

@@ -1,12 +1,12 @@
-"""A rebase that is under way in a patched tree: its journal, stopping for a person, going on, giving up.
+"""A rebase that is under way in a patched tree: its state, stopping for a person, going on, giving up.
 
 The journal (rebase.json) says what was decided so far and where the checkout is on its way to; it is written before
-the checkout moves. The patches that were moved need no journal: moving them again gives the same commits.
+the checkout moves. The patches that were moved need no state: moving them again gives the same commits.
 
     stopping   the checkout goes from `at` to `to`, where `patch` needs a person
     stopped    it is there; the person works
     taking     what the person did is being taken in
-    writing    every patch has its place: the tree and the project are being changed (relock.py)
+    writing    every patch has its place: the tree and the project are being changed (transaction.py)
     aborting   the checkout goes back
 
 Nobody's edits are thrown away: before the checkout moves on or back, what it holds becomes a commit, kept by a ref.
@@ -25,9 +25,9 @@ from typing import Any
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
-from kvtool.tree.rehearse import Choices, Resolution, Stop
-from kvtool.tree.switch import await_git, put_back, switch
-from kvtool.tree.worktree import dirty_paths, kvtool_dir, write_json
+from kvtool.tree.checkout import await_git, put_back, switch
+from kvtool.tree.rebase_plan import Choices, Resolution, Stop
+from kvtool.tree.status import dirty_paths, kvtool_dir, write_json
 from kvtool.upstream.lock import Upstream
 
 KEPT_REF = "refs/kvtool/rebase/kept"
@@ -36,7 +36,7 @@ _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Journal:
+class RebaseState:
     """rebase.json. head, branch: where the tree was ("" branch: detached); digest: the series' then; mirror: as given.
 
     at, to: commits; patch: the one that needs a person, parent: what it goes on, origin: it as a commit, moved: the
@@ -72,82 +72,80 @@ class Journal:
         return Upstream(self.tag, self.tree, self.date)
 
 
-def journal_path(tree: Path) -> Path:
+def state_path(tree: Path) -> Path:
     """Where the journal of a rebase is."""
     return kvtool_dir(tree) / "rebase.json"
 
 
-def read_journal(tree: Path) -> Journal | None:
+def read_state(tree: Path) -> RebaseState | None:
     """The rebase that is under way, or None. TreeError when the journal cannot be understood."""
-    path = journal_path(tree)
+    path = state_path(tree)
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         data["resolved"] = tuple((str(a), str(b), str(c)) for a, b, c in data["resolved"])
         for key in ("skip", "drop", "accept"):
             data[key] = tuple(data[key])
-        return Journal(**data)
+        return RebaseState(**data)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError) as err:
         raise TreeError(f"{path} cannot be understood", why=str(err), next_step="kvtool status") from err
 
 
-def write_journal(tree: Path, journal: Journal) -> Journal:
-    """Replace the journal, atomically."""
-    write_json(journal_path(tree), asdict(journal))
-    return journal
+def write_state(tree: Path, state: RebaseState) -> RebaseState:
+    """Replace the state, atomically."""
+    write_json(state_path(tree), asdict(state))
+    return state
 
 
-def stop_at(tree: Path, git: Git, console: Console, journal: Journal, stop: Stop) -> Journal:
+def stop_at(tree: Path, git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
     """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
     origin = stop.origin.commit if stop.origin else ""
     to = stop.commit or stop.parent
-    journal = replace(
-        journal, phase="stopping", to=to, patch=stop.id, parent=stop.parent, origin=origin, moved=stop.commit
-    )
-    write_journal(tree, journal)
+    state = replace(state, phase="stopping", to=to, patch=stop.id, parent=stop.parent, origin=origin, moved=stop.commit)
+    write_state(tree, state)
     switch(git, console, "--detach", to)
     if origin and not stop.commit:
         git.run(*_CONFLICT, "cherry-pick", "--no-commit", origin, check=False)  # conflicts: that is what it is for
-    return write_journal(tree, replace(journal, phase="stopped", at=to))
+    return write_state(tree, replace(state, phase="stopped", at=to))
 
 
 @contextlib.contextmanager
-def taking(tree: Path, journal: Journal) -> Iterator[Journal]:
+def taking(tree: Path, state: RebaseState) -> Iterator[RebaseState]:
     """Around whatever touches a tree that waits for a person, so that a lock which a kill leaves is known as ours."""
-    if journal.phase == "taking":
+    if state.phase == "taking":
         await_git(tree)
-    journal = write_journal(tree, replace(journal, phase="taking"))
+    state = write_state(tree, replace(state, phase="taking"))
     try:
-        yield replace(journal, phase="stopped")
+        yield replace(state, phase="stopped")
     finally:
-        write_journal(tree, replace(journal, phase="stopped"))
+        write_state(tree, replace(state, phase="stopped"))
 
 
-def take(tree: Path, git: Git, journal: Journal) -> Journal:
-    """The person is done: what the tree holds is the resolution of journal.patch. The checkout is clean afterwards.
+def take(tree: Path, git: Git, state: RebaseState) -> RebaseState:
+    """The person is done: what the tree holds is the resolution of state.patch. The checkout is clean afterwards.
 
     ConflictError for left-over markers, TreeError when HEAD is somewhere else.
     """
     head = git.resolve("HEAD^{commit}")
-    if head is None or not git.ok("merge-base", "--is-ancestor", journal.parent, head):
+    if head is None or not git.ok("merge-base", "--is-ancestor", state.parent, head):
         raise TreeError(
             f"{tree} is not where the rebase stopped",
-            why=f"HEAD does not come from {journal.parent[:10]}",
-            next_step=f"git -C {tree} checkout --detach {journal.parent[:10]} and resolve there, or "
+            why=f"HEAD does not come from {state.parent[:10]}",
+            next_step=f"git -C {tree} checkout --detach {state.parent[:10]} and resolve there, or "
             "kvtool rebase --abort",
         )
-    if marked := _marked(tree, git, journal):
+    if marked := _marked(tree, git, state):
         raise ConflictError(
-            f"patch {journal.patch!r} is not resolved yet",
+            f"patch {state.patch!r} is not resolved yet",
             why=f"conflict markers are left in {', '.join(marked)}",
             next_step="edit them, then kvtool rebase --continue",
         )
     git.run(*_CONFLICT, "rerere", check=False)  # remembers the resolution
     kept = keep(tree, git)
     made = git.line("rev-parse", f"{kept}^{{tree}}")
-    resolved = [entry for entry in journal.resolved if entry[0] != journal.patch]
-    return replace(journal, at=kept, resolved=(*resolved, (journal.patch, journal.parent, made)))
+    resolved = [entry for entry in state.resolved if entry[0] != state.patch]
+    return replace(state, at=kept, resolved=(*resolved, (state.patch, state.parent, made)))
 
 
 def keep(tree: Path, git: Git) -> str:
@@ -177,11 +175,11 @@ def filled_in(tree: Path, git: Git) -> tuple[str, ...]:
     return tuple(sorted(name for name in unmerged if (tree / name).is_file() and not _markers(tree / name)))
 
 
-def _marked(tree: Path, git: Git, journal: Journal) -> list[str]:
+def _marked(tree: Path, git: Git, state: RebaseState) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
-    names = set(git.run("diff", "--name-only", "-z", journal.parent).stdout.split("\0"))
+    names = set(git.run("diff", "--name-only", "-z", state.parent).stdout.split("\0"))
     names |= {entry.split("\t", 1)[1] for entry in git.run("ls-files", "-u", "-z").stdout.split("\0") if entry}
-    return sorted(name for name in names if name and _markers(tree / name) > _markers_in(git, journal.parent, name))
+    return sorted(name for name in names if name and _markers(tree / name) > _markers_in(git, state.parent, name))
 
 
 def _markers(file: Path) -> int:
@@ -192,7 +190,7 @@ def _markers_in(git: Git, commit: str, path: str) -> int:
     return len(_MARKER.findall(git.blob(commit, path) or b""))
 
 
-def recover(tree: Path, git: Git, journal: Journal) -> Journal:
+def recover(tree: Path, git: Git, state: RebaseState) -> RebaseState:
     """After a kill while the checkout was on its way: put it back to where it came from, cleanly.
 
     TreeError when files were edited since that the move did not write.
@@ -200,34 +198,34 @@ def recover(tree: Path, git: Git, journal: Journal) -> Journal:
     await_git(tree)
     head = git.resolve("HEAD^{commit}")
     dirty = dirty_paths(git)
-    if head == journal.at:
-        put_back(tree, git, journal.at, journal.to, dirty, "rebase")
-    elif head == journal.to and dirty:  # it was there, and the conflict was being written
+    if head == state.at:
+        put_back(tree, git, state.at, state.to, dirty, "rebase")
+    elif head == state.to and dirty:  # it was there, and the conflict was being written
         kept = keep(tree, git)
-        return replace(journal, at=kept)
-    elif head != journal.to:
+        return replace(state, at=kept)
+    elif head != state.to:
         raise TreeError(
             f"{tree}: a kvtool rebase was interrupted, and HEAD was moved since",
-            why=f"it is neither at {journal.at[:10]} nor at {journal.to[:10]}",
-            next_step=f"git -C {tree} checkout --detach {journal.at[:10]} && kvtool rebase --abort",
+            why=f"it is neither at {state.at[:10]} nor at {state.to[:10]}",
+            next_step=f"git -C {tree} checkout --detach {state.at[:10]} && kvtool rebase --abort",
         )
-    return replace(journal, at=head or journal.at)
+    return replace(state, at=head or state.at)
 
 
-def abort(tree: Path, git: Git, console: Console, journal: Journal) -> None:
+def abort(tree: Path, git: Git, console: Console, state: RebaseState) -> None:
     """Bring the checkout back to where it was, exactly; what it held is kept by a ref."""
-    if journal.phase in ("stopped", "taking"):
-        with taking(tree, journal):
+    if state.phase in ("stopped", "taking"):
+        with taking(tree, state):
             git.run(*_CONFLICT, "rerere", "clear", check=False)
             at = keep(tree, git)
     else:
-        at = recover(tree, git, journal).at
-    write_journal(tree, replace(journal, phase="aborting", at=at, to=journal.head))
-    switch(git, console, *((journal.branch,) if journal.branch else ("--detach", journal.head)))
-    if git.resolve("HEAD^{commit}") != journal.head:
+        at = recover(tree, git, state).at
+    write_state(tree, replace(state, phase="aborting", at=at, to=state.head))
+    switch(git, console, *((state.branch,) if state.branch else ("--detach", state.head)))
+    if git.resolve("HEAD^{commit}") != state.head:
         raise TreeError(
-            f"{tree}: branch {journal.branch} moved during the rebase",
-            why=f"it was at {journal.head[:10]}",
-            next_step=f"git -C {tree} log {journal.branch}; then remove {journal_path(tree)}",
+            f"{tree}: branch {state.branch} moved during the rebase",
+            why=f"it was at {state.head[:10]}",
+            next_step=f"git -C {tree} log {state.branch}; then remove {state_path(tree)}",
         )
-    journal_path(tree).unlink()
+    state_path(tree).unlink()

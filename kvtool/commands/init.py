@@ -1,0 +1,97 @@
+"""`kvtool init`: a project of the user's own."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.errors import DiskError, UsageError
+from kvtool.project import Project
+from kvtool.result import Result
+from kvtool.tree.series import load_patches, new_files
+
+_TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+# beside patches/ and cpp/: where each template goes
+_FILES = {
+    "gitignore": ".gitignore",
+    "gitattributes": ".gitattributes",
+    "workflow.yml": ".github/workflows/kvtool.yml",
+    "Makefile": "Makefile",
+    "README.md": "README.md",
+}
+
+
+@dataclass(frozen=True)
+class InitResult(Result):
+    """patches, new_files: how many the series has; files: what was written beside patches/ and cpp/."""
+
+    command: ClassVar[str] = "init"
+    project: Path
+    patches: int
+    new_files: int
+    files: tuple[str, ...]
+
+    def render(self, console: Console) -> None:
+        series = f"{self.patches} patches, {self.new_files} new files" if self.patches else "an empty series"
+        console.line(f"{self.project}: {series}")
+        console.line(f"next: cd {self.project} && git init && git add . && git commit -m 'Start', then make build")
+        console.line(f"in {_FILES['workflow.yml']}, KVTOOL says where GitHub gets kvtool: it is for you to fill in")
+
+
+def run(source: Project, place: Path, *, empty: bool = False) -> InitResult:
+    """Write the project, as create() does."""
+    made = create(source, place, empty=empty)
+    return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))
+
+
+def create(source: Project, place: Path, *, empty: bool = False) -> Project:
+    """A project like `source`; UsageError when something of it is there already, and then nothing is written."""
+    root = place.expanduser().absolute()
+    there = [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]
+    if there:
+        raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
+    made = Project(root, root / "patches", root / "cpp", root / "llama.cpp", source.cache)
+    try:
+        _write(source, made, empty=empty)
+    except OSError as err:
+        raise DiskError(f"cannot write {root}", why=str(err), next_step="name another place") from err
+    return made
+
+
+def _write(source: Project, made: Project, *, empty: bool) -> None:
+    if empty:
+        made.patches.mkdir(parents=True)
+        shutil.copyfile(source.lock, made.lock)
+        shutil.copyfile(_TEMPLATES / "series.toml", made.series)
+    else:
+        shutil.copytree(source.patches, made.patches)
+        if source.cpp.is_dir():
+            shutil.copytree(source.cpp, made.cpp, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, target in _FILES.items():
+        path = made.root / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_TEMPLATES / name, path)
+
+
+def command(
+    env: Env,
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="The new project; made if it is not there.")],
+    empty: Annotated[bool, typer.Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
+) -> InitResult:
+    """Make a project of your own: a patch series, with a Makefile and a workflow for GitHub.
+
+    It starts with the series that this kvtool has, to be changed, or with --empty with none, pinned to the same
+    llama.cpp. kvtool run inside works on it: commit in the patched tree, and export takes the commits into patches/.
+
+        kvtool init my-llama
+        kvtool init my-fork --empty
+
+    Exit codes: 2 the directory has a project or a Makefile already.
+    """
+    return run(env.project, place, empty=empty)

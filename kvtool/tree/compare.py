@@ -1,0 +1,202 @@
+"""States of the series, and two of them against each other. A state is the commits of the patches on an upstream:
+
+TAG        patches/ and cpp/ as they are, on that upstream of the lock
+.          the same, on the lock's current upstream
+REV        patches/ and cpp/ at a revision of the project's git repository, on the upstream its lock has as current
+REV:TAG    the same, on another upstream
+tree       the commits of the patched tree as it is
+
+They are compared by git's range-diff, with the patches' own names deciding what is what: range-diff pairs commits by
+how alike they are, and takes a small patch of which a line changed for a removed and an added one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvtool.errors import UsageError
+from kvtool.gitcmd import Git, Scratch
+from kvtool.project import Project
+from kvtool.result import PatchOutcome
+from kvtool.tree.apply import PatchReport
+from kvtool.tree.patchfile import DIFF_FLAGS
+from kvtool.tree.rebase_plan import build
+from kvtool.tree.status import not_clean, tree_state
+from kvtool.upstream.lock import Lock, Upstream, load_lock
+
+WORKING, TREE = ".", "tree"
+Ensure = Callable[[Lock, Upstream], str]  # has an upstream in the cache; its base commit
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed name. revision: "" for the working files; tag: "" for the lock's current one."""
+
+    revision: str
+    tag: str
+    tree: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state of the series as commits base..head. revision: the full commit id, "" for working files or the tree.
+
+    missing: patches that do not apply there, "id: outcome"; ids: patch id by commit.
+    """
+
+    name: str
+    revision: str
+    tag: str
+    base: str
+    head: str
+    missing: tuple[str, ...]
+    ids: dict[str, str]
+
+
+def parse_spec(name: str, lock: Lock) -> Spec:
+    """Take a name apart; whether a revision exists is not looked at."""
+    if name == TREE:
+        return Spec("", "", tree=True)
+    revision, colon, tag = name.rpartition(":")
+    if colon:
+        return Spec("" if revision == WORKING else revision, tag)
+    if name == WORKING or name in lock.upstreams:
+        return Spec("", "" if name == WORKING else name)
+    return Spec(name, "")
+
+
+def snapshot(project: Project, name: str, scratch: Scratch, ensure: Ensure) -> Snapshot:
+    """Build the commits of a state in a throw-away repository. UsageError for a name that means nothing here."""
+    spec = parse_spec(name, load_lock(project.lock))
+    if spec.tree:
+        return _tree(project, name)
+    commit = ""
+    if spec.revision:
+        place = scratch.place()
+        commit = _extract(project, spec.revision, place)
+        project = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
+    lock = load_lock(project.lock)
+    upstream = lock.upstream(spec.tag or None)
+    made = build(scratch, project, lock, upstream, lambda wanted: ensure(lock, wanted))
+    return Snapshot(name, commit, upstream.tag, made.base, made.head, _missing(made.reports), _ids(made.reports))
+
+
+def _tree(project: Project, name: str) -> Snapshot:
+    state = tree_state(project)
+    if state.applied is None:
+        raise not_clean(state)
+    applied = state.applied
+    return Snapshot(name, "", applied.tag, applied.base, state.head, (), _ids(applied.patches))
+
+
+def _ids(reports: tuple[PatchReport, ...]) -> dict[str, str]:
+    return {report.commit: report.id for report in reports if report.commit}
+
+
+def _missing(reports: tuple[PatchReport, ...]) -> tuple[str, ...]:
+    return tuple(f"{report.id}: {report.outcome}" for report in reports if report.outcome is not PatchOutcome.APPLIED)
+
+
+def _extract(project: Project, revision: str, place: Path) -> str:
+    """Write patches/ and cpp/ of a revision into `place`; the revision's commit id."""
+    git = Git(project.root)
+    commit = git.resolve(f"{revision}^{{commit}}")
+    if commit is None:
+        inside = git.ok("rev-parse", "--git-dir")
+        raise UsageError(
+            f"{revision!r} is neither an upstream nor a revision",
+            why="patches/upstream.lock does not know it"
+            + (f", and {project.root} has no such commit" if inside else f", and {project.root} is no git repository"),
+            next_step="name a tag of the lock, a commit of this repository, REV:TAG, `.` or `tree`",
+        )
+    prefix = git.line("rev-parse", "--show-prefix")
+    # `place` as the work tree: nothing of the user's (attributes, the directory they stand in) then has a say.
+    where = git.line("rev-parse", "--absolute-git-dir")
+    env = {"GIT_DIR": where, "GIT_WORK_TREE": str(place), "GIT_INDEX_FILE": str(place / "index")}
+    there = Git(place)
+    for folder in ("patches", "cpp"):
+        if git.resolve(f"{commit}:{prefix}{folder}"):
+            there.run("read-tree", f"--prefix={folder}/", f"{commit}:{prefix}{folder}", env=env)
+    if not git.resolve(f"{commit}:{prefix}patches/series.toml"):
+        raise UsageError(f"{revision} has no patches/series.toml", why=f"commit {commit[:10]} is no kvtool project")
+    there.run("checkout-index", "--all", env=env)
+    return commit
+
+
+# --- two states --------------------------------------------------------------------------------------------------
+
+_PAIR = re.compile(r"^\s*(?:\d+|-):\s+(\S+) ([=!<>])\s+(?:\d+|-):\s+(\S+) (.*)$")
+_WORDS = {"=": "same", "!": "changed", "<": "removed", ">": "added"}
+_SIGNS = {word: sign for sign, word in _WORDS.items()}
+# With git's three lines of context every change of upstream's nearby would count as a change of the patch.
+_RANGE_DIFF = ("-c", "diff.context=1", "-c", "core.abbrev=40", "range-diff", "--no-color")
+
+Range = tuple[str, str]  # base, head
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A commit of one state and its counterpart. change: same | changed | removed | added; before, after: commit ids,
+    "" where there is none; diff: for a changed one, git's diff of the two diffs, indented as git does."""
+
+    change: str
+    before: str
+    after: str
+    subject: str
+    diff: str = ""
+
+
+def range_diff(git: Git, before: Range, after: Range, name: Callable[[str, str], str]) -> tuple[Pair, ...]:
+    """Which commit became which. name: of a commit by id and subject, what makes two of them the same patch."""
+    ranges = (f"{before[0]}..{before[1]}", f"{after[0]}..{after[1]}")
+    done = git.run(*_RANGE_DIFF, "--no-patch", *ranges)
+    pairs = [_pair(found) for line in done.stdout.splitlines() if (found := _PAIR.match(line))]
+    gone = {name(pair.before, pair.subject): pair for pair in pairs if pair.change == "removed"}
+    taken: set[str] = set()
+    joined: list[Pair] = []
+    for pair in pairs:
+        was = gone.get(name(pair.after, pair.subject)) if pair.change == "added" else None
+        if was is not None:
+            taken.add(was.before)
+            pair = Pair("changed", was.before, pair.after, pair.subject)
+        joined.append(replace(pair, diff=_diff(git, pair)) if pair.change == "changed" else pair)
+    return tuple(pair for pair in joined if pair.change != "removed" or pair.before not in taken)
+
+
+def text(pairs: tuple[Pair, ...], width: int = 10) -> str:
+    """The pairs as range-diff shows them: a line each, and below it what changed in the patch."""
+    lines: list[str] = []
+    for pair in pairs:
+        before, after = (commit[:width] or "-" * width for commit in (pair.before, pair.after))
+        lines.append(f"{before} {_SIGNS[pair.change]} {after} {pair.subject}")
+        if pair.diff:
+            lines.append(pair.diff)
+    return "\n".join(lines)
+
+
+def code_diff(git: Git, before: Range, after: Range) -> str:
+    """The patched files themselves: those that either state touches, so that upstream's own news stay out."""
+    paths: set[str] = set()
+    for base, head in (before, after):
+        listed = git.run("diff", "--name-only", "--no-renames", "-z", base, head).stdout.split("\0")
+        paths.update(path for path in listed if path)
+    if not paths:
+        return ""
+    flags = [flag for flag in DIFF_FLAGS if flag not in ("-U1", "--full-index", "--binary")]
+    spec = [f":(literal){path}" for path in sorted(paths)]
+    return git.run("diff", *flags, before[1], after[1], "--", *spec).stdout.rstrip("\n")
+
+
+def _pair(found: re.Match[str]) -> Pair:
+    before, sign, after, subject = found.groups()
+    return Pair(_WORDS[sign], "" if set(before) == {"-"} else before, "" if set(after) == {"-"} else after, subject)
+
+
+def _diff(git: Git, pair: Pair) -> str:
+    """The diff of two diffs; a creation factor this high makes git pair them whatever they hold."""
+    ranges = (f"{commit}^..{commit}" for commit in (pair.before, pair.after))
+    done = git.run(*_RANGE_DIFF, "--creation-factor=100000", *ranges)
+    return "\n".join(line for line in done.stdout.splitlines() if not _PAIR.match(line))

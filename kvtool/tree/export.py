@@ -1,0 +1,475 @@
+"""Back from commits to the project: which commit belongs to which patch, and what that changes in patches/ and cpp/.
+
+Paths decide where an edit goes: a path that upstream has belongs to a patch, any other to cpp/. Subjects decide which
+patch: a commit that apply made, or with the same subject, is that patch; `fixup! <subject or id>` (also squash! and
+amend!) is folded into it; any other commit that touches upstream's files is a new patch, at its place in the order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.items import AoT
+
+from kvtool.errors import ConflictError, KvtoolError, TreeError, UsageError
+from kvtool.gitcmd import Git, Scratch
+from kvtool.project import Project
+from kvtool.result import PatchOutcome
+from kvtool.tree.apply import NEW_FILES_SUBJECT, Builder, replay
+from kvtool.tree.checkout import applied_of
+from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
+from kvtool.tree.rebase_plan import Based, Rehearsal
+from kvtool.tree.series import Series, Step, hidden, load_patches, load_series, new_files, read_text
+from kvtool.tree.status import Applied, Commit, changed_rows, commits_since, kvtool_dir
+from kvtool.tree.transaction import Change, put_file
+from kvtool.upstream.lock import Lock
+from kvtool.upstream.pin import pin
+
+_FIXUP = re.compile(r"^(fixup|squash|amend)! ")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file of a git tree. mode: "100644" or "100755"."""
+
+    path: str
+    mode: str
+    id: str
+
+
+@dataclass(frozen=True)
+class FoldedPatch:
+    """A patch as the tree has it. id "" for a new one; commit: the folded one, parent: what it stands on."""
+
+    id: str
+    subject: str
+    commit: str
+    parent: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The tree's commits as a series: the files for cpp/, the patches in order, the last commit.
+
+    emptied: ids of patches that fixups took back altogether.
+    """
+
+    files: tuple[Blob, ...]
+    patches: tuple[FoldedPatch, ...]
+    emptied: tuple[str, ...]
+    head: str
+    tree: str
+
+
+@dataclass
+class _Group:
+    """A patch and the commits that make it up; the first is its own."""
+
+    id: str
+    commits: list[Commit]
+    message: str
+
+
+def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Series) -> Folded:
+    """Fold base..head into a series with the same final tree.
+
+    TreeError: a merge, a patch that lost its commit, a fixup of nothing, a file cpp/ cannot hold. ConflictError: a
+    fixup that does not go into its patch because it needs a later one.
+    """
+    git = scratch.git
+    if not git.ok("merge-base", "--is-ancestor", applied.base, head):
+        raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
+    commits = commits_since(git, applied.base, head)
+    theirs = frozenset(git.run("ls-tree", "-r", "-z", "--name-only", applied.base).stdout.split("\0"))
+    blobs = _new_blobs(git, tree, head, theirs)
+    groups = _groups(git, tree, commits, applied, series, theirs)
+    builder = Builder(scratch, applied.base)
+    builder.add_blobs([(blob.mode, blob.id, blob.path) for blob in blobs])
+    builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
+    built = [(group.id, _build(builder, tree, group, theirs)) for group in groups]
+    patches = tuple(patch for _, patch in built if patch)
+    emptied = tuple(name for name, patch in built if name and patch is None)
+    wanted = git.line("rev-parse", f"{head}^{{tree}}")
+    if builder.tree != wanted:
+        differ = git.run("diff", "--name-only", builder.tree, wanted).stdout.split()
+        raise ConflictError(
+            "the commits cannot be folded into a series with the same result",
+            why=f"these files would differ: {', '.join(differ)}",
+            next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
+        )
+    return Folded(blobs, patches, emptied, builder.commit, builder.tree)
+
+
+def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple[Blob, ...]:
+    """The files that upstream does not have."""
+    found = []
+    for entry in git.run("ls-tree", "-r", "-z", head).stdout.split("\0"):
+        if not entry:
+            continue
+        (mode, _, blob), path = entry.split("\t", 1)[0].split(), entry.split("\t", 1)[1]
+        if path in theirs:
+            continue
+        if mode not in ("100644", "100755") or hidden(path):
+            raise TreeError(
+                f"{path} cannot be exported",
+                why="cpp/ holds plain files, none of them hidden, and no README.md of llama.cpp's root",
+                next_step=f"remove it from the tree: git -C {tree} rm {path}",
+            )
+        found.append(Blob(path, mode, blob))
+    return tuple(found)
+
+
+def upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
+    """What a commit changes in upstream's own files, as a diff with plenty of context."""
+    flags = [flag for flag in DIFF_FLAGS if flag != "-U1"]
+    files = parse_diff(git.raw("diff-tree", "-p", "-U3", "--no-commit-id", *flags, commit.parent, commit.id))
+    return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in theirs)
+
+
+def _groups(
+    git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, theirs: frozenset[str]
+) -> list[_Group]:
+    by_commit = {report.commit: report.id for report in applied.patches if report.commit}
+    by_name = {step.mail.subject: step.patch.id for step in series.steps if step.wanted}
+    by_name |= {step.patch.id: step.patch.id for step in series.steps if step.wanted}
+    groups: list[_Group] = []
+    for commit in commits:
+        if commit.merge:
+            raise TreeError(
+                f"commit {commit.id[:10]} ({commit.subject}) is a merge",
+                why="a series is a line of commits",
+                next_step=f"git -C {tree} rebase {applied.base[:10]}",
+            )
+        target, kind = commit.subject, ""
+        while found := _FIXUP.match(target):
+            target, kind = target[found.end() :], kind or found[1]
+        patch = by_commit.get(commit.id) or by_name.get(target, "")
+        if kind:
+            _add_fixup(groups, commit, kind, target, patch, bool(upstream_diff(git, commit, theirs)))
+        elif any(group.id == patch for group in groups if patch):
+            groups[[group.id for group in groups].index(patch)].commits.append(commit)
+        elif patch or upstream_diff(git, commit, theirs):
+            groups.append(_Group(patch, [commit], commit.message))
+    _refuse_lost(groups, applied, series)
+    return groups
+
+
+def _add_fixup(groups: list[_Group], commit: Commit, kind: str, target: str, patch: str, needed: bool) -> None:
+    mine = [g for g in groups if (patch and g.id == patch) or g.commits[0].subject == target]
+    if mine:
+        mine[0].commits.append(commit)
+        rest = commit.message.partition("\n")[2].strip()
+        if kind == "amend" and rest:
+            mine[0].message = rest + "\n"
+    elif needed:  # a fixup that touches new files only needs no patch: the path says where it goes
+        raise TreeError(
+            f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
+            why=f"no patch before it has the subject or id {target!r}",
+            next_step="give it the subject of a patch (kvtool status lists them), or one of its own",
+        )
+
+
+def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None:
+    """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
+    there = {group.id for group in groups}
+    was = {report.id for report in applied.patches if report.commit}
+    lost = [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]
+    if lost:
+        raise TreeError(
+            f"patch {lost[0].id!r} has no commit in the tree any more",
+            why="neither its commit nor one with its subject is there",
+            next_step=f"to drop it: remove its entry from patches/series.toml and patches/{lost[0].file}, then export "
+            "again; to keep it: git cherry-pick it back",
+        )
+
+
+def _build(builder: Builder, tree: Path, group: _Group, theirs: frozenset[str]) -> FoldedPatch | None:
+    """Commit a group on top of what is built so far; None when it changes nothing in upstream's files."""
+    parent = builder.commit
+    for commit in group.commits:
+        diff = upstream_diff(builder.git, commit, theirs)
+        if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
+            builder.reset()
+            raise ConflictError(
+                f"commit {commit.id[:10]} ({commit.subject}) does not go into its patch {group.commits[0].subject!r}",
+                why="it changes lines that a later patch brings",
+                next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
+            )
+    first = group.commits[0]
+    mail = Mail(first.author, first.email, first.date, first.subject, group.message, b"", b"")
+    made = builder.commit_index(group.message, mail=mail)
+    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made, parent) if made else None
+
+
+# --- what changes ------------------------------------------------------------------------------------------------
+
+
+def changes(
+    project: Project, scratch: Scratch, folded: Folded, series: Series, was: Mapping[str, bytes]
+) -> tuple[Change, ...]:
+    """Everything that has to change in the project for it to say what the tree says.
+
+    was: the diff of each patch as it was moved to the tree's upstream, where that is not the locked one.
+
+    In the order to write it in: new files before series.toml names them, old ones go after it no longer does, so that
+    the project can be read at every moment.
+    """
+    found = [*_cpp_changes(project, scratch.git, folded), *_patch_changes(project, scratch, folded, series, was)]
+
+    def turn(change: Change) -> tuple[int, str]:
+        return (2 if change.content is None else int(change.path == "patches/series.toml")), change.path
+
+    return tuple(sorted(found, key=turn))
+
+
+# --- cpp/ --------------------------------------------------------------------------------------------------------
+
+
+def _cpp_changes(project: Project, git: Git, folded: Folded) -> list[Change]:
+    ours = {file.path: file for file in new_files(project.cpp)}
+    names = "".join(f"{file.source.absolute()}\n" for file in ours.values())
+    ids = git.run("hash-object", "--no-filters", "--stdin-paths", input=names).stdout.split() if ours else []
+    known = dict(zip(ours, ids, strict=True))
+    found: list[Change] = []
+    for blob in folded.files:
+        executable = blob.mode == "100755"
+        same_mode = os.name == "nt" or (blob.path in ours and ours[blob.path].executable == executable)
+        if known.get(blob.path) == blob.id and same_mode:
+            continue
+        content = git.raw("cat-file", "blob", blob.id)
+        found.append(Change(f"cpp/{blob.path}", "change" if blob.path in ours else "add", content, executable))
+    there = {blob.path for blob in folded.files}
+    return found + [Change(f"cpp/{path}", "remove", None) for path in ours if path not in there]
+
+
+# --- patches/ ----------------------------------------------------------------------------------------------------
+
+
+def _patch_changes(
+    project: Project, scratch: Scratch, folded: Folded, series: Series, was: Mapping[str, bytes]
+) -> list[Change]:
+    steps = {step.patch.id: step for step in series.steps}
+    found: list[Change] = []
+    added: dict[str, str] = {}  # new id -> subject
+    order: list[str] = []
+    for patch in folded.patches:
+        step = steps.get(patch.id)
+        name = patch.id or new_id(patch.subject, {*steps, *added})
+        order.append(name)
+        if step is None:
+            added[name] = patch.subject
+            found.append(Change(f"patches/{name}.patch", "add", as_mail(scratch.git, patch.commit)))
+        elif not says_the_same(scratch, step, patch, was.get(patch.id, b"")):
+            found.append(Change(f"patches/{step.patch.file}", "change", as_mail(scratch.git, patch.commit)))
+    gone = [steps[name] for name in folded.emptied if name in steps]
+    found += [Change(f"patches/{step.patch.file}", "remove", None) for step in gone]
+    text = read_text(project.series)
+    fresh = edit_series(text, order, added, {step.patch.id for step in gone})
+    if fresh != text:
+        found.append(Change("patches/series.toml", "change", fresh.encode()))
+    return found
+
+
+def new_id(subject: str, taken: set[str]) -> str:
+    """A patch id from a subject: lower-case words and dashes, unique."""
+    stem = "-".join(re.findall(r"[a-z0-9]+", subject.lower()))[:40].strip("-") or "patch"
+    number, name = 1, stem
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    return name
+
+
+def as_mail(git: Git, commit: str) -> bytes:
+    """A commit as a patch file, the same bytes everywhere."""
+    return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
+
+
+def says_the_same(scratch: Scratch, step: Step, patch: FoldedPatch, was: bytes = b"") -> bool:
+    """Whether the file as it is already gives this commit, so that it need not change (its line numbers may be old).
+
+    was: what it gave when it was moved to this upstream.
+    """
+    fresh = parse_mail(as_mail(scratch.git, patch.commit), patch.subject)
+    if _identity(fresh) != _identity(step.mail):
+        return False
+    if was and changed_rows(was) == changed_rows(fresh.diff):
+        return True
+    if headings(fresh.diff) != headings(step.mail.diff):
+        return False
+    builder = Builder(scratch, patch.parent)
+    return builder.apply(step.mail.diff) and builder.write_tree() == builder.git.line(
+        "rev-parse", f"{patch.commit}^{{tree}}"
+    )
+
+
+def _identity(mail: Mail) -> tuple[object, ...]:
+    date: object = mail.date
+    with contextlib.suppress(ValueError, TypeError):
+        when = parsedate_to_datetime(mail.date)
+        date = (when.timestamp(), when.utcoffset())
+    return mail.name, mail.email, date, mail.message
+
+
+def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[str]) -> str:
+    """series.toml with new entries in their place, gone ones removed, the rest reordered only if it must be."""
+    doc = tomlkit.parse(text)
+    table = doc.get("patch")
+    entries = list(table) if isinstance(table, AoT) else []
+    listed = [str(entry["id"]) for entry in entries]
+    kept = [name for name in listed if name in order]
+    if not added and not gone and kept == [name for name in order if name in listed]:
+        return text
+    by_id = dict(zip(listed, entries, strict=True))
+    for name, subject in added.items():
+        entry = tomlkit.table()
+        entry.add("id", name)
+        entry.add("why", subject)
+        entry.add("tests", tomlkit.array())
+        by_id[name] = entry
+    result = list(order)
+    for name in listed:  # patches that this upstream skips stay behind the one they followed
+        if name not in order and name not in gone:
+            before = listed[: listed.index(name)]
+            at = max((result.index(b) + 1 for b in before if b in result), default=0)
+            result.insert(at, name)
+    fresh = [_entry_text(by_id[name]) for name in result]
+    if result[: len(listed)] == listed:  # the usual case: the file grows at its end, and nothing in it moves
+        return "\n\n".join([text.rstrip("\n"), *fresh[len(listed) :]]).lstrip("\n") + "\n"
+    if table is not None:
+        doc.remove("patch")
+    return "\n\n".join([tomlkit.dumps(doc).rstrip("\n"), *fresh]).lstrip("\n") + "\n"
+
+
+def _entry_text(entry: tomlkit.items.Table) -> str:
+    tables = tomlkit.aot()
+    tables.append(entry)
+    doc = tomlkit.document()
+    doc.append("patch", tables)
+    return tomlkit.dumps(doc).strip("\n")
+
+
+# --- what is to be written, tried before -------------------------------------------------------------------------
+
+
+def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
+    """The project as it will be, put together in an empty directory."""
+    copy = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
+    copy.patches.mkdir()
+    files = [project.series, project.lock, *(project.patches / patch.file for patch in load_patches(project))]
+    pairs = [(file, copy.patches / file.name) for file in files]
+    for source, target in (*pairs, *((file.source, copy.cpp / file.path) for file in new_files(project.cpp))):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+    for change in todo:
+        put_file(place / change.path, change)
+    return copy
+
+
+# --- a series that was moved to another upstream -----------------------------------------------------------------
+
+
+def rebased(
+    project: Project, scratch: Scratch, lock: Lock, new: Based, done: Rehearsal
+) -> tuple[tuple[Change, ...], Applied]:
+    """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
+
+    A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
+    (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one.
+    """
+    found = _patch_files(scratch, new, done)
+    text = read_text(project.series)
+    if (fresh := _series_text(project, text, lock, done)) != text:
+        found.append(Change("patches/series.toml", "change", fresh.encode()))
+    text = read_text(project.lock)
+    if (fresh := pin(text, lock, done.tag)) != text:
+        found.append(Change("patches/upstream.lock", "change", fresh.encode()))
+    order = {"patches/series.toml": 1, "patches/upstream.lock": 2}
+    found.sort(key=lambda change: 3 if change.content is None else order.get(change.path, 0))
+    series = load_series(written(project, found, scratch.place()), lock, new.series.upstream)
+    replayed = replay(scratch, new.commit, series)
+    if not replayed.complete or replayed.tree != done.tree:
+        raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
+    return tuple(found), applied_of(series, replayed, pinned=False)
+
+
+def _patch_files(scratch: Scratch, new: Based, done: Rehearsal) -> list[Change]:
+    steps = {step.patch.id: step for step in new.series.steps}
+    found = []
+    for report in done.reports:
+        step = steps[report.id]
+        path = f"patches/{step.patch.file}"
+        if report.outcome == PatchOutcome.DROPPED:
+            found.append(Change(path, "remove", None))
+        elif report.commit:
+            patch = FoldedPatch(report.id, step.mail.subject, report.commit, f"{report.commit}^")
+            if not says_the_same(scratch, step, patch):
+                found.append(Change(path, "change", as_mail(scratch.git, report.commit)))
+    return found
+
+
+def _series_text(project: Project, text: str, lock: Lock, done: Rehearsal) -> str:
+    """series.toml without the dropped patches, and with a limit on those that have no place on the new upstream."""
+    document = tomlkit.parse(text)
+    entries: Any = document.get("patch", [])
+    wanted = {p.id for p in load_patches(project) if p.wanted(lock, lock.upstream(done.tag))}
+    key, tag = _limit(lock, done.tag)
+    for report in done.reports:
+        at = next(number for number, entry in enumerate(entries) if entry["id"] == report.id)
+        if report.outcome == PatchOutcome.DROPPED:
+            del entries[at]
+        elif not report.commit and report.id in wanted:
+            entries[at][key] = tag
+    return tomlkit.dumps(document)
+
+
+def _limit(lock: Lock, tag: str) -> tuple[str, str]:
+    """The key and value that exclude a tag: `until` it, or `from` the one after it when it is older than the lock's."""
+    upstream = lock.upstream(tag)
+    if upstream.order > lock.upstream().order:
+        return "until", tag
+    return "from", next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
+
+
+def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Path:
+    """Keep how each patch changed from the old upstream to the new one; the file."""
+    ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
+    text = git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
+    path = range_diff_path(tree, old_tag, done.tag)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+    return path
+
+
+def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
+    """Where the range-diff of a rebase is kept."""
+    return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"
+
+
+# --- for git am --------------------------------------------------------------------------------------------------
+
+
+def write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
+    """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
+    if folder.exists() and (not folder.is_dir() or any(not _numbered(p) for p in folder.iterdir())):
+        raise UsageError(
+            f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink()
+    git.run("format-patch", "--quiet", "-o", folder.absolute(), *MAIL_FLAGS, *DIFF_FLAGS, f"{base}..{head}")
+    return tuple(sorted(folder.iterdir()))
+
+
+def _numbered(path: Path) -> bool:
+    return bool(re.fullmatch(r"\d{4}-.*\.patch", path.name))

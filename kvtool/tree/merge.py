@@ -1,0 +1,260 @@
+"""Carry one commit of a series from the upstream it was made on to another one: what git cherry-pick does, and more.
+
+1. A three-way merge, with the tree that the patch was made on as the base (git merge-tree). It finds places by what
+   upstream really did between the two trees: it follows a renamed file, and a twin of a function does not mislead it.
+2. Where that meets a conflict in a file of C, the conflict may be none. A line that upstream only re-aligned is the
+   same line: the patch takes the new alignment, and git merges the file again. And where both only put lines in at one
+   place, both stay, upstream's first.
+3. Else the plain patch with one line of context. It needs no relation between the two trees, so it survives a function
+   that was moved and a neighbouring line that was rewritten, but takes the nearest place that fits, right or wrong.
+
+Whatever comes out is held against placement.py, hunk by hunk, and a hunk in the wrong place is a conflict that says
+where it landed and where it belongs.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvtool.errors import KvtoolError
+from kvtool.gitcmd import Git
+from kvtool.tree.apply import Builder, FailedHunk, Origin, failed_hunks
+from kvtool.tree.patchfile import FileDiff, Piece, parse_diff, pieces_of
+from kvtool.tree.placement import Landing, LineMap, check
+from kvtool.tree.source import SourceFile
+
+# Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
+MAP_FLAGS = (
+    "-U0",
+    "--diff-algorithm=histogram",
+    "--no-indent-heuristic",
+    "--no-renames",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+    "--full-index",
+)
+_MARKER = 60  # long enough that no line of upstream's is taken for one
+_CONFLICT = re.compile(
+    rb"^<{60}[^\n]*\n(?P<ours>.*?)^\|{60}[^\n]*\n(?P<base>.*?)^={60}\n(?P<theirs>.*?)^>{60}[^\n]*\n",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """tree: with the patch in it, None when it has no place; failed: what is in the way; notes: worth a look."""
+
+    tree: str | None
+    failed: tuple[FailedHunk, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def cherry_pick(builder: Builder, origin: Origin) -> Picked:
+    """Bring a patch onto builder.tree. The index is left somewhere; the caller resets it to the tree, and commits."""
+    git, onto = builder.git, builder.tree
+    merged, aligned = merge(builder, origin)
+    if merged == onto:
+        return Picked(merged)
+    failed: tuple[FailedHunk, ...] = ()
+    for merging in (True, False):
+        tree = merged if merging else apply_alone(builder, origin.diff)
+        if tree is None:
+            continue
+        landings = inspect(git, origin, onto, tree)
+        wrong = tuple(FailedHunk.of(landing.piece.hunk, landing.wrong) for landing in landings if landing.wrong)
+        if not wrong:
+            notes = tuple(f"{landing.piece.hunk.path}: {landing.note}" for landing in landings if landing.note)
+            return Picked(tree, notes=aligned + notes if merging else notes)
+        failed = failed or wrong
+    if not failed:
+        if _is_there(builder, origin):
+            return Picked(onto)
+        builder.reset()
+        failed = failed_hunks(builder, origin.diff)
+    return Picked(None, tuple(explain(git, origin, onto, hunk) for hunk in failed))
+
+
+# --- the three-way merge ------------------------------------------------------------------------------------------
+
+
+def merge(builder: Builder, origin: Origin) -> tuple[str | None, tuple[str, ...]]:
+    """The merged tree, None when there are conflicts; and what was taken for re-aligned only.
+
+    (merge-tree takes --merge-base from git 2.40 on only, so upstream becomes a commit on top of the base.)
+    """
+    git, onto = builder.git, builder.tree
+    upstream = git.line("commit-tree", onto, "-p", origin.parent, input="upstream\n")
+    done = git.run("merge-tree", "--write-tree", "-z", "--no-messages", upstream, origin.commit, check=False)
+    if done.returncode not in (0, 1):
+        raise KvtoolError(
+            "git cannot merge",
+            why="git 2.38 or newer is needed to move a patch to another upstream",
+            next_step="install a newer git; kvtool doctor says which one is used",
+            output=done.stderr,
+        )
+    tree, *entries = done.stdout.split("\0")
+    return (tree, ()) if done.returncode == 0 else _settle_all(builder, tree, _unmerged(entries))
+
+
+def _settle_all(
+    builder: Builder, tree: str, unmerged: Mapping[str, Mapping[str, tuple[str, str]]]
+) -> tuple[str | None, tuple[str, ...]]:
+    """The tree of a merge without its conflicts, None where one is none of those that can be settled."""
+    git, notes, settled = builder.git, list[str](), list[tuple[str, str, str]]()
+    for path, stages in unmerged.items():
+        if set(stages) != {"1", "2", "3"} or len({mode for mode, _ in stages.values()}) > 1:
+            return None, ()
+        base, ours, theirs = (SourceFile(git.raw("cat-file", "blob", stages[n][1]), path) for n in "123")
+        made = settle(git, base, ours, theirs)
+        if made is None:
+            return None, ()
+        content, note = made
+        notes += [f"{path}: {note}"] if note else []
+        settled.append((stages["2"][0], git.line("hash-object", "-w", "--stdin", input=content), path))
+    builder.reset(tree)
+    builder.add_blobs(settled)
+    return builder.write_tree(), tuple(notes)
+
+
+def _unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
+    """The conflicts of merge-tree: by path and stage (1 base, 2 upstream, 3 the patch) the mode and the blob."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for entry in entries:
+        if entry:
+            meta, _, path = entry.partition("\t")
+            mode, blob, stage = meta.split()
+            found.setdefault(path, {})[stage] = (mode, blob)
+    return found
+
+
+def settle(git: Git, base: SourceFile, ours: SourceFile, theirs: SourceFile) -> tuple[bytes, str] | None:
+    """Merge one file in which white space counts only where it means something, and lines put in at one place both
+    stay, ours first. With it a note on lines that were re-aligned, or "". None: a conflict all the same."""
+    if not ours.is_code or any(side.text[-1:] != b"\n" for side in (base, ours, theirs)):
+        return None
+    (old, new), note = _realigned(git, base, ours, theirs)
+    with tempfile.TemporaryDirectory(prefix="kvtool-merge-") as name:
+        files = [Path(name) / side for side in ("upstream", "base", "patch")]
+        for file, text in zip(files, (ours.text, old, new), strict=True):
+            file.write_bytes(text)
+        done = git.run("merge-file", "-p", "--diff3", f"--marker-size={_MARKER}", *files, check=False)
+    if done.returncode > 127 or any(found["base"] for found in _CONFLICT.finditer(done.raw)):
+        return None
+    return _CONFLICT.sub(lambda found: found["ours"] + found["theirs"], done.raw), note
+
+
+def _realigned(git: Git, base: SourceFile, ours: SourceFile, theirs: SourceFile) -> tuple[tuple[bytes, bytes], str]:
+    """base and theirs with the alignment that ours gave their lines; and what to say of it."""
+    moved, made = compare(git, base, ours), compare(git, base, theirs)
+    old, new = list(base.lines), list(theirs.lines)
+    columns: dict[int, dict[int, int]] = {}
+    for number, line in enumerate(base.lines):
+        there, mine = moved.line(number), made.line(number)
+        if there is None or line == ours.lines[there]:
+            continue
+        columns[number] = base.columns(number, ours, there)
+        old[number] = ours.lines[there]
+        if mine is not None and new[mine] == line:
+            new[mine] = ours.lines[there]
+    took = touched = 0
+    for block in made.blocks:
+        near = (*range(block.old, block.old + block.removed), block.old - 1, block.old + block.removed)
+        touched += any(number in columns for number in near)
+        for row in range(block.new, block.new + block.added):
+            # the line in the same row of what is replaced knows best, then the others there, then those around it
+            best = sorted(near, key=lambda number: number - block.old != row - block.new)
+            ways = [theirs.aligned(row, columns[number]) for number in best if number in columns]
+            new[row] = next((way for way in ways if way != new[row]), new[row])
+            took += new[row] != theirs.lines[row]
+    note = f"merged, look at it: upstream re-aligned lines there; {took} of the patch's took the new alignment"
+    return (b"".join(old), b"".join(new)), note if touched else ""
+
+
+def apply_alone(builder: Builder, diff: bytes, *flags: str) -> str | None:
+    """The tree with a diff applied to builder.tree by its context, None when it does not apply."""
+    builder.reset()
+    return builder.write_tree() if builder.apply(diff, *flags) else None
+
+
+def _is_there(builder: Builder, origin: Origin) -> bool:
+    """Whether upstream has the whole patch: it can be taken back, and each hunk from the place where it belongs."""
+    without = apply_alone(builder, origin.diff, "--reverse")
+    if without is None:
+        return False
+    back = replace(origin, parent=origin.commit, commit=origin.parent)
+    return not any(f.wrong for f in inspect(builder.git, back, builder.tree, without, reverse=True))
+
+
+# --- the placement check, fed from git ----------------------------------------------------------------------------
+
+
+def inspect(git: Git, origin: Origin, onto: str, result: str, *, reverse: bool = False) -> tuple[Landing, ...]:
+    """Hold every hunk against the place where it landed, `onto` and `result` being the tree before and after.
+
+    A hunk that upstream has already is left out. reverse: the patch was taken back, origin.parent being its commit.
+    """
+    files = [file for file in parse_diff(origin.diff) if file.hunks]
+    landings: list[Landing] = []
+    names = _renamed(git, files, onto, result)
+    for file in files:
+        there = names[file.path]
+        places = ((origin.parent, file.path), (origin.commit, file.path), (onto, there), (result, there))
+        base, patched, now, after = (SourceFile(git.blob(tree, path) or b"", path) for tree, path in places)
+        moved = compare(git, base, now)
+        pieces = [piece for piece in pieces_of(file, reverse=reverse) if not _had(piece, patched, now, moved)]
+        landings += check(base, patched, now, after, pieces, moved)
+    return tuple(landings)
+
+
+def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> bool:
+    region = moved.region(piece.start, piece.start + len(piece.before))
+    return now.keys[region.start : region.stop] == patched.keys[piece.made : piece.made + len(piece.after)]
+
+
+def _renamed(git: Git, files: Sequence[FileDiff], onto: str, result: str) -> dict[str, str]:
+    """Where each file of a patch is in the other upstream: the merge follows renames, one for one."""
+    touched = git.run("diff-tree", "-r", "--name-only", "--no-renames", "-z", onto, result).stdout.split("\0")[:-1]
+    ours = {file.path for file in files}
+    gone, fresh = sorted(ours - set(touched)), sorted(set(touched) - ours)
+    names = {path: path for path in ours}
+    if len(gone) == len(fresh):
+        names.update(zip(gone, fresh, strict=True))
+    return names
+
+
+def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
+    """What became of the lines of one file in another: by git's diff, in which some may only have been re-aligned."""
+    if old.text == new.text:
+        return LineMap(())
+    blobs = (git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
+    files = parse_diff(git.raw("diff", "--text", *MAP_FLAGS, *blobs))
+    return LineMap.of(files[0] if files else None).refined(old.keys, new.keys)
+
+
+_MOST = 40  # lines of a region worth showing
+
+
+def explain(git: Git, origin: Origin, onto: str, hunk: FailedHunk) -> FailedHunk:
+    """Add what the patch expects there, what it makes of it, and what upstream has in its place."""
+    file = next((f for f in parse_diff(origin.diff) if f.path == hunk.path), None)
+    piece = next((p for p in pieces_of(file) if p.hunk.number == hunk.number), None) if file else None
+    if piece is None:
+        return hunk
+    now = git.blob(onto, hunk.path)
+    found: Sequence[bytes] = ()
+    if now is not None:
+        old, new = SourceFile(git.blob(origin.parent, hunk.path) or b"", hunk.path), SourceFile(now, hunk.path)
+        region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
+        found = new.lines[region.start : region.stop][:_MOST]
+    return replace(hunk, expected=_text(piece.before), wanted=_text(piece.after), found=_text(found))
+
+
+def _text(lines: Sequence[bytes]) -> tuple[str, ...]:
+    return tuple(line.decode("utf-8", "replace").rstrip("\r\n") for line in lines)

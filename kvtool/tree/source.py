@@ -1,0 +1,137 @@
+"""A source file as lines, and which of its white space means nothing. Pure.
+
+Only C and its family are read so. Everywhere else (Python, make, YAML, ...) white space may mean something, and a line
+is what its bytes are. In C a line that was only re-aligned is the same line: the amount of white space between two
+tokens, before the first and behind the last may differ. It may not where there was none, nor in a string or character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import PurePosixPath
+
+_C_FAMILY = re.compile(r"\.([ch]|cc|hh|[chi]pp|[ch]xx|inl|cuh?|mm?|metal|cl|comp|glsl|hlsl)")
+_TOKEN = re.compile(
+    rb"(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)"
+    rb'|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'',
+    re.DOTALL,
+)
+_HIDDEN = bytes.maketrans(b" \t", b"\0\1")  # white space in a literal, so that it is not taken for the other kind
+_BLANK = re.compile(rb"[^\n]")
+_WORD = re.compile(rb"[^ \t\r\n]+")
+_BRACKETS = {b"(": b")", b"[": b"]", b"{": b"}"}
+_SCOPE = re.compile(rb"[][(){}]|^[ \t]*#[ \t]*(?:if|el|endif)\w*", re.MULTILINE)
+_LABEL = re.compile(rb"[ \t]*(?:case\b.*|\w+[ \t]*):(?!:)")
+_GOES_ON = re.compile(rb"\s*(?:(?:else|catch|while)\b|[.,?:|=<>%/)]|&&|->)")  # the statement before it
+
+
+def split_lines(text: bytes) -> list[bytes]:
+    """The lines of a file, as git counts them: ended by a line feed and nothing else."""
+    lines = [line + b"\n" for line in text.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+class SourceFile:
+    """One file. lines: as they are, with their line ends; keys: two lines are the same line when theirs are equal."""
+
+    def __init__(self, text: bytes, path: str = "") -> None:
+        self.lines = split_lines(text)
+        self.text, self.path = text, path
+        self.is_code = bool(_C_FAMILY.fullmatch(PurePosixPath(path).suffix)) and b"\0" not in text
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        return [_key(line) for line in self._hidden] if self.is_code else self.lines
+
+    @cached_property
+    def _hidden(self) -> list[bytes]:
+        """The lines with the white space of literals out of sight."""
+        return split_lines(_TOKEN.sub(lambda m: m[0] if m["comment"] else m[0].translate(_HIDDEN), self.text))
+
+    @cached_property
+    def _code(self) -> list[bytes]:
+        """The lines without comments and literals, which leave blanks and an x."""
+        return split_lines(_TOKEN.sub(lambda m: _BLANK.sub(b" " if m["comment"] else b"x", m[0]), self.text))
+
+    @cached_property
+    def _inside(self) -> set[int]:
+        """The lines that begin in a comment or a literal."""
+        found: set[int] = set()
+        number = at = 0
+        for token in _TOKEN.finditer(self.text):
+            number += self.text.count(b"\n", at, token.start())
+            at, first = token.end(), number + 1
+            number += token[0].count(b"\n")
+            found.update(range(first, number + 1))
+        return found
+
+    def columns(self, number: int, other: SourceFile, there: int) -> dict[int, int]:
+        """Where each token of a line stands in the same line of another file; {} where tabs make that unclear."""
+        old, new = self._hidden[number], other._hidden[there]
+        if b"\t" in old + new:
+            return {}
+        return dict(zip(_starts(old), _starts(new), strict=True))
+
+    def aligned(self, number: int, columns: Mapping[int, int]) -> bytes:
+        """A line with its tokens moved to these columns, by the column they stand in; the others go along."""
+        line, shape = self.lines[number], self._hidden[number]
+        made, end = b"", 0
+        for token in _WORD.finditer(shape) if b"\t" not in shape else ():
+            gap, column = token.start() - end, columns.get(token.start(), -1)
+            width = column - len(made) if gap and column > len(made) else gap
+            made += b" " * width + line[token.start() : token.end()]
+            end = token.end()
+        return made + line[end:]
+
+    def whole(self, start: int, stop: int) -> bool:
+        """Whether lines [start, stop) are statements or entries of a list, from the first to the last of each.
+
+        What stands behind them is then in the same block as what stands before them, whatever else is put in between.
+        Only C is understood: nothing else is whole.
+        """
+        code = b"".join(self._code[start:stop])
+        text = code.strip()
+        if not self.is_code or {start, stop} & self._inside or _GOES_ON.match(text) or not _balanced(code):
+            return False
+        last = text.rpartition(b"\n")[2].lstrip()
+        ends = text == b"" or text.endswith((b";", b"}", b",")) or (last.startswith(b"#") and last[-1:] != b"\\")
+        return ends and not any(_LABEL.match(line) for line in self._code[start:stop])
+
+
+def _key(line: bytes) -> bytes:
+    body = line.rstrip(b"\r\n")
+    end = line[len(body) :]
+    bare = body.rstrip(b" \t")
+    return re.sub(rb"[ \t]+", b" ", bare if not bare.endswith(b"\\") else body) + end
+
+
+def _starts(line: bytes) -> list[int]:
+    return [word.start() for word in _WORD.finditer(line)]
+
+
+def _balanced(code: bytes) -> bool:
+    """Whether every bracket and every #if that opens here closes here, and the other way round."""
+    still_open: list[bytes] = []
+    for found in _SCOPE.finditer(code):
+        mark = found[0]
+        if mark in _BRACKETS:
+            still_open.append(_BRACKETS[mark])
+        elif mark.lstrip().startswith(b"#"):
+            word = mark.replace(b" ", b"").replace(b"\t", b"")
+            if word.startswith(b"#if"):
+                still_open.append(b"#")
+            elif still_open[-1:] != [b"#"]:
+                return False
+            elif word == b"#endif":
+                still_open.pop()
+        elif not still_open or still_open.pop() != mark:
+            return False
+    return not still_open
+
+
+def words(lines: Sequence[bytes]) -> set[bytes]:
+    """The lines that say something: those with a letter or a digit, without the white space around them."""
+    return {line.strip() for line in lines if re.search(rb"[A-Za-z0-9]", line)}

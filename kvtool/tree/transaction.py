@@ -1,0 +1,197 @@
+"""Change several files of the project and the tree, or none of them, whatever happens on the way.
+
+What will be written, and what was there, is first put aside (a Stage in the tree's .git/kvtool); then the tree moves
+and the files follow. So whoever was killed on the way can be completed or taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvtool.console import Console
+from kvtool.errors import DiskError, TreeError
+from kvtool.gitcmd import Git
+from kvtool.project import Project
+from kvtool.tree.checkout import finish_interrupted, move, switch
+from kvtool.tree.rebase_state import RebaseState, state_path, write_state
+from kvtool.tree.status import Applied, branch_of, kvtool_dir, read_applied, write_applied, write_json
+
+
+@dataclass(frozen=True)
+class Change:
+    """A file of the project that is to say something else. action: add | change | remove; content None: remove."""
+
+    path: str
+    action: str
+    content: bytes | None
+    executable: bool = False
+
+
+def put_file(path: Path, change: Change) -> None:
+    """Write or remove one file, atomically."""
+    if change.content is None:
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # folders that hold nothing any more go too
+            for parent in path.parents:
+                parent.rmdir()
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.kvtool-new")  # hidden, so that a kill here leaves nothing that is read
+    fresh.write_bytes(change.content)
+    fresh.chmod(0o755 if change.executable else 0o644)
+    fresh.replace(path)
+
+
+class Stage:
+    """The changes of one command, put aside: each file as it was and as it is to be, and whatever else is known."""
+
+    def __init__(self, project: Project, verb: str) -> None:
+        self.project = project
+        self.path = kvtool_dir(project.tree) / f"{verb}-stage"
+
+    def put_aside(self, changes: Sequence[Change], **more: object) -> None:
+        """Begin. From now on the changes are known, also after a kill."""
+        fresh = self.path.with_name(self.path.name + ".new")
+        for left in (fresh, self.path):
+            shutil.rmtree(left, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        files = []
+        for number, change in enumerate(changes):
+            path = self.project.root / change.path
+            old = path.read_bytes() if path.is_file() else None
+            for side, content in (("old", old), ("new", change.content)):
+                if content is not None:
+                    (fresh / f"{number}.{side}").write_bytes(content)
+            modes = {"old": old is not None and _runs(path), "new": change.executable}
+            files.append({**asdict(replace(change, content=None)), "modes": modes})
+        write_json(fresh / "plan.json", {"files": files, **more})
+        fresh.rename(self.path)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What put_aside() was told."""
+        data: dict[str, Any] = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+        return data
+
+    def _sides(self, number: int) -> dict[str, bytes | None]:
+        places = {side: self.path / f"{number}.{side}" for side in ("old", "new")}
+        return {side: place.read_bytes() if place.is_file() else None for side, place in places.items()}
+
+    def edited(self) -> str:
+        """A file that is neither what it was nor what it is to be, "" for none."""
+        for number, file in enumerate(self.plan["files"]):
+            path = self.project.root / file["path"]
+            if (path.read_bytes() if path.is_file() else None) not in self._sides(number).values():
+                return str(file["path"])
+        return ""
+
+    def put(self, side: str) -> None:
+        """Write the project's files as they are to be ("new"), in their order, or as they were, in the reverse."""
+        for left in (*self.project.patches.glob(".*.kvtool-new"), *self.project.cpp.rglob(".*.kvtool-new")):
+            left.unlink()
+        files = list(enumerate(self.plan["files"]))
+        for number, file in files if side == "new" else reversed(files):
+            path, content, mode = self.project.root / file["path"], self._sides(number)[side], file["modes"][side]
+            there = path.read_bytes() if path.is_file() else None
+            if (there, there is not None and _runs(path)) != (content, mode):
+                put_file(path, Change(file["path"], side, content, mode))
+
+    def clear(self) -> None:
+        """All is done, or undone."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _runs(path: Path) -> bool:
+    return os.name != "nt" and bool(path.stat().st_mode & 0o100)
+
+
+# --- the end of a rebase -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a rebase changed. previous: the tag before; files: (path in the project, change | remove)."""
+
+    applied: Applied
+    previous: str
+    files: tuple[tuple[str, str], ...]
+
+
+def write(
+    project: Project, git: Git, console: Console, state: RebaseState, changes: Sequence[Change], applied: Applied
+) -> Written:
+    """Change tree and project. On failure all is as before, unless a person has resolved something: then it waits for
+    `kvtool rebase --continue`."""
+    before = read_applied(project.tree)
+    assert before is not None
+    tip = git.resolve(f"refs/heads/{branch_of(applied.tag)}") or ""
+    Stage(project, "rebase").put_aside(changes, applied=asdict(applied), before=asdict(before), branch=tip)
+    state = write_state(project.tree, replace(state, phase="writing", to=applied.head))
+    try:
+        return carry_out(project, git, console)
+    except BaseException:
+        if not state.resolved:
+            take_back(project, git, console, state)
+        raise
+
+
+def carry_out(project: Project, git: Git, console: Console) -> Written:
+    """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last."""
+    tree, stage = project.tree, _stage(project)
+    plan = stage.plan
+    applied = Applied.from_json(plan["applied"])
+    finish_interrupted(tree, git)
+    if git.resolve("HEAD^{commit}") != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
+        move(tree, git, console, git.line("rev-parse", "HEAD"), applied)
+    else:
+        write_applied(tree, applied)
+    _put(stage, "new")
+    state_path(tree).unlink()
+    stage.clear()
+    return Written(applied, str(plan["before"]["tag"]), tuple((f["path"], f["action"]) for f in plan["files"]))
+
+
+def take_back(project: Project, git: Git, console: Console, state: RebaseState) -> None:
+    """Undo what was staged: the project's files and the tree are as before the rebase."""
+    tree, stage = project.tree, _stage(project)
+    plan = stage.plan
+    finish_interrupted(tree, git)
+    _put(stage, "old")
+    if git.resolve("HEAD^{commit}") != state.head or git.line("rev-parse", "--abbrev-ref", "HEAD") != (
+        state.branch or "HEAD"
+    ):
+        switch(git, console, *((state.branch,) if state.branch else ("--detach", state.head)))
+    branch = f"refs/heads/{branch_of(state.tag)}"
+    if branch != f"refs/heads/{state.branch}":
+        git.run("update-ref", *((branch, plan["branch"]) if plan["branch"] else ("-d", branch)), check=False)
+    write_applied(tree, Applied.from_json(plan["before"]))
+    state_path(tree).unlink()
+    stage.clear()
+
+
+def _stage(project: Project) -> Stage:
+    """What a rebase put aside; TreeError when a file of it was edited since."""
+    stage = Stage(project, "rebase")
+    if edited := stage.edited():
+        raise TreeError(
+            f"a kvtool rebase was interrupted, and {edited} was edited since",
+            next_step=f"put it back with git (git checkout {edited}) or move it away, then go on: "
+            "kvtool rebase --continue; or give it up: kvtool rebase --abort",
+        )
+    return stage
+
+
+def _put(stage: Stage, side: str) -> None:
+    try:
+        stage.put(side)
+    except OSError as err:
+        raise DiskError(
+            "cannot write the project", why=str(err), next_step="kvtool rebase --continue, or kvtool rebase --abort"
+        ) from err

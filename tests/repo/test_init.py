@@ -1,0 +1,80 @@
+"""kvtool init: a project of the user's own, from this series or from nothing, and the whole way through it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Tiny, git
+
+
+def made(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, *options: str) -> Path:
+    root = project.root.parent / "mine"
+    ran = kvtool("init", root, *options, "--json")
+    assert ran.code == 0, ran
+    monkeypatch.chdir(root)
+    return root
+
+
+def test_it_starts_with_this_series(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = made(project, kvtool, monkeypatch)
+    assert Tiny(root, project.upstream).snapshot() == project.snapshot()
+    assert kvtool("apply", "--json").json["head"] == kvtool("apply", "--project", project.root, "--json").json["head"]
+    assert kvtool("export", "--check").code == 0
+    assert "make check" in (root / ".github/workflows/kvtool.yml").read_text()
+
+
+def test_an_empty_one_takes_the_first_patch_and_moves_with_it(
+    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = made(project, kvtool, monkeypatch, "--empty")
+    assert kvtool("apply", "--json").code == 0
+    tree = root / "llama.cpp"
+    assert git(tree, "rev-parse", "HEAD^{tree}") == git(project.upstream, "rev-parse", "v1^{tree}")
+    assert kvtool("lint").code == 0
+    (tree / "src/a.cpp").write_text((tree / "src/a.cpp").read_text().replace("x + 5", "x + 55"))
+    (tree / "src/mine.cpp").write_text("int mine;\n")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qm", "add fifty")
+    assert kvtool("export").code == 0
+    assert [p.name for p in (root / "patches").glob("*.patch")] == ["add-fifty.patch"]
+    assert (root / "cpp/src/mine.cpp").read_text() == "int mine;\n"
+    ran = kvtool("rebase", "v2", "--json")
+    assert ran.code == 0, ran
+    shutil.rmtree(root / "cpp")  # as in a clone, when it has no file
+    assert kvtool("canary", "v1", "--to", "rebase").code == 0
+    assert "x + 55" in (tree / "src/a.cpp").read_text() and "a comment on top" in (tree / "src/a.cpp").read_text()
+
+
+def test_nothing_that_is_there_is_touched(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/Makefile").write_text("mine\n")
+    ran = kvtool("init", tmp_path / "mine", "--json")
+    assert ran.code == 2 and "Makefile" in ran.json["error"]["what"]
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["Makefile"]
+    (tmp_path / "file").touch()
+    assert kvtool("init", tmp_path / "file" / "x").code == 1
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("options", "proof"), [((), "kvtool verify --cpu --quick"), (("--empty",), "nothing to verify")]
+)
+def test_its_makefile(
+    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], proof: str
+) -> None:
+    (project.root / "cpp/tools/kv-check").mkdir(parents=True)
+    (project.root / "cpp/tools/kv-check/kv-check.cpp").write_text("int main() {}\n")
+    made(project, kvtool, monkeypatch, *options)
+    command = f"KVTOOL={sys.executable} -m kvtool"
+    ran = subprocess.run(["make", "check", command], capture_output=True, text=True, env=os.environ)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = subprocess.run(["make", "-n", "verify"], capture_output=True, text=True).stdout
+    assert "kvtool build --cpu" in said and proof in said
+    assert "make canary" in subprocess.run(["make"], capture_output=True, text=True).stdout

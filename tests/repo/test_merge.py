@@ -1,0 +1,283 @@
+"""What is no conflict: lines that upstream only re-aligned, lines put in at one place. And what is one all the same."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtool.gitcmd import Git, Scratch
+from kvtool.tree.apply import Builder, Origin
+from kvtool.tree.merge import Picked, cherry_pick
+from kvtool.tree.patchfile import DIFF_FLAGS
+from tests.conftest import git
+
+Pick = Callable[..., tuple[str | None, Picked]]
+
+BASE = """int f(int n) {
+    int one = 1;
+    int two = 2;
+    return n;
+}
+"""
+PATCH = BASE.replace("int one = 1;\n", "int one = 1;\n    int new = 3;\n")
+
+
+@pytest.fixture
+def pick(tmp_path: Path) -> Pick:
+    """pick(base, patched, upstream, path="f.cpp"): the file with the patch of base on upstream, None for a conflict."""
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    git(repo, "init", "-q")
+
+    def commit(path: str, text: str, *parent: str) -> str:
+        blob = subprocess.run(
+            ["git", "-C", repo, "hash-object", "-w", "--stdin"], input=text.encode(), capture_output=True, check=True
+        )
+        index = f"100644,{blob.stdout.decode().strip()},{path}"
+        git(repo, "read-tree", "--empty")
+        git(repo, "update-index", "--add", "--cacheinfo", index)
+        parents = [word for one in parent for word in ("-p", one)]
+        return git(repo, "commit-tree", git(repo, "write-tree"), *parents, "-m", "x")
+
+    def run(base: str, patched: str, upstream: str, path: str = "f.cpp") -> tuple[str | None, Picked]:
+        old, new = commit(path, base), commit(path, upstream)
+        patch = commit(path, patched, old)
+        diff = Git(repo).raw("diff-tree", "-p", *DIFF_FLAGS, old, patch)
+        done = cherry_pick(Builder(Scratch(Git(repo), tmp_path), new), Origin(old, patch, diff))
+        return (git(repo, "show", f"{done.tree}:{path}", strip=False) if done.tree else None), done
+
+    return run
+
+
+# --- only re-aligned ----------------------------------------------------------------------------------------------
+
+
+def test_the_patch_takes_the_new_alignment(pick: Pick) -> None:
+    upstream = BASE.replace("one =", "one   =").replace("two =", "two   =")
+    text, done = pick(BASE, PATCH, upstream)
+    assert text == upstream.replace("= 1;\n", "= 1;\n    int new   = 3;\n")
+    assert done.notes == (
+        "f.cpp: merged, look at it: upstream re-aligned lines there; 1 of the patch's took the new alignment",
+    )
+
+
+def test_a_line_that_the_patch_replaces(pick: Pick) -> None:
+    text, _ = pick(BASE, BASE.replace("one = 1;", "one = 11; // new"), BASE.replace("int one =", "int     one   ="))
+    assert text == BASE.replace("int one = 1;", "int     one   = 11; // new")
+
+
+def test_each_line_follows_the_one_it_replaces(pick: Pick) -> None:
+    upstream = BASE.replace("one =", "one  =").replace("two =", "two    =")
+    text, _ = pick(BASE, BASE.replace("= 1;", "= a;").replace("= 2;", "= b;"), upstream)
+    assert text == upstream.replace("= 1;", "= a;").replace("= 2;", "= b;")
+
+
+def test_a_block_that_was_put_one_deeper(pick: Pick) -> None:
+    upstream = BASE.replace("    int one", "    {\n        int one").replace(
+        "    int two = 2;", "        int two = 2;\n    }"
+    )
+    text, _ = pick(BASE, PATCH, upstream)
+    assert text == upstream.replace("= 1;\n", "= 1;\n        int new = 3;\n")
+
+
+def test_tabs_are_merged_but_not_guessed(pick: Pick) -> None:
+    upstream = BASE.replace("    int one", "\tint one").replace("    int two", "\tint two")
+    text, _ = pick(BASE, PATCH, upstream)
+    assert text == upstream.replace("= 1;\n", "= 1;\n    int new = 3;\n")
+
+
+def test_white_space_at_the_end_of_a_line(pick: Pick) -> None:
+    base, patch = (text.replace("= 1;", "= 1;  ") for text in (BASE, PATCH))
+    assert pick(base, patch, BASE)[0] == PATCH
+
+
+def test_an_apostrophe_in_a_comment_hides_nothing(pick: Pick) -> None:
+    base, patch = (text.replace("= 1;", "= 1; // don't").replace("= 2;", "= 2; // won't") for text in (BASE, PATCH))
+    assert "new   =" in str(pick(base, patch, base.replace("one =", "one   ="))[0])
+
+
+@pytest.mark.parametrize("path", ["f.py", "Makefile", "CMakeLists.txt", "f.yml", "f"])
+def test_white_space_that_may_mean_something_there(pick: Pick, path: str) -> None:
+    text, done = pick(BASE, PATCH, BASE.replace("    int one", "        int one"), path)
+    assert text is None and done.failed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('const char * a = "x y";', 'const char * a = "x  y";'),
+        ("char a = ' ';", "char a = '  ';"),
+        ('auto a = R"(\n  a  b\n)";', 'auto a = R"(\n  a b\n)";'),
+        ('auto a = R"x(")\n  a b\n)x";', 'auto a = R"x(")\n    a b\n)x";'),
+        ('auto a = "x\\\n  y";', 'auto a = "x\\\n    y";'),
+        ("#define F (x)", "#define F(x)"),
+        ("a = b - 1;", "a = b -1;"),
+        ("#define F x \\\n  y", "#define F x \\ \n  y"),
+        ("  a();", "a();"),
+    ],
+)
+def test_white_space_that_means_something(pick: Pick, old: str, new: str) -> None:
+    """The line beside the patch changed, so the merge must not pass it off as the same one."""
+    for base in (f"{old}\nint end;\n", f"int top;\n{old}\n"):
+        patched = base.replace(f"{old}\n", f"{old}\nint more;\n" if "end" in base else f"int more;\n{old}\n")
+        text, done = pick(base, patched, base.replace(old, new))
+        assert text is None or "re-aligned" not in str(done.notes)
+
+
+def test_what_changed_besides_the_alignment_is_a_conflict(pick: Pick) -> None:
+    text, done = pick(BASE, BASE.replace("= 1;", "= 11;"), BASE.replace("one = 1;", "one   = 12;"))
+    assert text is None and done.failed
+
+
+# --- put in at one place -----------------------------------------------------------------------------------------
+
+
+def upstream_puts(*lines: str, base: str = BASE) -> str:
+    return base.replace("int one = 1;\n", "int one = 1;\n" + "".join(f"{line}\n" for line in lines))
+
+
+def test_both_stay_and_upstreams_are_first(pick: Pick) -> None:
+    text, done = pick(BASE, PATCH, upstream_puts("    int theirs = 4;", "    int also = 5;"))
+    assert text == upstream_puts("    int theirs = 4;", "    int also = 5;", "    int new = 3;")
+    assert done.notes == ("f.cpp: merged, look at it: it stands behind 2 lines that upstream put in at the same place",)
+
+
+def test_both_where_the_lines_around_were_re_aligned(pick: Pick) -> None:
+    upstream = upstream_puts("    int its   = 4;").replace("one =", "one   =").replace("two =", "two   =")
+    text, done = pick(BASE, PATCH, upstream)
+    assert text == upstream.replace("= 4;\n", "= 4;\n    int new   = 3;\n")
+    assert len(done.notes) == 2
+
+
+def test_two_functions_at_one_place(pick: Pick) -> None:
+    base = BASE + "\n" + BASE.replace("f(", "g(")
+    patch, theirs = (f"int {name}() {{\n    return {name[-1]};\n}}\n\n" for name in ("h1", "h2"))
+    text, done = pick(base, base.replace("int g", patch + "int g"), base.replace("int g", theirs + "int g"))
+    assert text == base.replace("int g", theirs + patch + "int g") and done.notes
+
+
+def test_a_comment_that_upstream_began_and_ended(pick: Pick) -> None:
+    """Each is a comment line by itself; what stands between them would be one as well."""
+    base = BASE.replace("two = 2;\n", "two = 2;\n    // old */\n")
+    text, done = pick(
+        base, PATCH.replace("two = 2;\n", "two = 2;\n    // old */\n"), upstream_puts("    /*", base=base)
+    )
+    assert text is None and "is not whole" in done.failed[0].reason
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["    if (n) {"],
+        ["    if (n)"],
+        ["    }", "    {"],
+        ["    for (;;)", "        n++;", "    do"],
+        ["#ifdef X"],
+        ["#endif", "#ifdef X"],
+        ["#else"],
+        ["private:"],
+        ["    case 2:"],
+        ["    case 2: n++;"],
+        ["    call(n,", '    ")",'],
+        ["    n ="],
+        ["    /* what follows", "    int x; "],
+        ["    // goes on \\"],
+    ],
+    ids=lambda lines: " ".join(lines),
+)
+def test_what_upstream_put_in_is_not_whole(pick: Pick, lines: list[str]) -> None:
+    text, done = pick(BASE, PATCH, upstream_puts(*lines))
+    assert text is None and "is not whole" in done.failed[0].reason
+
+
+@pytest.mark.parametrize(
+    "line", ["    else", "    else { n++; }", "    + 1,", "    . f(),", "    if (n)", "    ) {", "a:"]
+)
+def test_what_the_patch_puts_in_is_not_whole(pick: Pick, line: str) -> None:
+    text, done = pick(BASE, upstream_puts(line), upstream_puts("    int theirs = 4;"))
+    assert (text is None) == (line != "    + 1,")
+    assert text or "is not whole" in done.failed[0].reason
+
+
+def test_upstream_took_a_part_of_the_patch(pick: Pick) -> None:
+    patched = upstream_puts("    int new = 3;", "    int more = 4;")
+    text, done = pick(BASE, patched, upstream_puts("    int   new = 30;", "    int more = 4;"))
+    assert text is None and "some of the same lines" in done.failed[0].reason
+    text, done = pick(BASE, patched, patched)
+    assert text == patched
+
+
+def test_a_line_beside_them_that_upstream_touched(pick: Pick) -> None:
+    for old, new in (("one = 1;", "one = 10;"), ("two = 2;", "two = 20;")):
+        text, done = pick(BASE, PATCH, upstream_puts("    int theirs = 4;").replace(old, new))
+        assert text is None and done.failed
+
+
+def test_a_line_that_the_patch_touches_as_well(pick: Pick) -> None:
+    text, done = pick(BASE, PATCH.replace("two = 2;", "two = 20;"), upstream_puts("    int theirs = 4;"))
+    assert text is None and done.failed
+
+
+def test_lines_in_another_order(pick: Pick) -> None:
+    swapped = BASE.replace("    int one = 1;\n    int two = 2;\n", "    int two = 2;\n    int one = 1;\n")
+    text, done = pick(BASE, PATCH, swapped)
+    assert text is None and done.failed
+
+
+@pytest.mark.parametrize("path", ["f.py", "f.md", "CMakeLists.txt"])
+def test_only_in_c(pick: Pick, path: str) -> None:
+    text, done = pick(BASE, PATCH, upstream_puts("    int theirs = 4;"), path)
+    assert text is None and done.failed
+
+
+def test_which_of_several_braces_is_which_is_not_guessed(pick: Pick) -> None:
+    """Without their white space they are one line; upstream took the first one away, and re-aligned none."""
+    base = "int f() {\n    if (a) {\n        if (b) {\n            c();\n        }\n    }\n    return 1;\n}\n"
+    patched = base.replace("        }\n    }\n", "        }\n    new_one();\n    }\n")
+    upstream = base.replace("        }\n    }\n", "    }\n")
+    text, _ = pick(base, patched, upstream)
+    assert text in (None, upstream.replace("    }\n", "    new_one();\n    }\n"))
+
+
+# --- whatever upstream does --------------------------------------------------------------------------------------
+
+
+def changed(chance: random.Random, base: list[str], at: int) -> list[tuple[int, str]]:
+    """Upstream's lines, each with its number in base (-1 for a new one): taken out, doubled, put in, re-aligned."""
+    lines = list(enumerate(base))
+    for _ in range(chance.randint(1, 3)):
+        near = min(len(lines) - 2, max(1, at + chance.randint(-2, 2)))
+        number, text = lines[near]
+        kind = chance.randrange(5)
+        if kind == 0:
+            del lines[near]
+        elif kind == 1:
+            lines.insert(near, (-1, chance.choice([text, "    z();\n", "    if (z) {\n", "    }\n"])))
+        elif kind == 2:
+            lines[near] = (number, text.replace(" = ", "   = ").replace(", ", ",  "))
+        else:
+            deeper = range(near, min(len(lines) - 1, near + chance.randint(1, 4)))
+            lines = [(n, f"    {line}" if k in deeper else line) for k, (n, line) in enumerate(lines)]
+    return lines
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_merged_is_between_the_lines_it_was_put_between(pick: Pick, seed: int) -> None:
+    chance = random.Random(seed)
+    choice = ["    a();\n", "    b(1, 2);\n", "    int y = 3;\n", "    if (x) {\n", "    }\n", "    x++;\n"]
+    base = ["int f() {\n", *(chance.choice(choice) for _ in range(8)), "    return x;\n", "}\n"]
+    at = chance.randrange(2, 9)
+    upstream = changed(chance, base, at)
+    there = [text for _, text in upstream]
+    text, done = pick("".join(base), "".join([*base[:at], "    fresh();\n", *base[at:]]), "".join(there))
+    if not done.notes or text is None:
+        return
+    made = text.splitlines(keepends=True)
+    place = next(n for n, line in enumerate(made) if line.strip() == "fresh();")
+    assert made[:place] + made[place + 1 :] == there
+    before, after = ([n for n, _ in part if n >= 0] for part in (upstream[:place], upstream[place:]))
+    assert max(before) < at <= min(after)
