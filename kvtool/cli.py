@@ -51,7 +51,7 @@ from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
 COMMANDS = (
-    *("doctor", "fetch", "apply", "status", "build", "verify", "bench"),
+    *("doctor", "fetch", "apply", "status", "build", "verify", "package", "bench"),
     *("export", "rebase", "diff", "bisect", "canary", "lint"),
 )
 

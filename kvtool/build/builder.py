@@ -22,7 +22,8 @@ _STAMP = "kvtool-configure.json"
 @dataclass(frozen=True)
 class Outcome:
     """What a build did. steps: how many of ninja's steps ran; compiled: how many of them were compilations;
-    cache_hits, cache_misses: those that ccache answered or had to pass on (0 without it)."""
+    cache_hits, cache_misses: those that ccache answered or had to pass on (0 without it); no_page: why llama-server was
+    built without its web page though npm was to make it ("" for no such thing)."""
 
     targets: tuple[str, ...]
     configured: bool = False
@@ -30,6 +31,7 @@ class Outcome:
     compiled: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    no_page: str = ""
 
 
 def run(planned: Plan, console: Console) -> Outcome:
@@ -45,7 +47,25 @@ def run(planned: Plan, console: Console) -> Outcome:
         stats.unlink(missing_ok=True)
         done = _build(planned, targets, console)
         hits, misses = ccache_counts(stats)
-    return Outcome(targets, configured, done.steps, done.compiled, hits, misses)
+    no_page = _no_page(planned, done, console)
+    return Outcome(targets, configured, done.steps, done.compiled, hits, misses, no_page)
+
+
+def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
+    """Upstream's build goes on when npm fails; here that is an error for who asked for the page, else it is told."""
+    missing = any(note.startswith(("no assets available", "provisioning failed")) for note in done.page)
+    if not missing or "-DLLAMA_BUILD_UI=ON" not in planned.configure:
+        return ""
+    why = next((note for note in done.page if "failed" in note or "not found" in note), done.page[0])
+    if planned.page_required:
+        raise BuildError(
+            "llama-server was built without its web page",
+            why=why,
+            next_step="npm needs its registry (npm ping) and Node.js 20.19 or newer; --no-ui builds without the page",
+            output=done.tail,
+        )
+    console.step(f"llama-server is without its web page ({why}); kvtool build --ui says more")
+    return why
 
 
 def _configure(planned: Plan, console: Console) -> bool:

@@ -106,6 +106,13 @@ class LlamaServer:
             raise RefusedError(said.what, why=said.why, output=said.output)
         return data
 
+    def get(self, path: str) -> str:
+        """What the server has at a path, as text; VerifyError when it has nothing there."""
+        try:
+            return self._http.get(path).raise_for_status().text
+        except httpx.HTTPError as err:
+            raise self._failed(f"the server did not answer {path}", str(err)) from err
+
     def complete(self, request: Request) -> Answer:
         """Answer one request; the slot's own earlier cache is used when the prompts share a beginning."""
         data = self._post(
