@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
 
 _STAMP = "kvtool-configure.json"
+_PAGE_ON = "-DLLAMA_BUILD_UI=ON"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,11 @@ def run(planned: Plan, console: Console) -> Outcome:
 def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
     """Upstream's build goes on when npm fails; here that is an error for who asked for the page, else it is told."""
     missing = any(note.startswith(("no assets available", "provisioning failed")) for note in done.page)
-    if not missing or "-DLLAMA_BUILD_UI=ON" not in planned.configure:
+    if _PAGE_ON not in planned.configure:
+        return ""
+    if not missing:
+        # 700 MB that nothing needs again before the page's sources change
+        shutil.rmtree(planned.build_dir / "tools" / "ui" / "ui-src", ignore_errors=True)
         return ""
     why = next((note for note in done.page if "failed" in note or "not found" in note), done.page[0])
     if planned.page_required:
@@ -66,6 +72,14 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
         )
     console.step(f"llama-server is without its web page ({why}); kvtool build --ui says more")
     return why
+
+
+def configured_page(build_dir: Path) -> bool | None:
+    """Whether a build directory was last configured with llama-server's web page; None for one that was not."""
+    try:
+        return _PAGE_ON in json.loads((build_dir / _STAMP).read_text())["configure"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _configure(planned: Plan, console: Console) -> bool:

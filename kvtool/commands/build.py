@@ -24,7 +24,7 @@ from kvtool.result import Result
 class Options:
     """What to build. targets: none means the default ones; jobs: 0 means one per core; defines: (name, value).
 
-    ui: with llama-server's web page, without it, or (None) with it where npm is and the preset is one that people run.
+    ui: with llama-server's web page, without it, or (None) as before, and at first where npm is and people run the preset.
     """
 
     backend: str = "cpu"
@@ -98,7 +98,10 @@ def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) ->
         raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
-    page = cmake.PRESETS[options.preset].page if options.ui is None else options.ui
+    page = options.ui
+    if page is None:  # as it was last configured, so that verify does not turn around what build was told
+        known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
+        page = cmake.PRESETS[options.preset].page if known is None else known
     return cmake.plan(
         project.tree,
         project.cpp,
@@ -199,7 +202,7 @@ def command(
     ] = None,
     ui: Annotated[
         bool | None,
-        typer.Option("--ui/--no-ui", help="llama-server's web page [where npm is].", show_default=False),
+        typer.Option("--ui/--no-ui", help="llama-server's web page [where npm is, or as before].", show_default=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False,
 ) -> Built:
@@ -207,8 +210,8 @@ def command(
 
     Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
     be copied elsewhere as a whole. ccache is used when it is installed. Where npm is, llama-server gets its web page
-    from the tree's own sources (npm fetches what that needs from its registry); with --ui a page that cannot be built is
-    an error.
+    from the tree's own sources (npm fetches what that needs from its registry, and takes minutes); with --ui it is an
+    error when that fails, and --no-ui holds until --ui.
 
     kvtool build --metal            llama-server and friends for a Mac's GPU
 
