@@ -55,7 +55,7 @@ directory, tree = map(pathlib.Path, sys.argv[1:])
 wanted = {tree / line for line in pathlib.Path(f"{directory}.sources").read_text().split()}
 for unit in json.loads((directory / "compile_commands.json").read_text()):
     if pathlib.Path(unit["file"]).resolve() in wanted:
-        print(unit["output"])
+        print((directory / unit["output"]).relative_to(directory))
 END
 }
 

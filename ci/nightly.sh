@@ -32,7 +32,9 @@ upstream)
     cmake --build "$plain/build"
     kvtool build --no-ui --target all
     python ci/upstream_tests.py "$plain/build" llama.cpp/build/cpu-release | tee report/upstream.md ;;
-page) bash ci/page.sh ;;
+page)
+    kvtool build --ui
+    python ci/page.py llama.cpp/build/cpu-release/bin llama.cpp/models/ggml-vocab-llama-spm.gguf ;;
 cross)
     kvtool build --no-ui
     bash ci/cross.sh ;;

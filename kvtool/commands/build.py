@@ -24,7 +24,7 @@ from kvtool.result import Result
 class Options:
     """What to build. targets: none means the default ones; jobs: 0 means one per core; defines: (name, value).
 
-    ui: with llama-server's web page, without it, or (None) as before, and at first where npm is and people run the preset.
+    ui: with llama-server's web page, without it, or (None) as before; at first where npm is, for what people run.
     """
 
     backend: str = "cpu"

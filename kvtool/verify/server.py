@@ -62,9 +62,10 @@ class LlamaServer:
 
     def __init__(self, running: process.Process, port: int, log: Path) -> None:
         self._process, self._log = running, log
+        self.url = f"http://127.0.0.1:{port}"
         # No proxy from the environment: loopback must stay loopback.
         self._http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False
+            base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False
         )
 
     def close(self) -> None:
