@@ -6,9 +6,6 @@ cd "$(dirname "$0")/.."
 sh ci/setup.sh
 .venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 cd dist
-for sum in *.sha256; do
-    if [ -e "$sum" ]; then sha256sum --check --quiet "$sum" && rm "$sum"; fi
-done
 files=()
 for file in *.tar.gz *.zip *.whl; do if [ -e "$file" ]; then files+=("$file"); fi; done
 sha256sum "${files[@]}" >SHA256SUMS

@@ -39,7 +39,7 @@ class Packaged(Result):
     def render(self, console: Console) -> None:
         ran = ", and it runs elsewhere" if self.checked else ""
         console.line(f"{self.archive} ({self.bytes / 2**20:.1f} MiB, {len(self.files)} files{ran})")
-        console.line(f"sha256 {self.sha256}, also in {self.archive.name}.sha256")
+        console.line(f"sha256 {self.sha256}")
 
 
 def run(project: Project, console: Console, options: build.Options, out: Path, check: bool) -> Packaged:
@@ -102,7 +102,7 @@ def command(
     manifest.json (upstream's tag and tree, the flags, the compiler) and SHA256SUMS. Name and layout are those of
     upstream's release archives. The same build gives the same bytes.
 
-    kvtool package --check             llama-TAG-bin-ubuntu-x64.tar.gz and its .sha256 in dist/
+    kvtool package --check             llama-TAG-bin-ubuntu-x64.tar.gz in dist/
 
     kvtool package --metal             on a Mac: llama-TAG-bin-macos-arm64.tar.gz
 

@@ -5,12 +5,11 @@ A .tar.gz with one folder, llama-TAG/; for Windows a .zip without one.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import io
+import os
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -73,34 +72,24 @@ def _zip(file: IO[bytes], _folder: str, entries: Sequence[Entry], when: int) -> 
             yield entry
 
 
-@contextlib.contextmanager
-def whole(out: Path) -> Iterator[IO[bytes]]:
-    """A file that has its name only once everything is written. DiskError when that cannot be."""
-    partial = None
+def write(out: Path, folder: str, entries: Sequence[Entry], when: int, on_bytes: Callable[[int], None]) -> str:
+    """Write the archive, which has its name only once it is whole; its SHA-256. when: of every file in it.
+
+    on_bytes is told how many bytes went in so far. Raises DiskError.
+    """
+    partial, done = out.with_name(f".{out.name}.{os.getpid()}"), 0
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
-            partial = Path(file.name)
-            yield file
-        partial.chmod(0o644)
+        with partial.open("wb") as file:
+            for entry in (_zip if out.suffix == ".zip" else _tar)(file, folder, entries, when):
+                done += len(entry.content)
+                on_bytes(done)
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
         partial.replace(out)
     except OSError as err:
         raise DiskError(f"{out} cannot be written", why=str(err), next_step="name another place with --out") from err
     finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
-
-
-def write(out: Path, folder: str, entries: Sequence[Entry], when: int, on_bytes: Callable[[int], None]) -> str:
-    """Write the archive and its checksum beside it; the checksum. when: what every file carries, in seconds."""
-    done = 0
-    with whole(out) as file:
-        for entry in (_zip if out.suffix == ".zip" else _tar)(file, folder, entries, when):
-            done += len(entry.content)
-            on_bytes(done)
-    digest = hashlib.sha256(out.read_bytes()).hexdigest()
-    with whole(out.with_name(f"{out.name}.sha256")) as file:
-        file.write(f"{digest}  {out.name}\n".encode())
+        partial.unlink(missing_ok=True)
     return digest
 
 

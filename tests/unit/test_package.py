@@ -46,8 +46,6 @@ def write(out: Path) -> Path:
 def test_the_same_contents_give_the_same_bytes(name: str, tmp_path: Path) -> None:
     first, second = write(tmp_path / "one" / name), write(tmp_path / "two" / name)
     assert first.read_bytes() == second.read_bytes()
-    digest, listed = (first.parent / f"{name}.sha256").read_text().split()
-    assert (len(digest), listed) == (64, name)
 
 
 def test_a_tar_has_one_folder_links_and_nobodys_name(tmp_path: Path) -> None:
@@ -83,7 +81,7 @@ def test_a_disk_that_ends_leaves_the_old_archive_and_no_part(tmp_path: Path, mon
     with pytest.raises(DiskError, match="No space left"):
         write(out)
     assert out.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "a.tar.gz.sha256"]
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_a_finding_that_did_not_pass_is_an_error() -> None:
