@@ -13,12 +13,11 @@ from pathlib import Path
 from kvtool import process
 from kvtool.alone import alone
 from kvtool.build import ninja
-from kvtool.build.cmake import Plan
+from kvtool.build.cmake import PAGE_ON, Plan
 from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
 
 _STAMP = "kvtool-configure.json"
-_PAGE_ON = "-DLLAMA_BUILD_UI=ON"
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def run(planned: Plan, console: Console) -> Outcome:
 def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
     """Upstream's build goes on when npm fails; here that is an error for who asked for the page, else it is told."""
     missing = any(note.startswith(("no assets available", "provisioning failed")) for note in done.page)
-    if _PAGE_ON not in planned.configure:
+    if not planned.page:
         return ""
     if not missing:
         # 700 MB that nothing needs again before the page's sources change
@@ -77,7 +76,7 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
 def configured_page(build_dir: Path) -> bool | None:
     """Whether a build directory was last configured with llama-server's web page; None for one that was not."""
     try:
-        return _PAGE_ON in json.loads((build_dir / _STAMP).read_text())["configure"]
+        return PAGE_ON in json.loads((build_dir / _STAMP).read_text())["configure"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

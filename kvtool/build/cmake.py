@@ -25,6 +25,7 @@ COMMON_FLAGS: Mapping[str, str] = {
     "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
 }
 
+PAGE_ON = "-DLLAMA_BUILD_UI=ON"
 _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 
 
@@ -141,6 +142,11 @@ class Plan:
     configure: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     page_required: bool = False
+
+    @property
+    def page(self) -> bool:
+        """Whether llama-server gets its web page."""
+        return PAGE_ON in self.configure
 
     @property
     def cmake(self) -> str:

@@ -154,7 +154,7 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
         outcome.cache_hits,
         outcome.cache_misses,
         time.monotonic() - started,
-        "-DLLAMA_BUILD_UI=ON" in planned.configure,
+        planned.page,
         outcome.no_page,
     )
 

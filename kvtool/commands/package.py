@@ -52,8 +52,8 @@ def run(project: Project, console: Console, options: build.Options, out: Path, c
     with tempfile.TemporaryDirectory(prefix="kvtool-mails-") as place:
         series = export.run(project, console, mailbox=Path(place) / "patches")
         upstream = load_lock(project.lock).upstream(series.tag)
-        ninja = str(toolchain.require(options.backend).ninja)
-        entries = contents.gather(project, built, ninja, series.tag, upstream.tree, series.mailbox)
+        plan = build.make_plan(project, options, toolchain.require(options.backend))
+        entries = contents.gather(project, plan, built.targets, series.tag, upstream.tree, series.mailbox)
     entries.append(archive.sums(entries))
     name = archive.archive_name(series.tag, platform.system(), platform.machine(), built.backend, built.preset)
     file = out.absolute() / name

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtool import __version__, process
-from kvtool.build.cmake import BENCH_TARGET
-from kvtool.commands.build import Built
+from kvtool.build.cmake import BENCH_TARGET, Plan
 from kvtool.errors import BuildError
 from kvtool.gitcmd import Git
 from kvtool.package.archive import Entry
@@ -21,18 +20,17 @@ _LICENCE = re.compile(r"(?:LICEN[CS]E|COPYING|NOTICE)[^/]*$")
 _LIBRARY = re.compile(r"(?:\.so[.\d]*|\.dylib|\.dll)$")
 
 
-def programs(built: Built) -> list[Path]:
+def programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
     """What the build made for people: its programs but for the tests."""
-    found = [built.bin_dir / name for name in built.targets if not name.startswith(("test-", BENCH_TARGET))]
+    found = [plan.build_dir / "bin" / name for name in targets if not name.startswith(("test-", BENCH_TARGET))]
     return [path for file in found for path in (file, file.with_suffix(".exe")) if path.is_file()]
 
 
-def _libraries(built: Built, ninja: str) -> list[Path]:
+def _libraries(plan: Plan, targets: Sequence[str]) -> list[Path]:
     """The libraries in bin/ that the programs are made from: what an earlier build left there is not among them."""
-    names = [name for name in built.targets if not name.startswith("test-")]
-    asked = process.capture([ninja, "-C", built.build_dir, "-t", "inputs", *names], error=BuildError).stdout
-    made = {(built.build_dir / line).resolve() for line in asked.splitlines() if _LIBRARY.search(line)}
-    return sorted(path for path in built.bin_dir.iterdir() if path.resolve() in made)
+    asked = process.capture([plan.ninja, "-C", plan.build_dir, "-t", "inputs", *targets], error=BuildError).stdout
+    made = {(plan.build_dir / line).resolve() for line in asked.splitlines() if _LIBRARY.search(line)}
+    return sorted(path for path in (plan.build_dir / "bin").iterdir() if path.resolve() in made)
 
 
 def _file(path: Path) -> Entry:
@@ -68,37 +66,37 @@ def _compilers(build_dir: Path) -> dict[str, str]:
     return found
 
 
-def _flags(built: Built) -> dict[str, str]:
+def _flags(plan: Plan) -> dict[str, str]:
     """The CMake options that decide what comes out: not where this machine has its tools."""
-    given = (arg.removeprefix("-D").partition("=") for arg in built.commands[0].argv if arg.startswith("-D"))
+    given = (arg.removeprefix("-D").partition("=") for arg in plan.configure if arg.startswith("-D"))
     return {name: value for name, _, value in given if not name.endswith(("_PROGRAM", "_LAUNCHER"))}
 
 
-def manifest(built: Built, git: Git, tag: str, upstream_tree: str, mails: Sequence[Path]) -> dict[str, object]:
+def manifest(plan: Plan, git: Git, tag: str, upstream_tree: str, mails: Sequence[Path]) -> dict[str, object]:
     """What somebody who finds the archive wants to know, and what it takes to build it again."""
     return {
         "upstream": {"tag": tag, "tree": upstream_tree},
         "patched": {"commit": git.resolve("HEAD"), "tree": git.resolve("HEAD^{tree}")},
         "patches": [mail.name for mail in mails],
-        "backend": built.backend,
-        "preset": built.preset,
-        "flags": _flags(built),
-        "compilers": _compilers(built.build_dir),
+        "backend": plan.backend,
+        "preset": plan.preset,
+        "flags": _flags(plan),
+        "compilers": _compilers(plan.build_dir),
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
-        "page": built.ui,
+        "page": plan.page,
         "kvtool": __version__,
     }
 
 
 def gather(
-    project: Project, built: Built, ninja: str, tag: str, upstream_tree: str, mails: Sequence[Path]
+    project: Project, plan: Plan, targets: Sequence[str], tag: str, upstream_tree: str, mails: Sequence[Path]
 ) -> list[Entry]:
-    """Everything but the checksums, in the order in which it goes in."""
+    """Everything but the checksums, in the order in which it goes in. targets: what was built."""
     git = Git(project.tree)
-    facts = manifest(built, git, tag, upstream_tree, mails)
+    facts = manifest(plan, git, tag, upstream_tree, mails)
     return [
-        *(_file(path) for path in sorted({*programs(built), *_libraries(built, ninja)})),
+        *(_file(path) for path in sorted({*programs(plan, targets), *_libraries(plan, targets)})),
         *_licences(project, git),
         *(Entry(f"patches/{mail.name}", mail.read_bytes()) for mail in mails),
         Entry(MANIFEST, (json.dumps(facts, indent=2) + "\n").encode()),
