@@ -15,6 +15,7 @@ from kvtool.build import toolchain
 from kvtool.commands import build, export
 from kvtool.console import Console
 from kvtool.env import Env
+from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.package import archive
 from kvtool.project import Project
@@ -72,8 +73,12 @@ def _check(project: Project, console: Console, file: Path) -> None:
     from kvtool.package.check import check  # httpx, numpy
     from kvtool.verify.models import VOCABULARY
 
-    with console.progress("running it from another folder", None):
-        check(file, project.tree / "models" / VOCABULARY)
+    try:
+        with console.progress("running it from another folder", None):
+            check(file, project.tree / "models" / VOCABULARY)
+    except KvtoolError:
+        file.unlink()  # nobody is to find it and think that it works
+        raise
 
 
 def command(

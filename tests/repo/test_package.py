@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvtool.errors import VerifyError
 from tests.conftest import Tiny, git
 
 CMAKE = """
@@ -95,3 +96,17 @@ def test_a_tree_with_changes_is_not_packed(tiny: Tiny, kvtool: Any, tmp_path: Pa
     refused = package(kvtool, tmp_path / "out")
     assert (refused.code, refused.json["error"]["code"]) == (4, "tree")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_archive_that_fails_its_check_does_not_stay(
+    tiny: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kvtool("apply")
+
+    def fails(*_args: object) -> None:
+        raise VerifyError("it does not run there")
+
+    monkeypatch.setattr("kvtool.package.check.check", fails)
+    failed = package(kvtool, tmp_path / "out", "--check")
+    assert (failed.code, failed.json["error"]["what"]) == (8, "it does not run there")
+    assert not list((tmp_path / "out").iterdir())
