@@ -105,8 +105,9 @@ system() { # NAME
     [ "${#runner[@]}" -gt 0 ] || return 0
     command -v "${runner[0]}" >/dev/null || { echo "NOT RUN: ${runner[0]} is not installed"; return 0; }
     for unit in "${programs[@]:1}"; do
-        timeout 300 "${runner[@]}" "$dir/bin/$unit$suffix" </dev/null || { echo "  $unit FAILED"; return 1; }
-        echo "  $unit passed"
+        timeout 300 "${runner[@]}" "$dir/bin/$unit$suffix" </dev/null >"$dir.log" 2>&1 ||
+            { tail -20 "$dir.log"; echo "  $unit FAILED"; return 1; }
+        echo "  $unit: $(tail -1 "$dir.log")"
     done
     quick "$dir/bin/kv-check$suffix" "${runner[@]}"
 }
