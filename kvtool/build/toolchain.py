@@ -108,6 +108,7 @@ class Toolchain:
     ninja: Path
     ccache: Path | None
     flags: Mapping[str, str] = field(default_factory=dict)
+    npm: Path | None = None
 
 
 def version_of(path: Path) -> str | None:
@@ -363,7 +364,17 @@ def require(backend: str, system: str | None = None) -> Toolchain:
     missing = [tool for tool in tools if not tool.found]
     if missing or cmake.path is None or ninja.path is None:
         raise _missing(backend, missing)
-    return Toolchain(cmake.path, ninja.path, find_ccache().path, _flags(extra))
+    return Toolchain(cmake.path, ninja.path, find_ccache().path, _flags(extra), process.which("npm"))
+
+
+def require_npm() -> None:
+    """MissingToolError when there is no npm: llama-server's web page was asked for."""
+    if process.which("npm") is None:
+        raise MissingToolError(
+            "cannot build llama-server's web page here: no npm",
+            why="npm is not on PATH",
+            next_step=f"{HINTS['npm']}\n--no-ui builds without the page",
+        )
 
 
 def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
@@ -378,4 +389,5 @@ def for_dry_run(backend: str, system: str | None = None) -> Toolchain:
     """What is here, and bare names for what is not: a dry run says what would run where everything is installed."""
     extra = backend_tools(backend, system or platform.system())
     cmake, ninja = find_cmake().path, find_ninja().path
-    return Toolchain(cmake or Path("cmake"), ninja or Path("ninja"), find_ccache().path, _flags(extra))
+    npm = process.which("npm")
+    return Toolchain(cmake or Path("cmake"), ninja or Path("ninja"), find_ccache().path, _flags(extra), npm)

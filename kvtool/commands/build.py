@@ -22,7 +22,10 @@ from kvtool.result import Result
 
 @dataclass(frozen=True)
 class Options:
-    """What to build. targets: none means the default ones; jobs: 0 means one per core; defines: (name, value)."""
+    """What to build. targets: none means the default ones; jobs: 0 means one per core; defines: (name, value).
+
+    ui: with llama-server's web page, without it, or (None) as before; at first where npm is, for what people run.
+    """
 
     backend: str = "cpu"
     preset: str = "release"
@@ -30,6 +33,7 @@ class Options:
     jobs: int = 0
     defines: tuple[tuple[str, str], ...] = ()
     dry_run: bool = False
+    ui: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Built(Result):
     """A build that succeeded, or with dry_run the commands of one that did not start.
 
     steps: how many of ninja's steps ran; compiled: how many of them were compilations; cache_hits, cache_misses:
-    compilations that ccache answered or had to pass on; seconds: of the whole command.
+    compilations that ccache answered or had to pass on; seconds: of the whole command; ui: llama-server was to have its
+    web page, and no_page why it has none ("" when it has).
     """
 
     command: ClassVar[str] = "build"
@@ -68,6 +73,8 @@ class Built(Result):
     cache_hits: int = 0
     cache_misses: int = 0
     seconds: float = 0.0
+    ui: bool = False
+    no_page: str = ""
 
     def render(self, console: Console) -> None:
         if self.dry_run:
@@ -91,6 +98,10 @@ def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) ->
         raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
+    page = options.ui
+    if page is None:  # as it was last configured, so that verify does not turn around what build was told
+        known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
+        page = cmake.PRESETS[options.preset].page if known is None else known
     return cmake.plan(
         project.tree,
         project.cpp,
@@ -104,6 +115,8 @@ def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) ->
         defines=dict(options.defines),
         ccache=tools.ccache,
         extra_flags=tools.flags,
+        npm=(tools.npm or (Path("npm") if options.ui else None)) if page else None,
+        page_required=options.ui is True,
     )
 
 
@@ -115,7 +128,10 @@ def run(project: Project, console: Console, options: Options) -> Built:
         return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
     from kvtool.tree.status import require_applied  # late: not for `kvtool --help`
 
-    planned = make_plan(project, options, toolchain.require(options.backend))
+    tools = toolchain.require(options.backend)
+    if options.ui:
+        toolchain.require_npm()
+    planned = make_plan(project, options, tools)
     require_applied(project)
     return _built(planned, builder.run(planned, console), started, dry_run=False)
 
@@ -138,6 +154,8 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
         outcome.cache_hits,
         outcome.cache_misses,
         time.monotonic() - started,
+        planned.page,
+        outcome.no_page,
     )
 
 
@@ -182,17 +200,23 @@ def command(
         list[str] | None,
         typer.Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins."),
     ] = None,
+    ui: Annotated[
+        bool | None,
+        typer.Option("--ui/--no-ui", help="llama-server's web page [where npm is, or as before].", show_default=False),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False,
 ) -> Built:
     """Build the patched llama.cpp.
 
     Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
-    be copied elsewhere as a whole. ccache is used when it is installed.
+    be copied elsewhere as a whole. ccache is used when it is installed. Where npm is, llama-server gets its web page
+    from the tree's own sources (npm fetches what that needs from its registry, and takes minutes); with --ui it is an
+    error when that fails, and --no-ui holds until --ui.
 
         kvtool build --metal            llama-server and friends for a Mac's GPU
         kvtool build --preset debug     with assertions and for a debugger
         kvtool build -D LLAMA_OPENSSL=ON --target llama-server
     """
     backend = parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc})
-    options = Options(backend, preset, tuple(target or ()), jobs, parse_defines(define or []), dry_run)
+    options = Options(backend, preset, tuple(target or ()), jobs, parse_defines(define or []), dry_run, ui)
     return run(env.project, env.console, options)

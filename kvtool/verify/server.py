@@ -62,9 +62,10 @@ class LlamaServer:
 
     def __init__(self, running: process.Process, port: int, log: Path) -> None:
         self._process, self._log = running, log
+        self.url = f"http://127.0.0.1:{port}"
         # No proxy from the environment: loopback must stay loopback.
         self._http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False
+            base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False
         )
 
     def close(self) -> None:
@@ -105,6 +106,13 @@ class LlamaServer:
             said = self._failed(f"llama-server answered {path} with HTTP {answer.status_code}", answer.text[:500])
             raise RefusedError(said.what, why=said.why, output=said.output)
         return data
+
+    def get(self, path: str) -> str:
+        """What the server has at a path, as text; VerifyError when it has nothing there."""
+        try:
+            return self._http.get(path).raise_for_status().text
+        except httpx.HTTPError as err:
+            raise self._failed(f"the server did not answer {path}", str(err)) from err
 
     def complete(self, request: Request) -> Answer:
         """Answer one request; the slot's own earlier cache is used when the prompts share a beginning."""

@@ -223,6 +223,70 @@ def test_the_build_directory_can_be_moved_with_its_programs(build: Run, tree: Pa
     assert process.capture([tmp_path / "elsewhere" / "llama-cli"]).stdout.strip() == "hello 7"
 
 
+PAGE = """
+if (LLAMA_BUILD_UI)
+    add_custom_target(assets
+        COMMAND ${CMAKE_COMMAND} -E echo "-- UI: ${SAYS}" COMMAND ${CMAKE_COMMAND} -E echo "  UI: ${THEN}" VERBATIM)
+    add_dependencies(llama-server assets)
+endif()
+"""
+MISSING = "-D", "SAYS=npm ci failed (1)", "-D", "THEN=no assets available - building without"
+
+
+@pytest.fixture
+def page(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A tree whose server has a web page; call it with whether this machine has npm."""
+    with (tree / "CMakeLists.txt").open("a") as file:
+        file.write(PAGE)
+    real = process.which
+
+    def npm(there: bool) -> None:
+        found = Path("/n/npm") if there else None
+        monkeypatch.setattr(process, "which", lambda name: found if name == "npm" else real(name))
+
+    return npm
+
+
+def built_page(tree: Path) -> bool:
+    return "LLAMA_BUILD_UI:UNINITIALIZED=ON" in (tree / "build/cpu-release/CMakeCache.txt").read_text()
+
+
+def test_the_page_is_built_where_npm_is_and_left_out_elsewhere(
+    build: Run, tree: Path, page: Callable[[bool], None]
+) -> None:
+    page(True)
+    assert build(tree)["ui"] is True and built_page(tree)
+    page(False)
+    assert build(tree)["ui"] is False and not built_page(tree)
+
+
+def test_no_ui_holds_until_ui(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
+    page(True)
+    assert build(tree, "--no-ui")["ui"] is False
+    again = build(tree)
+    assert (again["ui"], again["configured"]) == (False, False), "verify would turn it around otherwise"
+    assert build(tree, "--ui")["ui"] is True and built_page(tree)
+
+
+def test_a_page_that_was_asked_for_needs_npm(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
+    page(False)
+    refused = build(tree, "--ui")
+    assert (refused["exit"], refused["error"]["code"]) == (7, "missing_tool")
+    assert "npm" in refused["error"]["next"] and "--no-ui" in refused["error"]["next"]
+    assert not (tree / "build").exists(), "nothing was started"
+
+
+def test_npm_that_fails_is_an_error_for_who_asked_and_else_told(
+    build: Run, tree: Path, page: Callable[[bool], None]
+) -> None:
+    page(True)
+    without = build(tree, *MISSING)
+    assert (without["exit"], without["no_page"]) == (0, "npm ci failed (1)")
+    failed = build(tree, "--ui", *MISSING)
+    assert (failed["exit"], failed["error"]["what"]) == (7, "llama-server was built without its web page")
+    assert failed["error"]["why"] == "npm ci failed (1)"
+
+
 @pytest.fixture
 def compiles(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """The tiny project with a patch more, so that its library compiles."""

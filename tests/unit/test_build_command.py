@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,8 @@ def test_json_contract(project: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "cache_hits": 0,
         "cache_misses": 0,
         "seconds": doc["seconds"],
+        "ui": shutil.which("npm") is not None,
+        "no_page": "",
     }
     assert [set(command) for command in commands] == [{"argv", "env"}] * 2
     assert commands[1]["argv"][1:] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ CONFIGURE = {
 }
 PRESETS = {
     "release": RELEASE,
+    "dist": RELEASE,
     "debug": "-DCMAKE_BUILD_TYPE=Debug " + COMMON,
     "asan": "-DCMAKE_BUILD_TYPE=RelWithDebInfo -DLLAMA_SANITIZE_ADDRESS=ON -DLLAMA_SANITIZE_UNDEFINED=ON "
     "-DGGML_SANITIZE_ADDRESS=ON -DGGML_SANITIZE_UNDEFINED=ON " + COMMON,
@@ -62,6 +64,8 @@ def test_configure_command_of_each_backend(backend: str) -> None:
 @pytest.mark.parametrize("preset", cmake.PRESETS)
 def test_configure_command_of_each_preset(preset: str) -> None:
     expected = START.format(f"cpu-{preset}") + PRESETS[preset] + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_METAL=OFF"
+    if preset == "dist":
+        expected += " -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON"
     assert " ".join(make("cpu", preset).configure) == expected
 
 
@@ -74,11 +78,25 @@ def test_build_command_and_default_targets() -> None:
     assert make("cpu", targets=["all"]).build()[-2:] == ("--target", "all")
 
 
+def test_a_build_for_other_machines_is_not_for_this_one() -> None:
+    on_a_mac = cmake.flags("metal", "dist", system="Darwin")
+    assert (on_a_mac["GGML_NATIVE"], on_a_mac["CMAKE_OSX_DEPLOYMENT_TARGET"]) == ("OFF", "13.3")
+    assert "GGML_BACKEND_DL" not in on_a_mac
+    assert "llama-quantize" in make("cpu", "dist").targets
+
+
+def test_the_page_is_made_by_an_npm_that_the_build_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/elsewhere")
+    planned = make("cpu", npm=Path("/venv/bin/npm"))
+    assert "-DLLAMA_BUILD_UI=ON" in planned.configure
+    assert planned.env["PATH"].split(os.pathsep) == ["/venv/bin", "/elsewhere"]
+
+
 def test_default_targets_take_our_unit_tests_from_cpp(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     for name in ("test-kv-growth.cpp", "test-kv-alloc.cpp", "helper.cpp", "test-kv.h"):
         (tmp_path / "tests" / name).touch()
-    ours = cmake.default_targets("cpu", tmp_path)[len(cmake.USER_TARGETS) + len(cmake.VERIFY_TARGETS) :]
+    ours = cmake.default_targets("cpu", "release", tmp_path)[len(cmake.USER_TARGETS) + len(cmake.VERIFY_TARGETS) :]
     assert ours == ("test-kv-alloc", "test-kv-growth")
 
 
@@ -89,7 +107,7 @@ def test_programs_find_their_libraries_beside_themselves(system: str, rpath: str
     assert ("CMAKE_BUILD_WITH_INSTALL_RPATH" in flags) == (rpath is not None)
 
 
-def test_nothing_in_a_build_may_download() -> None:
+def test_nothing_in_a_build_downloads_but_the_page() -> None:
     for backend in cmake.BACKENDS:
         flags = cmake.flags(backend, "release", system="Linux")
         assert {flags["LLAMA_BUILD_UI"], flags["LLAMA_USE_PREBUILT_UI"]} == {"OFF"}

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# What takes too long for every change, one thing at a time: ci/nightly.sh WHAT, with its report in report/.
+#   full      every model, all checks             matrix    every kind of cache, in place, by copy, on RPC
+#   traps     every trap, every failing growth    asan, tsan  a model of each memory class under a sanitizer
+#   upstream  upstream's own tests                page      a chat through llama-server's web page
+#   cross     macOS, Windows and Linux arm64 from here
+set -euo pipefail
+cd "$(dirname "$0")/.."
+what=${1:?what: full, matrix, traps, asan, tsan, upstream, page or cross}
+sh ci/setup.sh
+export PATH="$PWD/.venv/bin:$PATH"
+mkdir -p report
+kvtool fetch
+kvtool apply
+classes=$(python -c 'from kvtool.verify.checks import CLASS_TOYS; print(",".join(CLASS_TOYS))')
+case $what in
+full) kvtool verify --json --junit report/verify.xml >report/verify.json ;;
+matrix) kvtool verify --matrix --rpc --markdown report/matrix.md --json >report/matrix.json ;;
+traps)
+    kvtool build
+    KVTOOL_ALL_CLASSES=1 pytest tests/e2e/test_can_fail.py tests/e2e/test_every_allocation_fails.py \
+        --junitxml=report/traps.xml ;;
+asan | tsan) kvtool verify --preset "$what" --models "$classes" --quick --json --junit "report/$what.xml" >"report/$what.json" ;;
+upstream)
+    # upstream's tree as it is, beside the patched one, both with everything that ctest knows
+    plain=$PWD/llama.cpp/build/unpatched
+    base=$(python -c 'import json; print(json.load(open("llama.cpp/.git/kvtool/state.json"))["base"])')
+    mkdir -p "$plain"
+    git -C llama.cpp archive "$base" | tar -x -C "$plain"
+    cmake -S "$plain" -B "$plain/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=ON \
+        -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
+    cmake --build "$plain/build"
+    kvtool build --no-ui --target all
+    python ci/upstream_tests.py "$plain/build" llama.cpp/build/cpu-release | tee report/upstream.md ;;
+page)
+    kvtool build --ui
+    python ci/page.py llama.cpp/build/cpu-release/bin llama.cpp/models/ggml-vocab-llama-spm.gguf ;;
+cross)
+    kvtool build --no-ui
+    bash ci/cross.sh ;;
+*) echo "error: no $what" >&2; exit 2 ;;
+esac

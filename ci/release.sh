@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Complete a release: the wheel beside the archives that dist/ has, one SHA256SUMS over all of them, and with RELEASE (the
+# tag) and GH_TOKEN a release of that name. Without RELEASE nothing is published.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+sh ci/setup.sh
+.venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+cd dist
+files=()
+for file in *.tar.gz *.zip *.whl; do if [ -e "$file" ]; then files+=("$file"); fi; done
+sha256sum "${files[@]}" >SHA256SUMS
+cat SHA256SUMS
+if [ -n "${RELEASE:-}" ]; then
+    gh release create "$RELEASE" --verify-tag --title "$RELEASE" --generate-notes "${files[@]}" SHA256SUMS
+fi

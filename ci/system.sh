@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# What a runner lacks for a job, from its system's packages. Without root nothing is installed, but what is missing named.
+#   ci/system.sh [vulkan|gcc-14|page|cross|...]      ccache always; a word that needs nothing more is fine
+set -euo pipefail
+case "$(uname -s)" in
+Linux)
+    packages=(ccache)
+    for need; do
+        case $need in
+        vulkan) packages+=(glslc libvulkan-dev spirv-headers) ;;
+        gcc-14) packages+=(gcc-14 g++-14) ;;
+        page) command -v google-chrome >/dev/null || packages+=(chromium) ;;
+        cross) packages+=(wine64 wine qemu-user) ;;
+        esac
+    done
+    missing=()
+    for package in "${packages[@]}"; do
+        [ "$(dpkg-query -Wf '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || exit 0
+    root=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || { echo "NOT INSTALLED: ${missing[*]} (no root here)" >&2; exit 7; }
+        root=(sudo)
+    fi
+    "${root[@]}" apt-get update -qq
+    "${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" ;;
+Darwin)
+    command -v ccache >/dev/null || brew install --quiet ccache ;;
+esac

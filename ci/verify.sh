@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The build of a backend and a quick proof that its dynamic cache equals the static one; report/ says what was found.
+#   ci/verify.sh [cpu|metal|cuda|vulkan|rpc]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+backend=${1:-cpu}
+sh ci/setup.sh
+export PATH="$PWD/.venv/bin:$PATH"
+mkdir -p report
+kvtool fetch
+kvtool apply
+kvtool build "--$backend" --no-ui
+kvtool verify "--$backend" --quick --json --junit report/verify.xml | tee report/verify.json

@@ -1,0 +1,65 @@
+"""Does the archive run where nobody built it? Unpacked into a folder of its own, on models made here and now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+from kvtool import process
+from kvtool.errors import VerifyError
+from kvtool.package.archive import SUMS, unpack
+from kvtool.package.contents import MANIFEST
+from kvtool.result import CheckOutcome
+from kvtool.verify import models, runner, texts
+from kvtool.verify.checks import Check, Finding
+from kvtool.verify.server import Request, llama_server
+
+_SMALL = models.Geometry("package", layers=2, kv_heads=2, head_size=32)
+
+
+def check(archive: Path, vocabulary: Path) -> None:
+    """VerifyError when a file is not what SHA256SUMS says, or a program does not do there what it should."""
+    with tempfile.TemporaryDirectory(prefix="kvtool-package-") as place:
+        work = Path(place) / "models"
+        work.mkdir()
+        (Path(place) / "unpacked").mkdir()
+        folder = unpack(archive, Path(place) / "unpacked")
+        _sums(folder)
+        model = models.cache_model(_SMALL, work, models.CONTEXT)
+        _passed(
+            runner.kv_check(Check("kv-check/package", "kv-check", model, args=("--quick",)), _in(folder, "kv-check"))
+        )
+        speaker = models.spoken(model, vocabulary, work)
+        asked = Check("completion/package", "completion", speaker)
+        _passed(texts.completion(asked, _in(folder, "llama-completion"), work))
+        _serves(folder, speaker, work)
+
+
+def _in(folder: Path, name: str) -> Path:
+    file = folder / name
+    return file if file.is_file() else file.with_suffix(".exe")
+
+
+def _sums(folder: Path) -> None:
+    for line in (folder / SUMS).read_text("utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise VerifyError(f"{name} of the archive is not what {SUMS} says")
+
+
+def _passed(found: Finding) -> None:
+    if found.outcome is not CheckOutcome.PASSED:
+        raise VerifyError(f"{found.id} from the archive: {found.status}", why=found.reason)
+
+
+def _serves(folder: Path, speaker: Path, work: Path) -> None:
+    """llama-server says of itself what it is, answers, and has its page if the manifest says so."""
+    server = _in(folder, "llama-server")
+    process.capture([server, "--version"], error=VerifyError, timeout=60)
+    arguments = [texts.FLAG, "-c", "2048", "-t", "1", "--no-warmup"]
+    with llama_server(server, speaker, arguments, work / "server.log") as running:
+        running.complete(Request("one two three", 8))
+        if json.loads((folder / MANIFEST).read_bytes())["page"] and "<html" not in running.get("/").lower():
+            raise VerifyError("llama-server from the archive has no web page", why="the manifest says that it has one")

@@ -1,0 +1,103 @@
+"""What goes into the archive of a build: programs, the libraries they need, licences, the series, a manifest."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvtool import __version__, process
+from kvtool.build.cmake import BENCH_TARGET, Plan
+from kvtool.errors import BuildError
+from kvtool.gitcmd import Git
+from kvtool.package.archive import Entry
+from kvtool.project import Project
+
+MANIFEST = "manifest.json"
+_LICENCE = re.compile(r"(?:LICEN[CS]E|COPYING|NOTICE)[^/]*$")
+_LIBRARY = re.compile(r"(?:\.so[.\d]*|\.dylib|\.dll)$")
+
+
+def programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
+    """What the build made for people: its programs but for the tests."""
+    found = [plan.build_dir / "bin" / name for name in targets if not name.startswith(("test-", BENCH_TARGET))]
+    return [path for file in found for path in (file, file.with_suffix(".exe")) if path.is_file()]
+
+
+def _libraries(plan: Plan, targets: Sequence[str]) -> list[Path]:
+    """The libraries in bin/ that the programs are made from: what an earlier build left there is not among them."""
+    asked = process.capture([plan.ninja, "-C", plan.build_dir, "-t", "inputs", *targets], error=BuildError).stdout
+    made = {(plan.build_dir / line).resolve() for line in asked.splitlines() if _LIBRARY.search(line)}
+    return sorted(path for path in (plan.build_dir / "bin").iterdir() if path.resolve() in made)
+
+
+def _file(path: Path) -> Entry:
+    if path.is_symlink():
+        return Entry(path.name, link=str(path.readlink()))
+    return Entry(path.name, path.read_bytes(), executable=True)
+
+
+def _licences(project: Project, git: Git) -> list[Entry]:
+    """Upstream's licence as its archives have it, and those of what is compiled in, by the name of their folder."""
+    found = {}
+    for path in git.run("ls-files", "-z").stdout.split("\0"):
+        if _LICENCE.search(path) and not path.startswith("gguf-py/"):
+            folder, name = Path(path).parent.name, Path(path).name
+            there = name if folder in ("", "licenses") else f"{name.partition('.')[0]}-{folder}"
+            found[there if path == "LICENSE" else f"licenses/{there}"] = project.tree / path
+    if (project.root / "LICENSE").is_file():
+        found["licenses/LICENSE-kvtool"] = project.root / "LICENSE"
+    return [Entry(name, path.read_bytes()) for name, path in sorted(found.items())]
+
+
+def _compilers(build_dir: Path) -> dict[str, str]:
+    """The compiler of each language in CMake's words, such as {"C": "GNU 12.2.0"}."""
+    found = {}
+    for file in sorted(build_dir.glob("CMakeFiles/[0-9]*/CMake*Compiler.cmake")):
+        said = dict(
+            re.findall(r'^set\((CMAKE_\w+_COMPILER_(?:ID|VERSION)) "([^"]*)"\)', file.read_text(), re.MULTILINE)
+        )
+        language = file.stem.removeprefix("CMake").removesuffix("Compiler")
+        words = (said.get(f"CMAKE_{language}_COMPILER_{what}", "") for what in ("ID", "VERSION"))
+        if text := " ".join(filter(None, words)):
+            found[language] = text
+    return found
+
+
+def _flags(plan: Plan) -> dict[str, str]:
+    """The CMake options that decide what comes out: not where this machine has its tools."""
+    given = (arg.removeprefix("-D").partition("=") for arg in plan.configure if arg.startswith("-D"))
+    return {name: value for name, _, value in given if not name.endswith(("_PROGRAM", "_LAUNCHER"))}
+
+
+def manifest(plan: Plan, git: Git, tag: str, upstream_tree: str, mails: Sequence[Path]) -> dict[str, object]:
+    """What somebody who finds the archive wants to know, and what it takes to build it again."""
+    return {
+        "upstream": {"tag": tag, "tree": upstream_tree},
+        "patched": {"commit": git.resolve("HEAD"), "tree": git.resolve("HEAD^{tree}")},
+        "patches": [mail.name for mail in mails],
+        "backend": plan.backend,
+        "preset": plan.preset,
+        "flags": _flags(plan),
+        "compilers": _compilers(plan.build_dir),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "page": plan.page,
+        "kvtool": __version__,
+    }
+
+
+def gather(
+    project: Project, plan: Plan, targets: Sequence[str], tag: str, upstream_tree: str, mails: Sequence[Path]
+) -> list[Entry]:
+    """Everything but the checksums, in the order in which it goes in. targets: what was built."""
+    git = Git(project.tree)
+    facts = manifest(plan, git, tag, upstream_tree, mails)
+    return [
+        *(_file(path) for path in sorted({*programs(plan, targets), *_libraries(plan, targets)})),
+        *_licences(project, git),
+        *(Entry(f"patches/{mail.name}", mail.read_bytes()) for mail in mails),
+        Entry(MANIFEST, (json.dumps(facts, indent=2) + "\n").encode()),
+    ]

@@ -1,0 +1,22 @@
+"""An archive of the real build, unpacked elsewhere: it compares the caches there, and serves."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+from kvtool.build.builder import configured_page
+from tests.e2e.conftest import Real, kvtool
+
+
+def test_the_build_runs_from_an_archive(real: Real, tmp_path: Path) -> None:
+    ui = "--ui" if configured_page(real.build) else "--no-ui"  # as it is: the page takes minutes to build
+    code, made = kvtool("package", "--preset", "release", ui, "--check", "--out", str(tmp_path))
+    assert (code, made["checked"]) == (0, True), made
+    with tarfile.open(made["archive"]) as tar:
+        file = tar.extractfile(f"llama-{made['tag']}/manifest.json")
+        assert file is not None
+        manifest = json.load(file)
+    assert (manifest["page"], manifest["preset"]) == (ui == "--ui", "release")
+    assert {"llama-server", "kv-check", "LICENSE", "SHA256SUMS"} <= set(made["files"])
