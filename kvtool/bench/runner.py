@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvtool import process
 from kvtool.bench import plan as plans
-from kvtool.bench.plan import Plan, Run
-from kvtool.bench.sample import Sample, parse
+from kvtool.bench import sample
+from kvtool.bench.plan import Plan, Run, Turns
+from kvtool.bench.sample import Memory, Pair
 from kvtool.errors import DiskError, MeasureError
 from kvtool.machine import available_memory
 
 _MODEL_BYTES = 64 * 2**20  # the largest model file, generously
+
+OnRun = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,15 @@ class Skipped:
 class Measured:
     """The samples of each (model name, mode) in the order of the repeats, and what was left out."""
 
-    samples: Mapping[tuple[str, str], tuple[Sample, ...]]
+    samples: Mapping[tuple[str, str], tuple[Memory, ...]]
     skipped: tuple[Skipped, ...]
 
-    def of(self, model: str, mode: str) -> tuple[Sample, ...]:
+    def of(self, model: str, mode: str) -> tuple[Memory, ...]:
         return self.samples.get((model, mode), ())
 
 
 def make_models(plan: Plan, work: Path) -> dict[str, Path]:
     """The model files by name. Raises DiskError when there is no room for them."""
-    work.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(work).free, _MODEL_BYTES * len(plan.models)
     if free < needed:
         raise DiskError(
@@ -51,26 +54,30 @@ def make_models(plan: Plan, work: Path) -> dict[str, Path]:
     return {model.name: model.make(work) for model in plan.models}
 
 
-def measure(
-    plan: Plan,
-    program: Path,
-    files: Mapping[str, Path],
-    on_run: Callable[[int, str], None] = lambda _done, _label: None,
-    on_tick: Callable[[], None] | None = None,
-) -> Measured:
+def measure_memory(plan: Plan, program: Path, files: Mapping[str, Path], on_run: OnRun) -> Measured:
     """All runs. One that does not fit into memory is skipped; one that fails raises MeasureError with its log."""
-    samples: dict[tuple[str, str], tuple[Sample, ...]] = {}
+    samples: dict[tuple[str, str], tuple[Memory, ...]] = {}
     skipped: dict[tuple[str, str], Skipped] = {}
     for done, run in enumerate(plans.runs(plan)):
         on_run(done, run.label)
         key = (run.model.name, run.mode)
-        if key in skipped:
-            continue
         if why := _too_large(plan, run):
             skipped[key] = Skipped(*key, why)
-            continue
-        samples[key] = (*samples.get(key, ()), one(plan, run, program, files[run.model.name], on_tick))
+        elif key not in skipped:
+            found = sample.memory(answer(plan, run, program, files[run.model.name]))
+            samples[key] = (*samples.get(key, ()), found)
     return Measured(samples, tuple(skipped.values()))
+
+
+def measure_speed(
+    plan: Plan, program: Path, files: Mapping[str, Path], other: Path | None, on_run: OnRun
+) -> dict[Turns, tuple[Pair, ...]]:
+    """Both contexts of each comparison, call by call in turns."""
+    out = {}
+    for done, turns in enumerate(plans.turns(plan, other)):
+        on_run(done, turns.label)
+        out[turns] = sample.pairs(answer(plan, turns, program, files[turns.model.name]))
+    return out
 
 
 def _too_large(plan: Plan, run: Run) -> str:
@@ -80,12 +87,14 @@ def _too_large(plan: Plan, run: Run) -> str:
     return f"it takes {needed / 2**30:.1f} GiB with headroom and {available / 2**30:.1f} GiB are available"
 
 
-def one(plan: Plan, run: Run, program: Path, model: Path, on_tick: Callable[[], None] | None = None) -> Sample:
-    """One process. Raises MeasureError when it fails, is too slow or says what is not understood."""
-    command: Sequence[str | Path] = plans.argv(plan, run, program, model)
-    done = process.capture(command, env=run.env, check=False, timeout=plan.timeout, error=MeasureError, on_tick=on_tick)
+def answer(plan: Plan, run: Run | Turns, program: Path, model: Path) -> dict[str, Any]:
+    """What one process says. Raises MeasureError when it fails, is too slow or says what is not understood."""
+    command = plans.argv(plan, run, program, model)
+    done = process.capture(
+        command, env=plans.environment(run), check=False, timeout=plan.timeout, error=MeasureError
+    )
     try:
-        doc = json.loads(done.stdout.strip().splitlines()[-1])
+        doc: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         status, reason = str(doc["status"]), str(doc["reason"])
     except (ValueError, KeyError, TypeError, IndexError):
         status, reason, doc = "garbage", f"no document on its output, exit code {done.returncode}", {}
@@ -96,4 +105,4 @@ def one(plan: Plan, run: Run, program: Path, model: Path, on_tick: Callable[[], 
             next_step=f"run it by hand: {process.quote(command)}",
             output=done.stderr[-2000:],
         )
-    return parse(doc)
+    return doc

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from kvtool.errors import MeasureError
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,6 @@ class Usage:
     committed: int
     used: int
     n_cells: int
-    n_cells_max: int
-    n_cells_used: int
     n_grow: int
     n_shrink: int
     n_bytes_copied: int
@@ -28,103 +28,80 @@ class Usage:
 
 @dataclass(frozen=True)
 class Point:
-    """One moment: after creation, at a depth, after a clear. rss, peak: resident bytes of the process, -1 unknown."""
+    """One moment. name: created, depth, after-clear; rss, peak: resident bytes of the process, -1 unknown."""
 
     name: str
     depth: int
-    seconds: float
     rss: int
     peak: int
     usage: Usage
 
 
 @dataclass(frozen=True)
-class GrowthLimit:
-    """The same bytes without a cache, right after a growth: memcpy of what it copied, the others of what it added."""
+class Growth:
+    """The growths of one call, and right after it the same bytes without a cache: memcpy of what was copied into fresh
+    memory, commit of what was added."""
 
+    depth: int
+    seconds: float
     memcpy: float
     commit: float
-    touch: float
 
 
 @dataclass(frozen=True)
-class Call:
-    """One llama_decode(). kind: fill, cross, generate, prompt, cleared; depth: tokens before it; limit: of a growth."""
+class Memory:
+    """One process: one context from creation to its end."""
 
+    create_seconds: float
+    rss_before: int
+    points: tuple[Point, ...]
+    growths: tuple[Growth, ...]
+
+    def point(self, name: str, depth: int | None = None) -> Point | None:
+        """The first point of that name, and at that depth if one is given."""
+        return next((p for p in self.points if p.name == name and depth in (None, p.depth)), None)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One call of both contexts. kind: create, generate, prompt; base, test: seconds of the static one and the other.
+
+    n_grow, n_added: growths in the other one's call, and the cells that they added.
+    """
+
+    round: int
     kind: str
     depth: int
     n_tokens: int
-    seconds: float
+    base: float
+    test: float
     n_grow: int
-    grow_seconds: float
-    n_bytes_copied: int
-    n_bytes_added: int
-    n_cells: int
-    limit: GrowthLimit | None = None
+    n_added: int
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What the machine does without a cache: memcpy, commit, commit-chunks or touch of so many bytes, a few times."""
-
-    name: str
-    bytes: int
-    chunk: int
-    seconds: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One process: one context from creation to its end."""
-
-    kv_dynamic: bool
-    n_ctx: int
-    n_layer: int
-    create_seconds: float
-    rss_before: int
-    peak_exact: bool
-    points: tuple[Point, ...]
-    calls: tuple[Call, ...]
-    limits: tuple[Limit, ...]
-
-    def point(self, name: str) -> Point | None:
-        """The first point of that name."""
-        return next((p for p in self.points if p.name == name), None)
-
-    def at(self, depth: int) -> Point | None:
-        """The point at a depth."""
-        return next((p for p in self.points if p.name == "depth" and p.depth == depth), None)
-
-
-def parse(doc: Mapping[str, Any]) -> Sample:
-    """kv-bench's document. Raises MeasureError when something is missing or of another type."""
+def memory(doc: Mapping[str, Any]) -> Memory:
+    """kv-bench's document without --rounds. Raises MeasureError when something is missing."""
     try:
-        return Sample(
-            bool(doc["kv_dynamic"]),
-            int(doc["n_ctx"]),
-            int(doc["n_layer"]),
-            float(doc["create_seconds"]),
-            int(doc["rss_before"]),
-            bool(doc["peak_exact"]),
-            tuple(_point(p) for p in doc["points"]),
-            tuple(_call(c) for c in doc["calls"]),
-            tuple(
-                Limit(str(x["name"]), int(x["bytes"]), int(x["chunk"]), tuple(float(s) for s in x["seconds"]))
-                for x in doc["limits"]
-            ),
-        )
-    except (KeyError, TypeError, ValueError) as err:
-        raise MeasureError(
-            "kv-bench's answer is not understood", why=f"{type(err).__name__}: {err}", next_step="kvtool build"
-        ) from err
+        points = tuple(_made(Point, {**p, "usage": _made(Usage, p["usage"])}) for p in doc["points"])
+        growths = tuple(_made(Growth, g) for g in doc["growths"])
+        return _made(Memory, {**doc, "points": points, "growths": growths})
+    except (KeyError, TypeError) as err:
+        raise _not_understood(err) from err
 
 
-def _point(doc: Mapping[str, Any]) -> Point:
-    usage = Usage(**{f.name: int(doc["usage"][f.name]) for f in fields(Usage)})
-    return Point(str(doc["name"]), int(doc["depth"]), float(doc["seconds"]), int(doc["rss"]), int(doc["peak"]), usage)
+def pairs(doc: Mapping[str, Any]) -> tuple[Pair, ...]:
+    """kv-bench's document with --rounds. Raises MeasureError when something is missing."""
+    try:
+        return tuple(_made(Pair, p) for p in doc["pairs"])
+    except (KeyError, TypeError) as err:
+        raise _not_understood(err) from err
 
 
-def _call(doc: Mapping[str, Any]) -> Call:
-    given = {f.name: doc[f.name] for f in fields(Call) if f.name != "limit"}
-    limit = doc.get("limit")
-    return Call(**given, limit=None if limit is None else GrowthLimit(**{k: float(v) for k, v in limit.items()}))
+def _made(kind: type[_T], doc: Mapping[str, Any]) -> _T:
+    return kind(**{f.name: doc[f.name] for f in fields(kind)})  # type: ignore[arg-type]
+
+
+def _not_understood(err: Exception) -> MeasureError:
+    return MeasureError(
+        "kv-bench's answer is not understood", why=f"{type(err).__name__}: {err}", next_step="kvtool build"
+    )
