@@ -6,9 +6,10 @@ calls, p = n / added:
 
     time = steady * (1 - p) + growing * p        and the speed is 1 / time
 
-Both contexts of a round keep the memory that they were given, which makes more of a difference than what is measured; so
-a round is one observation, and more pairs in it do not make up for rounds (T. Kalibera, R. Jones: Rigorous benchmarking
-in reasonable time, ISMM 2013: repeat at the highest level that varies). The interval is Student's, of the logarithms:
+Both contexts of a round keep the memory that they were given, which makes more of a difference than what is measured;
+so a round is one observation, and more pairs in it do not make up for rounds (T. Kalibera, R. Jones: Rigorous
+benchmarking in reasonable time, ISMM 2013: repeat at the highest level that varies). The interval is Student's, of the
+logarithms of the rounds' ratios:
 
     exp(mean +- t(0.975, rounds - 1) * deviation / sqrt(rounds))
 """
@@ -20,13 +21,21 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.figures import Figure
-from kvtool.bench.sample import Pair
+from kvtool.bench.samples import Pair
 
 CREATE, GENERATE, PROMPT = "create", "generate", "prompt"
 
 # t(0.975, n) for n = 1, 2, ...; beyond, the last one, which is a little too wide
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,6 @@ class Speed:
     call with a growth over that of the static one, None where there was none; seconds: of the static call, median.
     """
 
-    model: str
     mode: str
     flash_attn: bool
     kind: str
@@ -89,32 +97,28 @@ def whole(pairs: Sequence[Pair]) -> float:
     return 1 / (still * (1 - share) + growing * share)
 
 
-def speeds(model: str, mode: str, flash_attn: bool, depths: Sequence[int], pairs: Sequence[Pair]) -> list[Speed]:
-    """Every kind at every depth, and creation where the static context is another build's (mode "off")."""
-    wanted = [(kind, depth) for kind in (GENERATE, PROMPT) for depth in depths]
-    wanted += [(CREATE, 0)] if mode == "off" else []
-    out = []
-    for kind, depth in wanted:
-        some = [p for p in pairs if p.kind == kind and p.depth == depth]
-        ratio = by_round(some, whole)
-        if ratio is None:
-            continue
-        grew = [p for p in some if p.n_grow]
-        out.append(
-            Speed(
-                model,
-                mode,
-                flash_attn,
-                kind,
-                depth,
-                some[0].n_tokens,
-                statistics.median(p.base for p in some),
-                ratio,
-                by_round(some, steady),
-                _time(grew),
-                len(grew),
-                len(some),
-                len({p.round for p in some}),
-            )
-        )
-    return out
+def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pair]) -> list[Speed]:
+    """Every kind at every depth where it was measured."""
+    depths = sorted({p.depth for p in pairs})
+    groups = [(k, d, [p for p in pairs if (p.kind, p.depth) == (k, d)]) for k in kinds for d in depths]
+    return [_speed(mode, flash_attn, kind, depth, some) for kind, depth, some in groups if some]
+
+
+def _speed(mode: str, flash_attn: bool, kind: str, depth: int, pairs: Sequence[Pair]) -> Speed:
+    grew = [p for p in pairs if p.n_grow]
+    ratio = by_round(pairs, whole)
+    assert ratio is not None  # whole() has a value wherever there is a pair
+    return Speed(
+        mode,
+        flash_attn,
+        kind,
+        depth,
+        pairs[0].n_tokens,
+        statistics.median(p.base for p in pairs),
+        ratio,
+        by_round(pairs, steady),
+        _time(grew),
+        len(grew),
+        len(pairs),
+        len({p.round for p in pairs}),
+    )

@@ -19,8 +19,8 @@ void kv_bench_usage(const char * prog) {
     printf("         --limit                also measure memcpy and page commits of as many bytes as each growth takes\n");
     printf("         --rounds N             speed: make this context and a static one N times, call by call in turns (default: 0)\n");
     printf("         --other FILE           with --rounds: the static one is made by this libllama, of another build\n");
-    printf("  -n,    --n-gen N              with --rounds: tokens to generate at each depth (default: 32)\n");
-    printf("  -p,    --n-prompt N           with --rounds: tokens of a prompt batch (default: 128)\n");
+    printf("  -n,    --n-gen N              with --rounds: tokens to generate at each depth (default: 24)\n");
+    printf("  -p,    --n-prompt N           with --rounds: tokens of a prompt batch (default: 64)\n");
     printf("  -b,    --batches N            with --rounds: prompt batches at each depth (default: 6)\n");
     printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
     printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");

@@ -28,8 +28,8 @@ struct kv_bench_params {
 
     std::string other; // libllama of another build, which the static context is made with
 
-    uint32_t n_gen    = 32;  // tokens generated at each depth
-    uint32_t n_prompt = 128; // tokens of a prompt batch
+    uint32_t n_gen    = 24;  // tokens generated at each depth
+    uint32_t n_prompt = 64;  // tokens of a prompt batch
     uint32_t n_batch  = 6;   // prompt batches at each depth, one behind the other
 
     bool verbose = false;

@@ -75,6 +75,7 @@ static bool measure(json_line & out, const kv_bench_params & params) {
 
         if (params.n_round == 0) {
             const memory_result res = memory_measure(params, model);
+            out.num("n_layer", llama_model_n_layer(model.model));
             write_memory(out, res);
         } else if (params.other.empty()) {
             write_turns(out, params, turns_measure(params, model, model));

@@ -18,7 +18,6 @@ class Usage:
     reserved: int
     committed: int
     used: int
-    n_cells: int
     n_grow: int
     n_shrink: int
     n_bytes_copied: int
@@ -52,14 +51,11 @@ class Growth:
 class Memory:
     """One process: one context from creation to its end."""
 
+    n_layer: int
     create_seconds: float
     rss_before: int
     points: tuple[Point, ...]
     growths: tuple[Growth, ...]
-
-    def point(self, name: str, depth: int | None = None) -> Point | None:
-        """The first point of that name, and at that depth if one is given."""
-        return next((p for p in self.points if p.name == name and depth in (None, p.depth)), None)
 
 
 @dataclass(frozen=True)
