@@ -26,8 +26,9 @@ fresh pages, by copy `memcpy` of what it copied into fresh memory.
 
 Speed: both contexts in one process, call by call in turns, in processor time of one thread. They are made anew every
 round, a round gives one ratio, and the interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula).
-*Speed* has growths as often as they come, *without growths* the other calls alone. Cache *off* is the patched build
-without the flag against an unpatched one.
+*Speed* has growths as often as they come, *without growths* is that of the other calls; the last column has the time of
+a call with a growth over the static one's, and how many there were. Cache *off* is the patched build without the flag
+against an unpatched one.
 
 The model has random weights, the cache geometry of a real one, and everything else tiny: its decode calls are much
 cheaper than the real one's, so a growth weighs more here than it does there.
@@ -110,7 +111,7 @@ def _mib(value: float | None) -> str:
 
 
 def _figure(found: Figure | None) -> str:
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})" if found else "-"
+    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})" if found else "-"
 
 
 def _bars(bars: Sequence[Bar]) -> Table:
@@ -122,13 +123,18 @@ def _bars(bars: Sequence[Bar]) -> Table:
 def _speeds(speeds: Sequence[Speed]) -> Table:
     rows = [
         (
-            *(s.mode, "on" if s.flash_attn else "off", s.kind, str(s.depth), str(s.n_tokens), f"{1e3 * s.seconds:.1f}"),
-            *(_figure(s.ratio), _figure(s.steady), _number(s.growing), f"{s.growths} of {s.pairs}"),
+            *(
+                s.mode,
+                "on" if s.flash_attn else "off",
+                f"{s.kind} {s.n_tokens or ''} at {s.depth}",
+                f"{1e3 * s.seconds:.1f}",
+            ),
+            *(_figure(s.ratio), _figure(s.steady), f"{_number(s.growing)}, {s.growths} of {s.pairs}"),
         )
         for s in speeds
     ]
-    columns = ("cache", "FA", "call", ">at", ">tokens", ">static ms", ">speed / static (95 %)", ">without growths")
-    return Table("Speed", (*columns, ">time of a call with one / static", ">such calls"), tuple(rows))
+    columns = ("cache", "FA", "call", ">static ms", ">speed / static", ">without growths", ">time of those with one")
+    return Table("Speed", columns, tuple(rows))
 
 
 def _memory(found: Sequence[Row]) -> Table:

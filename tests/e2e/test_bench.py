@@ -1,4 +1,4 @@
-"""kvtool bench on the real build: a small cache, so that it takes a minute; what is counted, never what is timed."""
+"""kvtool bench on the real build with toys of three classes; what is counted, never what is timed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tests.e2e.conftest import Real, kvtool
 QUICK = ("bench", "--quick", "--ctx", "2048", "--rounds", "2")
 
 
-@pytest.fixture(scope="module")
-def benched(real: Real, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=["llama-dense", "gemma3-dense", "deepseek2-moe"])
+def benched(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """With the patched libllama once more as the other one: what is tested is that two of them share a process."""
     out = tmp_path_factory.mktemp("bench")
     baseline = ("--baseline", str(real.bin)) if sys.platform == "linux" else ()
-    code, document = kvtool(*QUICK, "--out", str(out), *baseline)
+    toy = real.toys / f"{request.param}.gguf"
+    code, document = kvtool(*QUICK, "--model", str(toy), "--out", str(out), *baseline)
     assert code == 0, document
     assert (out / "bench.md").is_file() and (out / "memory.svg").is_file()
     return document

@@ -157,7 +157,7 @@ def test_files_are_written_with_everything_in_them(place: Path) -> None:
         assert (out / f"{name}.png").stat().st_size < 200_000
     text = (out / "bench.md").read_text("utf-8")
     assert "![memory](memory.svg)" in text and "| growth time / commit | in-place |" in text
-    assert "| copy | off | generate | 250 | 1 | 10.0 | 1.018 (1.018 to 1.018) |" in text
+    assert "| copy | off | generate 1 at 250 | 10.0 | 1.018 (1.018-1.018) | 1.020 (1.020-1.020) | 1.5, 2 of 4 |" in text
     doc = json.loads((out / "bench.json").read_text("utf-8"))
     assert doc["command"] == "bench" and doc["ok"] is True
     assert {"tag", "model", "machine", "n_ctx", "repeats", "rounds", "bars", "rows", "speeds", "skipped"} <= set(doc)
