@@ -197,68 +197,50 @@ if fate == "crash":
     print("GGML_ASSERT", file=sys.stderr)
     sys.exit(134)
 dynamic = arg("--kv-dynamic") == "on"
-storage = os.environ.get("LLAMA_KV_DYNAMIC_STORAGE", "") if dynamic else "static"
+storage = os.environ.get("LLAMA_KV_DYNAMIC_STORAGE", "static")
 n_ctx, cell, mib = int(arg("-c")), 65536, 1 << 20
 depths = [int(d) for d in arg("-d").split(",")]
 with open(os.environ["FAKE_BENCH_LOG"], "a") as log:
-    log.write(storage + "\\n")
-waste = 100 if fate == "wasteful" else 0
+    log.write(storage + (" rounds" if "--rounds" in args else "") + (" other" if "--other" in args else "") + "\\n")
+doc = {"version": 2, "status": "ok", "reason": ""}
 def usage(cells, live, grown, copied):
-    return {"reserved": n_ctx * cell, "committed": cells * cell, "used": live * cell, "n_cells": cells,
-            "n_cells_max": n_ctx, "n_cells_used": live, "n_grow": grown, "n_shrink": 0, "n_bytes_copied": copied,
-            "t_grow_us": grown * 1000, "t_grow_max_us": 1000 if grown else 0}
+    return {"reserved": n_ctx * cell, "committed": cells * cell, "used": live * cell, "n_grow": grown, "n_shrink": 0,
+            "n_bytes_copied": copied, "t_grow_us": grown * 3000, "t_grow_max_us": 3000 if grown else 0}
 def point(name, depth, cells, grown):
-    copied = cells * cell if storage == "copy" else 0
     rss = (10 + 8) * mib + cells * cell
-    peak = rss + (40 + waste) * mib * (storage == "copy")
-    return {"name": name, "depth": depth, "seconds": 0.5, "rss": rss, "peak": peak,
-            "usage": usage(cells, depth, grown, copied)}
+    peak = rss + (40 + (1000 if fate == "wasteful" else 0)) * mib * (storage == "copy")
+    return {"name": name, "depth": depth, "rss": rss, "peak": peak,
+            "usage": usage(cells, depth, grown, cells * cell * (storage == "copy"))}
 def size(depth):
-    return n_ctx if storage == "static" else min(n_ctx, (depth + 255) // 256 * 256)
-points = [point("created", 0, size(1), 0)]
-calls = []
-def call(kind, depth, n, seconds, grew=0):
-    calls.append({"kind": kind, "depth": depth, "n_tokens": n, "seconds": seconds, "n_grow": grew,
-                  "grow_seconds": 0.003 * grew, "n_bytes_copied": 0, "n_bytes_added": grew * mib,
-                  "n_cells": size(depth)})
-    if grew:
-        calls[-1]["limit"] = {"memcpy": 0.0025, "commit": 0.00285, "touch": 0.0025}
-for i, depth in enumerate(depths):
-    points.append(point("depth", depth, size(depth), i + 1))
-    for k in range(4):
-        call("cross", depth - 8 + k, 1, 0.010 if k != 2 else 0.015, k == 2)
-    if depth <= int(arg("--max-gen")):
-        call("generate", depth, 1, 0.010)
-        call("prompt", depth, 64, 0.100 if dynamic else 0.099)
-points += [point("cleared", 0, size(1), len(depths)), point("after-clear", 1, size(1), len(depths))]
-if fate == "no-rss":
-    for p in points:
-        p["rss"] = p["peak"] = -1
-limits = [{"name": n, "bytes": 1 << 30, "chunk": 0, "seconds": [s]} for n, s in
-          (("memcpy", 0.5), ("commit", 0.25), ("commit-chunks", 0.3), ("touch", 0.4))]
-doc = {"version": 1, "kv_dynamic": dynamic, "n_ctx": n_ctx, "n_layer": 16, "status": "ok", "reason": "",
-       "create_seconds": 0.01 if dynamic else 2.0, "rss_before": 10 * mib, "peak_exact": True,
-       "points": points, "calls": calls, "limits": limits}
+    return n_ctx if not dynamic else min(n_ctx, (depth + 255) // 256 * 256)
+def memory():
+    points = [point("created", 0, size(1), 0)]
+    points += [point("depth", depth, size(depth), (i + 1) * dynamic) for i, depth in enumerate(depths)]
+    points.append(point("after-clear", 1, size(1), len(depths) * dynamic))
+    if fate == "no-rss":
+        for p in points:
+            p["rss"] = p["peak"] = -1
+    if fate == "old":
+        del points[0]["usage"]["n_shrink"]
+    growths = [{"depth": d - 1, "seconds": 0.003, "memcpy": 0.0025, "commit": 0.00285} for d in depths if dynamic]
+    doc.update(n_layer=16, create_seconds=0.01 if dynamic else 2.0, rss_before=10 * mib, points=points, growths=growths)
+def turns():
+    slow = 1.1 if fate == "slow-prompt" else 1.0
+    def pair(i, kind, depth, n, base, test, grew=0):
+        return {"round": i, "kind": kind, "depth": depth, "n_tokens": n, "base": base, "test": test, "n_grow": grew,
+                "n_added": 256 * grew}
+    pairs = []
+    for i in range(int(arg("--rounds"))):
+        pairs.append(pair(i, "create", 0, 0, 1.0, 1.0))
+        for depth in depths:
+            pairs += [pair(i, "prompt", depth, 64, 0.1, 0.1 * slow), pair(i, "prompt", depth, 64, 0.1, 0.102 * slow, 1)]
+            pairs += [pair(i, "generate", depth, 1, 0.010, 0.0098), pair(i, "generate", depth, 1, 0.010, 0.015, 1)]
+    doc["pairs"] = pairs
+turns() if "--rounds" in args else memory()
 if fate == "no-context":
-    doc.update(status="context-fails", reason="out of memory")
-if fate == "old":
-    del points[0]["usage"]["n_shrink"]
+    doc.update(status="fails", reason="the context cannot be created")
 print(json.dumps(doc))
 sys.exit(0 if doc["status"] == "ok" else 2)
-"""
-
-# an unpatched build has these two only; FAKE_SPEED changes what a directory called "unpatched" says
-UPSTREAM_BENCH = """
-import json, os, sys
-there = os.path.dirname(os.path.abspath(sys.argv[0]))
-speed = float(os.environ.get("FAKE_SPEED", "100")) if there.endswith("unpatched") else 100.0
-if "-npp" in sys.argv:
-    print("0.01 I llama_perf_context_print:        load time =   %.2f ms" % (100000 / speed))
-elif speed == 0:
-    print("[]")
-else:
-    print(json.dumps([{"n_prompt": 512, "n_gen": 0, "samples_ts": [speed / 2, speed]},
-                      {"n_prompt": 0, "n_gen": 64, "samples_ts": [speed]}]))
 """
 
 

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtool.bench import figures
-from kvtool.bench.figures import MIB, Figure
-from kvtool.bench.geometry import CacheModel
-from kvtool.bench.plan import COPY, IN_PLACE, STATIC, Plan
-from kvtool.bench.runner import Measured
-from kvtool.bench.sample import Sample
+from kvtool.bench.rows import Row, at
+from kvtool.bench.runs import COPY, IN_PLACE, OFF, STATIC
+from kvtool.bench.speed import Speed
 
-SLACK = 32  # MiB that a bar in bytes allows for what is not the cache
+MIB = 2**20
+_SPARE = 32 * MIB  # that a bar in bytes allows for what is not the cache
 _AFTER_CLEAR = 1.4  # of what the live cells need
+_SURE = 0.02  # how far a 95 % interval may reach beyond its bar
 
 
 @dataclass(frozen=True)
 class Bar:
     """One figure and what it has to be: at least `least` and at most `most` (None: no such bound).
 
-    value, low, high: median, lowest and highest over the repeats, None when it was not measured; met: None then.
-    unit: "" for a ratio; note: what one has to know to read it, or why it was not measured.
+    value is None when it was not measured, and then met is None. low, high: its 95 % interval, if it has one, which may
+    not reach further than 0.02 beyond a bound. unit: "" for a ratio; note: what one has to know to read it.
     """
 
     name: str
-    model: str
     mode: str
     value: float | None
-    low: float | None
-    high: float | None
-    least: float | None
-    most: float | None
+    least: float | None = None
+    most: float | None = None
     unit: str = ""
     note: str = ""
+    low: float | None = None
+    high: float | None = None
 
     @property
     def met(self) -> bool | None:
         if self.value is None:
             return None
-        return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+        low = self.value if self.low is None else min(self.value, self.low + _SURE)
+        high = self.value if self.high is None else max(self.value, self.high - _SURE)
+        return (self.least is None or low >= self.least) and (self.most is None or high <= self.most)
 
     @property
     def bound(self) -> str:
@@ -50,131 +51,73 @@ class Bar:
         return f">= {self.least:g}{unit}" if self.least is not None else f"<= {self.most:g}{unit}"
 
 
-def bar(
-    name: str,
-    model: str,
-    mode: str,
-    found: Figure | None,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    unit: str = "",
-    note: str = "",
-) -> Bar:
-    """A bar for a figure that may be missing."""
-    if found is None:
-        return Bar(name, model, mode, None, None, None, least, most, unit, note or "not measured")
-    return Bar(name, model, mode, found.value, found.low, found.high, least, most, unit, note)
+def memory_bars(rows: Sequence[Row]) -> list[Bar]:
+    """Creation, growth and memory of the two dynamic caches."""
+    return [b for mode in (IN_PLACE, COPY) for b in _memory(rows, mode)]
 
 
-def bars(plan: Plan, measured: Measured) -> tuple[Bar, ...]:
-    """Every bar for every model, without those against an unpatched build."""
-    out: list[Bar] = []
-    for model in plan.models:
-        side = _Side(plan, model, measured)
-        for mode in (IN_PLACE, COPY):
-            out += [*side.creation(mode), *side.growth(mode), *side.speed(mode), *side.memory(mode)]
-    return tuple(out)
+def _memory(rows: Sequence[Row], mode: str) -> list[Bar]:
+    created, cleared = at(rows, mode, "created"), at(rows, mode, "after-clear")
+    depths = [r for r in rows if (r.mode, r.moment) == (mode, "depth")]
+    static = at(rows, STATIC, "created")
+    seconds, size = (static.create_seconds, static.resident) if static else (None, None)
+    if created is None or cleared is None or not depths:
+        return []
+    last = depths[-1]
+    limit, most = ("memcpy", 1.5) if mode == COPY else ("commit", 1.1)
+    over = [r.peak - r.committed - beside for r in depths if r.peak and (beside := _beside(rows, r)) is not None]
+    beside = _beside(rows, last)
+    left = None if cleared.resident is None or beside is None else max(0, cleared.resident - beside)
+    # by copy a layer is there twice while it is copied
+    transient = _SPARE + (last.committed // last.n_layer if mode == COPY else 0)
+    return [
+        Bar("creation time / static", mode, _over(created.create_seconds, seconds), most=0.02),
+        Bar("resident after creation / static", mode, _over(created.resident, size), most=0.005),
+        Bar(f"growth time / {limit}", mode, _over(last.growth_seconds, last.growth_limit), most=most),
+        Bar("peak over steady", mode, _mib(max(over, default=None)), most=round(transient / MIB, 1), unit="MiB"),
+        Bar(
+            "KV resident after clear and a decode",
+            mode,
+            _mib(left),
+            most=round((_SPARE + _AFTER_CLEAR * cleared.used) / MIB, 1),
+            unit="MiB",
+        ),
+    ]
 
 
-class _Side:
-    """The bars of one model."""
+def _beside(rows: Sequence[Row], row: Row) -> int | None:
+    """Resident bytes of a context of that depth that are not its cache: the static one's, or this one's own without it.
 
-    def __init__(self, plan: Plan, model: CacheModel, measured: Measured) -> None:
-        self.plan, self.model = plan, model
-        self.samples = {mode: measured.of(model.name, mode) for mode in (STATIC, COPY, IN_PLACE)}
-        self.why = {(s.model, s.mode): s.why for s in measured.skipped}.get((model.name, STATIC), "")
-
-    def _each(self, mode: str, value: Callable[[Sample], float | None]) -> Figure | None:
-        return figures.figure(v for s in self.samples[mode] if (v := value(s)) is not None)
-
-    def _against_static(self, mode: str, value: Callable[[Sample], float | None]) -> Figure | None:
-        return figures.paired(self.samples[mode], self.samples[STATIC], value)
-
-    def _beside_static(self, mode: str, value: Callable[[Sample, Sample | None], float | None]) -> Figure | None:
-        """In MiB; the value gets the static side of the same repeat, if there is one."""
-        static = dict(enumerate(self.samples[STATIC]))
-        found = (value(s, static.get(i)) for i, s in enumerate(self.samples[mode]))
-        return figures.figure(v / MIB for v in found if v is not None)
-
-    def _static_note(self, note: str = "") -> str:
-        return f"static left out: {self.why}" if self.why else note
-
-    def creation(self, mode: str) -> list[Bar]:
-        time = self._against_static(mode, lambda s: s.create_seconds)
-        size = self._against_static(mode, figures.resident)
-        at = self._static_note(f"at {self.plan.n_ctx} cells")
-        note = self._static_note(f"at {self.plan.n_ctx} cells, compute buffers of both included")
-        return [
-            bar("creation time / static", self.model.name, mode, time, most=0.02, note=at),
-            bar("resident after creation / static", self.model.name, mode, size, most=0.005, note=note),
-        ]
-
-    def growth(self, mode: str) -> list[Bar]:
-        cells = self.plan.grown
-        limit, most = ("commit", 1.1) if mode == IN_PLACE else ("memcpy", 1.5)
-        what = "commit of as many fresh pages" if mode == IN_PLACE else "memcpy of what it copied into fresh memory"
-        note = f"up to {cells} cells"
-        spent = self._each(mode, lambda s: figures.growth_over_limit(s, cells, limit))
-        out = []
-        if mode == IN_PLACE:
-            copied = self._each(mode, lambda s: _copied(s, cells))
-            out.append(bar("bytes copied", self.model.name, mode, copied, most=0, unit="MiB", note=note))
-        out.append(bar(f"growth time / {limit}", self.model.name, mode, spent, most=most, note=f"{note}; {what}"))
-        peak = self._beside_static(mode, figures.peak_over_steady)
-        layer = max((self._layer(s) for s in self.samples[mode]), default=0)
-        allowed = SLACK if mode == IN_PLACE else SLACK + layer / MIB
-        out.append(bar("peak over steady", self.model.name, mode, peak, most=round(allowed, 1), unit="MiB"))
-        return out
-
-    def _layer(self, sample: Sample) -> int:
-        return figures.layer_bytes(sample, self.model.cell_bytes, self.model.cell_layers)
-
-    def speed(self, mode: str) -> list[Bar]:
-        out = []
-        for kind, name in (("generate", "generation"), ("prompt", "prompt")):
-            depths = self.plan.speed_depths
-            shown = ", ".join(map(str, depths))
-            worst = figures.worst_depth(self.samples[mode], self.samples[STATIC], kind, depths)
-            found, note = None, self._static_note()
-            if worst:
-                depth, found = worst
-                times = (figures.seconds_per_token(s, kind, depth) for s in self.samples[STATIC])
-                alone = figures.noise(t for t in times if t is not None)
-                note = f"the lowest of {shown}: at {depth}" + (f"; static alone varies {alone}" if alone else "")
-            out.append(bar(f"{name} speed / static", self.model.name, mode, found, least=0.99, note=note))
-        if mode == IN_PLACE:
-            worst_call = self._each(mode, figures.worst_growth_call)
-            each = figures.by_depth(self.samples[mode], figures.growth_calls)
-            note = "a generated token; at " + ", ".join(f"{depth} cells {ratio:.1f}" for depth, ratio in each.items())
-            title = "worst call with a growth / median"
-            out.append(bar(title, self.model.name, mode, worst_call, most=2, note=note if each else ""))
-        return out
-
-    def memory(self, mode: str) -> list[Bar]:
-        left = self._beside_static(mode, figures.left_after_clear)
-        live = max((figures.live_bytes(s) for s in self.samples[mode]), default=0)
-        allowed = round(_AFTER_CLEAR * live / MIB + SLACK, 1)
-        out = [
-            bar(
-                "KV resident after clear",
-                self.model.name,
-                mode,
-                left,
-                most=allowed,
-                unit="MiB",
-                note="and one more decode",
-            ),
-        ]
-        if mode == IN_PLACE:
-            waste = self._each(mode, figures.committed_over_used)
-            out.append(bar("KV committed / used", self.model.name, mode, waste, most=1.4, note="beyond 4096 cells"))
-        return out
+    So memory that was freed but not given back to the system counts as the cache's.
+    """
+    other = at(rows, STATIC, row.moment, row.depth) or row
+    return None if other.resident is None else other.resident - other.committed
 
 
-def _copied(sample: Sample, depth: int) -> float | None:
-    point = sample.at(depth)
-    return point.usage.n_bytes_copied / MIB if point else None
+def _over(value: float | None, under: float | None) -> float | None:
+    return value / under if value is not None and under else None
+
+
+def _mib(value: float | None) -> float | None:
+    return None if value is None else value / MIB
+
+
+def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
+    """For each comparison and kind of call the depth that decides: one that misses the bar, or has the lowest bound."""
+    out = []
+    for _key, group in itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind)):
+        found = [_speed_bar(s) for s in group]
+        out.append(min(found, key=lambda b: (bool(b.met), b.low or 0.0)))
+    grew = [s.growing for s in speeds if s.mode == IN_PLACE and s.kind == "generate" and s.growing is not None]
+    return [*out, Bar("token with a growth / static", IN_PLACE, max(grew, default=None), most=2)]
+
+
+def _speed_bar(s: Speed) -> Bar:
+    name = (
+        f"{s.kind} speed / {'unpatched' if s.mode == OFF else 'static'}{'' if s.flash_attn else ', no flash attention'}"
+    )
+    most = 1.01 if s.mode == OFF else None
+    return Bar(name, s.mode, s.ratio.value, 0.99, most, note=f"at {s.depth}", low=s.ratio.low, high=s.ratio.high)
 
 
 def missed(found: Sequence[Bar]) -> tuple[Bar, ...]:

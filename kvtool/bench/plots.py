@@ -6,8 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from kvtool.bench.plan import COPY, IN_PLACE, MODES, STATIC
-from kvtool.bench.summary import Depth, Growth, Summary
+from kvtool.bench.rows import Row
+from kvtool.bench.runs import COPY, IN_PLACE, MODES, STATIC
 from kvtool.errors import MissingToolError
 
 GIB = 2**30
@@ -27,14 +27,10 @@ def require() -> None:
         ) from err
 
 
-def draw(summary: Summary) -> dict[str, bytes]:
-    """The plots by file name, each as SVG and PNG; one without data is left out."""
-    pictures: dict[str, bytes] = {}
-    if any(d.mode != STATIC for d in summary.depths):
-        pictures |= _saved("memory", _memory(summary.depths))
-    if summary.growths:
-        pictures |= _saved("growth", _growth(summary.growths))
-    return pictures
+def draw(rows: Sequence[Row]) -> dict[str, bytes]:
+    """The plots by file name, each as SVG and PNG."""
+    depths = [r for r in rows if r.moment == "depth"]
+    return {**_saved("memory", _memory(depths)), **_saved("growth", _growth([r for r in depths if r.growth_limit]))}
 
 
 def _saved(name: str, figure: Any) -> dict[str, bytes]:
@@ -50,50 +46,37 @@ def _saved(name: str, figure: Any) -> dict[str, bytes]:
     return out
 
 
-def _panels(count: int, height: float) -> tuple[Any, list[Any]]:
+def _panel() -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    figure = Figure(figsize=(4.6 * count, height), layout="constrained")
-    axes = figure.subplots(1, count, squeeze=False)
-    return figure, list(axes[0])
+    figure = Figure(figsize=(4.6, 4.0), layout="constrained")
+    axis = figure.subplots()
+    axis.grid(alpha=0.3)
+    return figure, axis
 
 
-def _memory(depths: Sequence[Depth]) -> Any:
-    models = list(dict.fromkeys(d.model for d in depths))
-    figure, axes = _panels(len(models), 4.0)
-    for axis, model in zip(axes, models, strict=True):
-        for mode in MODES:
-            rows = [d for d in depths if (d.model, d.mode) == (model, mode)]
-            if rows:
-                axis.plot(
-                    [d.depth for d in rows],
-                    [d.committed / GIB for d in rows],
-                    color=_COLOURS[mode],
-                    marker=_MARKS[mode],
-                    label=mode,
-                )
-        used = [d for d in depths if (d.model, d.mode) == (model, IN_PLACE)]
-        axis.plot([d.depth for d in used], [d.used / GIB for d in used], "k:", linewidth=1, label="used")
-        if not any((d.model, d.mode) == (model, STATIC) for d in depths) and used:
-            axis.axhline(used[0].reserved / GIB, color=_COLOURS[STATIC], label="static (reserved)")
-        axis.set(title=model, xlabel="tokens", ylabel="KV cache, GiB", ylim=(0, None), xlim=(0, None))
-        axis.grid(alpha=0.3)
-    axes[0].legend()
+def _memory(depths: Sequence[Row]) -> Any:
+    figure, axis = _panel()
+    for mode in MODES:
+        rows = [r for r in depths if r.mode == mode]
+        at = [r.depth for r in rows]
+        axis.plot(at, [r.committed / GIB for r in rows], color=_COLOURS[mode], marker=_MARKS[mode], label=mode)
+        if mode == IN_PLACE:
+            axis.plot(at, [r.used / GIB for r in rows], "k:", linewidth=1, label="used")
+    if not any(r.mode == STATIC for r in depths):
+        axis.axhline(depths[0].reserved / GIB, color=_COLOURS[STATIC], label="static (reserved)")
+    axis.set(xlabel="tokens", ylabel="KV cache, GiB", ylim=(0, None), xlim=(0, None))
+    axis.legend()
     return figure
 
 
-def _growth(growths: Sequence[Growth]) -> Any:
-    figure, axes = _panels(2, 3.6)
-    for axis, mode, limit in zip(
-        axes, (IN_PLACE, COPY), ("commit of the same pages", "memcpy of the same bytes"), strict=True
-    ):
-        rows = [g for g in growths if g.mode == mode]
-        at = range(len(rows))
-        axis.bar([x - 0.2 for x in at], [g.seconds for g in rows], 0.4, color=_COLOURS[mode], label="growth")
-        axis.bar([x + 0.2 for x in at], [g.limit for g in rows], 0.4, color="#bbbbbb", label=limit)
-        axis.set_xticks(list(at), [g.model for g in rows], fontsize=8)
-        cells = f" to {rows[0].cells} cells" if rows else ""
-        axis.set(title=f"growth {mode}{cells}", ylabel="seconds", ylim=(0, None))
-        axis.grid(alpha=0.3, axis="y")
-        axis.legend(fontsize=8)
+def _growth(grown: Sequence[Row]) -> Any:
+    figure, axis = _panel()
+    for mode, limit in ((IN_PLACE, "commit of the same pages"), (COPY, "memcpy of the same bytes")):
+        rows = [r for r in grown if r.mode == mode]
+        at, colour = [r.depth for r in rows], _COLOURS[mode]
+        axis.plot(at, [r.growth_seconds for r in rows], color=colour, marker=_MARKS[mode], label=f"growth {mode}")
+        axis.plot(at, [r.growth_limit for r in rows], color=colour, linestyle=":", label=limit)
+    axis.set(xlabel="tokens", ylabel="seconds, all growths up to there", ylim=(0, None), xlim=(0, None))
+    axis.legend(fontsize=8)
     return figure

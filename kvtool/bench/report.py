@@ -1,22 +1,38 @@
-"""What bench returns, and its tables: the same ones for a terminal and for bench.md."""
+"""What bench returns, its tables, the same ones for a terminal and for bench.md, and the files that --out writes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvtool.bench.bars import Bar, missed
-from kvtool.bench.runner import Skipped
-from kvtool.bench.summary import Summary
+from kvtool.bench.bars import MIB, Bar, missed
+from kvtool.bench.rows import Row
+from kvtool.bench.runs import STATIC
+from kvtool.bench.speed import Figure, Speed
 from kvtool.console import Console
-from kvtool.errors import KvtoolError, MeasureError
+from kvtool.errors import DiskError, KvtoolError, MeasureError
 from kvtool.machine import Machine
 from kvtool.result import Result, plain
 
-MIB = 2**20
-GIB = 2**30
+HOW = """\
+Memory: each process has one context; in-place, copy and static take turns; figures are medians over the runs. The cache
+is filled without paying for attention over it: each batch is decoded as a sequence of its own and then given to the
+one that is measured (see `kv-bench`'s README). *Resident* is what the process grew by since before the context was
+created, compute buffers included. *The same without a cache*, right after each growth: in place the commit of as many
+fresh pages, by copy `memcpy` of what it copied into fresh memory.
+
+Speed: both contexts in one process, call by call in turns, in processor time of one thread. They are made anew every
+round, a round gives one ratio, and the interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula).
+*Speed* has growths as often as they come, *without growths* is that of the other calls; the last column has the time of
+a call with a growth over the static one's, and how many there were. Cache *off* is the patched build without the flag
+against an unpatched one.
+
+The model has random weights, the cache geometry of a real one, and everything else tiny: its decode calls are much
+cheaper than the real one's, so a growth weighs more here than it does there.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,24 +46,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Benched(Result):
-    """Everything bench found. mode: quick, default or full; seconds: of the whole command; files: what --out wrote."""
+    """Everything bench found. skipped: why the static cache was left out; seconds: of the whole command."""
 
     command: ClassVar[str] = "bench"
 
     tag: str
-    mode: str
-    bin_dir: Path
+    model: str
     machine: Machine
     n_ctx: int
-    depths: tuple[int, ...]
     repeats: int
-    threads: int
-    models: tuple[str, ...]
+    rounds: int
     bars: tuple[Bar, ...]
-    summary: Summary
-    skipped: tuple[Skipped, ...]
+    rows: tuple[Row, ...]
+    speeds: tuple[Speed, ...]
+    skipped: str
     strict: bool
-    files: tuple[Path, ...]
     seconds: float
 
     @property
@@ -59,160 +72,131 @@ class Benched(Result):
         first = wrong[0]
         return MeasureError(
             f"{len(wrong)} of {len(self.bars)} bars were missed",
-            why=f"{first.name}, {first.model}, {first.mode}: {number(first.value)}, the bar is {first.bound}",
+            why=f"{first.name}, {first.mode}: {_number(first.value)}, the bar is {first.bound}",
             next_step="again on an idle machine, or without --strict",
         )
 
     def to_json(self) -> dict[str, Any]:
         """The fields, and for each bar whether it was met."""
-        doc = super().to_json()
-        doc["bars"] = [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]
-        return doc
+        return {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:
         for table in tables(self):
-            wide = table.columns[-1] == "note"  # too wide for a terminal; bench.md and --json have it
-            rows = [row[:-1] for row in table.rows] if wide else table.rows
-            console.table(table.columns[:-1] if wide else table.columns, rows, title=table.title)
+            console.table(table.columns, table.rows, title=table.title)
             console.line()
-        for left in self.skipped:
-            console.line(f"left out: {left.model} {left.mode}: {left.why}", style="yellow")
-        for file in self.files:
-            console.line(f"written: {file}")
-        wrong = missed(self.bars)
-        console.line(verdict(self), style="bold yellow" if wrong else "bold green")
+        if self.skipped:
+            console.line(f"static left out: {self.skipped}", style="yellow")
+        console.line(verdict(self), style="bold yellow" if missed(self.bars) else "bold green")
 
 
 def verdict(result: Benched) -> str:
     """One line: how many bars."""
     known = [b for b in result.bars if b.met is not None]
-    wrong = missed(result.bars)
     open_ = len(result.bars) - len(known)
     tail = f", {open_} not measured" if open_ else ""
-    return f"{len(known) - len(wrong)} of {len(known)} bars met{tail}, {result.seconds:.0f} s"
+    return f"{len(known) - len(missed(known))} of {len(known)} bars met{tail}, {result.seconds:.0f} s"
 
 
 def tables(result: Benched) -> tuple[Table, ...]:
     """All tables, the bars first."""
-    return (
-        bar_table(result.bars),
-        _creation_table(result.summary),
-        _memory_table(result.summary),
-        _growth_table(result.summary),
-        _speed_table(result.summary),
-        _clear_table(result.summary),
-        _rate_table(result.summary),
-    )
+    return (_bars(result.bars), _speeds(result.speeds), _memory(result.rows), _growths(result.rows))
 
 
-def number(value: float | None) -> str:
-    """Three significant digits, "-" for nothing."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def mib(value: float | None) -> str:
-    """Bytes as MiB."""
+def _mib(value: float | None) -> str:
     return "-" if value is None else f"{value / MIB:.0f}"
 
 
-def bar_table(bars: Sequence[Bar]) -> Table:
-    """Every bar with what was measured."""
+def _figure(found: Figure | None) -> str:
+    return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})" if found else "-"
+
+
+def _bars(bars: Sequence[Bar]) -> Table:
     word = {True: "met", False: "MISSED", None: "-"}
+    rows = [(b.name, b.mode, _number(b.value), b.bound, word[b.met], b.note) for b in bars]
+    return Table("Bars", ("figure", "cache", ">found", ">bar", "", "note"), tuple(rows))
+
+
+def _speeds(speeds: Sequence[Speed]) -> Table:
     rows = [
         (
-            b.name,
-            b.model,
-            b.mode,
-            number(b.value),
-            f"{number(b.low)} to {number(b.high)}" if b.value is not None else "",
-            b.bound,
-            word[b.met],
-            b.note,
+            *(
+                s.mode,
+                "on" if s.flash_attn else "off",
+                f"{s.kind} {s.n_tokens or ''} at {s.depth}",
+                f"{1e3 * s.seconds:.1f}",
+            ),
+            *(_figure(s.ratio), _figure(s.steady), f"{_number(s.growing)}, {s.growths} of {s.pairs}"),
         )
-        for b in bars
+        for s in speeds
     ]
-    return Table("Bars", ("figure", "model", "cache", ">median", ">range", ">bar", "", "note"), tuple(rows))
+    columns = ("cache", "FA", "call", ">static ms", ">speed / static", ">without growths", ">time of those with one")
+    return Table("Speed", columns, tuple(rows))
 
 
-def _creation_table(summary: Summary) -> Table:
+def _memory(found: Sequence[Row]) -> Table:
     rows = [
-        (c.model, c.mode, f"{1e3 * c.seconds:.1f}", mib(c.committed), mib(c.resident), str(c.repeats))
-        for c in summary.creations
-    ]
-    columns = ("model", "cache", ">ms", ">KV committed MiB", ">resident MiB", ">runs")
-    return Table("Creating a context", columns, tuple(rows))
-
-
-def _memory_table(summary: Summary) -> Table:
-    rows = [
-        (d.model, d.mode, str(d.depth), mib(d.reserved), mib(d.committed), mib(d.used), mib(d.resident), mib(d.peak))
-        for d in summary.depths
-    ]
-    columns = ("model", "cache", ">tokens", ">KV reserved MiB", ">committed", ">used", ">resident", ">peak")
-    return Table("Memory at each depth", columns, tuple(rows))
-
-
-def _growth_table(summary: Summary) -> Table:
-    rows = []
-    for d in summary.depths:
-        if d.mode == "static":
-            continue
-        limit = next((g for g in summary.growths if (g.model, g.mode, g.cells) == (d.model, d.mode, d.depth)), None)
-        over = f"{d.growth_seconds / limit.limit:.2f}" if limit and limit.limit else ""
-        both = f"{d.growth_seconds / limit.both:.2f}" if limit and limit.both and d.copied else ""
-        rows.append(
-            (
-                d.model,
-                d.mode,
-                str(d.depth),
-                str(d.growths),
-                str(d.shrinks),
-                mib(d.copied),
-                f"{1e3 * d.growth_seconds:.0f}",
-                f"{1e3 * d.growth_worst:.1f}",
-                over,
-                both,
-            )
+        (
+            *(r.mode, str(r.depth) if r.moment == "depth" else r.moment),
+            *(_mib(v) for v in (r.reserved, r.committed, r.used, r.resident, r.peak)),
+            f"{1e3 * r.create_seconds:.0f}" if r.moment == "created" else "",
         )
-    columns = (
-        "model",
-        "cache",
-        ">tokens",
-        ">growths",
-        ">shrinks",
-        ">copied MiB",
-        ">total ms",
-        ">worst ms",
-        ">/ limit",
-        ">/ copy + zero",
-    )
-    return Table("Growth up to each depth", columns, tuple(rows))
-
-
-def _speed_table(summary: Summary) -> Table:
-    rows = [
-        (d.model, d.mode, str(d.depth), number(d.generation), number(d.prompt))
-        for d in summary.depths
-        if d.generation is not None or d.prompt is not None
+        for r in found
     ]
-    return Table("Speed, tokens per second", ("model", "cache", ">tokens", ">generation", ">prompt"), tuple(rows))
+    columns = ("cache", ">tokens", ">KV reserved MiB", ">committed", ">used", ">resident", ">peak", ">ms")
+    return Table("Memory", columns, tuple(rows))
 
 
-def _clear_table(summary: Summary) -> Table:
+def _growths(found: Sequence[Row]) -> Table:
     rows = [
-        (c.model, c.mode, str(c.depth), mib(c.committed_before), mib(c.committed), mib(c.resident))
-        for c in summary.cleared
+        (
+            *(r.mode, str(r.depth), str(r.growths), str(r.shrinks), _mib(r.copied), f"{1e3 * r.growth_seconds:.0f}"),
+            *(f"{1e3 * r.growth_worst:.1f}", f"{r.growth_seconds / r.growth_limit:.2f}" if r.growth_limit else ""),
+        )
+        for r in found
+        if r.mode != STATIC and r.moment == "depth"
     ]
-    columns = ("model", "cache", ">tokens", ">KV committed MiB", ">after", ">KV resident after")
-    return Table("Clear, and one more decode", columns, tuple(rows))
+    columns = ("cache", ">tokens", ">growths", ">shrinks", ">copied MiB", ">total ms", ">worst ms")
+    return Table("Growth up to each depth", (*columns, ">/ the same without a cache"), tuple(rows))
 
 
-def _rate_table(summary: Summary) -> Table:
-    rows = [
-        (r.name, f"{r.chunk >> 10} KiB" if r.chunk else "all", *(f"{x / GIB:.2f}" for x in (r.rate, r.low, r.high)))
-        for r in summary.rates
+def write(out: Path, result: Benched, pictures: Mapping[str, bytes]) -> None:
+    """bench.md, bench.json and the pictures, by file name. Raises DiskError."""
+    contents = {
+        "bench.md": markdown(result, [name for name in pictures if name.endswith(".svg")]).encode(),
+        **pictures,
+        # last, and with the others in it: who finds it finds all of them
+        "bench.json": (json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n").encode(),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, data in contents.items():
+            (out / name).write_bytes(data)
+    except OSError as err:
+        raise DiskError(f"cannot write to {out}", why=str(err), next_step="--out another directory") from err
+
+
+def markdown(result: Benched, pictures: Sequence[str]) -> str:
+    """bench.md."""
+    m = result.machine
+    memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
+    pages = f", transparent huge pages: {m.pages}" if m.pages else ""
+    parts = [
+        f"# kvtool bench, llama.cpp {result.tag}\n",
+        f"{result.model}, `-c {result.n_ctx}`, {result.repeats} runs and {result.rounds} rounds of each, "
+        f"on {m.processor}, {m.cores} cores{memory}, {m.system}{pages}. {verdict(result)}.\n",
+        HOW,
+        *(f"![{Path(name).stem}]({name})\n" for name in pictures),
+        *(_markdown_table(table) for table in tables(result)),
     ]
-    columns = ("limit", ">at a time", ">GiB/s", ">lowest", ">highest")
-    return Table("What the machine does without a cache", columns, tuple(rows))
+    return "\n".join([*parts, *([f"Static left out: {result.skipped}.\n"] if result.skipped else [])])
+
+
+def _markdown_table(table: Table) -> str:
+    head = "| " + " | ".join(c.removeprefix(">") for c in table.columns) + " |"
+    rule = "|" + "|".join("---:" if c.startswith(">") else "---" for c in table.columns) + "|"
+    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
+    return "\n".join([f"## {table.title}\n", head, rule, *body]) + "\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import fnmatch
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,7 @@ import typer
 
 from kvtool import machine
 from kvtool.alone import alone
-from kvtool.bench import bars, baseline, files, geometry, plan, plots, runner, summary
-from kvtool.bench.plan import Plan
+from kvtool.bench import bars, plots, report, rows, runs
 from kvtool.bench.report import Benched
 from kvtool.build import cmake
 from kvtool.commands import build
@@ -23,81 +20,67 @@ from kvtool.env import Env
 from kvtool.errors import MeasureError, UsageError
 from kvtool.project import Project
 from kvtool.upstream.lock import load_lock
+from kvtool.verify import models
 
-TARGETS = (cmake.BENCH_TARGET, "llama-bench", "llama-batched-bench")
+CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
+DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
+SPEED_DEPTHS = (250, 1000, 3000)  # below 256 and 1024: the prompt goes over an edge of the storage
+ROOM = 1024  # tokens that are decoded beyond a depth
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure. models: a glob over the names ("" for the mode's); repeats, n_ctx: 0 for the mode's.
+    """What to measure. model: a GGUF file, None: random weights with Qwen3.5-27B's cache; rounds: 0 for the mode's.
 
-    baseline: programs of an unpatched build; bin_dir: programs to measure as they are; out: where files go.
+    baseline: an unpatched build's libraries; bin_dir: programs to measure as they are; out: where files go.
     """
 
     quick: bool = False
-    full: bool = False
-    models: str = ""
-    repeats: int = 0
-    threads: int = 1
-    n_ctx: int = 0
+    model: Path | None = None
+    rounds: int = 0
+    n_ctx: int = CONTEXT
     baseline: Path | None = None
     bin_dir: Path | None = None
     out: Path | None = None
     strict: bool = False
 
 
-def make_plan(options: Options) -> Plan:
-    """The plan; UsageError for options that make no sense."""
-    if options.quick and options.full:
-        raise UsageError("--quick and --full are opposites", next_step="leave one of them out")
-    for name, value, least in (("repeats", options.repeats, 0), ("threads", options.threads, 1)):
-        if value < least:
-            raise UsageError(f"--{name} {value} makes no sense", next_step=f"--{name} {least} or more")
-    if options.n_ctx and options.n_ctx < 1024:
-        raise UsageError(f"--ctx {options.n_ctx} is too small to measure in", next_step="--ctx 1024 or more")
-    chosen = [m for m in geometry.MODELS if fnmatch.fnmatch(m.name.lower(), options.models.lower())]
-    if options.models and not chosen:
-        names = ", ".join(m.name for m in geometry.MODELS)
-        raise UsageError(f"no model is called {options.models}", next_step=f"one of {names}, or a glob")
-    return plan.make(
-        quick=options.quick,
-        full=options.full,
-        models=chosen,
-        repeats=options.repeats,
-        threads=options.threads,
-        n_ctx=options.n_ctx,
+def make_plan(options: Options, program: Path, model: Path) -> runs.Plan:
+    """The plan; depths that do not fit into the context are left out."""
+    size = min(options.n_ctx, SPEED_CONTEXT)
+    return runs.Plan(
+        program,
+        model,
+        options.n_ctx,
+        tuple(d for d in (QUICK_DEPTHS if options.quick else DEPTHS) if d <= options.n_ctx),
+        1 if options.quick else 3,
+        options.rounds or (6 if options.quick else 16),
+        size,
+        tuple(d for d in SPEED_DEPTHS if d + ROOM <= size),
+        options.baseline.absolute() / "libllama.so" if options.baseline else None,
     )
 
 
-def _programs(project: Project, console: Console, options: Options) -> Path:
-    if options.bin_dir is not None:
-        return options.bin_dir.absolute()
-    return build.run(project, console, build.Options(targets=TARGETS)).bin_dir
+def _check(options: Options) -> None:
+    if options.n_ctx < 2048:
+        raise UsageError(f"--ctx {options.n_ctx} is too small to measure in", next_step="--ctx 2048 or more")
+    if options.rounds and options.rounds < 2:
+        raise UsageError("an interval takes two rounds", next_step="--rounds 2 or more")
+    if options.model and not options.model.is_file():
+        raise UsageError(f"there is no {options.model}", next_step="--model FILE.gguf, or leave it out")
+    if options.baseline and not (options.baseline / "libllama.so").is_file():
+        raise UsageError(f"there is no libllama.so in {options.baseline}", next_step="build the target llama, on Linux")
+    if options.out:
+        plots.require()
 
 
-def _measure(
-    console: Console, planned: Plan, bin_dir: Path, options: Options, work: Path
-) -> tuple[runner.Measured, tuple[bars.Bar, ...]]:
-    program = baseline.program(bin_dir, cmake.BENCH_TARGET)
-    if program is None:
-        raise MeasureError(
-            f"{cmake.BENCH_TARGET} is not in {bin_dir}", next_step=f"kvtool build --target {cmake.BENCH_TARGET}"
-        )
-    with console.progress("making models of random weights", None):
-        made = runner.make_models(planned, work)
-    todo = float(len(plan.runs(planned)))
-    with console.progress("measuring static, copy and in-place", todo) as bar:
-        measured = runner.measure(planned, program, made, bar.update)
-    found = bars.bars(planned, measured)
-    if options.baseline is not None:
-        turns = 2 * planned.repeats  # a difference of 1 % needs more turns than one of a factor
-        model = planned.models[0]
-        with console.progress("patched against unpatched, flag off", float(turns)) as bar:
-            sides = baseline.measure(
-                bin_dir, options.baseline.absolute(), made[model.name], turns, planned.threads, bar.update
-            )
-        found += baseline.bars(*sides, model.name)
-    return measured, found
+def _program(project: Project, console: Console, options: Options) -> Path:
+    directory = options.bin_dir or build.run(project, console, build.Options(targets=(cmake.BENCH_TARGET,))).bin_dir
+    names = (cmake.BENCH_TARGET, f"{cmake.BENCH_TARGET}.exe")
+    found = next((f for name in names if (f := directory.absolute() / name).is_file()), None)
+    if found is None:
+        raise MeasureError(f"kv-bench is not in {directory}", next_step="kvtool build --target kv-bench")
+    return found
 
 
 def run(project: Project, console: Console, options: Options) -> Benched:
@@ -107,61 +90,52 @@ def run(project: Project, console: Console, options: Options) -> Benched:
     DiskError, and MeasureError when something could not be measured.
     """
     started = time.monotonic()
-    planned = make_plan(options)
-    if options.out is not None:
-        plots.require()
-    bin_dir = _programs(project, console, options)
+    _check(options)
+    program = _program(project, console, options)
     work = project.tree / "build" / "bench"
     work.mkdir(parents=True, exist_ok=True)
     with alone(work, MeasureError, "bench is running"):
-        measured, found = _measure(console, planned, bin_dir, options, work)
+        plan = make_plan(options, program, options.model or models.cache_model(models.QWEN35_27B, work))
+        with console.progress("measuring memory", float(plan.repeats * len(runs.MODES))) as bar:
+            measured, skipped = runs.memory(plan, bar.update)
+        with console.progress("measuring speed", float(len(plan.turns))) as bar:
+            speeds = runs.speeds(plan, bar.update)
+    found = rows.rows(measured)
     result = Benched(
         load_lock(project.lock).current,
-        planned.mode,
-        bin_dir,
+        options.model.name if options.model else models.QWEN35_27B.name,
         machine.machine(),
-        planned.n_ctx,
-        planned.depths,
-        planned.repeats,
-        planned.threads,
-        tuple(m.name for m in planned.models),
+        plan.n_ctx,
+        plan.repeats,
+        plan.rounds,
+        (*bars.memory_bars(found), *bars.speed_bars(speeds)),
         found,
-        summary.summarize(planned, measured),
-        measured.skipped,
+        speeds,
+        skipped,
         options.strict,
-        (),
         time.monotonic() - started,
     )
-    if options.out is None:
-        return result
-    written = files.write(options.out, result, plots.draw(result.summary))
-    return dataclasses.replace(result, files=written)
+    if options.out:
+        report.write(options.out, result, plots.draw(result.rows))
+    return result
 
 
 def command(
     env: Env,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Some minutes: one model, up to 8192 cells, two runs of each.")
-    ] = False,
-    full: Annotated[bool, typer.Option("--full", help="Also 40009, 64009 and 80009 tokens.")] = False,
-    models: Annotated[str, typer.Option("--models", metavar="GLOB", help="Only these models, such as 'gemma*'.")] = "",
-    repeats: Annotated[int, typer.Option("--repeats", "-r", metavar="N", help="Runs of each; 0: 3, or 2.")] = 0,
-    threads: Annotated[
-        int, typer.Option("--threads", "-t", metavar="N", help="Threads to compute with. Growing takes one.")
-    ] = 1,
-    ctx: Annotated[int, typer.Option("--ctx", "-c", metavar="N", help="Cells; 0: 131072.")] = 0,
-    baseline_dir: Annotated[
+    quick: Annotated[bool, typer.Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False,
+    model: Annotated[
         Path | None,
-        typer.Option(
-            "--baseline",
-            metavar="DIR",
-            help="Programs of an unpatched build, for the cost of the patches without the flag.",
-            show_default=False,
-        ),
+        typer.Option("--model", "-m", metavar="FILE", help="Another model than the one made here.", show_default=False),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0,
+    ctx: Annotated[int, typer.Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="DIR", help="Libraries of an unpatched build.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write bench.md, .json, .csv and plots.", show_default=False),
+        typer.Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.", show_default=False),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 8 when a bar is missed.")] = False,
     bin_dir: Annotated[
@@ -171,16 +145,15 @@ def command(
 ) -> Benched:
     """Measure what the dynamic cache costs and saves.
 
-    Builds what it needs, then runs a static cache, one that grows by copy and one that grows in place, taking turns, on
-    random weights with the cache geometry of Qwen3.5-27B, Gemma 3 4B (sliding windows) and DeepSeek-V2-Lite (MLA):
-    creation, memory at each depth, growth against plain memcpy and page commits on this machine, speed, memory after a
-    clear; and holds the figures against the project's bars. A side that does not fit into memory is left out.
+    Builds what it needs and makes a model of random weights with the cache geometry of Qwen3.5-27B. Memory: a static
+    cache, one that grows by copy and one that grows in place, a process each. Speed: a static and a dynamic context in
+    one process, call by call in turns, with a 95 % interval, with and without flash attention; with --baseline also the
+    patched build without the flag against an unpatched one. And it holds the figures against the project's bars.
 
         kvtool bench --quick                             some minutes
-        kvtool bench --full --out bench                  everything, with plots (pip install 'kvtool[bench]')
-        kvtool bench --baseline ../llama.cpp/build/bin   also against an unpatched build
+        kvtool bench --out bench                         everything, with plots (pip install 'kvtool[bench]')
+        kvtool bench --baseline ../llama.cpp/build/bin   also the flag off, against an unpatched build (Linux)
 
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
-    options = Options(quick, full, models, repeats, threads, ctx, baseline_dir, bin_dir, out, strict)
-    return run(env.project, env.console, options)
+    return run(env.project, env.console, Options(quick, model, rounds, ctx, baseline, bin_dir, out, strict))

@@ -21,14 +21,16 @@ struct kv_bench_params {
 
     std::vector<uint32_t> depths; // ascending; empty: only create the context
 
-    uint32_t n_gen    = 16;  // tokens generated at each depth, 0: do not measure
-    uint32_t n_prompt = 64;  // tokens of a prompt batch at each depth, 0: do not measure
-    uint32_t n_repeat = 5;   // prompt batches at each depth
-    uint32_t n_cross  = 8;   // tokens generated before and after a growth between two depths, 0: none
-    uint32_t max_gen  = 0;   // deepest depth at which speed is measured, 0: all
+    bool limit = false; // after each growth, also do the same without a cache
 
-    uint64_t limit_bytes = 0; // also measure plain memcpy and page commits of so many bytes, 0: do not
-    uint64_t chunk_bytes = 0; // commit in pieces of this size as well, 0: do not
+    // speed: this context and a static one take turns
+    uint32_t n_round = 0; // times that both are made anew, 0: measure memory
+
+    std::string other; // libllama of another build, which the static context is made with
+
+    uint32_t n_gen    = 24;  // tokens generated at each depth
+    uint32_t n_prompt = 64;  // tokens of a prompt batch
+    uint32_t n_batch  = 6;   // prompt batches at each depth, one behind the other
 
     bool verbose = false;
 };

@@ -1,13 +1,17 @@
-// Measures what one context costs, static or dynamic. See README.md.
+// Measures what a context costs, and how fast it is against a static one. See README.md.
 
+#include "api.h"
 #include "args.h"
 #include "json.h"
-#include "limit.h"
-#include "run.h"
+#include "memory.h"
+#include "turns.h"
 
 #include <clocale>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
 
 static void write_usage(json_line & out, const llama_memory_usage & usage) {
     out.begin_object("usage");
@@ -25,44 +29,67 @@ static void write_usage(json_line & out, const llama_memory_usage & usage) {
     out.end_object();
 }
 
-static void write_run(json_line & out, const run_result & res) {
+static void write_memory(json_line & out, const memory_result & res) {
+    out.real("create_seconds", res.create_seconds).num("rss_before", res.rss_before).flag("peak_exact", res.peak_exact);
+
     out.begin_array("points");
     for (const point_result & p : res.points) {
         out.begin_object();
-        out.str("name", p.name).num("depth", p.depth).real("seconds", p.seconds).num("rss", p.rss).num("peak", p.peak);
+        out.str("name", p.name).num("depth", p.depth).num("rss", p.rss).num("peak", p.peak);
         write_usage(out, p.usage);
         out.end_object();
     }
     out.end_array();
 
-    out.begin_array("calls");
-    for (const call_result & c : res.calls) {
+    out.begin_array("growths");
+    for (const auto & [call, limit] : res.growths) {
         out.begin_object();
-        out.str("kind", call_kind_name(c.kind)).num("depth", c.depth).num("n_tokens", c.n_tokens).real("seconds", c.seconds);
-        out.num("n_grow", c.n_grow).real("grow_seconds", c.grow_seconds).num("n_bytes_copied", (int64_t) c.n_bytes_copied);
-        out.num("n_bytes_added", (int64_t) c.n_bytes_added).num("n_cells", c.n_cells);
-        if (c.n_grow > 0) {
-            out.begin_object("limit").real("memcpy", c.limit.memcpy_seconds).real("commit", c.limit.commit_seconds);
-            out.real("touch", c.limit.touch_seconds).end_object();
-        }
+        out.num("depth", call.depth).num("n_grow", call.n_grow).real("seconds", call.grow_seconds);
+        out.num("n_bytes_copied", (int64_t) call.n_bytes_copied).num("n_bytes_added", (int64_t) call.n_bytes_added);
+        out.real("memcpy", limit.memcpy_seconds).real("commit", limit.commit_seconds);
         out.end_object();
     }
     out.end_array();
 }
 
-static void write_limits(json_line & out, const std::vector<limit_result> & limits) {
-    out.begin_array("limits");
-    for (const limit_result & l : limits) {
+static void write_turns(json_line & out, const kv_bench_params & params, const std::vector<pair_result> & pairs) {
+    out.str("other", params.other);
+    out.begin_array("pairs");
+    for (const pair_result & p : pairs) {
         out.begin_object();
-        out.str("name", l.name).num("bytes", (int64_t) l.bytes).num("chunk", (int64_t) l.chunk);
-        out.begin_array("seconds");
-        for (const double seconds : l.seconds) {
-            out.real(nullptr, seconds);
-        }
-        out.end_array();
+        out.num("round", p.round).str("kind", p.kind).num("depth", p.depth).num("n_past", p.test.depth).num("n_tokens", p.test.n_tokens);
+        out.real("base", p.base_seconds).real("test", p.test.cpu_seconds);
+        out.num("n_grow", p.test.n_grow).num("n_added", p.test.n_cells_added).real("grow_seconds", p.test.grow_seconds);
         out.end_object();
     }
     out.end_array();
+}
+
+// status: ok, or fails with a reason
+static bool measure(json_line & out, const kv_bench_params & params) {
+    error_log log;
+    log.verbose = params.verbose;
+    try {
+        const llama_api   api = llama_api_linked();
+        const bench_model model(api, params, log);
+
+        if (params.n_round == 0) {
+            const memory_result res = memory_measure(params, model);
+            out.num("n_layer", llama_model_n_layer(model.model));
+            write_memory(out, res);
+        } else if (params.other.empty()) {
+            write_turns(out, params, turns_measure(params, model, model));
+        } else {
+            const llama_api   api_other = llama_api_load(params.other);
+            const bench_model other(api_other, params, log);
+            write_turns(out, params, turns_measure(params, model, other));
+        }
+    } catch (const std::exception & err) {
+        out.str("status", "fails").str("reason", err.what() + (log.last.empty() ? "" : ": " + log.last));
+        return false;
+    }
+    out.str("status", "ok").str("reason", "");
+    return true;
 }
 
 int main(int argc, char ** argv) {
@@ -75,23 +102,20 @@ int main(int argc, char ** argv) {
         case args_result::error: return 2;
     }
 
-    const run_result res = bench_run(params);
-    const auto limits = limit_measure(params.limit_bytes, params.chunk_bytes, 5);
     const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
 
     json_line out;
     out.begin_object();
-    out.num("version", 1).str("model", params.model).flag("kv_dynamic", params.kv_dynamic);
-    out.str("storage", storage != nullptr ? storage : "").num("n_ctx", res.n_ctx).num("n_ubatch", params.n_ubatch);
-    out.num("n_threads", params.n_threads).num("n_layer", res.n_layer).real("n_params", res.n_params);
+    out.num("version", 2).str("model", params.model).flag("kv_dynamic", params.kv_dynamic);
+    out.str("storage", storage != nullptr ? storage : "").num("n_ctx", params.n_ctx).num("n_ubatch", params.n_ubatch);
+    out.num("n_threads", params.n_threads);
     out.str("flash_attn", params.flash_attn == LLAMA_FLASH_ATTN_TYPE_ENABLED ? "on" : params.flash_attn == LLAMA_FLASH_ATTN_TYPE_DISABLED ? "off" : "auto");
     out.str("type_k", ggml_type_name(params.type_k)).str("type_v", ggml_type_name(params.type_v));
-    out.str("status", res.status).str("reason", res.reason);
-    out.real("create_seconds", res.create_seconds).num("rss_before", res.rss_before).flag("peak_exact", res.peak_exact);
-    write_run(out, res);
-    write_limits(out, limits);
+
+    const bool ok = measure(out, params);
+
     out.end_object();
     printf("%s\n", out.text().c_str());
 
-    return res.status == "ok" ? 0 : 2;
+    return ok ? 0 : 2;
 }

@@ -1,0 +1,67 @@
+#include "api.h"
+
+#include <stdexcept>
+
+#ifdef __GLIBC__
+#include <dlfcn.h>
+#include <malloc.h>
+#endif
+
+void llama_api_map_large_buffers(const llama_api & api) {
+#ifdef __GLIBC__
+    if (api.mallopt) {
+        api.mallopt(M_MMAP_THRESHOLD, 64*1024); // fixed: by default it rises with what is freed
+    }
+#else
+    (void) api;
+#endif
+}
+
+llama_api llama_api_linked() {
+    llama_api res;
+
+#define KV_BENCH_SET(name) res.name = &::name;
+    KV_BENCH_API(KV_BENCH_SET)
+#undef KV_BENCH_SET
+    res.llama_get_memory_usage = &::llama_get_memory_usage;
+#ifdef __GLIBC__
+    res.mallopt = &::mallopt;
+#endif
+
+    return res;
+}
+
+#ifdef __GLIBC__
+
+template <typename F>
+static void find(void * lib, const char * name, F & res) {
+    res = (F) dlsym(lib, name);
+    if (res == nullptr) {
+        throw std::runtime_error(std::string("the other libllama has no ") + name);
+    }
+}
+
+llama_api llama_api_load(const std::string & path) {
+    void * lib = dlmopen(LM_ID_NEWLM, path.c_str(), RTLD_NOW | RTLD_LOCAL); // never closed: it lives as long as the process
+    if (lib == nullptr) {
+        throw std::runtime_error(dlerror());
+    }
+
+    llama_api res;
+
+#define KV_BENCH_FIND(name) find(lib, #name, res.name);
+    KV_BENCH_API(KV_BENCH_FIND)
+#undef KV_BENCH_FIND
+    res.llama_get_memory_usage = (decltype(res.llama_get_memory_usage)) dlsym(lib, "llama_get_memory_usage");
+    find(lib, "mallopt", res.mallopt);
+
+    return res;
+}
+
+#else
+
+llama_api llama_api_load(const std::string & path) {
+    throw std::runtime_error("two builds in one process take dlmopen(), which is there with glibc only: " + path);
+}
+
+#endif

@@ -1,0 +1,154 @@
+#include "context.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <stdexcept>
+
+// the sequence that has the whole context, and the one that a batch is filled in
+static constexpr llama_seq_id SEQ_ALL  = 0;
+static constexpr llama_seq_id SEQ_FILL = 1;
+
+static void log_callback(ggml_log_level level, const char * text, void * user_data) {
+    error_log & log = *(error_log *) user_data;
+    if (log.verbose) {
+        fputs(text, stderr);
+    }
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        log.last = text;
+        while (!log.last.empty() && log.last.back() == '\n') {
+            log.last.pop_back();
+        }
+    }
+}
+
+double cpu_seconds() {
+    return (double) std::clock()/CLOCKS_PER_SEC;
+}
+
+//
+// bench_model
+//
+
+bench_model::bench_model(const llama_api & api, const kv_bench_params & params, error_log & log) : api(api) {
+    api.llama_log_set(log_callback, &log);
+    api.ggml_backend_load_all();
+
+    ggml_backend_dev_t no_devices[] = { nullptr };
+
+    llama_model_params mparams = api.llama_model_default_params();
+    mparams.devices      = no_devices;
+    mparams.n_gpu_layers = 0;
+
+    model = api.llama_model_load_from_file(params.model.c_str(), mparams);
+    if (model == nullptr) {
+        api.llama_log_set(nullptr, nullptr);
+        throw std::runtime_error("the model cannot be loaded");
+    }
+}
+
+bench_model::~bench_model() {
+    api.llama_model_free(model);
+    api.llama_backend_free();
+    api.llama_log_set(nullptr, nullptr); // what is logged from here on must not find the log
+}
+
+//
+// bench_context
+//
+
+bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api) {
+    llama_context_params cparams = api.llama_context_default_params();
+
+    const uint32_t n_batch = std::max(params.n_ubatch, params.n_prompt);
+
+    cparams.n_ctx           = params.n_ctx;
+    cparams.n_batch         = n_batch;
+    cparams.n_ubatch        = params.n_ubatch;
+    cparams.n_seq_max       = 2;
+    cparams.kv_unified      = true; // both sequences in one stream
+    cparams.swa_full        = false; // as the programs have it
+    cparams.n_threads       = params.n_threads;
+    cparams.n_threads_batch = params.n_threads;
+    cparams.flash_attn_type = params.flash_attn;
+    cparams.type_k          = params.type_k;
+    cparams.type_v          = params.type_v;
+    cparams.kv_dynamic      = kv_dynamic;
+
+    ctx = api.llama_init_from_model(model.model, cparams);
+    if (ctx == nullptr) {
+        throw std::runtime_error("the context cannot be created");
+    }
+
+    mem = api.llama_get_memory(ctx);
+    if (mem == nullptr) {
+        api.llama_free(ctx);
+        throw std::runtime_error("this model has no memory");
+    }
+
+    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model.model));
+    batch   = llama_batch_init((int32_t) n_batch, 0, 1);
+}
+
+bench_context::~bench_context() {
+    llama_batch_free(batch);
+    api.llama_free(ctx);
+}
+
+call_result bench_context::fill(uint32_t n) {
+    const call_result res = call(SEQ_FILL, n);
+
+    api.llama_memory_seq_cp(mem, SEQ_FILL, SEQ_ALL, -1, -1);
+    api.llama_memory_seq_rm(mem, SEQ_FILL, -1, -1);
+
+    return res;
+}
+
+call_result bench_context::decode(uint32_t n) {
+    return call(SEQ_ALL, n);
+}
+
+void bench_context::clear() {
+    api.llama_memory_clear(mem, true);
+    n_past = 0;
+}
+
+llama_memory_usage bench_context::usage() const {
+    return api.llama_get_memory_usage ? api.llama_get_memory_usage(ctx) : llama_memory_usage {};
+}
+
+call_result bench_context::call(llama_seq_id seq, uint32_t n) {
+    batch.n_tokens = (int32_t) n;
+    for (uint32_t i = 0; i < n; ++i) {
+        const uint32_t pos = n_past + i;
+        batch.token   [i]    = (llama_token) (pos*2654435761u % (uint32_t) n_vocab);
+        batch.pos     [i]    = (llama_pos) pos;
+        batch.n_seq_id[i]    = 1;
+        batch.seq_id  [i][0] = seq;
+        batch.logits  [i]    = i + 1 == n;
+    }
+
+    const llama_memory_usage before = usage();
+
+    const double t_start = cpu_seconds();
+    const int    rc      = api.llama_decode(ctx, batch);
+    api.llama_synchronize(ctx);
+    const double seconds = cpu_seconds() - t_start;
+
+    if (rc != 0) {
+        throw std::runtime_error("llama_decode() of " + std::to_string(n) + " tokens at " + std::to_string(n_past) +
+                " returned " + std::to_string(rc));
+    }
+
+    const llama_memory_usage after = usage();
+
+    const call_result res = {
+        n_past, n, seconds,
+        after.n_grow - before.n_grow, 1e-6*(double) (after.t_grow_us - before.t_grow_us),
+        after.n_bytes_copied - before.n_bytes_copied, after.committed - std::min(before.committed, after.committed),
+        after.n_cells - std::min(before.n_cells, after.n_cells),
+    };
+    n_past += n;
+
+    return res;
+}

@@ -1,0 +1,104 @@
+#include "turns.h"
+
+#include <algorithm>
+#include <memory>
+
+namespace {
+
+class turns {
+  public:
+    turns(const kv_bench_params & params, std::vector<pair_result> & res) : params(params), res(res) {
+    }
+
+    void round(uint32_t i, const bench_model & model_test, const bench_model & model_base) {
+        i_round = i;
+        i_depth = 0;
+        i_pair  = i; // the side that begins changes from round to round, too
+
+        std::unique_ptr<bench_context> test;
+        std::unique_ptr<bench_context> base;
+
+        pair("create", [&] { return create(test, model_test, params.kv_dynamic); }, [&] { return create(base, model_base, false); });
+
+        for (const uint32_t depth : params.depths) {
+            i_depth = depth;
+
+            fill(*test, *base, depth);
+            decode("prompt", *test, *base, params.n_batch, params.n_prompt);
+
+            // the tokens go over the edge of the storage, if there is one near
+            const uint32_t n_past = test->depth();
+            const uint32_t edge   = test->usage().n_cells;
+            if (edge > n_past + params.n_gen/2 && edge < n_past + params.n_ubatch) {
+                fill(*test, *base, edge - params.n_gen/2);
+            }
+            decode("generate", *test, *base, params.n_gen, 1);
+        }
+    }
+
+  private:
+    call_result create(std::unique_ptr<bench_context> & ctx, const bench_model & model, bool kv_dynamic) const {
+        call_result created = {};
+
+        const double t_start = cpu_seconds();
+        ctx = std::make_unique<bench_context>(model, params, kv_dynamic);
+        created.cpu_seconds = cpu_seconds() - t_start;
+
+        return created;
+    }
+
+    void fill(bench_context & test, bench_context & base, uint32_t depth) const {
+        while (base.depth() < depth) {
+            const uint32_t n = std::min(params.n_ubatch, depth - base.depth());
+            test.fill(n);
+            base.fill(n);
+        }
+    }
+
+    // one behind the other, so that the cache grows as it would
+    void decode(const char * kind, bench_context & test, bench_context & base, uint32_t n, uint32_t n_tokens) {
+        for (uint32_t i = 0; i < n; ++i) {
+            pair(kind, [&] { return test.decode(n_tokens); }, [&] { return base.decode(n_tokens); });
+        }
+    }
+
+    template <typename F, typename G>
+    void pair(const char * kind, F && call_test, G && call_base) {
+        call_result test = {};
+        call_result base = {};
+
+        if (i_pair++ % 2 == 0) {
+            test = call_test();
+            base = call_base();
+        } else {
+            base = call_base();
+            test = call_test();
+        }
+
+        res.push_back({ i_round, i_depth, kind, test, base.cpu_seconds });
+    }
+
+    const kv_bench_params & params;
+
+    std::vector<pair_result> & res;
+
+    uint32_t i_round = 0;
+    uint32_t i_depth = 0;
+    uint32_t i_pair  = 0;
+};
+
+} // namespace
+
+std::vector<pair_result> turns_measure(const kv_bench_params & params, const bench_model & test, const bench_model & base) {
+    std::vector<pair_result> res;
+
+    llama_api_map_large_buffers(test.api);
+    llama_api_map_large_buffers(base.api);
+
+    turns all(params, res);
+    for (uint32_t i = 0; i < params.n_round; ++i) {
+        all.round(i, test, base);
+    }
+
+    return res;
+}

@@ -1,0 +1,112 @@
+"""Start kv-bench, process after process, and collect what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtool import process
+from kvtool.bench import samples, speed
+from kvtool.bench.samples import Memory
+from kvtool.bench.speed import Speed
+from kvtool.errors import MeasureError
+from kvtool.machine import available_memory
+
+STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
+MODES = (IN_PLACE, COPY, STATIC)
+
+_STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
+_HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine
+_TIMEOUT = 1800.0
+
+OnRun = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. repeats: processes of each mode for memory; rounds: how often both contexts of a comparison are
+    made; speed_*: what speed is measured with; other: libllama of an unpatched build."""
+
+    program: Path
+    model: Path
+    n_ctx: int
+    depths: tuple[int, ...]
+    repeats: int
+    rounds: int
+    speed_ctx: int
+    speed_depths: tuple[int, ...]
+    other: Path | None
+
+    @property
+    def turns(self) -> tuple[tuple[str, bool], ...]:
+        """What is compared with a static context: modes, with and without flash attention."""
+        modes = (IN_PLACE, COPY, OFF) if self.other else (IN_PLACE, COPY)
+        return tuple((mode, flash_attn) for mode in modes for flash_attn in (True, False))
+
+
+def memory(plan: Plan, on_run: OnRun) -> tuple[Mapping[str, Sequence[Memory]], str]:
+    """The samples of each mode, and why the static one is left out, if it does not fit into memory.
+
+    The modes take turns, and which of them begins changes: whatever the machine does meets all of them.
+    """
+    found: dict[str, list[Memory]] = {mode: [] for mode in MODES}
+    skipped = ""
+    for repeat in range(plan.repeats):
+        turn = repeat % len(MODES)
+        for i, mode in enumerate((*MODES[turn:], *MODES[:turn])):
+            on_run(repeat * len(MODES) + i, f"{mode} {repeat + 1}")
+            if mode == STATIC:
+                skipped = skipped or _too_large(found[IN_PLACE][0].points[0].usage.reserved)
+            if mode != STATIC or not skipped:
+                sizes = ["-c", str(plan.n_ctx), "-d", _listed(plan.depths), "--limit"]
+                found[mode].append(samples.memory(_answer(plan, mode, sizes)))
+    return found, skipped
+
+
+def speeds(plan: Plan, on_run: OnRun) -> tuple[Speed, ...]:
+    """Both contexts of each comparison in one process, call by call in turns."""
+    out: list[Speed] = []
+    for i, (mode, flash_attn) in enumerate(plan.turns):
+        flash = "on" if flash_attn else "off"
+        on_run(i, f"{mode}, flash attention {flash}")
+        sizes = ["-c", str(plan.speed_ctx), "-d", _listed(plan.speed_depths), "--rounds", str(plan.rounds)]
+        other = ["--other", str(plan.other)] if mode == OFF else []
+        pairs = samples.pairs(_answer(plan, mode, [*sizes, "-fa", flash, *other]))
+        kinds = (speed.GENERATE, speed.PROMPT, *((speed.CREATE,) if mode == OFF else ()))
+        out += speed.speeds(mode, flash_attn, kinds, pairs)
+    return tuple(out)
+
+
+def _listed(depths: Sequence[int]) -> str:
+    return ",".join(map(str, depths))
+
+
+def _too_large(needed: int) -> str:
+    available = available_memory()
+    if available is None or available >= needed + _HEADROOM:
+        return ""
+    return f"it takes {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are available"
+
+
+def _answer(plan: Plan, mode: str, given: Sequence[str]) -> dict[str, Any]:
+    """What one process says. Raises MeasureError when it fails, is too slow or says what is not understood."""
+    dynamic = "on" if mode in _STORAGE else "off"
+    argv: list[str | Path] = [plan.program, "-m", plan.model, "--kv-dynamic", dynamic, "-t", "1", *given]
+    env = {"LLAMA_KV_DYNAMIC_STORAGE": _STORAGE.get(mode)}  # None: a variable of the user's shell goes
+    done = process.capture(argv, env=env, check=False, timeout=_TIMEOUT, error=MeasureError)
+    try:
+        doc: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        status, reason = str(doc["status"]), str(doc["reason"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        status, reason, doc = "garbage", f"no document on its output, exit code {done.returncode}", {}
+    if status != "ok":
+        raise MeasureError(
+            f"kv-bench could not measure {mode}",
+            why=f"{status}: {reason}",
+            next_step=f"run it by hand: {process.quote(argv)}",
+            output=done.stderr[-2000:],
+        )
+    return doc

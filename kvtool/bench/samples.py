@@ -1,0 +1,103 @@
+"""What one run of kv-bench says, as data. Sizes in bytes, times in seconds unless a name ends in _us."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from kvtool.errors import MeasureError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """llama_memory_usage: what the memory of a context reserves, has taken and uses."""
+
+    reserved: int
+    committed: int
+    used: int
+    n_grow: int
+    n_shrink: int
+    n_bytes_copied: int
+    t_grow_us: int
+    t_grow_max_us: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One moment. name: created, depth, after-clear; rss, peak: resident bytes of the process, -1 unknown."""
+
+    name: str
+    depth: int
+    rss: int
+    peak: int
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The growths of one call, and right after it the same bytes without a cache: memcpy of what was copied into fresh
+    memory, commit of what was added."""
+
+    depth: int
+    seconds: float
+    memcpy: float
+    commit: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One process: one context from creation to its end."""
+
+    n_layer: int
+    create_seconds: float
+    rss_before: int
+    points: tuple[Point, ...]
+    growths: tuple[Growth, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One call of both contexts. kind: create, generate, prompt; base, test: seconds of the static one and the other.
+
+    n_grow, n_added: growths in the other one's call, and the cells that they added.
+    """
+
+    round: int
+    kind: str
+    depth: int
+    n_tokens: int
+    base: float
+    test: float
+    n_grow: int
+    n_added: int
+
+
+def memory(doc: Mapping[str, Any]) -> Memory:
+    """kv-bench's document without --rounds. Raises MeasureError when something is missing."""
+    try:
+        points = tuple(_made(Point, {**p, "usage": _made(Usage, p["usage"])}) for p in doc["points"])
+        growths = tuple(_made(Growth, g) for g in doc["growths"])
+        return _made(Memory, {**doc, "points": points, "growths": growths})
+    except (KeyError, TypeError) as err:
+        raise _not_understood(err) from err
+
+
+def pairs(doc: Mapping[str, Any]) -> tuple[Pair, ...]:
+    """kv-bench's document with --rounds. Raises MeasureError when something is missing."""
+    try:
+        return tuple(_made(Pair, p) for p in doc["pairs"])
+    except (KeyError, TypeError) as err:
+        raise _not_understood(err) from err
+
+
+def _made(kind: type[_T], doc: Mapping[str, Any]) -> _T:
+    return kind(**{f.name: doc[f.name] for f in fields(kind)})  # type: ignore[arg-type]
+
+
+def _not_understood(err: Exception) -> MeasureError:
+    return MeasureError(
+        "kv-bench's answer is not understood", why=f"{type(err).__name__}: {err}", next_step="kvtool build"
+    )

@@ -1,0 +1,124 @@
+"""Speed out of pairs of calls: a ratio with a 95 % interval, and what growths have to do with it. Pure functions.
+
+Within a round, time / time of the static context is the median over the pairs without a growth (steady), and over those
+with one (growing). A growth serves as many tokens as it added cells, so with n tokens a call it comes every added / n
+calls, p = n / added:
+
+    time = steady * (1 - p) + growing * p        and the speed is 1 / time
+
+Both contexts of a round keep the memory that they were given, which makes more of a difference than what is measured;
+so a round is one observation, and more pairs in it do not make up for rounds (T. Kalibera, R. Jones: Rigorous
+benchmarking in reasonable time, ISMM 2013: repeat at the highest level that varies). The interval is Student's, of the
+logarithms of the rounds' ratios:
+
+    exp(mean +- t(0.975, rounds - 1) * deviation / sqrt(rounds))
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvtool.bench.samples import Pair
+
+CREATE, GENERATE, PROMPT = "create", "generate", "prompt"
+
+# t(0.975, n) for n = 1, 2, ...; beyond, the last one, which is a little too wide
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Speed over the static context's, for one kind of call at one depth.
+
+    ratio: with growths as often as they come; steady: calls without one, None where all had one; growing: the time of a
+    call with a growth over that of the static one, None where there was none; seconds: of the static call, median.
+    """
+
+    mode: str
+    flash_attn: bool
+    kind: str
+    depth: int
+    n_tokens: int
+    seconds: float
+    ratio: Figure
+    steady: Figure | None
+    growing: float | None
+    growths: int
+    pairs: int
+    rounds: int
+
+
+def interval(ratios: Sequence[float]) -> Figure:
+    """The geometric mean of one ratio a round, and its 95 % interval; of a single round it is 0 to infinity."""
+    logs = [math.log(r) for r in ratios]
+    middle = statistics.fmean(logs)
+    if len(logs) < 2:
+        return Figure(math.exp(middle), 0.0, math.inf)
+    half = _T[min(len(logs) - 2, len(_T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Figure(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+def by_round(pairs: Sequence[Pair], value: Callable[[Sequence[Pair]], float | None]) -> Figure | None:
+    """The interval over the rounds that have a value."""
+    rounds = [[p for p in pairs if p.round == i] for i in sorted({p.round for p in pairs})]
+    found = [v for r in rounds if (v := value(r)) is not None]
+    return interval(found) if found else None
+
+
+def _time(pairs: Sequence[Pair]) -> float | None:
+    return statistics.median(p.test / p.base for p in pairs) if pairs else None
+
+
+def steady(pairs: Sequence[Pair]) -> float | None:
+    """Speed of the pairs without a growth."""
+    time = _time([p for p in pairs if not p.n_grow])
+    return 1 / time if time else None
+
+
+def whole(pairs: Sequence[Pair]) -> float:
+    """Speed with growths as often as they come."""
+    grew = [p for p in pairs if p.n_grow]
+    still, growing = _time([p for p in pairs if not p.n_grow]), _time(grew)
+    if growing is None or still is None:
+        return 1 / (still or growing or math.nan)
+    share = min(1.0, statistics.median(p.n_tokens / p.n_added if p.n_added else 1.0 for p in grew))
+    return 1 / (still * (1 - share) + growing * share)
+
+
+def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pair]) -> list[Speed]:
+    """Every kind at every depth where it was measured."""
+    depths = sorted({p.depth for p in pairs})
+    groups = [(k, d, [p for p in pairs if (p.kind, p.depth) == (k, d)]) for k in kinds for d in depths]
+    return [_speed(mode, flash_attn, kind, depth, some) for kind, depth, some in groups if some]
+
+
+def _speed(mode: str, flash_attn: bool, kind: str, depth: int, pairs: Sequence[Pair]) -> Speed:
+    grew = [p for p in pairs if p.n_grow]
+    ratio = by_round(pairs, whole)
+    assert ratio is not None  # whole() has a value wherever there is a pair
+    return Speed(
+        mode,
+        flash_attn,
+        kind,
+        depth,
+        pairs[0].n_tokens,
+        statistics.median(p.base for p in pairs),
+        ratio,
+        by_round(pairs, steady),
+        _time(grew),
+        len(grew),
+        len(pairs),
+        len({p.round for p in pairs}),
+    )

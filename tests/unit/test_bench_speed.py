@@ -1,0 +1,111 @@
+"""kvtool bench without a program: speeds, intervals and bars out of samples made up here."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtool.bench import bars, rows, speed
+from kvtool.bench.bars import Bar
+from kvtool.bench.samples import Growth, Memory, Pair, Point, Usage, memory, pairs
+from kvtool.bench.speed import Figure
+from kvtool.errors import MeasureError
+
+MIB = 2**20
+
+
+def pair(i: int, base: float, test: float, added: int = 0, n_tokens: int = 1) -> Pair:
+    return Pair(i, "generate", 100, n_tokens, base, test, int(added > 0), added)
+
+
+def test_the_interval_is_students_over_the_rounds() -> None:
+    found = speed.interval([1.00, 1.02, 0.98, 1.01])
+    assert found.value == pytest.approx(1.0024, abs=1e-4)
+    assert found.low == pytest.approx(0.97550, abs=1e-5) and found.high == pytest.approx(1.03002, abs=1e-5)
+    assert speed.interval([1.0]).low == 0
+
+
+def test_more_pairs_do_not_make_up_for_rounds() -> None:
+    few = [pair(i, 1.0, time) for i, time in enumerate((0.95, 1.0, 1.05))]
+    assert speed.by_round(few * 50, speed.steady) == speed.by_round(few, speed.steady)
+
+
+def test_a_pair_that_was_disturbed_changes_nothing() -> None:
+    calm = [pair(0, 1.0, 1.0)] * 9
+    assert speed.whole([*calm, pair(0, 1.0, 30.0)]) == 1.0
+
+
+def test_growths_weigh_as_often_as_they_come() -> None:
+    some = [pair(0, 1.0, 1.0), pair(0, 1.0, 3.0, added=100)]
+    assert speed.steady(some) == 1.0
+    assert speed.whole(some) == pytest.approx(1 / 1.02)  # 2 more in one of 100 calls
+    assert speed.whole([pair(0, 1.0, 1.0, n_tokens=50), pair(0, 1.0, 3.0, 100, 50)]) == pytest.approx(1 / 2)
+    assert speed.whole([pair(0, 1.0, 2.0, added=8, n_tokens=64)]) == pytest.approx(1 / 2)  # more often than once a call
+
+
+def test_what_had_a_growth_every_time_has_no_steady_speed() -> None:
+    (found,) = speed.speeds("copy", True, ["generate", "prompt"], [pair(i, 1.0, 2.0, added=8) for i in range(3)])
+    assert found.steady is None and found.growing == 2.0 and found.ratio.value == pytest.approx(0.5)
+    assert (found.growths, found.pairs, found.rounds) == (3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "least", "most", "met"),
+    [
+        (1.0, None, None, 0.99, 1.01, True),
+        (1.02, None, None, 0.99, 1.01, False),
+        (0.98, None, None, 0.99, None, False),
+        (0.0, None, None, None, 0, True),
+        (1.0, 0.975, 1.2, 0.99, None, True),
+        (1.0, 0.965, 1.01, 0.99, None, False),  # too unsure
+        (0.985, 0.98, 0.99, 0.99, None, False),  # sure, and too low
+        (1.0, 0.98, 1.04, 0.99, 1.01, False),
+        (None, None, None, 0.99, None, None),
+    ],
+)
+def test_a_bar_has_two_sides_and_an_interval_counts(
+    value: float | None, low: float | None, high: float | None, least: float | None, most: float | None, met: bool
+) -> None:
+    assert Bar("x", "copy", value, least, most, low=low, high=high).met is met
+
+
+def test_the_depth_that_decides_is_the_one_that_misses() -> None:
+    def at(depth: int, value: float, low: float) -> speed.Speed:
+        ratio = Figure(value, low, value)
+        return speed.Speed("copy", True, "generate", depth, 1, 1.0, ratio, None, None, 0, 4, 4)
+
+    found = bars.speed_bars([at(250, 1.0, 0.98), at(1000, 0.985, 0.984), at(3000, 1.0, 0.99)])[0]
+    assert found.note == "at 1000" and found.met is False
+
+
+def sample(points: list[tuple[str, int, int, int]], *, rss_before: int = 0) -> Memory:
+    """points: name, depth, resident MiB, committed MiB; the peak is 10 MiB above."""
+    usage = [Usage(800 * MIB, c * MIB, c * MIB, 1, 0, 0, 1000, 1000) for *_, c in points]
+    some = [Point(n, d, r * MIB, (r + 10) * MIB, u) for (n, d, r, _), u in zip(points, usage, strict=True)]
+    growths = (Growth(3, 6.0, 4.0, 2.0), Growth(9, 6.0, 4.0, 2.0))
+    return Memory(4, 0.1, rss_before, tuple(some), growths)
+
+
+def test_memory_that_is_freed_but_kept_counts_as_peak_and_as_left() -> None:
+    static = sample([("created", 0, 1000, 1000), ("depth", 4, 1020, 1000), ("after-clear", 1, 1020, 1000)])
+    hoards = sample([("created", 0, 30, 20), ("depth", 4, 920, 400), ("after-clear", 1, 580, 20)])
+    found = {
+        b.name: b.value for b in bars.memory_bars(rows.rows({"in-place": [hoards], "copy": [], "static": [static]}))
+    }
+    assert found["peak over steady"] == 930 - 20 - 400
+    assert found["KV resident after clear and a decode"] == 580 - 20
+    alone = bars.memory_bars(rows.rows({"in-place": [hoards], "copy": [], "static": []}))
+    assert {b.name: b.value for b in alone}["peak over steady"] == 10
+
+
+def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:
+    some = [sample([("created", 0, 5 + i, 1), ("depth", 8, r, 9)]) for i, r in enumerate((30, 10, 20))]
+    created, deep = rows.rows({"in-place": [], "copy": some, "static": []})
+    assert (created.resident, deep.resident) == (6 * MIB, 20 * MIB)
+    assert created.growth_limit is None and deep.growth_limit == 4.0  # the second growth is beyond
+    assert rows.at([created, deep], "copy", "depth", 9) is None
+
+
+@pytest.mark.parametrize("parse", [memory, pairs])
+def test_a_document_of_another_shape_is_an_error(parse: object) -> None:
+    with pytest.raises(MeasureError, match="not understood"):
+        parse({"points": [], "pairs": [{}]})  # type: ignore[operator]
