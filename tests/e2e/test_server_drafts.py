@@ -47,7 +47,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", which)
 
 
-@pytest.mark.parametrize("which", ["4", "5", "6"])
+@pytest.mark.parametrize("which", ["4", "5"])
 def test_a_draft_without_memory_catches_up(
     real: Real, expected: list[str], which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

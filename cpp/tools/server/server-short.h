@@ -199,9 +199,9 @@ private:
 
         server_batch_drop(self().batch, slot.id, off);
 
-        // the children wait for a prompt that will not be done
+        // the children wait for a prompt that will not be done, or have a copy of what there is of it
         for (auto & other : self().slots) {
-            if (other.state == SLOT_STATE_WAIT_OTHER && other.task->id_parent == slot.task->id) {
+            if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
                 send_error(other);
                 other.release();
             }
