@@ -16,7 +16,7 @@ from kvtool.result import Result
 from kvtool.tree import checkout
 from kvtool.tree.apply import PatchReport, conflict_error
 from kvtool.tree.rebase_plan import bases, build
-from kvtool.tree.series import GOAL_LINES, load_series
+from kvtool.tree.series import load_series
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import load_lock
 
@@ -59,7 +59,7 @@ class ApplyResult(Result):
         note = "nothing to do" if self.outcome == "unchanged" else f"{self.changed_files} files written"
         console.line(
             f"llama.cpp {self.tag} with {len(self.patches)} patches ({self.upstream_lines} changed lines in upstream's "
-            f"files, goal < {GOAL_LINES}) at {self.tree}: {note}"
+            f"files) at {self.tree}: {note}"
         )
 
 

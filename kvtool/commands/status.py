@@ -23,7 +23,8 @@ class StatusResult(Result):
     """state: clean | stale | commits | dirty | in-progress | interrupted | not-applied.
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
-    upstream_lines: changed lines in upstream's own files; new_files: files of cpp/; unlisted: patch files that
+    upstream_lines: changed lines in upstream's own files; groups: how many of them each group of patches has (name, lines),
+    "" for what is in none; new_files: files of cpp/; unlisted: patch files that
     series.toml does not name; patches: as they were applied; reasons: why each patch of the project is what it is now
     (neither while a rebase waits for a person).
     """
@@ -40,6 +41,7 @@ class StatusResult(Result):
     dirty: tuple[str, ...]
     commits: tuple[str, ...]
     upstream_lines: int
+    groups: tuple[tuple[str, int], ...]
     new_files: int
     unlisted: tuple[str, ...]
     patches: tuple[PatchReport, ...]
@@ -56,8 +58,9 @@ class StatusResult(Result):
             if reason.state != "applied" or "; " in reason.why:
                 console.line(f"  {reason.id}: {reason.state}: {reason.why}", "yellow")
         if self.tag:
+            counted = ", ".join(f"{name or 'growth'} {lines}" for name, lines in self.groups)
             console.line(
-                f"{self.upstream_lines} changed lines in upstream's files (goal < {GOAL_LINES}), "
+                f"{self.upstream_lines} changed lines in upstream's files (goal < {GOAL_LINES} a group: {counted}), "
                 f"{self.new_files} files in cpp/"
             )
         for name in self.unlisted:
@@ -85,11 +88,21 @@ def run(project: Project) -> StatusResult:
         dirty=state.dirty,
         commits=state.extra,
         upstream_lines=applied.upstream_lines if applied else 0,
+        groups=_groups(project, applied) if applied else (),
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,
         patches=applied.patches if applied else (),
         reasons=_reasons(project, lock, applied) if applied else (),
     )
+
+
+def _groups(project: Project, applied: Applied) -> tuple[tuple[str, int], ...]:
+    group_of = {patch.id: patch.group for patch in load_patches(project)}
+    lines: dict[str, int] = {}
+    for report in applied.patches:
+        group = group_of.get(report.id, "")
+        lines[group] = lines.get(group, 0) + report.added + report.removed
+    return tuple(sorted(lines.items()))
 
 
 def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:

@@ -112,25 +112,17 @@ def _unlisted(project: Project, tables: list[object]) -> Iterator[LintFinding]:
 
 
 def _size(patches: list[Patch | None], mails: dict[str, Mail], lock: Lock) -> Iterator[LintFinding]:
-    """Changed lines in upstream's own files, for the upstream where they are the most."""
-    lines = {name: sum(changed_lines(mail.diff)) for name, mail in mails.items()}
-    most, where = 0, ""
-    for upstream in lock.upstreams.values():
-        total = 0
-        for patch in patches:
-            tags = [tag for tag in (patch.since, patch.until) if tag] if patch else []
-            if (
-                patch
-                and patch.id in mails
-                and all(tag in lock.upstreams for tag in tags)
-                and patch.wanted(lock, upstream)
-            ):
-                total += lines[patch.id]
-        if total >= most:
-            most, where = total, upstream.tag
-    if most >= GOAL_LINES:
-        what = f"{most} changed lines in upstream's own files at {where}, the goal is less than {GOAL_LINES}"
-        yield LintFinding(SERIES, 0, "size", what, "move code into cpp/, and leave hooks in the patches")
+    """Changed lines in upstream's own files, group by group, for the upstream where they are the most."""
+    known = [patch for patch in patches if patch and patch.id in mails]
+    known = [patch for patch in known if all(tag in lock.upstreams for tag in (patch.since, patch.until) if tag)]
+    for group in sorted({patch.group for patch in known}):
+        of_group = [(patch, sum(changed_lines(mails[patch.id].diff))) for patch in known if patch.group == group]
+        sums = [(sum(n for patch, n in of_group if patch.wanted(lock, up)), up.tag) for up in lock.upstreams.values()]
+        most, where = max(reversed(sums), key=lambda found: found[0])
+        if most >= GOAL_LINES:
+            what = f"{most} changed lines in upstream's own files at {where}, the goal is less than {GOAL_LINES}"
+            what += f" (group {group})" if group else ""
+            yield LintFinding(SERIES, 0, "size", what, "move code into cpp/, and leave hooks in the patches")
 
 
 def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterator[LintFinding]:

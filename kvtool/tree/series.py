@@ -18,15 +18,16 @@ from kvtool.project import Project
 from kvtool.tree.patchfile import Mail, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
-GOAL_LINES = 250  # changed lines in upstream's own files; more of them make a rebase conflict more often
+GOAL_LINES = 250  # of a group, changed lines in upstream's own files; more of them make a rebase conflict more often
 UPSTREAM_STATUS = ("local", "submitted", "merged", "rejected")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*")
-_KEYS = {"id", "file", "why", "upstream", "from", "until", "tests"}
+_KEYS = {"id", "file", "group", "why", "upstream", "from", "until", "tests"}
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One entry of series.toml. since/until: tags ("" for no limit); until is the first tag it no longer applies to."""
+    """One entry of series.toml. group: the feature it is a part of, "" for the one that the series is about; since/until:
+    tags ("" for no limit); until is the first tag it no longer applies to."""
 
     id: str
     file: str
@@ -36,6 +37,7 @@ class Patch:
     since: str = ""
     until: str = ""
     tests: tuple[str, ...] = ()
+    group: str = ""
 
     def wanted(self, lock: Lock, upstream: Upstream) -> bool:
         """Whether from/until let it apply to this upstream (order of the lock)."""
@@ -88,7 +90,7 @@ def entry_problems(table: Any) -> Iterator[Problem]:
         return
     for key in sorted(set(table) - _KEYS):
         yield Problem(key, f"unknown key {key!r}", next_step=f"known are {', '.join(sorted(_KEYS))}")
-    fields = {key: table.get(key, "") for key in ("id", "file", "why", "from", "until")}
+    fields = {key: table.get(key, "") for key in ("id", "file", "group", "why", "from", "until")}
     wrong = {key for key, value in fields.items() if not isinstance(value, str)}
     for key in sorted(wrong):
         yield Problem(key, f"{key} must be a string", f"it is {fields[key]!r}")
@@ -119,6 +121,7 @@ def patch_of(table: dict[str, Any]) -> Patch:
         since=table.get("from", ""),
         until=table.get("until", ""),
         tests=tuple(table.get("tests", [])),
+        group=table.get("group", ""),
     )
 
 

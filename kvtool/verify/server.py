@@ -58,18 +58,21 @@ def free_port() -> int:
 
 
 class LlamaServer:
-    """A running server. Methods raise VerifyError with the log's end when it dies or answers with an error."""
+    """A running server. Methods raise VerifyError with the log's end when it dies or answers with an error.
+
+    http: the client, for requests that have no method here.
+    """
 
     def __init__(self, running: process.Process, port: int, log: Path) -> None:
         self._process, self._log = running, log
         self.url = f"http://127.0.0.1:{port}"
         # No proxy from the environment: loopback must stay loopback.
-        self._http = httpx.Client(
+        self.http = httpx.Client(
             base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False
         )
 
     def close(self) -> None:
-        self._http.close()
+        self.http.close()
 
     @property
     def log(self) -> str:
@@ -88,14 +91,15 @@ class LlamaServer:
             if self._process.poll() is not None:
                 raise self._failed("llama-server did not start")
             with contextlib.suppress(httpx.TransportError):
-                if self._http.get("/health", timeout=5).status_code == 200:
+                if self.http.get("/health", timeout=5).status_code == 200:
                     return
             time.sleep(0.05)
         raise self._failed("llama-server did not start", f"not ready after {seconds:g} s")
 
-    def _post(self, path: str, body: dict[str, Any], **params: str) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any], **params: str) -> dict[str, Any]:
+        """The answer's JSON. Raises RefusedError when it is an error."""
         try:
-            answer = self._http.post(path, json=body, params=params)
+            answer = self.http.post(path, json=body, params=params)
         except httpx.HTTPError as err:
             raise self._failed(f"llama-server did not answer {path}", f"{type(err).__name__}: {err}") from err
         try:
@@ -110,13 +114,13 @@ class LlamaServer:
     def get(self, path: str) -> str:
         """What the server has at a path, as text; VerifyError when it has nothing there."""
         try:
-            return self._http.get(path).raise_for_status().text
+            return self.http.get(path).raise_for_status().text
         except httpx.HTTPError as err:
             raise self._failed(f"the server did not answer {path}", str(err)) from err
 
     def complete(self, request: Request) -> Answer:
         """Answer one request; the slot's own earlier cache is used when the prompts share a beginning."""
-        data = self._post(
+        data = self.post(
             "/completion",
             {
                 "prompt": request.prompt,
@@ -151,7 +155,7 @@ class LlamaServer:
 
     def slot(self, action: str, slot: int, filename: str = "") -> dict[str, Any]:
         """save, restore or erase a slot; filename is relative to --slot-save-path."""
-        return self._post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
+        return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
 
     def __enter__(self) -> Self:
         return self

@@ -1,43 +1,145 @@
 #pragma once
 
-// What /metrics and /slots say about the memory behind the context, from llama_get_memory_usage()
+// What the server knows about the memory behind its contexts, from llama_get_memory_usage()
 
 #include "server-common.h"
 
 #include "llama.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <mutex>
+#include <sstream>
+#include <string>
 #include <vector>
 
-template <typename T> // server_task_result_metrics::metric_item
-std::vector<T> server_memory_gauges(const llama_memory_usage & usage) {
-    return {
-        { "kv_cache_reserved_bytes",  "Memory of the KV cache and the recurrent states at full size",    (double) usage.reserved       },
-        { "kv_cache_committed_bytes", "Memory of the KV cache and the recurrent states that is taken",   (double) usage.committed      },
-        { "kv_cache_used_bytes",      "Memory of the KV cache and the recurrent states behind tokens",   (double) usage.used           },
-        { "kv_cache_cells_max",       "Number of cells of the KV cache at full size",                    (double) usage.n_cells_max    },
-        { "kv_cache_cells",           "Number of cells of the KV cache with memory",                     (double) usage.n_cells        },
-        { "kv_cache_cells_used",      "Number of cells of the KV cache that hold a token",               (double) usage.n_cells_used   },
-    };
+// is memory what the context lacks for n_cells more, rather than cells? ask after a batch or a state found no place
+// the only place that decides it. ctx may be null
+inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = SIZE_MAX) {
+    if (!ctx) {
+        return false;
+    }
+
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells < usage.n_cells_max && usage.n_cells - usage.n_cells_used < n_cells;
 }
 
-template <typename T>
-std::vector<T> server_memory_counters(const llama_memory_usage & usage) {
-    return {
-        { "kv_cache_grow_total",         "Number of times the KV cache has grown",                       (double) usage.n_grow         },
-        { "kv_cache_shrink_total",       "Number of times the KV cache has given memory back",           (double) usage.n_shrink       },
-        { "kv_cache_copied_bytes_total", "Bytes of the KV cache that were moved for that",               (double) usage.n_bytes_copied },
-        { "kv_cache_grow_seconds_total", "Total time spent growing the KV cache",                        usage.t_grow_us/1.e6          },
-    };
+inline std::string server_memory_error(const llama_context * ctx) {
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return string_format("not enough memory for the KV cache to grow beyond %u of %u cells, try again when there is more",
+            usage.n_cells, usage.n_cells_max);
 }
 
-// of the context: all slots share it
-inline json server_memory_json(const llama_memory_usage & usage) {
-    return {
-        { "reserved_bytes",  usage.reserved     },
-        { "committed_bytes", usage.committed    },
-        { "used_bytes",      usage.used         },
-        { "cells_max",       usage.n_cells_max  },
-        { "cells",           usage.n_cells      },
-        { "cells_used",      usage.n_cells_used },
+// The numbers of all contexts, for /metrics and /props. They can be asked for by any thread, also while a batch is computed
+// or the server sleeps: then they are those of the last time that somebody looked, and nothing where no context is.
+class server_memory {
+public:
+    // call while the contexts do not compute. ctx_dft: the draft's, may be null
+    void update(const llama_context * ctx_tgt, const llama_context * ctx_dft) {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        target.update(ctx_tgt);
+        draft .update(ctx_dft);
+    }
+
+    // call before the contexts are freed: what they take goes, what they have done stays counted
+    void reset() {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        target.reset();
+        draft .reset();
+    }
+
+    std::string to_metrics() const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        std::ostringstream out;
+        for (const auto & item : items()) {
+            const std::string name = "llamacpp:kv_cache_" + item.name;
+
+            out << "# HELP " << name << " " << item.help << "\n"
+                << "# TYPE " << name << " " << item.type << "\n";
+            for (const auto * ctx : contexts()) {
+                out << name << "{context=\"" << ctx->name << "\"} " << item.value(*ctx).dump() << "\n";
+            }
+        }
+
+        return out.str();
+    }
+
+    json to_json() const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        json res = json::object();
+        for (const auto * ctx : contexts()) {
+            for (const auto & item : items()) {
+                res[ctx->name][item.name] = item.value(*ctx);
+            }
+        }
+
+        return res;
+    }
+
+private:
+    struct context {
+        const char * name;
+        bool         present = false;
+
+        llama_memory_usage now  = {};
+        llama_memory_usage past = {}; // counters of the contexts that were here before
+
+        void update(const llama_context * ctx) {
+            present = present || ctx;
+            now     = ctx ? llama_get_memory_usage(ctx) : llama_memory_usage {};
+        }
+
+        void reset() {
+            past.n_grow         += now.n_grow;
+            past.n_shrink       += now.n_shrink;
+            past.n_bytes_copied += now.n_bytes_copied;
+            past.t_grow_us      += now.t_grow_us;
+
+            now = {};
+        }
     };
-}
+
+    struct item {
+        std::string  name;
+        const char * type;
+        const char * help;
+        json      (* value)(const context & ctx); // bytes and cells to the last digit
+    };
+
+    static const std::vector<item> & items() {
+        static const std::vector<item> res = {
+            { "reserved_bytes",     "gauge",   "KV cache and recurrent states: bytes at full size",         [](const context & c) -> json { return c.now.reserved; } },
+            { "committed_bytes",    "gauge",   "KV cache and recurrent states: bytes that are taken",       [](const context & c) -> json { return c.now.committed; } },
+            { "used_bytes",         "gauge",   "KV cache and recurrent states: bytes behind tokens",        [](const context & c) -> json { return c.now.used; } },
+            { "cells_max",          "gauge",   "KV cache: cells at full size",                              [](const context & c) -> json { return c.now.n_cells_max; } },
+            { "cells",              "gauge",   "KV cache: cells with memory",                               [](const context & c) -> json { return c.now.n_cells; } },
+            { "cells_used",         "gauge",   "KV cache: cells that hold a token",                         [](const context & c) -> json { return c.now.n_cells_used; } },
+            { "grow_total",         "counter", "KV cache: times that it has grown",                         [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
+            { "shrink_total",       "counter", "KV cache: times that it has given memory back",             [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
+            { "copied_bytes_total", "counter", "KV cache: bytes that were moved for that",                  [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
+            { "grow_seconds_total", "counter", "KV cache: time spent growing",                              [](const context & c) -> json { return (c.past.t_grow_us     + c.now.t_grow_us)/1e6; } },
+        };
+
+        return res;
+    }
+
+    std::vector<const context *> contexts() const {
+        std::vector<const context *> res = { &target };
+        if (draft.present) {
+            res.push_back(&draft);
+        }
+
+        return res;
+    }
+
+    mutable std::mutex mutex;
+
+    context target = { "target" };
+    context draft  = { "draft"  };
+};

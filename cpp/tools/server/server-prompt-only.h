@@ -1,0 +1,33 @@
+#pragma once
+
+// n_predict 0: the prompt goes into the cache, and no token comes back
+
+#include "server-task.h"
+
+#include <memory>
+
+// what opens a stream: clients of these formats wait for it, and it otherwise comes with the first token
+// null if the task has no such thing
+inline std::unique_ptr<server_task_result_cmpl_partial> server_stream_start(const server_task & task, int32_t n_prompt_cached) {
+    const auto & params = task.params;
+
+    const bool has_start = params.res_type == TASK_RESPONSE_TYPE_OAI_CHAT ||
+                           params.res_type == TASK_RESPONSE_TYPE_OAI_RESP ||
+                           params.res_type == TASK_RESPONSE_TYPE_ANTHROPIC;
+    if (!params.stream || !has_start) {
+        return nullptr;
+    }
+
+    auto res = std::make_unique<server_task_result_cmpl_partial>();
+
+    res->id                    = task.id;
+    res->index                 = task.index;
+    res->n_decoded             = 1; // marks the first event
+    res->n_prompt_tokens       = task.n_tokens();
+    res->n_prompt_tokens_cache = n_prompt_cached;
+    res->res_type              = params.res_type;
+    res->oaicompat_model       = params.oaicompat_model;
+    res->oaicompat_cmpl_id     = params.oaicompat_cmpl_id;
+
+    return res;
+}

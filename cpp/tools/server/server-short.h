@@ -1,0 +1,241 @@
+#pragma once
+
+// What the server does when a growth finds no memory: one slot ends, or does without its draft, and all others go on.
+//
+// A part of server_context_impl (impl_t), which only server-context.cpp knows; included there once the slots are defined.
+// Rejected: ending whoever has most. The slot that lacks a cell is the one whose next token cannot be computed, and what it
+// leaves behind is given up first when the next one lacks one (try_clear_idle_slots()).
+
+#include "server-memory.h"
+
+#include "common.h"
+#include "llama.h"
+
+#include <algorithm>
+#include <cstdint>
+
+// leave out what a slot has in the batch from the off-th entry on, the indices of all others stay
+static void server_batch_drop(server_batch & batch, int32_t id_slot, int32_t off) {
+    for (int32_t i = off; i < batch.size(); i++) {
+        if (batch.tokens[i].id_slot == id_slot) {
+            batch.tokens[i].id_slot = -1;
+        }
+    }
+}
+
+// number of entries from the off-th on, at most n_max, up to one that was dropped
+static int32_t server_batch_n_kept(const server_batch & batch, int32_t off, int32_t n_max) {
+    int32_t n = 0;
+    while (n < n_max && off + n < batch.size() && batch.tokens[off + n].id_slot != -1) {
+        n++;
+    }
+    return n;
+}
+
+template <typename impl_t>
+class server_short {
+protected:
+    // the batch, rendered from off on, found no place. returns false if that is not for want of memory or may be for its
+    // size: then it is tried again as upstream does
+    bool make_room(int32_t & n_batch, int32_t off) {
+        if (!server_memory_is_short(self().ctx_tgt)) {
+            return false;
+        }
+
+        if (drop_drafts(off)) {
+            return true;
+        }
+
+        if (self().batch.view.size() > 1) {
+            return false;
+        }
+
+        if (!self().try_clear_idle_slots()) {
+            end_slot(self().slots[self().batch.tokens[off].id_slot], off);
+        }
+        n_batch = llama_n_batch(self().ctx_tgt);
+
+        return true;
+    }
+
+    // returns false if the slot had to end
+    bool load_spec_tgt(server_slot & slot) {
+        if (slot.spec_ckpt.load_tgt(slot.ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+            return true;
+        }
+
+        GGML_ASSERT(server_memory_is_short(slot.ctx_tgt));
+
+        end_slot(slot, self().batch.size());
+        slot.prompt_clear(); // of unknown length
+
+        return false;
+    }
+
+    // without memory for its checkpoint, the draft has lost its cells
+    void load_spec_dft(server_slot & slot) {
+        if (slot.spec_ckpt.load_dft(slot.ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+            return;
+        }
+
+        GGML_ASSERT(server_memory_is_short(slot.ctx_dft));
+
+        llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
+        slot.prompt.n_draft_retry = 0;
+    }
+
+    // the draft has not processed the batch. returns true if the slots can go on without
+    // note: drafters other than these keep states of the last batch that do not survive one that is missing
+    bool draft_can_wait() {
+        const auto & types = self().params_base.speculative.types;
+        const auto   has   = [&](common_speculative_type type) { return std::find(types.begin(), types.end(), type) != types.end(); };
+
+        const bool is_simple = has(COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE);
+        const bool is_mtp    = has(COMMON_SPECULATIVE_TYPE_DRAFT_MTP);
+        const bool is_other  = has(COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3) ||
+                               has(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH) ||
+                               has(COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK);
+
+        if (is_simple == is_mtp || is_other || !server_memory_is_short(self().ctx_dft)) {
+            return false;
+        }
+
+        SRV_WRN("%s", "no memory for the draft, the batch goes on without it\n");
+
+        for (const auto & token : self().batch.view.tokens) {
+            auto & slot = self().slots[token.seq_id];
+            if (is_mtp) {
+                // what it lacks are states of the target, which are gone: it starts over with the next batch
+                llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
+            } else if (slot.prompt.n_draft_retry == -1) {
+                slot.prompt.n_draft_retry = 0;
+            }
+        }
+
+        return true;
+    }
+
+    // let the draft process what it had no memory for. returns false if it cannot draft yet
+    bool draft_catch_up(server_slot & slot) {
+        auto & n_retry = slot.prompt.n_draft_retry;
+        if (n_retry == -1) {
+            return true;
+        }
+
+        const int32_t n_tokens = slot.prompt.n_tokens();
+        if (n_tokens < n_retry || slot.prompt.tokens.has_mtmd) {
+            return false;
+        }
+
+        int ret = 0;
+        self().queue_tasks.yield_to_queue([&]() {
+            ret = draft_process(slot);
+        });
+
+        // not with every token: each attempt costs a growth that fails
+        n_retry = ret == 0 ? -1 : n_tokens + n_tokens/4 + 1;
+
+        SLT_INF(slot, "draft: %s, n_tokens = %d\n", ret == 0 ? "caught up" : "still no memory", n_tokens);
+
+        return ret == 0;
+    }
+
+private:
+    // the tokens of the slot that are not in the draft's cache
+    static int draft_process(const server_slot & slot) {
+        auto * mem = llama_get_memory(slot.ctx_dft);
+
+        if (llama_memory_seq_pos_min(mem, slot.id) != 0) {
+            llama_memory_seq_rm(mem, slot.id, -1, -1); // the start is missing
+        }
+
+        const int32_t n_batch  = llama_n_batch(slot.ctx_dft);
+        const int32_t n_tokens = slot.prompt.n_tokens();
+        const auto &  tokens   = slot.prompt.tokens.get_tokens();
+
+        common_batch batch(slot.ctx_dft);
+
+        int ret = 0;
+        for (int32_t i = llama_memory_seq_pos_max(mem, slot.id) + 1; i < n_tokens && ret == 0; ++i) {
+            const bool is_last = i == n_tokens - 1;
+
+            batch.add(tokens[i], i, slot.id, is_last);
+            if (is_last || batch.size() == n_batch) {
+                ret = llama_process(slot.ctx_dft, LLAMA_PROCESS_TYPE_DECODE, batch.get());
+                batch.clear();
+            }
+        }
+
+        return ret;
+    }
+
+    // without their drafts, the slots need one cell each. returns false if there is none in the batch from off on
+    bool drop_drafts(int32_t off) {
+        bool res = false;
+
+        for (auto & slot : self().slots) {
+            if (slot.spec_i_batch.empty() || slot.spec_i_batch[0] < off) {
+                continue;
+            }
+
+            slot.i_batch = slot.spec_i_batch[0];
+            server_batch_drop(self().batch, slot.id, slot.i_batch + 1);
+
+            slot.prompt.tokens.keep_first(slot.prompt.n_tokens() - slot.spec_draft.size());
+            slot.spec_i_batch.clear();
+            slot.spec_draft  .clear();
+            slot.spec_draft_q.clear();
+            slot.spec_is_replay = false;
+
+            res = true;
+        }
+
+        return res;
+    }
+
+    // the prompt stays as far as it was processed: the same request goes on there when it comes again
+    void end_slot(server_slot & slot, int32_t off) {
+        SLT_WRN(slot, "no memory for the next cell, n_tokens = %d, n_gen = %d\n", slot.prompt.n_tokens(), (int) slot.stats.n_gen);
+
+        server_batch_drop(self().batch, slot.id, off);
+
+        // the children wait for a prompt that will not be done, or have a copy of what there is of it
+        for (auto & other : self().slots) {
+            if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
+                send_error(other);
+                other.release();
+            }
+        }
+
+        const bool has_mtmd = slot.prompt.tokens.has_mtmd;
+        if (!has_mtmd) {
+            const llama_pos pos_next = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) + 1;
+
+            slot.prompt.tokens.keep_first(std::min<size_t>(slot.prompt.n_tokens(), pos_next));
+        }
+
+        if (slot.stats.n_gen > 0) {
+            slot.truncated      = true;
+            slot.stop           = STOP_TYPE_LIMIT;
+            slot.has_next_token = false;
+
+            slot.print_timings();
+            self().send_final_response(slot);
+        } else {
+            send_error(slot);
+        }
+        slot.release();
+
+        if (has_mtmd) {
+            slot.prompt_clear(); // may end within an image
+        }
+    }
+
+    void send_error(const server_slot & slot) {
+        self().send_error(slot, server_memory_error(slot.ctx_tgt), ERROR_TYPE_OUT_OF_MEMORY);
+    }
+
+    impl_t & self() {
+        return static_cast<impl_t &>(*this);
+    }
+};

@@ -1,0 +1,43 @@
+"""A llama-server of the patched tree on toy models, for the tests of one request and its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvtool.verify import models
+from kvtool.verify.server import LlamaServer, llama_server
+from tests.e2e.conftest import Real
+
+
+def spoken(real: Real, toy: str) -> Path:
+    """The toy with a vocabulary, so that it reads and writes text."""
+    vocabulary = real.tree / "models" / models.VOCABULARY
+    return models.spoken(real.toys / f"{toy}.gguf", vocabulary, real.tree / "build" / "verify")
+
+
+@contextlib.contextmanager
+def serving(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
+    with llama_server(real.bin / "llama-server", model, ("-t", "1", *map(str, args)), log) as server:
+        yield server
+
+
+def completion(server: LlamaServer, prompt: str, n_predict: int, **more: Any) -> dict[str, Any]:
+    """One /completion at temperature 0 that no end of text ends."""
+    body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, **more}
+    return server.post("/completion", body)
+
+
+def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:
+    """What a streaming request is sent, the JSON of each `data:`."""
+    out = []
+    close = {"Connection": "close"}  # llama-server ends the connection with the stream, which a pool learns too late
+    with server.http.stream("POST", path, json={**body, "stream": True}, headers=close) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                out.append(json.loads(line.removeprefix("data: ")))
+    return out

@@ -1,0 +1,192 @@
+"""Memory ends while a server works: who lacks it gets an answer that says so, all others go on.
+
+LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, N+ that one and all later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, events, serving, spoken
+
+APART = ("-c", "4096", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
+ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0")
+LONG = prompt(1, 600)
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+@pytest.fixture(params=["inplace", "copy"])
+def no_growth(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """From here on, no cache of as many streams grows beyond what it starts with."""
+
+    def fail(streams: int) -> None:
+        in_place = request.param == "inplace"
+        at_start = 2 * 2 * streams if in_place else 0  # K and V of two layers; by copy, the start is no growth
+        monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", f"{at_start + 1}+")
+        if not in_place:
+            monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
+
+    return fail
+
+
+def together(server: LlamaServer, prompts: list[str], lengths: list[int]) -> list[Any]:
+    def ask(slot: int) -> Any:
+        body = {"prompt": prompts[slot], "n_predict": lengths[slot], "temperature": 0.0, "ignore_eos": True}
+        return server.http.post("/completion", json={**body, "id_slot": slot}).json()
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(ask, range(len(prompts))))
+
+
+def test_only_the_slot_that_grows_ends(
+    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
+) -> None:
+    prompts = [prompt(i, 40) for i in range(4)]
+    lengths = [1000, 150, 150, 150]
+    with serving(real, model, tmp_path / "static", *APART) as server:
+        expected = together(server, prompts, lengths)
+    no_growth(4)
+    with serving(real, model, tmp_path / "log", *APART, "--kv-dynamic") as server:
+        answers = together(server, prompts, lengths)
+        again = completion(server, prompts[0], 16, id_slot=0)
+    assert [a["content"] for a in answers[1:]] == [e["content"] for e in expected[1:]]
+    assert (answers[0]["stop_type"], answers[0]["truncated"]) == ("limit", True)
+    assert 100 < answers[0]["tokens_predicted"] < 256
+    assert expected[0]["content"].startswith(answers[0]["content"])
+    assert expected[0]["content"].startswith(again["content"])
+
+
+def test_a_prompt_that_finds_no_memory_is_told_apart_from_one_that_is_too_long(
+    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
+) -> None:
+    no_growth(1)
+    with serving(real, model, tmp_path / "log", *ONE, "--kv-dynamic") as server:
+        too_long = server.http.post("/completion", json={"prompt": prompt(2, 3000)})
+        assert too_long.status_code == 400
+        assert too_long.json()["error"]["type"] == "exceed_context_size_error"
+        for more in ({}, {"n_predict": 0}):
+            answer = server.http.post("/completion", json={"prompt": LONG, **more})
+            assert answer.status_code == 503
+            assert answer.json()["error"]["type"] == "out_of_memory_error"
+            assert "not enough memory" in answer.json()["error"]["message"]
+        *_, last = events(server, "/completion", {"prompt": LONG})
+        assert last["error"]["type"] == "out_of_memory_error"
+        assert completion(server, prompt(3, 20), 8)["tokens_predicted"] == 8
+
+
+def test_the_same_prompt_goes_on_where_it_stopped(
+    real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(real, model, tmp_path / "static", *ONE) as server:
+        expected = completion(server, LONG, 16)["content"]
+    files = ("--slot-save-path", tmp_path)
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", "1+")
+    with serving(real, model, tmp_path / "log", *ONE, *files, "--kv-dynamic") as server:
+        assert server.http.post("/completion", json={"prompt": LONG}).status_code == 503
+        assert server.slot("save", 0, "slot.bin")["n_saved"] == 256
+    monkeypatch.delenv("LLAMA_KV_DYNAMIC_FAIL")
+    with serving(real, model, tmp_path / "again", *ONE, *files, "--kv-dynamic") as server:
+        server.slot("restore", 0, "slot.bin")
+        answer = completion(server, LONG, 16)
+    assert answer["timings"]["cache_n"] == 256
+    assert answer["content"] == expected
+
+
+def test_what_was_streamed_ends_with_length(
+    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
+) -> None:
+    no_growth(1)
+    with serving(real, model, tmp_path / "log", *ONE, "--kv-dynamic") as server:
+        body = {"prompt": prompt(4, 40), "max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
+        *chunks, last = events(server, "/v1/completions", body)
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert len(chunks) > 100
+
+
+def test_one_pool_for_all_serves_whom_it_can(
+    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
+) -> None:
+    args = ("-c", "4096", "-np", "4", "--kv-unified", "--cache-ram", "0")
+    prompts = [prompt(i, 20) for i in range(4)]
+    with serving(real, model, tmp_path / "static", *args) as server:
+        expected = together(server, prompts, [120] * 4)
+    no_growth(1)
+    with serving(real, model, tmp_path / "log", *args, "--kv-dynamic") as server:
+        answers = together(server, prompts, [120] * 4)
+    assert any(a["tokens_predicted"] == 120 for a in answers)
+    assert any(a["truncated"] for a in answers)
+    for answer, whole in zip(answers, expected, strict=True):
+        assert answer["stop_type"] == "limit"
+        assert whole["content"].startswith(answer["content"])
+
+
+def test_a_parent_takes_its_children_along(
+    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
+) -> None:
+    no_growth(1)
+    args = ("-c", "4096", "-np", "4", "--kv-unified", "--cache-ram", "0", "--kv-dynamic")
+    with serving(real, model, tmp_path / "log", *args) as server:
+        answer = server.http.post("/completion", json={"prompt": LONG, "n_cmpl": 3})
+        assert answer.status_code == 503, answer.text
+        idle = [slot["is_processing"] for slot in server.http.get("/slots").json()]
+        assert idle == [False] * 4
+        assert completion(server, prompt(5, 20), 4)["tokens_predicted"] == 4
+
+
+def test_a_slot_that_cannot_be_restored(
+    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
+) -> None:
+    files = ("--slot-save-path", tmp_path)
+    with serving(real, model, tmp_path / "static", *ONE, *files) as server:
+        completion(server, LONG, 0)
+        server.slot("save", 0, "slot.bin")
+    (tmp_path / "broken.bin").write_bytes((tmp_path / "slot.bin").read_bytes()[:1000])
+    no_growth(1)
+    with serving(real, model, tmp_path / "log", *ONE, *files, "--kv-dynamic") as server:
+
+        def restore(name: str) -> tuple[int, str]:
+            answer = server.http.post("/slots/0", params={"action": "restore"}, json={"filename": name})
+            return answer.status_code, answer.json()["error"]["type"]
+
+        assert restore("slot.bin") == (503, "out_of_memory_error")
+        assert restore("missing.bin") == (400, "invalid_request_error")
+        assert restore("broken.bin") == (400, "invalid_request_error")
+        assert completion(server, prompt(5, 20), 4)["tokens_predicted"] == 4
+
+
+@pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])  # a window, and a recurrent state
+def test_a_checkpoint_that_finds_no_memory(
+    real: Real, toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every allocation fails once, in turn: no request ends the server, and what is answered is right."""
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
+    model = spoken(real, toy)
+    asked = [LONG + tail for tail in ("", " river", " stone")]
+
+    def ask(server: LlamaServer) -> list[Any]:
+        body = {"n_predict": 8, "temperature": 0.0, "ignore_eos": True}
+        return [server.http.post("/completion", json={**body, "prompt": p}) for p in asked]
+
+    with serving(real, model, tmp_path / "static", *ONE) as server:
+        expected = [a.json()["content"] for a in ask(server)]
+    for n in range(1, 13):
+        monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", str(n))
+        with serving(real, model, tmp_path / f"log-{n}", *ONE, "--kv-dynamic") as server:
+            for answer, whole in zip(ask(server), expected, strict=True):
+                if answer.status_code == 503:
+                    assert answer.json()["error"]["type"] == "out_of_memory_error"
+                else:
+                    assert whole.startswith(answer.json()["content"])

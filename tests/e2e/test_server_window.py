@@ -1,0 +1,31 @@
+"""Completions that share the cells of one prompt, far beyond the window of a cache with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import serving, spoken
+
+BEYOND = 2000
+N = 5
+TEXT = prompt(1, 100)
+
+
+def texts(real: Real, log: Path, *args: str) -> list[str]:
+    common = ("-c", str(N * 4096), "-np", str(N), "-ub", "16", "--no-warmup", *args)
+    body = {"prompt": TEXT, "n_predict": BEYOND, "n_cmpl": N, "temperature": 0.0, "ignore_eos": True}
+    with serving(real, spoken(real, "gemma2-dense"), log, *common) as server:
+        answers = server.http.post("/completion", json=body).json()
+    assert isinstance(answers, list), answers
+    assert [a["timings"]["predicted_n"] for a in answers] == [BEYOND] * N
+    return [a["content"] for a in answers]
+
+
+@pytest.mark.parametrize("dynamic", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
+def test_all_of_them_finish(real: Real, tmp_path: Path, dynamic: tuple[str, ...]) -> None:
+    shared = texts(real, tmp_path / "shared", "--kv-unified", *dynamic)
+    assert shared == texts(real, tmp_path / "apart", "--no-kv-unified")
