@@ -13,7 +13,7 @@ section() { printf '\n== %s\n' "$*"; }
 
 section "build the patched tree"
 build=
-if kvtool doctor --json >report/doctor.json && kvtool fetch && kvtool apply && kvtool build; then
+if kvtool doctor --json >report/doctor.json && kvtool fetch && kvtool apply && kvtool build --no-ui; then
     build=$(python -c 'import json, subprocess
 print(json.loads(subprocess.check_output(["kvtool", "build", "--dry-run", "--json"]))["build_dir"])')
 else

@@ -67,9 +67,7 @@ class LlamaServer:
         self._process, self._log = running, log
         self.url = f"http://127.0.0.1:{port}"
         # No proxy from the environment: loopback must stay loopback.
-        self.http = httpx.Client(
-            base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False
-        )
+        self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False)
 
     def close(self) -> None:
         self.http.close()
