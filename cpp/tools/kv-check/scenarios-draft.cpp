@@ -40,7 +40,8 @@ class draft_session {
         if (!set_ctx_other(cparams, target.ctx, 0)) {
             throw check_skipped("this upstream has no contexts that read the cells of another one");
         }
-        if (s.params.mtp && !set_mtp(cparams, 0)) {
+        // both kinds are given a hidden state of the target beside the tokens, as contexts of an MTP layer are
+        if (!set_mtp(cparams, 0) && s.params.mtp) {
             throw check_skipped("this upstream has no contexts of an MTP layer");
         }
         ctx = llama_init_from_model(s.draft, cparams);

@@ -12,6 +12,7 @@ CACHE = "src/llama-kv-cache.cpp"
 DYNAMIC = "src/llama-kv-dynamic.cpp"
 INPLACE = "src/llama-kv-dynamic-inplace.cpp"
 STORAGE = "src/llama-kv-storage.cpp"
+TENSORS = "src/llama-kv-inplace.cpp"
 GROWTH = "src/llama-kv-growth.cpp"
 PAGES = "src/llama-kv-pages.cpp"
 

@@ -26,7 +26,7 @@ GROWING = (
         Run(
             "qwen4exp-moe",
             ("-c", "16384", "--kv-dynamic", "on", "-d", "4400", "-n", "2", "-r", "1", "-p", "8"),
-            {**COPY, "LLAMA_KV_DYNAMIC_STEP": "1000000"},
+            {**COPY, "LLAMA_KV_DYNAMIC_STEP": "200000"},
             "kv-bench",
         ),
         "exit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, INPLACE, LARGE, PAGES, Run, Trap, inplace, unit
+from tests.e2e.traps.base import CACHE, INPLACE, LARGE, PAGES, TENSORS, Run, Trap, inplace, unit
 
 IN_PLACE = (
     Trap(
@@ -30,7 +30,10 @@ IN_PLACE = (
     ),
     Trap(
         "in place, the zeros that upstream writes at creation make the whole cache resident",
-        Edit(CACHE, "!dyn || !dyn->inplace", "true"),
+        (
+            Edit(CACHE, "!dyn || !dyn->inplace", "true"),
+            Edit(TENSORS, "llama_kv_pages_set_size(buf, pages->n_bytes_committed());", ""),
+        ),
         Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in all
         f"resident: {128 * 2**20}",
     ),

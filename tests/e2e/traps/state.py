@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC, INPLACE, STORAGE, Trap, copies
+from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC, INPLACE, PAGES, STORAGE, Trap, copies
 
 STATE = (
     Trap(
@@ -23,6 +23,7 @@ STATE = (
         (
             Edit(INPLACE, "buft == ggml_backend_cpu_buffer_type()", "false"),
             Edit(STORAGE, "l.has_pages", "true", after="std::unique_ptr<llama_kv_pages> pages;"),
+            Edit(PAGES, "buf->buft = ggml_backend_cpu_buffer_type();", ""),
         ),
         copies("llama-dense", "state-device"),
         "state-device",
