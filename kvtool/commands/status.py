@@ -23,9 +23,9 @@ class StatusResult(Result):
     """state: clean | stale | commits | dirty | in-progress | interrupted | not-applied.
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
-    upstream_lines: changed lines in upstream's own files; groups: how many of them each group of patches has (name, lines),
-    "" for what is in none; new_files: files of cpp/; unlisted: patch files that
-    series.toml does not name; patches: as they were applied; reasons: why each patch of the project is what it is now
+    upstream_lines: changed lines in upstream's own files; groups: how many of them each group of patches has, by name,
+    "" for what is in none; new_files: files of cpp/; unlisted: patch files that series.toml does not name; patches: as
+    they were applied; reasons: why each patch of the project is what it is now
     (neither while a rebase waits for a person).
     """
 

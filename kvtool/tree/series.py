@@ -26,8 +26,8 @@ _KEYS = {"id", "file", "group", "why", "upstream", "from", "until", "tests"}
 
 @dataclass(frozen=True)
 class Patch:
-    """One entry of series.toml. group: the feature it is a part of, "" for the one that the series is about; since/until:
-    tags ("" for no limit); until is the first tag it no longer applies to."""
+    """One entry of series.toml. group: the feature it is a part of, "" for the one that the series is about; since,
+    until: tags ("" for no limit); until is the first tag it no longer applies to."""
 
     id: str
     file: str
