@@ -58,8 +58,8 @@ def test_make_verify_is_the_main_job_in_order() -> None:
         said = run("make", "-n", "-o", ".venv", "verify", *options).stdout
         return [words.strip() for words in re.findall(r"^\.venv/bin/kvtool (.+)$", said, re.MULTILINE)]
 
-    assert verbs() == ["doctor", "fetch", "apply", "build --cpu", "verify --cpu --quick"]
-    metal = ["doctor --metal", "fetch", "apply", "build --metal", "verify --metal"]
+    assert verbs() == ["doctor", "fetch", "apply", "build --cpu --no-ui", "verify --cpu --quick"]
+    metal = ["doctor --metal", "fetch", "apply", "build --metal --no-ui", "verify --metal"]
     assert verbs("BACKEND=metal", "FULL=1") == metal
     assert "FULL=1" in run("make", "-n", "-o", ".venv", "verify").stdout, "it says how to prove all"
 
