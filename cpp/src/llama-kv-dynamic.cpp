@@ -16,6 +16,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 bool llama_kv_dynamic_default() {
@@ -375,6 +376,14 @@ bool llama_context::kv_dynamic_grow() {
     sched.reset(ggml_backend_sched_new(backend_ptrs.data(), backend_buft.data(), backend_ptrs.size(),
                 graph_max_nodes(n_tokens), cparams.pipeline_parallel, cparams.op_offload));
 
+    // the cache of experts, which not every upstream has, sees the copies of the scheduler
+    const auto set_copy_callback = [&](auto * lctx) -> decltype((void) lctx->sched_copy_experts) {
+        ggml_backend_sched_set_copy_callback(sched.get(), lctx->sched_copy_experts, lctx);
+    };
+    if constexpr (std::is_invocable_v<decltype(set_copy_callback), llama_context *>) {
+        set_copy_callback(this);
+    }
+
     kv_dynamic->drop_graphs();
 
     try {
@@ -471,7 +480,7 @@ bool llama_kv_cache::dyn_request(uint32_t n_cells) {
 
     dyn->n_peak = std::max(dyn->n_peak, n_cells);
 
-    if (n_cells > dyn->n_cells && !layers.empty()) {
+    if (n_cells > dyn->policy().usable(dyn->n_cells) && !layers.empty()) {
         dyn->n_need = std::max(dyn->n_need, n_cells);
         dyn->dyn->request();
     }
@@ -585,7 +594,7 @@ bool llama_kv_cache::dyn_grow(bool enable) {
 
     const uint32_t n_need = std::exchange(dyn->n_need, 0);
 
-    if (n_need <= dyn->n_cells) {
+    if (n_need <= dyn->policy().usable(dyn->n_cells)) {
         return true;
     }
 
@@ -602,6 +611,22 @@ llama_kv_dynamic_room llama_kv_cache::dyn_reserve(llama_io_read_i & io, const sl
     }
 
     return { dyn_reserve(io, dyn_n_cells(sinfo.idxs)) ? get_size() : 0 };
+}
+
+llama_kv_dynamic_room llama_kv_cache::dyn_room(const slot_info & sinfo) const {
+    if (!dyn || !dyn->inplace) {
+        return { dyn_n_cells(sinfo.idxs) <= get_size() ? get_size() : 0 };
+    }
+
+    for (size_t s = 0; s < sinfo.n_stream(); ++s) {
+        for (const uint32_t idx : sinfo.idxs[s]) {
+            if (!dyn->inplace->has(sinfo.strm[s], idx)) {
+                return { 0 };
+            }
+        }
+    }
+
+    return { get_size() };
 }
 
 bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
@@ -626,7 +651,7 @@ bool llama_kv_cache::dyn_reserve_rows(llama_io_read_i & io, uint32_t n_rows) {
 }
 
 bool llama_kv_cache::dyn_reserve(llama_io_read_i & io, uint32_t n_cells) {
-    if (n_cells <= get_size()) {
+    if (n_cells <= (dyn ? dyn->policy().usable(dyn->n_cells) : get_size())) {
         return true;
     }
 
@@ -661,7 +686,7 @@ std::vector<uint32_t> llama_kv_cache::dyn_n_used() const {
 }
 
 bool llama_kv_cache::try_resize(uint32_t n_cells) {
-    if (n_cells <= get_size()) {
+    if (n_cells <= (dyn ? dyn->policy().usable(dyn->n_cells) : get_size())) {
         return true;
     }
 

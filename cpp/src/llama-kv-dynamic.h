@@ -252,7 +252,8 @@ struct llama_kv_dynamic_cache {
 // rollback of DSV4 that is pending). true by copy, where decode() grows
 bool llama_kv_dynamic_commit(llama_kv_cache & kv);
 
-// the cells that a state can be read into, where llama_kv_cache::state_read_data() has the cells of a static cache
+// the cells that a state can be read into, or cleared in, where llama_kv_cache has the cells of a static cache there. none
+// where some of the cells at hand have no storage: they hold nothing
 struct llama_kv_dynamic_room {
     uint32_t n_cells;
 

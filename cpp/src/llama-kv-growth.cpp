@@ -15,20 +15,26 @@ uint32_t llama_kv_growth::start() const {
     return smallest(LLAMA_KV_GROWTH_START*std::max(n_pad, 1u));
 }
 
+uint32_t llama_kv_growth::usable(uint32_t n_cur) const {
+    return in_place || n_cur >= n_max ? n_cur : n_cur - std::min(n_cur, block());
+}
+
 uint32_t llama_kv_growth::smallest(uint32_t n_need) const {
-    return (uint32_t) std::min<uint64_t>(n_max, llama_kv_growth_pad(n_need, block()));
+    const uint64_t n_spare = in_place ? 0 : block();
+
+    return (uint32_t) std::min<uint64_t>(n_max, llama_kv_growth_pad(n_need, block()) + n_spare);
 }
 
 uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
-    if (n_need <= n_cur) {
+    if (n_need <= usable(n_cur)) {
         return n_cur;
     }
 
     const size_t size_cell = std::max<size_t>(n_bytes_cell, 1);
 
-    const uint64_t n_step =
-        in_place                           ? std::min<uint64_t>(n_cur/8, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
-        n_cur < LLAMA_KV_GROWTH_DOUBLE_MAX ? n_cur : n_bytes_step/size_cell;
+    const uint64_t n_step = in_place ?
+        std::min<uint64_t>(n_cur/8, LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE/size_cell) :
+        std::max<uint64_t>(n_cur/8, std::min<uint64_t>(n_cur, n_bytes_step/size_cell));
 
     // rounded up: at least a block
     const uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());

@@ -2,16 +2,22 @@
 
 // Growth policy of the dynamic KV cache (--kv-dynamic): how many cells the storage gets next.
 //
-// Pure functions over numbers, so that the policy can be read and tested without a model:
+// Pure functions over numbers, so that the policy can be read and tested without a model.
 //
-//   - the storage starts at LLAMA_KV_GROWTH_START cells (less if the cache is smaller)
-//   - below LLAMA_KV_GROWTH_DOUBLE_MAX cells it doubles
-//   - from there on it grows by steps that are worth LLAMA_KV_GROWTH_STEP_BYTES of K/V data
-//   - it always gets at least what the batch at hand needs: one growth per batch, not several doublings
+// By copy (llama-kv-storage.h), in cells of one stream, n_bytes_cell being what one cell index takes over all streams:
+//
+//   - the storage starts at two blocks of 256 cells, less if the cache is smaller
+//   - a growth takes at least what the batch at hand needs: one growth per batch, not several doublings
+//   - else it doubles, as long as that takes no more than LLAMA_KV_GROWTH_STEP_BYTES, and takes that much, or an eighth of
+//     what there is, from there on
+//   - one block is always beyond what a batch can use, unless all of the cache is there. So no view that a graph makes of the
+//     cells in use covers all of the storage where it would not do so in a static cache: a view that does is contiguous, and
+//     backends choose kernels by that, which sum in another order (a BLAS for transposed V, CUDA, Vulkan)
 //   - it never exceeds the size of the static cache
 //
-// In place (llama-kv-inplace.h) a growth copies nothing, so it takes small steps, which keeps the call that grows short: an
-// eighth of what there is, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells and at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
+// In place (llama-kv-inplace.h) a growth copies nothing and no stride changes, so it starts with 256 cells and takes small
+// steps, which keeps the call that grows short: an eighth of what there is, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells and
+// at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
 //
 // Memory is given back when cells are freed (llama_memory_seq_rm, _seq_keep, _clear), at once, because an idle server has no
 // later. What goes has to be decoded again to come back, so the work of a growth stays in proportion to that:
@@ -24,13 +30,13 @@
 // A chat that removes its last tokens and adds others frees less than that.
 //
 // Rejected: a fixed step of 256 cells (the number of copied bytes is quadratic in the context length), doubling all the
-// way (at 8 GiB the last doubling holds 4 GiB that may never be used).
+// way (at 8 GiB the last doubling holds 4 GiB that may never be used), steps of 1 GiB all the way (with 64 streams they are
+// 256 cells, and quadratic again), to double below a number of cells (with 64 streams that was a step of 8 GiB).
 
 #include <cstddef>
 #include <cstdint>
 
 static constexpr uint32_t LLAMA_KV_GROWTH_START      = 256;
-static constexpr uint32_t LLAMA_KV_GROWTH_DOUBLE_MAX = 4096;
 static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES = size_t(1) << 30;
 
 // the attention window n_kv is padded to 256 cells (llama_kv_cache::get_n_kv), but what is not committed can be read
@@ -51,10 +57,13 @@ struct llama_kv_growth {
     // cells to start with
     uint32_t start() const;
 
-    // the smallest storage that holds n_need cells. n_max if n_need exceeds it
+    // cells of a storage of n_cur that a batch can use
+    uint32_t usable(uint32_t n_cur) const;
+
+    // the smallest storage that n_need cells can be used of. n_max if n_need exceeds it
     uint32_t smallest(uint32_t n_need) const;
 
-    // the storage to grow to from n_cur cells, so that it holds n_need cells. never less than n_cur
+    // the storage to grow to from n_cur cells, so that n_need cells can be used. never less than n_cur
     uint32_t next(uint32_t n_cur, uint32_t n_need) const;
 
     // the storage to shrink to from n_cur cells when n_keep of them have to stay. n_cur when it is not worth it

@@ -4,6 +4,8 @@
 
 #include "test-kv.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
@@ -12,33 +14,38 @@
 static constexpr size_t SIZE_CELL_QWEN = 2*16*4*256*2;
 
 static void test_start() {
-    check_eq("starts at 256 cells",             256,  llama_kv_growth { 131072, 1, SIZE_CELL_QWEN }.start());
-    check_eq("starts at the maximum if less",   128,  llama_kv_growth { 128,    1, SIZE_CELL_QWEN }.start());
-    check_eq("starts at a multiple of the pad", 2048, llama_kv_growth { 131072, 8, SIZE_CELL_QWEN }.start());
-    check_eq("no pad is a pad of one",          256,  llama_kv_growth { 131072, 0, SIZE_CELL_QWEN }.start());
-    check_eq("an empty cache stays empty",      0,    llama_kv_growth { 0,      1, SIZE_CELL_QWEN }.start());
+    check_eq("starts at a block and a spare one", 512,  llama_kv_growth { 131072, 1, SIZE_CELL_QWEN }.start());
+    check_eq("starts at the maximum if less",     128,  llama_kv_growth { 128,    1, SIZE_CELL_QWEN }.start());
+    check_eq("starts at a multiple of the pad",   4096, llama_kv_growth { 131072, 8, SIZE_CELL_QWEN }.start());
+    check_eq("no pad is a pad of one",            512,  llama_kv_growth { 131072, 0, SIZE_CELL_QWEN }.start());
+    check_eq("an empty cache stays empty",        0,    llama_kv_growth { 0,      1, SIZE_CELL_QWEN }.start());
 }
 
 static void test_next() {
     const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN };
 
-    check_eq("does not grow when it fits",      256,  g.next(256, 256));
+    check_eq("does not grow when it fits",      512,  g.next(512, 256));
     check_eq("does not shrink",                 512,  g.next(512, 1));
-    check_eq("doubles from 256",                512,  g.next(256, 257));
-    check_eq("doubles from 512",                1024, g.next(512, 513));
+    check_eq("the spare block is not used",     1024, g.next(512, 257));
+    check_eq("doubles from 1024",               2048, g.next(1024, 769));
     check_eq("doubles from 2048",               4096, g.next(2048, 2049));
-    check_eq("one growth per batch",            2304, g.next(256, 2049));
-    check_eq("a step of 1 GiB from 4096 on",    4096 + 16384, g.next(4096, 4097));
+    check_eq("one growth per batch",            2560, g.next(512, 2049));
+    check_eq("doubles up to a step of 1 GiB",   32768, g.next(16384, 16384));
+    check_eq("a step of 1 GiB from there",      49152, g.next(32768, 32768));
     check_eq("a step of 1 GiB, later",          65536 + 16384, g.next(65536, 65537));
     check_eq("never above the maximum",         131072, g.next(122880, 122881));
-    check_eq("a need above the maximum",        131072, g.next(256, 1u << 31));
-    check_eq("the last cell",                   131072, g.next(256, 131072));
+    check_eq("a need above the maximum",        131072, g.next(512, 1u << 31));
+    check_eq("the last cell",                   131072, g.next(512, 131072));
+    check_eq("the maximum has no spare block",  131072, g.next(131072, 131072));
 
     const llama_kv_growth small_step = { 131072, 1, SIZE_CELL_QWEN, false, size_t(1) << 28 };
     check_eq("a step of 256 MiB",               8192 + 4096, small_step.next(8192, 8193));
 
+    const llama_kv_growth streams = { 131072, 1, 8*SIZE_CELL_QWEN };
+    check_eq("an eighth where that is more",    65536 + 8192, streams.next(65536, 65537));
+
     const llama_kv_growth fat = { 131072, 1, size_t(1) << 40 };
-    check_eq("cells of more than 1 GiB still grow", 8192 + 256, fat.next(8192, 8193));
+    check_eq("cells of more than 1 GiB still grow", 1024 + 256, fat.next(1024, 1000));
 
     const llama_kv_growth thin = { UINT32_MAX, 1, 1 };
     check_eq("no overflow near 2^32", UINT32_MAX, thin.next(UINT32_MAX - 1, UINT32_MAX));
@@ -50,31 +57,51 @@ static void test_next() {
 static void test_smallest() {
     const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN };
 
-    check_eq("padded to the attention window", 512,    g.smallest(257));
-    check_eq("exact",                          512,    g.smallest(512));
+    check_eq("padded to the attention window", 768,    g.smallest(257));
+    check_eq("exact",                          768,    g.smallest(512));
     check_eq("capped",                         131072, g.smallest(200000));
-}
 
-// from 256 cells to the maximum, one token at a time: the number of copied cells stays linear in the length
-static void test_total() {
-    const llama_kv_growth g = { 131072, 1, SIZE_CELL_QWEN };
-
-    uint64_t n_copied = 0;
-    uint64_t n_growth = 0;
-
-    for (uint32_t n = g.start(); n < g.n_max; n_growth++) {
-        const uint32_t n_new = g.next(n, n + 1);
-        if (n_new <= n || n_new > g.n_max || n_new % 256 != 0) {
-            fprintf(stderr, "bad growth from %u to %u\n", n, n_new);
+    // what can be used of the smallest storage is what was asked for, and never all of it
+    for (uint32_t n_need = 1; n_need <= 131072; n_need += 61) {
+        const uint32_t n = g.smallest(n_need);
+        if (g.usable(n) < n_need || (n < g.n_max && (n_need + 255)/256*256 >= n)) {
+            fprintf(stderr, "smallest(%u) = %u\n", n_need, n);
             n_failed++;
             return;
         }
-        n_copied += n;
+    }
+}
+
+// from the start to cell 100000, one token at a time: what it costs to have grown there
+static void test_total(size_t size_cell, uint32_t n_growth_max, double n_gib_max) {
+    const llama_kv_growth g = { 131072, 1, size_cell };
+
+    uint64_t n_copied = 0;
+    uint32_t n_growth = 0;
+
+    for (uint32_t n = g.start(); g.usable(n) < 100000; n_growth++) {
+        const uint32_t n_used = g.usable(n);
+        const uint32_t n_new  = g.next(n, n_used + 1);
+
+        const uint64_t step_max = std::max<uint64_t>({ n/8, (size_t(1) << 30)/size_cell, 256 });
+
+        if (n_new <= n || n_new > g.n_max || n_new % 256 != 0 || n_new - n > (step_max + 255)/256*256) {
+            fprintf(stderr, "%zu bytes a cell: bad growth from %u to %u\n", size_cell, n, n_new);
+            n_failed++;
+            return;
+        }
+
+        n_copied += n_used;
         n = n_new;
     }
 
-    check_eq("growths to 131072 cells", 12, n_growth);
-    check_eq("copied cells", 256 + 512 + 1024 + 2048 + 8*4096 + 16384*(0 + 1 + 2 + 3 + 4 + 5 + 6 + 7), n_copied);
+    const double n_gib = double(n_copied)*size_cell/double(size_t(1) << 30);
+
+    printf("%8zu bytes a cell: %2u growths to 100000 cells, %.1f GiB copied (the cache has %.1f GiB then)\n",
+            size_cell, n_growth, n_gib, 100000.0*size_cell/double(size_t(1) << 30));
+
+    check(n_growth <= n_growth_max, std::to_string(size_cell) + " bytes a cell: " + std::to_string(n_growth) + " growths");
+    check(n_gib    <= n_gib_max,    std::to_string(size_cell) + " bytes a cell: " + std::to_string(n_gib) + " GiB copied");
 }
 
 static void test_next_in_place() {
@@ -110,12 +137,12 @@ static void test_next_in_place() {
 static void test_shrink() {
     const llama_kv_growth c = { 131072, 1, SIZE_CELL_QWEN };
 
-    check_eq("all freed: back to the start",              256,   c.shrink(32768, 0, 30000));
-    check_eq("a quarter more than what stays",            1280,  c.shrink(32768, 1000, 30000));
+    check_eq("all freed: back to the start",              512,   c.shrink(32768, 0, 30000));
+    check_eq("a quarter more than what stays",            1536,  c.shrink(32768, 1000, 30000));
     check_eq("more than half stays",                      32768, c.shrink(32768, 15000, 30000));
     check_eq("a step that was just taken stays",          20480, c.shrink(20480, 4090, 4097));
-    check_eq("no larger than it is",                      256,   c.shrink(256, 0, 256));
-    check_eq("at the start",                              256,   c.shrink(256, 200, 256));
+    check_eq("no larger than it is",                      512,   c.shrink(512, 0, 256));
+    check_eq("at the start",                              512,   c.shrink(512, 200, 256));
     check_eq("less than half is freed",                   1024,  c.shrink(1024, 500, 1024));
 
     const llama_kv_growth p = { 131072, 1, SIZE_CELL_QWEN, true };
@@ -148,7 +175,11 @@ int main() {
     test_start();
     test_next();
     test_smallest();
-    test_total();
+
+    // one stream, eight and 64 of them. the step of 1 GiB alone makes the first copy 21 GiB
+    test_total(   SIZE_CELL_QWEN, 12,  22.0);
+    test_total( 8*SIZE_CELL_QWEN, 60, 400.0);
+    test_total(64*SIZE_CELL_QWEN, 60, 4000.0);
 
     return report();
 }
