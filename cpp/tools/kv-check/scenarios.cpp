@@ -617,10 +617,10 @@ static void check_state_device(side & s) {
 
 static void check_full(side & s) {
     session_params sp = base(s);
-    sp.n_cells = 512;
+    sp.n_cells = 1024;
 
     session c(s, sp, "full");
-    c.fill(500);
+    c.fill(1012);
     c.fill(40, false);
     c.fill(12, false);
     c.fill(1, false);
@@ -631,7 +631,7 @@ static void check_full(side & s) {
         }
     }
     c.fill(5, false);
-    c.fill(512, false); // as much as an empty context holds
+    c.fill(1024, false); // as much as an empty context holds
     c.fill(3, false);
 }
 

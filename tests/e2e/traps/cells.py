@@ -16,7 +16,7 @@ ROWS = (
     Trap(
         "the compressed caches of DSV4 are written beyond their storage",
         Edit(DYNAMIC, "res = kv->dyn_request_rows((pos_max + 1)/ratio) && res;", ""),
-        copies("deepseek4-moe", "prompt", "--fill", "1100"),
+        copies("deepseek4-moe", "prompt", "--fill", "2300"),
         "prompt",
     ),
     Trap(
@@ -26,13 +26,13 @@ ROWS = (
             "dyn->has_rows ? std::min(dyn->n_rows_used, dyn_n_rows(dyn->n_cells)) : v_cells[s].used_max_p1()",
             "v_cells[s].used_max_p1()",
         ),
-        copies("deepseek4-moe", "prompt", "--fill", "1100", "-c", "8192"),
+        copies("deepseek4-moe", "prompt", "--fill", "2300"),
         "prompt",
     ),
     Trap(
         "the scratch row of DSV4 lies inside the attention window",
         Edit(DYNAMIC, "GGML_PAD(n_rows, 256u) + 1", "GGML_PAD(n_rows, 256u)"),
-        copies("deepseek4-moe", "prompt", "--fill", "1100"),
+        copies("deepseek4-moe", "prompt", "--fill", "2300"),
         "prompt",
     ),
 )
@@ -70,14 +70,21 @@ CELLS = (
             sees,
         )
         for name, file, a, b, run, sees in (
-            ("iSWA", "src/llama-kv-cache-iswa.cpp", "kv_base", "kv_swa", copies("gemma3-dense", "shift,keep"), "shift"),
+            (
+                "iSWA",
+                "src/llama-kv-cache-iswa.cpp",
+                "kv_base",
+                "kv_swa",
+                copies("gemma3-dense", "shift,keep", "-ub", "400"),
+                "shift",
+            ),
             ("DSA", "src/llama-kv-cache-dsa.cpp", "kv_mla", "kv_lid", half_failed("deepseek32-moe"), "no-memory"),
             (
                 "DSA-iSWA",
                 "src/llama-kv-cache-dsa-iswa.cpp",
                 "kv_dsa->get_mla()",
                 "kv_swa",
-                copies("dots3note-moe", "shift,keep"),
+                copies("dots3note-moe", "shift,keep", "-ub", "400"),
                 "shift",
             ),
             ("MSA", "src/llama-kv-cache-msa.cpp", "kv_base", "kv_idx", half_failed("minimax-m3-moe"), "no-memory"),

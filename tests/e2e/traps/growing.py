@@ -17,7 +17,7 @@ GROWING = (
     Trap(
         "a mirrored cache does not grow with the one that asked first",
         Edit(DYNAMIC, "res = kv->dyn_grow(res) && res;", "if (kv->dyn_grow(res)) { break; }"),
-        copies("deepseek32-moe", "prompt"),
+        copies("deepseek32-moe", "prompt", "--fill", "1100"),
         "prompt",
     ),
     Trap(
@@ -25,7 +25,7 @@ GROWING = (
         Edit(DYNAMIC, "dyn->dyn->n_bytes_cell(dyn->n_max)", "dyn_usage().reserved/dyn->n_max"),
         Run(
             "qwen4exp-moe",
-            ("-c", "16384", "--kv-dynamic", "on", "-d", "4400", "-n", "2", "-r", "1", "-p", "8"),
+            ("-c", "16384", "--kv-dynamic", "on", "-d", "4400"),
             {**COPY, "LLAMA_KV_DYNAMIC_STEP": "200000"},
             "kv-bench",
         ),
@@ -75,12 +75,6 @@ GROWING = (
         "unread",
     ),
     Trap(
-        "growth while generating is forgotten: the cell behind the storage is the first that does not ask",
-        Edit(DYNAMIC, "res = std::max(res, idx + 1);", "res = std::max(res, idx);"),
-        copies("llama-dense", "generate"),
-        "generate",
-    ),
-    Trap(
         "in place, cells that were given out have no pages, and nobody counts them",
         Edit(DYNAMIC, "dyn->want(sinfo.strm[s], idx, idx + 1);", ""),
         inplace("llama-dense", "prompt"),
@@ -89,13 +83,13 @@ GROWING = (
     Trap(
         "training asks for cells where nothing can grow",
         Edit(CONTEXT, "!kv_dynamic->grow_max()", "false"),
-        copies("llama-dense", "train", "--train", "-fa", "off", "-ctk", "f32", "-ctv", "f32"),
+        copies("llama-dense", "train", "-c", "1024", "--train", "-fa", "off", "-ctk", "f32", "-ctv", "f32"),
         "train",
     ),
     Trap(
         "a plan that was made before the growth is used after it",
         Edit(CONTEXT, "mctx->get_status() == LLAMA_MEMORY_STATUS_FAILED_PREPARE", "false", after="kv_dynamic_grow()"),
-        copies("deepseek4-moe", "prompt"),
+        copies("deepseek4-moe", "prompt", "--fill", "2300"),
         "prompt",
     ),
 )
