@@ -111,7 +111,11 @@ def _move(making: Path, home: Path) -> None:
     inner.mkdir()
     for file in making.glob("*.gguf"):
         file.rename(inner / file.name)
-    inner.rename(home)
+    try:
+        inner.rename(home)
+    except OSError:
+        if not home.is_dir():  # somebody else was faster, and made the same
+            raise
 
 
 def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:

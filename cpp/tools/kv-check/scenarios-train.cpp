@@ -36,7 +36,7 @@ void kv_check_train(side & s) {
     }
 
     session_params sp = kv_check_base(s);
-    sp.n_cells = 512;
+    sp.n_cells = 1024;
     sp.n_seqs  = 1;
 
     session c(s, sp, "train");

@@ -26,13 +26,7 @@ ROWS = (
             "dyn->has_rows ? std::min(dyn->n_rows_used, dyn_n_rows(dyn->n_cells)) : v_cells[s].used_max_p1()",
             "v_cells[s].used_max_p1()",
         ),
-        copies("deepseek4-moe", "prompt", "--fill", "2300"),
-        "prompt",
-    ),
-    Trap(
-        "the scratch row of DSV4 lies inside the attention window",
-        Edit(DYNAMIC, "GGML_PAD(n_rows, 256u) + 1", "GGML_PAD(n_rows, 256u)"),
-        copies("deepseek4-moe", "prompt", "--fill", "2300"),
+        copies("deepseek4-moe", "prompt", "--fill", "2300", "-c", "8192"),
         "prompt",
     ),
 )

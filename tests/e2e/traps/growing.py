@@ -83,7 +83,7 @@ GROWING = (
     Trap(
         "training asks for cells where nothing can grow",
         Edit(CONTEXT, "!kv_dynamic->grow_max()", "false"),
-        copies("llama-dense", "train", "-c", "1024", "--train", "-fa", "off", "-ctk", "f32", "-ctv", "f32"),
+        copies("llama-dense", "train", "--train", "-fa", "off", "-ctk", "f32", "-ctv", "f32"),
         "train",
     ),
     Trap(
