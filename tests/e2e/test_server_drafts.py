@@ -1,8 +1,8 @@
 """A draft beside a server's target, both with caches that grow by copy: memory that the draft lacks ends no request.
 
-Of the allocations that growing to 512 cells takes, the first three are the target's (two layers and the compute
-buffers) and the next three the draft's: the prompt is longer than 256 cells, and the target has each batch first. A toy
-with an MTP layer has one layer of attention, so the draft's begin with the third.
+Of the allocations that growing to 1024 cells takes, the first three are the target's (two layers and the compute
+buffers) and the next three the draft's: the prompt is longer than 512 cells, so that a smaller step would not do, and
+the target has each batch first. A toy with an MTP layer has one layer of attention, so the draft's begin with the third.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.e2e.conftest import Real
 from tests.e2e.servers import completion, serving, spoken
 
 ARGS = ("-c", "2048", "-np", "1", "--cache-ram", "0", "-lv", "4", "--spec-draft-n-max", "4")
-ASKED = [(prompt(1, 300), 100), (prompt(1, 300) + " and the stone", 50)]
+ASKED = [(prompt(1, 600), 100), (prompt(1, 600) + " and the stone", 50)]
 
 
 def answers(real: Real, log: Path, kind: str, *more: str) -> tuple[list[dict[str, Any]], str]:
