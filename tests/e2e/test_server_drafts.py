@@ -2,7 +2,7 @@
 
 Of the allocations that growing to 1024 cells takes, the first three are the target's (two layers and the compute
 buffers) and the next three the draft's: the prompt is longer than 512 cells, so that a smaller step would not do, and
-the target has each batch first. A toy with an MTP layer has one layer of attention, so the draft's begin with the third.
+the target has each batch first. A toy with an MTP layer has one layer of attention: the draft's begin with the third.
 """
 
 from __future__ import annotations
