@@ -434,12 +434,13 @@ uint32_t llama_kv_cache::dyn_init(uint32_t kv_size, bool offload) {
         return kv_size;
     }
 
+    dyn->is_inplace = dyn_is_host(offload); // the policy depends on it
+
     const uint32_t n_start = dyn->policy().start();
     if (n_start >= kv_size) {
+        dyn->is_inplace = false;
         return kv_size;
     }
-
-    dyn->is_inplace = dyn_is_host(offload);
 
     LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
             n_start, kv_size, dyn->is_inplace ? "in place" : "by copy");
