@@ -4,61 +4,61 @@
 //
 // Every llama_kv_cache keeps its cells (the meta data) at the full size from the start, so tokens get the same cells as in
 // a static cache, in every memory class and after any sequence of operations. Only the storage behind the cells starts
-// small. What is left to do is to have storage behind a cell before it is used:
+// small (llama-kv-storage.h). What is left to do is to have rows behind a cell before it is used:
 //
-//   llama_kv_cache::prepare()      notes the cells that a batch was given                    -> request()
-//   llama_context::decode()        grows all caches that asked before the batch runs         -> pending(), grow()
-//   llama_kv_cache::state_read*()  grows its own cache before it reads rows into it          -> try_resize()
+//   llama_kv_cache::prepare()      notes the cells that a batch was given                -> llama_kv_dynamic_cache::request()
+//   llama_context::decode()        grows all caches that asked, before the batch runs    -> llama_kv_dynamic::grow()
+//   llama_kv_cache::state_read*()  grows its own cache before it reads rows into it      -> llama_kv_dynamic_cache::reserve()
+//
+// A growth is all or nothing, over all caches of the context and its compute buffers. It first takes as much as the growth
+// policy wants, then only what is needed. Caches that mirror each other, and from either of which the graphs take their size,
+// so keep one size.
+//
+// A context finds its storage moved when it decodes next (also one that reads the storage of another: a draft that shares the
+// cells of its target). It then reserves its compute buffers again, which drops the graphs that have the old addresses.
 //
 // The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
 // alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
-//
-// Where the memory is plain host memory the storage is in place (llama-kv-inplace.h): the layout is the static one, what
-// grows is the set of blocks of cells with pages behind them, each stream on its own. Elsewhere it grows by copy
-// (llama-kv-storage.h), all streams alike.
 //
 // Memory goes back when llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, as llama-kv-growth.h says, and not
 // from within the caches: prepare() removes cells that it puts back. Not while a copy of a stream waits for the next batch,
 // which may be of cells that are free by now. The rows of DSV4 have no cells to be freed: theirs goes with clear() alone.
 // Compute buffers keep the size that they have grown to.
 //
-// Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, which
-// mirrored caches exceed, the wrappers log an error for what is an ordinary growth, and a second prepare() is not the
-// first one again: that of a sliding window purges positions that it does not restore, which changes the bits.
+// Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, the
+// wrappers log an error for what is an ordinary growth, and a second prepare() is not the first one again: that of a sliding
+// window purges positions that it does not restore, which changes the bits.
 //
 // Known limit: for the same reason a batch that a window was prepared for and that then finds no memory to grow may have
 // purged positions of the window that a smaller batch, tried next, would still have seen.
 //
 // All of it runs on the thread that uses the context.
 
-#include "llama.h"
+#include "llama-kv.h"
 
-#include "llama-kv-growth.h"
-#include "llama-kv-inplace.h"
+#include "llama-kv-cache.h"
 #include "llama-kv-storage.h"
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
-
-class llama_kv_cache;
-
-struct llama_context;
-struct llama_memory_i;
-struct llama_ubatch;
 
 // llama_context_default_params().kv_dynamic: the environment variable LLAMA_KV_DYNAMIC is set, and neither empty nor 0. so every
 // program that loads the library can have it, also one that knows nothing of the parameter
 bool llama_kv_dynamic_default();
+
+class llama_kv_dynamic_cache;
 
 // per llama_context
 class llama_kv_dynamic {
 public:
     // enabled: the caches of the context are dynamic. a static context is known here, too: it can read dynamic storage
     llama_kv_dynamic(llama_context * lctx, bool enabled);
+    ~llama_kv_dynamic();
 
-    // while it lives, caches created on this thread belong to dyn. null: they are static
+    // while it lives, caches created on this thread belong to dyn. null: to no context
     class scope {
     public:
         explicit scope(std::shared_ptr<llama_kv_dynamic> dyn);
@@ -72,8 +72,6 @@ public:
     };
 
     static std::shared_ptr<llama_kv_dynamic> current();
-
-    ~llama_kv_dynamic();
 
     // when it goes, mem gives back the memory of the cells that were freed meanwhile
     class release_scope {
@@ -91,53 +89,40 @@ public:
     bool is_enabled() const;
 
     // every cache of the context, also one that cannot grow
-    void add   (llama_kv_cache * kv);
-    void remove(llama_kv_cache * kv);
+    void add   (llama_kv_dynamic_cache * cache);
+    void remove(llama_kv_dynamic_cache * cache);
 
     // another context that reads the storage of the caches here (a draft model that shares the cells of the target)
     void add_reader(const std::shared_ptr<llama_kv_dynamic> & reader);
 
-    // a cache has given out cells that have no storage yet, or it has grown and the compute buffers have to follow
+    // a cache needs rows, or the compute buffers have to follow: grow() has something to do
     void request();
-    bool pending() const;
 
-    // grow the caches that asked. on failure they keep what they have, and nothing is pending either
+    // have what was asked for, if anything was
+    // returns false when there is no memory for all of it. nothing has changed then, and nothing is asked for any more
     bool grow();
 
     // what the batch at hand reads could not be made, and stays to be done: the next grow() fails
     void set_failed();
 
-    // shrink the caches that grow by copy to what is in use, and with is_given to what the batch at hand was given as well
-    // true: something has shrunk
-    bool give_back(bool is_given);
-
-    // a cache got less than the policy wanted, or nothing. caches that mirror each other have one size, which the graphs
-    // take from either: the next grow() evens them out
-    void set_short();
-
-    // the storage moved or grew: stale graphs here and in the contexts that read it, whose compute buffers have to follow
+    // tensors have got other addresses or strides: compute buffers and graphs have to follow, here and in the readers
     void set_moved();
-
-    // true once after the layout of a cache has changed: the compute buffers have to follow
-    bool resized();
 
     // grow all caches to their maximum, for good: nothing goes back any more
     bool grow_max();
     bool is_max() const;
 
-    // bytes behind one cell index over all streams of the caches of n_max cells: they mirror each other, and the graphs take
-    // their size from either, so that they have to take the same steps
-    size_t n_bytes_cell(uint32_t n_max) const;
+    // bytes behind a row over all streams of the caches of n_max rows: they mirror each other, so they take the same steps
+    size_t n_bytes_row(uint32_t n_max) const;
 
     // wait for the compute that may use the storage
     // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
     void synchronize() const;
 
-    // no graph that was built so far may run again, in any context
-    static void drop_graphs();
-
     // bytes and cells of all caches, and the counters below
     llama_memory_usage usage() const;
+
+    static llama_memory_usage usage_of(const llama_context & ctx);
 
     // a growth in the scope of a timer is counted, with the time that the scope took
     class timer {
@@ -159,31 +144,31 @@ public:
     void count_grow  (size_t n_bytes_copied);
     void count_shrink(size_t n_bytes_copied);
 
-    // true once after storage moved anywhere in the process: the graphs of this context may have stale addresses
-    bool moved();
-
 private:
-    llama_context * lctx;
+    // grow all caches that asked, with the compute buffers, or none
+    bool try_grow(bool ahead);
 
-    const llama_memory_i * mem = nullptr; // of lctx, known when it has been created
+    // compute buffers for the worst case of the caches as they are
+    // last: if need be from scratch, and without pipeline parallelism
+    bool reserve(bool last);
+    bool reserve_graph();
+
+    // the scheduler has lost its buffers: go on with an empty one, which gives each graph what it needs
+    void reset_sched();
+
+    llama_context * lctx;
 
     const bool enabled;
 
-    std::vector<llama_kv_cache *> caches;
+    std::vector<llama_kv_dynamic_cache *> caches;
 
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
-    // shrink the caches of one maximum to the smallest of them
-    // is_given: the cells that the batch at hand was given have to stay
-    void even_out(bool is_given);
-
     bool is_pending = false;
-    bool is_grown   = false; // by grow_max()
-    bool is_resized = false;
-    bool is_short   = false;
+    bool is_pinned  = false; // by grow_max()
+    bool is_moved   = false;
     bool is_failed  = false;
-
-    uint64_t n_moves = 0; // those that moved() has reported
+    bool is_lost    = false; // the compute buffers
 
     llama_memory_usage counters = {}; // only the counters are set
 
@@ -192,81 +177,150 @@ private:
     bool     has_shrunk = false; // in the scope at hand, which counts once for all caches
 };
 
-// per llama_kv_cache
-struct llama_kv_dynamic_cache {
-    llama_kv_dynamic_cache(llama_kv_cache * kv, std::shared_ptr<llama_kv_dynamic> dyn);
+// the cells that a state can be read into, or cleared in, where llama_kv_cache has the cells of a static cache there. none
+// where some of the cells at hand have no rows: they hold nothing
+struct llama_kv_dynamic_room {
+    uint32_t n_rows;
+
+    uint32_t size() const {
+        return n_rows;
+    }
+};
+
+// per llama_kv_cache, whose friend it is. It knows the cells, the storage knows the rows
+class llama_kv_dynamic_cache {
+public:
+    using slot_info_vec_t = llama_kv_cache::slot_info_vec_t;
+    using row_range       = std::pair<int64_t, int64_t>; // first row, number of rows, over all streams
+
+    // for kv, which has its cells
+    // offload: the layers are on the devices of the model
+    llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload);
     ~llama_kv_dynamic_cache();
 
     llama_kv_dynamic_cache(const llama_kv_dynamic_cache &) = delete;
     llama_kv_dynamic_cache & operator=(const llama_kv_dynamic_cache &) = delete;
 
-    // n_rows rows of each stream are going to be used, and the last one
-    void set_rows(uint32_t n_rows);
+    //
+    // what the cache calls
+    //
 
-    // env: LLAMA_KV_DYNAMIC_STEP=BYTES instead of steps of 1 GiB, for tests with caches that are smaller than that
-    // by copy without the bytes of a cell, which only a growth looks at
-    llama_kv_growth policy() const;
+    // memory for the tensors of ctx, see llama_kv_storage::alloc()
+    ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
-    llama_kv_cache * kv;
+    // rows of a stream that the tensors have
+    uint32_t n_rows() const;
 
-    std::shared_ptr<llama_kv_dynamic> dyn;
+    // the batch at hand was given these cells
+    void request(const slot_info_vec_t & sinfos);
 
-    uint32_t n_max; // cells of the static cache
-    uint32_t n_pad;
+    // have rows for a state. none if there is no memory
+    llama_kv_dynamic_room reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo);
+    llama_kv_dynamic_room room(const llama_kv_cache::slot_info & sinfo) const;
 
-    uint32_t n_cells;    // cells that have storage. n_max: a static cache
-    uint32_t n_need = 0; // cells that were given out
-    uint32_t n_given = 0; // cells that the slots of the last batch reach
+    // false: to be cleared as usual
+    bool clear(llama_seq_id seq_id = -1);
 
-    // rows are written without a cell being occupied (the compressed caches of DSV4), and the last one is scratch
-    bool has_rows = false;
+    // false: to be copied as usual
+    bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
-    uint32_t n_rows_used = 0; // of each stream, at most
+    // K-shift runs over the rows that are there: a graph for each range. the largest first: if there is no memory for a graph,
+    // then for the first one, and nothing was shifted
+    std::vector<row_range> shift_ranges() const;
+
+    void      begin_shift(ggml_backend_sched_t sched, const row_range & range);
+    row_range shifted() const;
+    void      set_shift(int32_t * data, int64_t i_row, int32_t shift) const;
+
+    // grow to rows that n cells can use
+    bool try_resize(uint32_t n);
+
+    //
+    // rows that are written without a cell being occupied (the compressed caches of DSV4)
+    //
+
+    void     request_rows(uint32_t n);
+    bool     reserve_rows(llama_io_read_i & io, uint32_t n); // for a state
+    uint32_t used_rows   (uint32_t n) const;                 // of the first n
+
+    //
+    // what the context calls
+    //
+
+    // caches with as many cells mirror each other. where the number of rows is in the strides, it has to be the same in all
+    // of them: ask for what another one has asked for
+    void follow(const llama_kv_dynamic_cache & other);
+
+    bool is_wanting() const;          // rows were asked for
+    bool is_ahead() const;            // the policy would take more of them than needed
+    bool grow(bool ahead);            // false: no memory, nothing has changed
+    void undo();                      // the last grow()
+    void forget();                    // what was asked for
+    void request_max();               // all rows
+    void release(const std::vector<llama_kv_dynamic_cache *> & caches); // the rows of freed cells. caches: of the context
+    void pin();
+
+    llama_memory_usage usage() const; // of this cache alone, without the counters
+
+    uint32_t n_max() const;
+
+private:
+    template <typename T> static auto other_of(const T & kv, int)  -> decltype(kv.other) { return kv.other; }
+    template <typename T> static llama_kv_cache * other_of(const T &, long) { return nullptr; }
+
+    bool can_grow() const;
+    bool is_on_host(bool offload) const;
+    void start(std::unique_ptr<llama_kv_storage> from);
+
+    // rows [i0, i1) of one stream or of all
+    void want(uint32_t s, uint32_t i0, uint32_t i1);
+    void want(uint32_t i0, uint32_t i1);
+
+    llama_kv_rows next(bool ahead) const; // than what is there
+    llama_kv_rows rest() const;           // of what is there, when the rows of freed cells go
+
+    bool mirrors(const llama_kv_dynamic_cache & other) const;
+
+    bool grow_now(llama_io_read_i & io);
+
+    std::vector<uint32_t> n_used() const; // rows of each stream that hold something, at most
+    llama_kv_rows         used() const;   // the same, block by block
+
+    llama_kv_cache & kv;
+
+    std::shared_ptr<llama_kv_dynamic> dyn; // null: of no context
+
+    llama_kv_dynamic_cache * owner = nullptr; // of the storage. null: this one
+
+    const uint32_t n_max_cells;
+
+    std::unique_ptr<llama_kv_storage> storage;
+
+    const bool is_host; // all of the layers, and nobody wants them to be copied
+
+    bool is_dynamic = false; // it grows and shrinks
+
+    std::optional<llama_kv_rows> need;
+
+    // by the growth at hand, to go back to
+    std::optional<llama_kv_rows> before;
+    std::vector<uint32_t>        n_used_before;
 
     // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
     uint32_t n_peak = 0;
 
-    // by copy: created with the first growth, when the tensors exist
-    std::unique_ptr<llama_kv_storage> storage;
-    std::unique_ptr<llama_kv_pages>   created; // that the tensors in host memory are in until then
-
-    //
-    // in place: n_cells is n_max
-    //
-
-    bool is_inplace = false;
-
-    std::unique_ptr<llama_kv_inplace> inplace; // null before the tensors exist, and without layers
-
-    llama_kv_blocks wanted; // blocks that were given out
-    bool            is_wanted = false;
+    bool     has_rows    = false;
+    uint32_t n_rows_used = 0; // of each stream, at most
 
     bool has_late_copy = false; // a copy of a stream found no memory: it waits for the next batch
 
-    // ask for cells [i0, i1) of stream s
-    void want(uint32_t s, uint32_t i0, uint32_t i1);
-    void want(uint32_t i0, uint32_t i1); // of all streams
+    row_range range = { 0, 0 }; // that the K-shift at hand is for
 };
 
-// in place nothing that a plan contains changes: grow at once where a plan takes something that a failure has to leave (the
-// rollback of DSV4 that is pending). true by copy, where decode() grows
-bool llama_kv_dynamic_commit(llama_kv_cache & kv);
-
-// the cells that a state can be read into, or cleared in, where llama_kv_cache has the cells of a static cache there. none
-// where some of the cells at hand have no storage: they hold nothing
-struct llama_kv_dynamic_room {
-    uint32_t n_cells;
-
-    uint32_t size() const {
-        return n_cells;
-    }
-};
-
-// For a memory whose batch plans contain the sizes of its caches (DSV4): ask for what the plans will need.
-//   window: takes its full size. its prepare() purges what it does not restore, so it cannot be asked twice
-//   rows:   caches that have a row for every so many positions
-// returns false when something has to grow before the batch can be planned
-bool llama_kv_dynamic_plan(
-        llama_kv_cache & window,
+// For a memory whose batch plans contain the sizes of its caches (DSV4): have the rows that the plans need, and what else was
+// asked for, before the batch is planned
+//   rows: caches that have a row for every so many positions
+// returns false when there is no memory
+bool llama_kv_dynamic_grow_rows(
         const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
         const std::vector<llama_ubatch> & ubatches);

@@ -1,13 +1,13 @@
 #include "llama-kv-limits.h"
 
-#include "llama-impl.h"
+#include "ggml.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 
 #ifdef __linux__
@@ -135,23 +135,27 @@ size_t llama_kv_limits_available() {
     return llama_kv_limits_available("");
 }
 
-bool llama_kv_limits_fail_alloc() {
-    const char * LLAMA_KV_DYNAMIC_FAIL = getenv("LLAMA_KV_DYNAMIC_FAIL");
-    if (!LLAMA_KV_DYNAMIC_FAIL) {
+bool llama_kv_limits_allow(size_t n_bytes) {
+    static std::mutex mutex;
+
+    static size_t  n_left = 0; // of what was there when it was last looked at
+    static int64_t t_last = 0;
+
+    const std::lock_guard<std::mutex> lock(mutex);
+
+    // to look takes longer than to commit a few pages. what is little beside what was there a moment ago need not
+    if (n_bytes > n_left/16 || ggml_time_us() - t_last > 1000*1000) {
+        n_left = llama_kv_limits_available();
+        t_last = ggml_time_us();
+    }
+
+    if (n_bytes > n_left) {
         return false;
     }
 
-    static std::atomic<long> n_alloc = 0;
-
-    char * end = nullptr;
-
-    const long n_fail = strtol(LLAMA_KV_DYNAMIC_FAIL, &end, 10);
-    const long n_cur  = ++n_alloc;
-
-    const bool fail = n_cur == n_fail || (n_cur > n_fail && end && *end == '+');
-    if (fail) {
-        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_FAIL: allocation %ld fails\n", __func__, n_cur);
+    if (n_left != SIZE_MAX) {
+        n_left -= n_bytes;
     }
 
-    return fail;
+    return true;
 }

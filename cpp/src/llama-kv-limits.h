@@ -12,6 +12,5 @@ size_t llama_kv_limits_available();
 // the same as llama_kv_limits_available() with the files below root instead of /, for tests
 size_t llama_kv_limits_available(const std::string & root);
 
-// env: LLAMA_KV_DYNAMIC_FAIL=N fails the N-th allocation of a growth (counted over the process, from 1), N+ that one and
-// all later ones. for tests: the only way to see an allocation fail at a chosen point on a machine with enough memory
-bool llama_kv_limits_fail_alloc();
+// whether this much can be taken, for which it is looked at most once a second where that is little. counts as taken if so
+bool llama_kv_limits_allow(size_t n_bytes);

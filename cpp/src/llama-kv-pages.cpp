@@ -1,5 +1,6 @@
 #include "llama-kv-pages.h"
 
+#include "llama-kv-fault.h"
 #include "llama-kv-limits.h"
 
 #include "ggml.h"
@@ -27,66 +28,6 @@
 #define MADV_POPULATE_WRITE 23 // since Linux 5.14, and in few headers
 #endif
 #endif
-
-//
-// llama_kv_page_set
-//
-
-llama_kv_page_set::llama_kv_page_set(size_t n_pages) : n_pages(n_pages), bits((n_pages + 63)/64, 0) {
-}
-
-void llama_kv_page_set::add(size_t i0, size_t i1) {
-    i1 = std::min(i1, n_pages);
-
-    while (i0 < i1) {
-        const size_t   ib = i0 % 64;
-        const size_t   n  = std::min(i1 - i0, 64 - ib);
-        const uint64_t m  = n == 64 ? ~uint64_t(0) : ((uint64_t(1) << n) - 1) << ib;
-
-        bits[i0/64] |= m;
-
-        i0 += n;
-    }
-}
-
-bool llama_kv_page_set::has(size_t i) const {
-    return i < n_pages && (bits[i/64] >> i % 64 & 1) != 0;
-}
-
-std::vector<std::pair<size_t, size_t>> llama_kv_page_set::diff(const llama_kv_page_set & a, const llama_kv_page_set & b) {
-    std::vector<std::pair<size_t, size_t>> res;
-
-    for (size_t iw = 0; iw < a.bits.size(); ++iw) {
-        const uint64_t word = a.bits[iw] & ~b.bits[iw];
-        if (!word) {
-            continue;
-        }
-
-        const size_t i0 = 64*iw;
-
-        if (word == ~uint64_t(0)) {
-            if (!res.empty() && res.back().second == i0) {
-                res.back().second = i0 + 64;
-            } else {
-                res.emplace_back(i0, i0 + 64);
-            }
-            continue;
-        }
-
-        for (size_t ib = 0; ib < 64; ++ib) {
-            if (!(word >> ib & 1)) {
-                continue;
-            }
-            if (!res.empty() && res.back().second == i0 + ib) {
-                res.back().second++;
-            } else {
-                res.emplace_back(i0 + ib, i0 + ib + 1);
-            }
-        }
-    }
-
-    return res;
-}
 
 //
 // the system
@@ -215,10 +156,6 @@ size_t llama_kv_pages::size() const {
     return n_bytes;
 }
 
-bool llama_kv_pages::contains(const void * addr) const {
-    return addr >= base && addr < base + n_bytes;
-}
-
 size_t llama_kv_pages::page_size() {
 #ifdef _WIN32
     static const size_t res = [] {
@@ -236,21 +173,23 @@ size_t llama_kv_pages::n_bytes_committed() const {
     return n_committed*page_size();
 }
 
-llama_kv_page_set llama_kv_pages::make_set() const {
-    return llama_kv_page_set(n_bytes/page_size());
+llama_kv_set llama_kv_pages::make_set() const {
+    return llama_kv_set(n_bytes/page_size());
 }
 
-void llama_kv_pages::add(llama_kv_page_set & set, size_t offset, size_t size) const {
+void llama_kv_pages::add(llama_kv_set & set, size_t offset, size_t size) const {
     if (size > 0) {
         set.add(offset/page_size(), (offset + size - 1)/page_size() + 1);
     }
 }
 
-bool llama_kv_pages::assign(const llama_kv_page_set & set) {
-    const auto missing = llama_kv_page_set::diff(set, committed);
-    const auto extra   = llama_kv_page_set::diff(committed, set);
+bool llama_kv_pages::assign(const llama_kv_set & set) {
+    const auto diff = [](llama_kv_set a, const llama_kv_set & b) {
+        a -= b;
+        return a.runs();
+    };
 
-    const auto count = [](const std::vector<std::pair<size_t, size_t>> & runs) {
+    const auto count = [](const llama_kv_set::runs_t & runs) {
         size_t res = 0;
         for (const auto & [i0, i1] : runs) {
             res += i1 - i0;
@@ -258,14 +197,18 @@ bool llama_kv_pages::assign(const llama_kv_page_set & set) {
         return res;
     };
 
+    // nothing is allocated below
+    const auto missing = diff(set, committed);
+    const auto extra   = diff(committed, set);
+
     const size_t n_missing = count(missing);
 
-    if (n_missing > 0 && n_missing*page_size() > llama_kv_limits_available()) {
+    if (n_missing > 0 && !llama_kv_limits_allow(n_missing*page_size())) {
         return false;
     }
 
     for (size_t i = 0; i < missing.size(); ++i) {
-        if (llama_kv_limits_fail_alloc() || !commit(missing[i].first, missing[i].second)) {
+        if (llama_kv_fault_alloc() || !commit(missing[i].first, missing[i].second)) {
             for (size_t j = 0; j <= i; ++j) {
                 discard(missing[j].first, missing[j].second);
             }
@@ -322,11 +265,34 @@ void llama_kv_pages::set_zero(size_t offset, size_t size) {
 void llama_kv_pages::clear() {
     discard(0, n_bytes/page_size());
 
-    committed   = make_set();
-    n_committed = 0;
+    for (const auto & [i0, i1] : committed.runs()) {
+        commit(i0, i1); // they were there a moment ago. if they are not now, they come when they are written
+    }
 }
 
-ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<llama_kv_pages> & pages) {
+//
+// the buffer
+//
+
+static llama_kv_pages & pages_of(ggml_backend_buffer_t buf) {
+    return *(llama_kv_pages *) buf->context;
+}
+
+static void buffer_free(ggml_backend_buffer_t buf) {
+    delete &pages_of(buf);
+}
+
+static void * buffer_get_base(ggml_backend_buffer_t buf) {
+    return pages_of(buf).data();
+}
+
+static void buffer_clear(ggml_backend_buffer_t buf, uint8_t value) {
+    GGML_ASSERT(value == 0);
+
+    pages_of(buf).clear();
+}
+
+ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx) {
     const auto size_of = [](const ggml_tensor * t) {
         return t->view_src ? 0 : GGML_PAD(ggml_nbytes(t), llama_kv_pages::page_size());
     };
@@ -336,20 +302,25 @@ ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<l
         size += size_of(t);
     }
 
-    auto res = llama_kv_pages::reserve(size);
-    if (!res) {
+    auto pages = llama_kv_pages::reserve(size);
+    if (!pages) {
         return nullptr;
     }
 
-    ggml_backend_buffer_t buf = ggml_backend_cpu_buffer_from_ptr(res->data(), res->size());
+    ggml_backend_buffer_t buf = ggml_backend_cpu_buffer_from_ptr(pages->data(), pages->size());
     if (!buf) {
         return nullptr;
     }
 
-    // what ggml makes of a pointer says that a file is mapped there
-    buf->buft = ggml_backend_cpu_buffer_type();
+    // as ggml has it for a pointer, except for what goes by the range, and for the type: that of a pointer says that a file
+    // is mapped there
+    buf->buft              = ggml_backend_cpu_buffer_type();
+    buf->context           = pages.get();
+    buf->iface.free_buffer = buffer_free;
+    buf->iface.get_base    = buffer_get_base;
+    buf->iface.clear       = buffer_clear;
 
-    char * addr = res->data();
+    char * addr = pages.release()->data();
     for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
         if (t->view_src) {
             ggml_backend_view_init(t);
@@ -359,11 +330,13 @@ ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<l
         addr += size_of(t);
     }
 
-    pages = std::move(res);
-
     return buf;
 }
 
-void llama_kv_pages_set_size(ggml_backend_buffer * buf, size_t size) {
-    buf->size = size;
+llama_kv_pages & llama_kv_pages_of(ggml_backend_buffer * buf) {
+    return pages_of(buf);
+}
+
+void llama_kv_pages_show(ggml_backend_buffer * buf) {
+    buf->size = pages_of(buf).n_bytes_committed();
 }

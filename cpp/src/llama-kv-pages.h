@@ -1,6 +1,6 @@
 #pragma once
 
-// A range of host memory whose pages come and go (--kv-dynamic, see llama-kv-inplace.h): the addresses are reserved once, at
+// A range of host memory whose pages come and go (--kv-dynamic, see llama-kv-storage.h): the addresses are reserved once, at
 // full size, and the pages behind them are committed and given back as the cache needs them.
 //
 // Constraints
@@ -31,33 +31,13 @@
 // Rejected: pages without access rights until they are committed (what reads a cell that is masked would crash), a file in
 // memory (counts as page cache), one range per layer (as many as there are layers where one does).
 
+#include "llama-kv-rows.h"
+
 #include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <utility>
-#include <vector>
 
 struct ggml_backend_buffer;
 struct ggml_context;
-
-// a set of pages of a range
-class llama_kv_page_set {
-public:
-    explicit llama_kv_page_set(size_t n_pages = 0);
-
-    // pages [i0, i1)
-    void add(size_t i0, size_t i1);
-
-    bool has(size_t i) const;
-
-    // the runs [first, second) of the pages of a that are not in b, in ascending order
-    static std::vector<std::pair<size_t, size_t>> diff(const llama_kv_page_set & a, const llama_kv_page_set & b);
-
-private:
-    size_t n_pages;
-
-    std::vector<uint64_t> bits;
-};
 
 class llama_kv_pages {
 public:
@@ -72,27 +52,25 @@ public:
     char * data() const;
     size_t size() const; // bytes, a multiple of the page size
 
-    bool contains(const void * addr) const;
-
     static size_t page_size(); // bytes
 
     size_t n_bytes_committed() const;
 
     // a set of pages that holds nothing yet
-    llama_kv_page_set make_set() const;
+    llama_kv_set make_set() const;
 
     // add the pages that the bytes [offset, offset + size) touch
-    void add(llama_kv_page_set & set, size_t offset, size_t size) const;
+    void add(llama_kv_set & set, size_t offset, size_t size) const;
 
     // have the pages of the set and no others: commits what is missing, then gives back the rest
     // returns false when a commit fails, and what is committed is what was committed before
     // no one may be using the pages that go
-    bool assign(const llama_kv_page_set & set);
+    bool assign(const llama_kv_set & set);
 
     // make these bytes zero. where nothing is committed they are
     void set_zero(size_t offset, size_t size);
 
-    // give back everything, also what was written without having been committed
+    // make all bytes zero, also what was written without having been committed. what is committed stays so
     void clear();
 
 private:
@@ -104,16 +82,18 @@ private:
     char * const base;
     const size_t n_bytes;
 
-    llama_kv_page_set committed;
+    llama_kv_set committed; // pages
 
     size_t n_committed = 0; // pages
 };
 
 // ggml_backend_alloc_ctx_tensors() on a new range, where nothing is committed yet. each tensor starts on a page of its own
-// the buffer is of the type of plain host memory
-// the caller owns the buffer and the range, and frees either first
+// the buffer is of the type of plain host memory, and owns the range. to clear it gives back what is not committed
 // null: the addresses cannot be had, and nothing has changed then
-ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx, std::unique_ptr<llama_kv_pages> & pages);
+ggml_backend_buffer * llama_kv_pages_alloc(ggml_context * ctx);
 
-// what ggml_backend_buffer_get_size() says of such a buffer from now on
-void llama_kv_pages_set_size(ggml_backend_buffer * buf, size_t size);
+// of a buffer that llama_kv_pages_alloc() made
+llama_kv_pages & llama_kv_pages_of(ggml_backend_buffer * buf);
+
+// the size of such a buffer is what is committed from now on, so that whoever adds up buffers or logs them says what is taken
+void llama_kv_pages_show(ggml_backend_buffer * buf);

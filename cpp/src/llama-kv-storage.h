@@ -1,34 +1,32 @@
 #pragma once
 
-// Storage of the dynamic KV cache (--kv-dynamic): the K and V tensors of the layers, grown by copy.
+// Storage of a KV cache (--kv-dynamic): who has the memory behind the K and V tensors of its layers, and which of their rows
+// are there. Neither the cache nor the hooks in it ask which kind it is:
 //
-// Constraints
-//   - The ggml_tensor objects stay, only their buffer, data and strides change. Whoever holds a pointer to one (a cache
-//     that shares layers, the per-stream views, a deferred state read) follows a growth. A compute graph does not: it
-//     has views with the old addresses, see llama_kv_dynamic::moved().
-//   - One buffer per layer, and a layer's old buffer is freed before the next layer is allocated: the transient of a
-//     growth is one layer, not old + new.
-//   - All layers have the same number of cells when try_resize() returns: the row indices that the graphs write to
-//     (set_input_k_idxs, set_input_v_idxs) are shared by all layers and contain it as a stride.
-//   - A failed growth needs no memory to be undone: the layers that had already grown are laid out for the old size inside
-//     their new, larger buffers. Only then they are moved to smaller ones, if these can be had.
-//   - New rows are zero: garbage in V gives NaN through the mask.
+//   fixed     upstream's own allocation, all rows are there. the flag is off, or there is nothing to grow
+//   copy      the tensors have the rows [0, n) of each stream, and move to larger buffers: anywhere
+//   in place  the tensors have the layout of the fixed storage, and pages come and go behind any blocks of rows, each stream
+//             on its own: where memory comes in pages (plain host memory). A growth copies nothing, no pointer and no stride
+//             changes, no graph is rebuilt and the compute buffers are those of a static cache
 //
-// Where the memory is plain host memory and still grows by copy (layers on a device beside it, no address range for the
-// maximum), a buffer is a range of pages of its own: new rows are zero without being written, take memory when they are
-// used, and a buffer that goes gives it back at once. Such memory is promised and not there, so a growth first asks whether
-// all of it can be had, as far as that is known (llama-kv-limits.h); a process that takes it meanwhile is not. The
-// accounting counts what is promised as committed.
+// A row is what is behind a cell in all tensors. The tensors are [n_embd_gqa, n_rows, n_stream]
+//   - K, and V with flash attention: a row of n_embd_gqa elements
+//   - transposed V: one element in each of n_embd_gqa strips. In place, a page of 4 KiB holds one element of 2048 rows: the
+//     first block of rows commits what the next 7 need, and a hole only gives back pages that are all hole. What is committed
+//     is counted in pages, which shows it
 //
-// Layout of a tensor [n_embd_gqa, n_cells, n_stream], as blocks of which the first n_used cells are live
-//   - K, and V with flash attention: one block per stream, a cell is a row of n_embd_gqa elements
-//   - transposed V: n_embd_gqa blocks per stream, a cell is one element
+// The ggml_tensor objects stay, only their buffer, data and strides change. Whoever holds a pointer to one (a cache that
+// shares layers, the per-stream views, a deferred state read) follows a growth. A compute graph does not: it has views with
+// the old addresses.
 //
-// Rejected: one size per layer with rollback by re-allocation (allocates when memory has just run out), growing all layers
-// into one new buffer (old + new at the same time), a second llama_kv_cache to copy from (its constructor's filters
-// capture locals of the code that created the first one).
+// New rows are zero: garbage in V gives NaN through the mask.
+//
+// Rejected: growth by copy into one new buffer for all layers (old + new at the same time), or with a size for each layer and
+// a rollback by re-allocation (allocates when memory has just run out); the live size in the strides where pages come and go
+// (each growth would move all rows of all streams but the first, and transposed V as a whole).
 
-#include "llama-kv-pages.h"
+#include "llama-kv-growth.h"
+#include "llama-kv-rows.h"
 
 #include "ggml-cpp.h"
 
@@ -39,84 +37,94 @@
 
 class llama_kv_storage {
 public:
+    // of a cache. whoever sums up or clears the buffers of the cache sees those of the storage there
     using buffers_t = std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>>;
 
-    // bufs:    the contexts and buffers of the cache. the buffers of grown layers are put here, so that whoever sums up
-    //          or clears the buffers of the cache sees them
-    // n_cells: cells in each tensor that will be added
-    llama_kv_storage(buffers_t & bufs, uint32_t n_cells, bool v_trans);
-
-    // k and v are [n_embd_gqa, n_cells, n_stream] and allocated, v can be null
-    // k_stream and v_stream are 2d views of them, one per stream
-    // created: the range that layers were created in, null: none
-    void add_layer(
-            ggml_tensor * k,
-            ggml_tensor * v,
-            const std::vector<ggml_tensor *> & k_stream,
-            const std::vector<ggml_tensor *> & v_stream,
-            const llama_kv_pages * created = nullptr);
-
-    // after the last layer: the range that layers were created in goes with the buffers in it
-    void own(std::unique_ptr<llama_kv_pages> created);
-
-    uint32_t n_cells() const;
-
-    // bytes that were copied from one buffer to another so far, also by growths that failed later
-    size_t n_bytes_copied() const;
-
-    // grow to n_cells > n_cells(). the first n_used[s] cells of stream s are kept, all others are zero
-    // returns false when an allocation fails. nothing has changed then, except that buffers may be others, and larger
-    // no compute may be in flight that uses the tensors
-    bool try_resize(uint32_t n_cells, const std::vector<uint32_t> & n_used);
-
-    // shrink to n_cells < n_cells(), which hold all live cells
-    // always possible: a layer that finds no memory for a smaller buffer is laid out for the new size inside the one it has
-    // no compute may be in flight that uses the tensors
-    void shrink(uint32_t n_cells, const std::vector<uint32_t> & n_used);
-
-    // make all cells zero. no compute may be in flight that uses the tensors
-    void clear();
-
-private:
     struct layer {
         ggml_tensor * k;
-        ggml_tensor * v;
+        ggml_tensor * v; // null: none
 
+        // 2d views, one per stream
         std::vector<ggml_tensor *> k_stream;
         std::vector<ggml_tensor *> v_stream;
-
-        ggml_backend_buffer_type_t buft; // that it was created with
-
-        bool has_pages; // its buffer is on a range of its own
-
-        int32_t ibuf = -1; // index of the layer's own buffer in bufs, -1: still in the buffer it was created in
-
-        std::unique_ptr<llama_kv_pages> pages = nullptr; // of the layer's own buffer
     };
 
-    // bytes of host memory that a cache of n_cells would take beyond what it takes now
-    size_t n_bytes_promised(uint32_t n_cells, const std::vector<uint32_t> & n_used) const;
+    // n_rows: of each stream, at most
+    static std::unique_ptr<llama_kv_storage> create_fixed  (uint32_t n_stream, uint32_t n_rows);
+    static std::unique_ptr<llama_kv_storage> create_copy   (uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs);
+    static std::unique_ptr<llama_kv_storage> create_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans);
 
-    // move a layer to a buffer of its own with n_cells >= n_cells()
-    bool move_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used);
-    void undo_layer(layer & l, uint32_t n_cells, const std::vector<uint32_t> & n_used);
+    virtual ~llama_kv_storage() = default;
 
-    // all layers have their own buffer: free the ones they were created in
-    void release_created();
+    // memory for the tensors of ctx, which are those of the layers and have all rows: ggml_backend_alloc_ctx_tensors_from_buft()
+    // the caller owns the buffer, and frees it before the storage, or after
+    // null: there is none, and nothing has changed
+    virtual ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers);
 
-    buffers_t & bufs;
+    // it starts with less than all rows
+    bool can_grow() const { return start.size() < growth.n_max*start.n_stream(); }
 
-    std::unique_ptr<llama_kv_pages> created;
+    // how it grows, for the log
+    virtual const char * name() const { return nullptr; }
 
-    const size_t n_created; // bufs[0, n_created) came with the cache
+    // the rows that are there
+    const llama_kv_rows & rows() const { return cur; }
 
-    bool created_released = false;
+    // rows of a stream that the tensors have: what the strides are made of
+    virtual uint32_t n_rows() const { return growth.n_max; }
 
-    uint32_t n_cells_cur;
+    // the row can be used, with those before it
+    virtual bool has(uint32_t s, uint32_t i) const { (void) s; (void) i; return true; }
 
+    // the row that has to be there for the dummy writes of caches that have rows and no cells (DSV4), which go to the last row of
+    // the tensors. such a cache reads rows that it has not written and relies on zeros there, so that row has to stay out of
+    // the attention window. 0 where it is always there
+    virtual uint32_t dummy_row() const { return 0; }
+
+    // the rows to have so that the needed ones can be used, and with ahead as many more as the growth policy takes at once
+    // n_bytes_row: bytes behind a row over all streams and the caches that have to take the same steps
+    virtual llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const { (void) need; (void) ahead; (void) n_bytes_row; return cur; }
+
+    // the rows to keep when only these are used. all that are there when less is not worth it
+    // n_peak: the end of the rows that were in use since the last resize, at most
+    virtual llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const { (void) used; (void) n_peak; return cur; }
+
+    // false: rest() would keep all that are there, however n_used rows are spread
+    virtual bool may_shrink(uint32_t n_used, uint32_t n_peak) const { (void) n_used; (void) n_peak; return false; }
+
+    // have these rows and no others. the first n_used[s] rows of stream s keep their data if they stay, all others are zero or
+    // what they were
+    // returns false when there is no memory. nothing has changed then, except that buffers may be others, and larger. not when
+    // the rows are a part of those that are there: to give back, or to undo a growth, needs no memory
+    // no compute may be in flight that uses the tensors
+    virtual bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) { (void) n_used; return rows == cur; }
+
+    // make the rows of a stream zero, or of all (-1), and give back what is not needed to start again
+    // returns false when there is nothing special about it: to be cleared as in a static cache
+    // no compute may be in flight that uses the tensors
+    virtual bool clear(int32_t s) { (void) s; return false; }
+
+    // copy the rows of stream ssrc, which stream sdst has as well. what else sdst has is zero
+    // returns false when there is nothing special about it: to be copied as in a static cache
+    virtual bool copy_stream(uint32_t ssrc, uint32_t sdst) { (void) ssrc; (void) sdst; return false; }
+
+    // what is there stays for good
+    void pin() { start = cur; }
+
+    // true once after the tensors have got other addresses or strides
+    bool moved() { return std::exchange(is_moved, false); }
+
+    // bytes that were moved from one buffer to another, also by growths that failed later
+    size_t n_bytes_copied() const { return n_copied; }
+
+protected:
+    llama_kv_storage(uint32_t n_stream, const llama_kv_growth & growth);
+
+    llama_kv_growth growth;
+
+    llama_kv_rows cur;
+    llama_kv_rows start; // what is always there
+
+    bool   is_moved = false;
     size_t n_copied = 0;
-
-    const bool v_trans;
-
-    std::vector<layer> layers;
 };

@@ -17,24 +17,24 @@ static size_t sum(const std::map<ggml_backend_buffer_type_t, size_t> & breakdown
     return res;
 }
 
-llama_memory_usage llama_kv_cache::dyn_usage() const {
+llama_memory_usage llama_kv_dynamic_cache::usage() const {
     llama_memory_usage res = {};
 
     // bytes behind one cell of one stream
     size_t size_cell = 0;
-    for (const auto & layer : layers) {
+    for (const auto & layer : kv.layers) {
         size_cell += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
     }
 
-    res.n_cells_max = get_size_max()*n_stream;
-    res.n_cells     = dyn && dyn->inplace ? dyn->inplace->n_cells(dyn->inplace->blocks()) : get_size()*n_stream;
+    res.n_cells_max = n_max_cells*kv.n_stream;
+    res.n_cells     = storage->rows().size();
 
-    for (uint32_t s = 0; s < n_stream; ++s) {
-        res.n_cells_used += dyn && dyn->has_rows ? dyn->n_rows_used : v_cells[s].get_used();
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        res.n_cells_used += has_rows ? n_rows_used : kv.v_cells[s].get_used();
     }
 
     res.reserved  = res.n_cells_max*size_cell;
-    res.committed = sum(memory_breakdown());
+    res.committed = sum(kv.memory_breakdown());
     res.used      = res.n_cells_used*size_cell;
 
     return res;
@@ -48,8 +48,8 @@ llama_memory_usage llama_kv_dynamic::usage() const {
     // what is neither of the caches here is of a fixed size: recurrent states
     size_t fixed = sum(static_cast<const llama_memory_i *>(lctx->get_memory())->memory_breakdown());
 
-    for (const auto * kv : caches) {
-        const llama_memory_usage cur = kv->dyn_usage();
+    for (const auto * cache : caches) {
+        const llama_memory_usage cur = cache->usage();
 
         res.reserved  += cur.reserved;
         res.committed += cur.committed;
@@ -113,10 +113,10 @@ void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {
 // interface
 //
 
-llama_memory_usage llama_context::memory_usage() const {
-    return memory && kv_dynamic ? kv_dynamic->usage() : llama_memory_usage {};
+llama_memory_usage llama_kv_dynamic::usage_of(const llama_context & ctx) {
+    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->usage() : llama_memory_usage {};
 }
 
 llama_memory_usage llama_get_memory_usage(const llama_context * ctx) {
-    return ctx->memory_usage();
+    return llama_kv_dynamic::usage_of(*ctx);
 }

@@ -1,6 +1,12 @@
-# unit tests of the dynamic KV cache, included by CMakeLists.txt
+# unit tests of the dynamic KV cache, included by tools/kv-check: what is tested has no names outside of a shared library on Windows
 
-llama_build_and_test(test-kv-free.cpp    LABEL "kvtool")
-llama_build_and_test(test-kv-growth.cpp  LABEL "kvtool")
-llama_build_and_test(test-kv-pages.cpp   LABEL "kvtool")
-llama_build_and_test(test-kv-storage.cpp LABEL "kvtool")
+if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
+    foreach (name free growth pages storage)
+        add_executable(test-kv-${name} ${CMAKE_CURRENT_LIST_DIR}/test-kv-${name}.cpp)
+        target_link_libraries(test-kv-${name} PRIVATE llama)
+        target_compile_features(test-kv-${name} PRIVATE cxx_std_17)
+
+        add_test(NAME test-kv-${name} COMMAND test-kv-${name})
+        set_property(TEST test-kv-${name} PROPERTY LABELS kvtool)
+    endforeach()
+endif()

@@ -53,23 +53,51 @@ static bool has_huge_pages(const llama_kv_pages & pages) {
     return false; // no Linux
 }
 
+using runs_t = llama_kv_set::runs_t;
+
 static void test_set() {
-    llama_kv_page_set a(200);
+    llama_kv_set a(200);
+    check(a.empty(),                                                   "set: nothing");
     a.add(3, 5);
     a.add(60, 140);
     a.add(199, 300); // beyond the end
 
-    check(llama_kv_page_set::diff(a, llama_kv_page_set(200)) == std::vector<std::pair<size_t, size_t>> { { 3, 5 }, { 60, 140 }, { 199, 200 } }, "set: runs");
+    check(a.runs() == runs_t { { 3, 5 }, { 60, 140 }, { 199, 200 } },  "set: runs");
     check(!a.has(2) && a.has(3) && a.has(4) && !a.has(5),              "set: first run");
     check(!a.has(59) && a.has(60) && a.has(139) && !a.has(140),        "set: a run over words");
-    check(a.has(199) && !a.has(200),                                   "set: the end");
+    check(a.has(199) && !a.has(200) && !a.empty(),                     "set: the end");
 
-    llama_kv_page_set b(200);
+    llama_kv_set b(200);
     b.add(64, 128);
+    check(b.runs() == runs_t { { 64, 128 } },                          "set: a whole word");
 
-    const auto runs = llama_kv_page_set::diff(a, b);
-    check(runs == std::vector<std::pair<size_t, size_t>> { { 3, 5 }, { 60, 64 }, { 128, 140 }, { 199, 200 } }, "set: diff");
-    check(llama_kv_page_set::diff(b, a).empty(),                       "set: diff of a subset");
+    auto c = a;
+    c -= b;
+    check(c.runs() == runs_t { { 3, 5 }, { 60, 64 }, { 128, 140 }, { 199, 200 } }, "set: without");
+    c |= b;
+    check(c == a,                                                      "set: with it again");
+    c &= b;
+    check(c == b,                                                      "set: both");
+    c -= a;
+    check(c.empty() && c.runs().empty(),                               "set: without a set that has all of it");
+}
+
+static void test_rows() {
+    llama_kv_rows a(2, 100, 32);
+    a.add(0, 5, 6);
+    a.add(1, 64, 100);
+    check(a.size() == 32 + 36 && a.end() == 100,                       "rows: whole blocks, the last one is smaller");
+    check(a.has(0, 31) && !a.has(0, 32) && a.has(1, 99) && !a.has(1, 63), "rows: by stream");
+    check(a.runs(1) == llama_kv_rows::runs_t { { 64, 100 } },          "rows: runs");
+
+    auto b = a.none();
+    check(b.empty() && b.size() == 0 && b.end() == 0,                  "rows: none");
+    b.set_stream(0, a, 1);
+    check(b.runs(0) == a.runs(1) && b.runs(1).empty(),                 "rows: a stream of another");
+    b.add(3, 3);
+    check(b.runs(1).empty(),                                           "rows: an empty range");
+    b.add(0, 1);
+    check(b.size() == 32 + 36 + 32 && !(b == a),                       "rows: in all streams");
 }
 
 static void test_commit() {
@@ -131,7 +159,7 @@ static void test_commit() {
     check(pages->assign(set),                                          "clear: before");
     memset(pages->data(), 1, pages->size());
     pages->clear();
-    check(pages->n_bytes_committed() == 0 && n_resident(*pages) == 0,  "clear: takes nothing");
+    check(pages->n_bytes_committed() == 22*SIZE_PAGE && n_resident(*pages) == 22, "clear: what is committed stays");
     check(pages->data()[0] == 0 && pages->data()[50*SIZE_PAGE] == 0,   "clear: zeros");
 
     check(llama_kv_pages::reserve(0) == nullptr,                       "reserve: nothing");
@@ -231,6 +259,7 @@ static void test_address_space() {
 
 int main() {
     test_set();
+    test_rows();
     test_commit();
     test_fail();
 #ifdef __linux__

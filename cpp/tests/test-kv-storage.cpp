@@ -1,5 +1,5 @@
-// unit tests of the storage of the dynamic KV cache: what is kept by a growth, by a series of growths and by a growth that
-// fails at any of its allocations
+// unit tests of the storage of the dynamic KV cache, by copy and in place: what is kept by a growth, by a series of growths and
+// by a growth that fails at any of its allocations
 
 #include "../src/llama-kv-storage.h"
 
@@ -42,6 +42,8 @@ static void dev_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, s
 
 static const char * dev_name(ggml_backend_buffer_type_t) { return "TEST"; }
 
+static bool dev_is_host(ggml_backend_buffer_type_t) { return true; }
+
 static size_t dev_alignment(ggml_backend_buffer_type_t) { return 64; }
 
 static ggml_backend_buffer_t dev_alloc(ggml_backend_buffer_type_t buft, size_t size) {
@@ -55,20 +57,21 @@ static ggml_backend_buffer_t dev_alloc(ggml_backend_buffer_type_t buft, size_t s
     return ggml_backend_buffer_init(buft, iface, ggml_aligned_malloc(size), size);
 }
 
-static ggml_backend_buffer_type_t dev_buft() {
-    static ggml_backend_buffer_type buft = [] {
-        ggml_backend_buffer_type res = {};
-        res.iface.get_name      = dev_name;
-        res.iface.alloc_buffer  = dev_alloc;
-        res.iface.get_alignment = dev_alignment;
-        return res;
-    }();
+static ggml_backend_buffer_type_t dev_buft(bool is_host) {
+    static ggml_backend_buffer_type bufts[2];
 
-    return &buft;
+    for (int i = 0; i < 2; ++i) {
+        bufts[i].iface.get_name      = dev_name;
+        bufts[i].iface.alloc_buffer  = dev_alloc;
+        bufts[i].iface.get_alignment = dev_alignment;
+        bufts[i].iface.is_host       = i ? dev_is_host : nullptr;
+    }
+
+    return &bufts[is_host];
 }
 
-// where a cache is: plain host memory, host memory in pages that come and go, a device
-enum class place { host, pages, device };
+// where a cache is: plain host memory, which comes in pages, that of some host buffer type, a device
+enum class place { pages, host, device };
 
 struct config {
     ggml_type type_k;
@@ -80,41 +83,55 @@ struct config {
     place     where;
 };
 
-static constexpr int64_t N_EMBD = 64;
+static constexpr int64_t  N_EMBD  = 64;
+static constexpr uint32_t N_MAX   = 4096;
+static constexpr uint32_t N_START = 512; // by copy
 
 struct cache {
-    cache(const config & cfg, uint32_t n_cells) : cfg(cfg) {
+    explicit cache(const config & cfg) : cfg(cfg), storage(llama_kv_storage::create_copy(cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs)) {
         ggml_init_params params = { size_t(2*(1 + cfg.n_stream)*cfg.n_layer)*ggml_tensor_overhead(), NULL, true };
 
         ggml_context * ctx = ggml_init(params);
 
+        std::vector<llama_kv_storage::layer> layers;
+
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
-            k.push_back(ggml_new_tensor_3d(ctx, cfg.type_k, N_EMBD, n_cells, cfg.n_stream));
-            v.push_back(cfg.has_v ? ggml_new_tensor_3d(ctx, cfg.type_v, N_EMBD, n_cells, cfg.n_stream) : nullptr);
+            k.push_back(ggml_new_tensor_3d(ctx, cfg.type_k, N_EMBD, N_MAX, cfg.n_stream));
+            v.push_back(cfg.has_v ? ggml_new_tensor_3d(ctx, cfg.type_v, N_EMBD, N_MAX, cfg.n_stream) : nullptr);
 
             ggml_format_name(k[il], "cache_k_l%u", il);
 
             k_stream.emplace_back();
             v_stream.emplace_back();
             for (int64_t s = 0; s < cfg.n_stream; ++s) {
-                k_stream[il].push_back(ggml_view_2d(ctx, k[il], N_EMBD, n_cells, k[il]->nb[1], s*k[il]->nb[2]));
-                v_stream[il].push_back(v[il] ? ggml_view_2d(ctx, v[il], N_EMBD, n_cells, v[il]->nb[1], s*v[il]->nb[2]) : nullptr);
+                k_stream[il].push_back(ggml_view_2d(ctx, k[il], N_EMBD, N_MAX, k[il]->nb[1], s*k[il]->nb[2]));
+                v_stream[il].push_back(v[il] ? ggml_view_2d(ctx, v[il], N_EMBD, N_MAX, v[il]->nb[1], s*v[il]->nb[2]) : nullptr);
+            }
+
+            layers.push_back({ k[il], v[il], k_stream[il], v_stream[il] });
+        }
+
+        buft = cfg.where == place::pages ? ggml_backend_cpu_buffer_type() : dev_buft(cfg.where == place::host);
+
+        // as the constructor of llama_kv_cache
+        ggml_backend_buffer_t buf = storage->alloc(ctx, buft, layers);
+        ggml_backend_buffer_clear(buf, 0);
+        bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
+    }
+
+    bool resize(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
+        auto rows = storage->rows().none();
+        rows.add(0, n_cells);
+        return storage->resize(rows, n_used);
+    }
+
+    // as llama_kv_cache::clear()
+    void clear() {
+        if (!storage->clear(-1)) {
+            for (const auto & [_, buf] : bufs) {
+                ggml_backend_buffer_clear(buf.get(), 0);
             }
         }
-
-        std::unique_ptr<llama_kv_pages> created;
-
-        ggml_backend_buffer_t buf = cfg.where == place::pages ? llama_kv_pages_alloc(ctx, created) :
-            ggml_backend_alloc_ctx_tensors_from_buft(ctx, cfg.where == place::device ? dev_buft() : ggml_backend_cpu_buffer_type());
-        ggml_backend_buffer_clear(buf, 0);
-        buft = ggml_backend_buffer_get_type(buf);
-        bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
-
-        storage = std::make_unique<llama_kv_storage>(bufs, n_cells, cfg.v_trans);
-        for (uint32_t il = 0; il < cfg.n_layer; ++il) {
-            storage->add_layer(k[il], v[il], k_stream[il], v_stream[il], created.get());
-        }
-        storage->own(std::move(created));
     }
 
     // offset of byte ib of cell i in stream s. a transposed cell has one element in each of N_EMBD blocks
@@ -157,7 +174,7 @@ struct cache {
     size_t n_wrong(int64_t s, uint32_t n_used) {
         size_t res = 0;
         each(0, n_used, s, [&](unsigned char & b, unsigned char p) { res += b != p; });
-        each(n_used, storage->n_cells(), s, [&](unsigned char & b, unsigned char) { res += b != 0; });
+        each(n_used, storage->n_rows(), s, [&](unsigned char & b, unsigned char) { res += b != 0; });
         return res;
     }
 
@@ -168,7 +185,7 @@ struct cache {
                 if (!t) {
                     continue;
                 }
-                if (t->ne[1] != storage->n_cells() || !ggml_is_contiguous(t)) {
+                if (t->ne[1] != storage->n_rows() || !ggml_is_contiguous(t)) {
                     return false;
                 }
                 // where it was, and under its name: states on a device and the split modes go by it
@@ -254,13 +271,13 @@ static void check_data(cache & c, const std::vector<uint32_t> & n_used, const st
 }
 
 static void test_grow(const config & cfg) {
-    cache c(cfg, 256);
+    cache c(cfg);
 
     const size_t n_bytes_cell = ggml_row_size(cfg.type_k, N_EMBD) + (cfg.has_v ? ggml_row_size(cfg.type_v, N_EMBD) : 0);
 
     std::vector<uint32_t> n_done(cfg.n_stream, 0);
 
-    for (const auto & [n_used, n_cells] : { std::make_pair(256u, 512u), std::make_pair(300u, 1024u), std::make_pair(1024u, 1280u) }) {
+    for (const auto & [n_used, n_cells] : { std::make_pair(256u, 768u), std::make_pair(300u, 1024u), std::make_pair(1024u, 1280u) }) {
         const auto n = used(cfg, n_used);
         for (int64_t s = 0; s < cfg.n_stream; ++s) {
             c.fill(s, n_done[s], n[s]);
@@ -270,18 +287,18 @@ static void test_grow(const config & cfg) {
         const std::string what = describe(cfg) + " to " + std::to_string(n_cells);
 
         n_transfers = 0;
-        check(c.storage->try_resize(n_cells, n), what + ": grows");
+        check(c.resize(n_cells, n), what + ": grows");
 
         // a get and a set per stream and tensor, whatever the number of rows. none on the host
         check(n_transfers <= (size_t) (cfg.where == place::device ? 4*cfg.n_stream*cfg.n_layer : 0), what + ": transfers");
-        check(c.storage->n_cells() == n_cells, what + ": size");
+        check(c.storage->n_rows() == n_cells, what + ": size");
         check_data(c, n, what);
 
         // nothing of the previous sizes is left over
         check(c.size_bufs() < (n_cells + 64)*n_bytes_cell*cfg.n_layer*cfg.n_stream + size_slack(cfg), what + ": buffers");
     }
 
-    c.storage->clear();
+    c.clear();
     check_data(c, std::vector<uint32_t>(cfg.n_stream, 0), describe(cfg) + " cleared");
 }
 
@@ -290,16 +307,16 @@ static void test_fail(const config & cfg, int * n_alloc) {
     // allocations are counted over the process, so that the next one has a known number
     for (uint32_t i_fail = 0; i_fail < cfg.n_layer; ++i_fail) {
         for (const bool first : { true, false }) {
-            cache c(cfg, 256);
+            cache c(cfg);
 
             const std::string what = describe(cfg) + (first ? " first" : " second") + " growth fails at layer " + std::to_string(i_fail);
 
-            uint32_t n_cells = 256;
+            uint32_t n_cells = N_START;
             set_fail("-1");
             if (!first) {
-                check(c.storage->try_resize(512, used(cfg, 0 + 256)), what + ": grows");
+                check(c.resize(2*N_START, used(cfg, 256)), what + ": grows");
                 *n_alloc += cfg.n_layer;
-                n_cells = 512;
+                n_cells = 2*N_START;
             }
 
             const auto n = used(cfg, n_cells - 3);
@@ -310,17 +327,17 @@ static void test_fail(const config & cfg, int * n_alloc) {
             const size_t size = c.size_bufs();
 
             set_fail(std::to_string(*n_alloc + i_fail + 1).c_str());
-            check(!c.storage->try_resize(2*n_cells, n), what + ": fails");
+            check(!c.resize(2*n_cells, n), what + ": fails");
             *n_alloc += 2*i_fail + 1; // the layers that had grown, and the same ones to go back
 
-            check(c.storage->n_cells() == n_cells, what + ": keeps its size");
+            check(c.storage->n_rows() == n_cells, what + ": keeps its size");
 
             // the layers that had grown have a buffer of the old size, beside the first one for all layers
             check(c.size_bufs() <= size + i_fail*size/cfg.n_layer + size_slack(cfg), what + ": gives back");
             check_data(c, n, what);
 
             set_fail("-1");
-            check(c.storage->try_resize(2*n_cells, n), what + ": grows later");
+            check(c.resize(2*n_cells, n), what + ": grows later");
             *n_alloc += cfg.n_layer;
             check_data(c, n, what + ", grown later");
         }
@@ -330,12 +347,12 @@ static void test_fail(const config & cfg, int * n_alloc) {
 // give memory back, with each of the allocations for the smaller buffers failing
 static void test_shrink(const config & cfg, int * n_alloc) {
     for (uint32_t i_fail = 0; i_fail <= cfg.n_layer; ++i_fail) {
-        cache c(cfg, 256);
+        cache c(cfg);
 
         const std::string what = describe(cfg) + " shrinks, layer " + std::to_string(i_fail) + " fails";
 
         set_fail("-1");
-        check(c.storage->try_resize(1024, used(cfg, 256)), what + ": grows");
+        check(c.resize(2048, used(cfg, 256)), what + ": grows");
         *n_alloc += cfg.n_layer;
 
         const auto n = used(cfg, 300);
@@ -346,31 +363,123 @@ static void test_shrink(const config & cfg, int * n_alloc) {
         const size_t size = c.size_bufs();
 
         set_fail(std::to_string(*n_alloc + i_fail + 1).c_str());
-        c.storage->shrink(512, n);
+        check(c.resize(1024, n), what + ": gives back");
         *n_alloc += cfg.n_layer;
 
-        check(c.storage->n_cells() == 512, what + ": size");
+        check(c.storage->n_rows() == 1024, what + ": size");
         check_data(c, n, what);
         check(c.size_bufs() < size || cfg.n_layer == 1, what + ": buffers");
 
         set_fail("-1");
-        check(c.storage->try_resize(1024, n), what + ": grows again");
+        check(c.resize(2048, n), what + ": grows again");
         *n_alloc += cfg.n_layer;
         check_data(c, n, what + ", grown again");
     }
 }
 
-static void test_empty() {
-    llama_kv_storage::buffers_t bufs;
-    llama_kv_storage storage(bufs, 256, false);
-    check(storage.try_resize(512, { 0 }),                "no layers: grows");
-    check(storage.n_cells() == 512 && bufs.empty(),      "no layers: size");
+// where rows come and go in place, as they do for the cache: with holes, into other streams, with a commit that fails
+static void test_inplace(bool v_trans) {
+    const std::string what = v_trans ? "in place, transposed" : "in place";
+
+    ggml_context_ptr ctx { ggml_init({ 6*ggml_tensor_overhead(), NULL, true }) };
+
+    llama_kv_storage::layer l;
+    l.k = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, N_EMBD, N_MAX, 2);
+    l.v = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, N_EMBD, N_MAX, 2);
+
+    const auto storage = llama_kv_storage::create_inplace(2, N_MAX, 1, v_trans);
+    const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
+    check(buf != nullptr && storage->n_rows() == N_MAX && storage->can_grow(), what + ": all addresses are there");
+    check(storage->rows().size() == 2*256 && storage->has(1, 255) && !storage->has(1, 256), what + ": the start");
+
+    const void * data = l.k->data;
+
+    auto need = storage->rows().none();
+    need.add(0, 300, 400);
+    need.add(1, 2000, 2001);
+
+    const size_t n_bytes = ggml_backend_buffer_get_size(buf.get());
+    const auto   least   = storage->next(need, false, 0);
+    check(least.has(0, 399) && least.has(1, 2000) && !least.has(0, 500) && !least.has(1, 300), what + ": what is needed");
+    check(storage->next(need, true, 0).size() > least.size(), what + ": and more");
+
+    set_fail("-1");
+    check(storage->resize(least, {}), what + ": grows");
+    check(l.k->data == data && !storage->moved() && storage->n_bytes_copied() == 0, what + ": nothing moves");
+    check(ggml_backend_buffer_get_size(buf.get()) > n_bytes, what + ": the buffer shows what is committed");
+
+    const auto cell = [&](const ggml_tensor * t, uint32_t s, uint32_t i) {
+        return (uint16_t *) t->data + (t == l.v && v_trans ? (int64_t) s*N_EMBD*N_MAX + i : ((int64_t) s*N_MAX + i)*N_EMBD);
+    };
+    const auto set = [&](uint32_t s, uint32_t i, uint16_t x) {
+        *cell(l.k, s, i) = x;
+        *cell(l.v, s, i) = x;
+    };
+    const auto is = [&](uint32_t s, uint32_t i, uint16_t x) {
+        return *cell(l.k, s, i) == x && *cell(l.v, s, i) == x;
+    };
+
+    set(0, 0, 1);
+    set(0, 399, 2);
+    set(1, 10, 3);
+    set(1, 2000, 4);
+
+    // all of stream 0, and nothing else: rows that only stream 1 had are zero
+    auto same = storage->rows();
+    same.set_stream(1, storage->rows(), 0);
+    check(storage->resize(same, {}) && storage->copy_stream(0, 1), what + ": copies a stream");
+    check(is(1, 0, 1) && is(1, 399, 2) && is(1, 10, 0) && is(1, 2000, 0), what + ": the copy");
+
+    // a hole
+    auto rest = storage->rows().none();
+    rest.add(0, 384, 400);
+    rest = storage->rest(rest, 0);
+    check(rest == storage->rows(), what + ": not for so little");
+    auto many = storage->rows();
+    many.add(0, N_MAX);
+    check(storage->resize(many, {}), what + ": grows to all");
+    rest = storage->rows().none();
+    rest.add(0, 384, 400);
+    rest = storage->rest(rest, 0);
+    check(storage->may_shrink(16, 0) && rest.has(0, 399) && rest.has(0, 255) && !rest.has(0, 256) && !rest.has(1, 399), what + ": what stays");
+    check(storage->resize(rest, {}) && is(0, 0, 1) && is(0, 399, 2) && *cell(l.k, 1, 399) == 0, what + ": a hole");
+
+    check(storage->clear(1) && is(1, 0, 0) && is(0, 0, 1) && is(0, 399, 2), what + ": clears a stream");
+    check(storage->clear(-1) && is(0, 0, 0) && is(0, 399, 0) && storage->rows().size() == 2*256, what + ": clears all");
+
+    storage->pin();
+    set_fail("");
+}
+
+// a commit that fails changes nothing
+static void test_inplace_fails() {
+    ggml_context_ptr ctx { ggml_init({ 6*ggml_tensor_overhead(), NULL, true }) };
+
+    llama_kv_storage::layer l;
+    l.k = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, N_EMBD, N_MAX, 1);
+    l.v = nullptr;
+
+    const auto storage = llama_kv_storage::create_inplace(1, N_MAX, 1, false);
+    const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
+
+    const auto   before = storage->rows();
+    const size_t size   = ggml_backend_buffer_get_size(buf.get());
+
+    auto rows = before;
+    rows.add(0, N_MAX);
+
+    set_fail("0+");
+    check(!storage->resize(rows, {}), "in place fails");
+    check(storage->rows() == before && ggml_backend_buffer_get_size(buf.get()) == size, "in place fails: nothing has changed");
+    check(storage->resize(before, {}), "in place fails: what is there needs no memory");
+    set_fail("");
+    check(storage->resize(rows, {}), "in place fails: grows later");
 }
 
 int main() {
     std::vector<config> configs;
 
-    for (const place where : { place::host, place::pages, place::device }) {
+    for (const place where : { place::pages, place::host, place::device }) {
         configs.push_back({ GGML_TYPE_F16,  GGML_TYPE_F16,  false, true,  1, 3, where });
         configs.push_back({ GGML_TYPE_F16,  GGML_TYPE_F16,  true,  true,  1, 3, where });
         configs.push_back({ GGML_TYPE_F16,  GGML_TYPE_F16,  false, true,  4, 2, where });
@@ -398,7 +507,9 @@ int main() {
         test_grow(cfg);
     }
 
-    test_empty();
+    test_inplace(false);
+    test_inplace(true);
+    test_inplace_fails();
 
     return report();
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "llama.h"
+#include "llama-kv.h"
 
 #include "ggml-backend.h"
 

@@ -3,7 +3,7 @@
 #include "args.h"
 #include "trace.h"
 
-#include "llama.h"
+#include "llama-kv.h"
 
 #include <stdexcept>
 #include <string>

@@ -4,7 +4,7 @@
 
 #include "server-common.h"
 
-#include "llama.h"
+#include "llama-kv.h"
 
 #include <algorithm>
 #include <cstdint>

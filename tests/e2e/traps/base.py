@@ -10,9 +10,9 @@ from tests.e2e.broken import Edit
 CONTEXT = "src/llama-context.cpp"
 CACHE = "src/llama-kv-cache.cpp"
 DYNAMIC = "src/llama-kv-dynamic.cpp"
-INPLACE = "src/llama-kv-dynamic-inplace.cpp"
-STORAGE = "src/llama-kv-storage.cpp"
-TENSORS = "src/llama-kv-inplace.cpp"
+DYNAMIC_CACHE = "src/llama-kv-dynamic-cache.cpp"
+COPYING = "src/llama-kv-storage-copy.cpp"
+INPLACE = "src/llama-kv-storage-inplace.cpp"
 GROWTH = "src/llama-kv-growth.cpp"
 PAGES = "src/llama-kv-pages.cpp"
 
@@ -72,8 +72,3 @@ def inplace(model: str, checks: str, *args: str) -> Run:
 
 def unit(program: str) -> Run:
     return Run("", (), {}, program)
-
-
-def half_failed(model: str) -> Run:
-    """A growth of which only the first of two caches, of two layers, gets its memory: they have two sizes then."""
-    return copies(model, "no-memory", "--fail", "3+")

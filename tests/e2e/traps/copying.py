@@ -3,52 +3,43 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import GROWTH, STORAGE, Trap, copies, unit
+from tests.e2e.traps.base import COPYING as STORAGE
+from tests.e2e.traps.base import GROWTH, Trap, copies, unit
 
 COPYING = (
     Trap(
         "a growth leaves the blocks of transposed V at their old stride",
-        Edit(
-            STORAGE,
-            "b.offset(s, i, n_dst)",
-            "b.offset(s, i, n_src)",
-            after="if (ggml_backend_buffer_is_host(src->buffer)",
-        ),
+        Edit(STORAGE, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
         copies("llama-dense", "prompt", "-fa", "off"),
         "prompt",
     ),
     Trap(
         "a growth leaves the streams of K at their old stride",
-        Edit(
-            STORAGE,
-            "b.offset(s, i, n_dst)",
-            "b.offset(s, i, n_src)",
-            after="if (ggml_backend_buffer_is_host(src->buffer)",
-        ),
+        Edit(STORAGE, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
         copies("llama-dense", "prompt", "--seqs", "4"),
         "prompt",
     ),
     Trap(
         "on a device, a growth leaves transposed V at its old stride",
-        Edit(STORAGE, "b.offset(s, i, n_dst)", "b.offset(s, i, n_src)", after="memcpy(data_dst.data()"),
+        Edit(STORAGE, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
         "on a device, a growth leaves the streams of K at their old stride",
-        Edit(STORAGE, "b.offset(s, 0, n_dst)", "b.offset(s, 0, n_src)", after="ggml_tensor * view_dst"),
+        Edit(STORAGE, "b.offset(s, i, n_dst)", "b.offset(s, i, n_src)", after="copy_bytes(ctx, src,"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
         "the last live cell is not copied",
-        Edit(STORAGE, "std::min(n_used.at(s), n_cells)", "std::max(1u, std::min(n_used.at(s), n_cells)) - 1"),
+        Edit(STORAGE, "std::min(n_used.at(s), n_rows)", "std::max(1u, std::min(n_used.at(s), n_rows)) - 1"),
         copies("qwen35-dense", "generate"),
         "generate",
     ),
     Trap(
         "new rows are not zero, and garbage in V becomes NaN through the mask",
-        Edit(STORAGE, "ggml_backend_buffer_clear(buf.get(), 0);", "ggml_backend_buffer_clear(buf.get(), 0xff);"),
+        Edit(STORAGE, "ggml_backend_buffer_clear(res, 0);", "ggml_backend_buffer_clear(res, 0xff);"),
         unit("test-kv-storage"),
         "exit",
     ),
@@ -62,8 +53,8 @@ COPYING = (
         "a layer on a device moves to host memory",
         Edit(
             STORAGE,
-            "ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), l.buft)",
-            "ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type())",
+            "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
+            "ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type())",
         ),
         unit("test-kv-storage"),
         "exit",

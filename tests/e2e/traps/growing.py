@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CONTEXT, COPY, DYNAMIC, INPLACE, Run, Trap, copies, inplace
-
-NO_EVEN_OUT = Edit(DYNAMIC, "even_out(res);", "void();")
+from tests.e2e.traps.base import CONTEXT, COPY, DYNAMIC, DYNAMIC_CACHE, Run, Trap, copies, inplace
 
 GROWING = (
     Trap(
-        "caches that mirror each other keep two sizes after a growth that fell short",
-        NO_EVEN_OUT,
+        "caches that mirror each other get two sizes when the state of the first one makes it grow, and not the second",
+        Edit(DYNAMIC, "cache->follow(*other);", ""),
         copies("minimax-m3-moe", "no-memory", "--fail", "7"),
         "no-memory",
     ),
     Trap(
         "a mirrored cache does not grow with the one that asked first",
-        Edit(DYNAMIC, "res = kv->dyn_grow(res) && res;", "if (kv->dyn_grow(res)) { break; }"),
+        Edit(
+            DYNAMIC,
+            "std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); })",
+            "caches[0]->grow(ahead)",
+        ),
         copies("deepseek32-moe", "prompt", "--fill", "1100"),
         "prompt",
     ),
     Trap(
         "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
-        Edit(DYNAMIC, "dyn->dyn->n_bytes_cell(dyn->n_max)", "dyn_usage().reserved/dyn->n_max"),
+        Edit(DYNAMIC_CACHE, "dyn->n_bytes_row(n_max_cells)", "usage().reserved/n_max_cells"),
         Run(
             "qwen4exp-moe",
             ("-c", "16384", "--kv-dynamic", "on", "-d", "4400"),
@@ -32,21 +34,18 @@ GROWING = (
         "exit",
     ),
     Trap(
-        "a request that was answered stays pending, and decode() tries forever",
-        Edit(DYNAMIC, "is_pending = false;", ""),
-        copies("llama-dense", "full", "--timeout", "10"),
-        "full",
-    ),
-    Trap(
         "the compute buffers do not follow the size of the cache",
-        Edit(DYNAMIC, "graph_reserve(n_tokens, n_seqs, n_outputs, mctx.get())", "(ggml_cgraph *) this"),
+        Edit(DYNAMIC, "!lctx->graph_reserve(n_tokens, n, n_outputs, mctx.get())", "false"),
         Run("llama-dense", ("-fa", "off", "--fill", "1100", "--checks", "prompt", "-v"), COPY),
         "log: does not match expectation",
     ),
     Trap(
         "the size that is expected of the compute buffers is that of before the growth",
         Edit(
-            DYNAMIC, "backend_buf_exp_size[i] = ggml_backend_sched_get_buffer_size(sched.get(), backend_ptrs[i]);", ""
+            DYNAMIC,
+            "lctx->backend_buf_exp_size[i] = "
+            "ggml_backend_sched_get_buffer_size(lctx->sched.get(), lctx->backend_ptrs[i]);",
+            "",
         ),
         Run("llama-dense", ("-fa", "off", "--fill", "1100", "--checks", "prompt", "-v"), COPY),
         "log: does not match expectation",
@@ -59,24 +58,19 @@ GROWING = (
     ),
     Trap(
         "storage moves while a batch is still computed",
-        Edit(
-            DYNAMIC,
-            "dyn->dyn->synchronize();",
-            "",
-            after="bool llama_kv_cache::try_resize(",
-        ),
+        Edit(DYNAMIC, "synchronize();", "", after="if (is_wanting) {"),
         Run("llama-dense", ("--quick", "--checks", "unread"), {**COPY, "KV_WATCH": "1"}),
         "unread",
     ),
     Trap(
         "memory goes back while a batch is still computed",
-        Edit(INPLACE, "dyn->dyn->synchronize();", "", after="void llama_kv_cache::dyn_release_blocks()"),
+        Edit(DYNAMIC_CACHE, "dyn->synchronize();", "", after="void llama_kv_dynamic_cache::release("),
         Run("llama-dense", ("--fill", "1100", "--checks", "unread"), {"KV_WATCH": "1"}),
         "unread",
     ),
     Trap(
         "in place, cells that were given out have no pages, and nobody counts them",
-        Edit(DYNAMIC, "dyn->want(sinfo.strm[s], idx, idx + 1);", ""),
+        Edit(DYNAMIC_CACHE, "want(sinfo.strm[s], idx, idx + 1);", ""),
         inplace("llama-dense", "prompt"),
         "status: same-not-grown",
     ),
@@ -88,7 +82,7 @@ GROWING = (
     ),
     Trap(
         "a plan that was made before the growth is used after it",
-        Edit(CONTEXT, "mctx->get_status() == LLAMA_MEMORY_STATUS_FAILED_PREPARE", "false", after="kv_dynamic_grow()"),
+        Edit(DYNAMIC_CACHE, "rows[0].first->try_resize(0)", "true"),
         copies("deepseek4-moe", "prompt", "--fill", "2300"),
         "prompt",
     ),

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import COPY, DYNAMIC, STORAGE, Run, Trap, copies, unit
+from tests.e2e.traps.base import CACHE, COPY, COPYING, DYNAMIC, Run, Trap, copies, unit
 
 NO_MEMORY = (
     Trap(
         "a growth that fails half way leaves layers of two sizes",
-        Edit(STORAGE, "undo_layer(layers[j], n_cells_cur, n_used);", ""),
+        Edit(COPYING, "shrink_layer(layers[j], n_old, n_used);", ""),
         copies("llama-dense", "no-memory", "--fail", "2+", "-fa", "off"),
         "no-memory",
     ),
     Trap(
         "a growth that fails half way keeps the memory that it had got",
-        Edit(STORAGE, "!move_layer(layers[j], n_cells_cur, n_used)", "true"),
+        Edit(COPYING, "!move_layer(layers[j], n_old, n_used)", "true"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
         "rows behind the live cells are not zero after a growth that failed",
-        Edit(STORAGE, "set_zero(t, offs_dst + size_live, size_full - size_live);", ""),
+        Edit(COPYING, "memset (data + offs_dst + size_live, 0, size_full - size_live);", ""),
         unit("test-kv-storage"),
         "exit",
     ),
@@ -30,7 +30,7 @@ NO_MEMORY = (
             DYNAMIC,
             'LLAMA_LOG_WARN("%s: %s\\n", __func__, err.what());',
             "throw;",
-            after="// from scratch, and without pipeline parallelism",
+            after="lctx->sched_reserve();",
         ),
         Run(
             "llama-dense", ("--quick", "--checks", "no-memory", "--fail", "1000000"), {**COPY, "KV_WATCH": "no-reserve"}
@@ -39,7 +39,7 @@ NO_MEMORY = (
     ),
     Trap(
         "--fit measures the small start, accepts too large a context and runs out of memory later",
-        Edit(DYNAMIC, "hparams.no_alloc", "false"),
+        Edit(CACHE, "hparams.no_alloc", "false", after="// allocate tensors and initialize the buffers"),
         Run("llama-dense", ("--memory", "--no-alloc", "--kv-dynamic", "on", "-c", "4096", "-v")),
         "log: dynamic KV cache: start",
     ),

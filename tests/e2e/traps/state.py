@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC, INPLACE, PAGES, STORAGE, Trap, copies
+from tests.e2e.traps.base import CACHE, CONTEXT, COPYING, DYNAMIC_CACHE, PAGES, Trap, copies
 
 STATE = (
     Trap(
         "rows of a state that was read into one stream are written after the growth for the next stream moved them",
-        Edit(DYNAMIC, "io.flush();", ""),
+        Edit(DYNAMIC_CACHE, "io.flush();", ""),
         copies("llama-dense", "state-self", "--seqs", "4", "-fa", "off"),
         "state-self",
     ),
     Trap(
         "what a pending copy of a stream reads is lost, because its cells are free when a state makes the cache grow",
-        Edit(DYNAMIC, "res[sc_info.ssrc[i]] = std::max(res[sc_info.ssrc[i]], res[sc_info.sdst[i]]);", ""),
+        Edit(
+            DYNAMIC_CACHE,
+            "res[kv.sc_info.ssrc[i]] = std::max(res[kv.sc_info.ssrc[i]], res[kv.sc_info.sdst[i]]);",
+            "",
+        ),
         copies("llama-dense", "state-seq", "--seqs", "3"),
         "state-seq",
     ),
     Trap(
         "a state that was kept on the device is not found again, because the buffers have another type after a growth",
         (
-            Edit(INPLACE, "buft == ggml_backend_cpu_buffer_type()", "false"),
-            Edit(STORAGE, "l.has_pages", "true", after="std::unique_ptr<llama_kv_pages> pages;"),
-            Edit(PAGES, "buf->buft = ggml_backend_cpu_buffer_type();", ""),
+            Edit(
+                COPYING,
+                "alloc_buffer(ctx, buft)",
+                "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
+                after="ggml_backend_buffer_t alloc(",
+            ),
+            Edit(PAGES, "buf->buft              = ggml_backend_cpu_buffer_type();", ""),
         ),
         copies("llama-dense", "state-device"),
         "state-device",
     ),
     Trap(
         "a state that is larger than the storage is refused instead of making it grow",
-        Edit(DYNAMIC, "!try_resize(n_cells)", "true"),
+        Edit(DYNAMIC_CACHE, "grow_now(io) ? n_rows() : 0", "need ? 0 : n_rows()"),
         copies("llama-dense", "state-into-dynamic"),
         "state-into-dynamic",
     ),

@@ -1,0 +1,546 @@
+// What llama_kv_cache does when its storage grows and shrinks: from cells to rows
+
+#include "llama-kv-dynamic.h"
+
+#include "llama-impl.h"
+#include "llama-io.h"
+#include "llama-kv-compat.h"
+#include "llama-model.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
+    kv(kv), dyn(llama_kv_dynamic::current()), n_max_cells(n_max),
+    storage(llama_kv_storage::create_fixed(kv.n_stream, n_max)), is_host(is_on_host(offload)) {
+    if (const auto * other = other_of(kv, 0)) {
+        owner = other->dyn.get();
+
+        if (dyn && owner->dyn) {
+            owner->dyn->add_reader(dyn);
+        }
+    } else if (dyn) {
+        dyn->add(this);
+    }
+}
+
+llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
+    if (dyn) {
+        dyn->remove(this);
+    }
+}
+
+bool llama_kv_dynamic_cache::can_grow() const {
+    if (!dyn || !dyn->is_enabled() || owner) {
+        return false;
+    }
+
+    // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
+    // (LLAMA_SPLIT_MODE_TENSOR, which not every upstream has)
+    if (kv.model.split_mode() > LLAMA_SPLIT_MODE_ROW) {
+        LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
+        return false;
+    }
+
+    return true;
+}
+
+bool llama_kv_dynamic_cache::is_on_host(bool offload) const {
+    const char * LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
+    if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "copy") == 0) {
+        return false;
+    }
+
+    // one layout for all layers: a single one on a device and all of them grow by copy
+    for (uint32_t il = 0; offload && il < llama_kv_compat_n_layer(kv.hparams, 0); ++il) {
+        if (kv.hparams.has_kv(il) && ggml_backend_dev_buffer_type(kv.model.dev_layer(il)) != ggml_backend_cpu_buffer_type()) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    std::vector<llama_kv_storage::layer> layers;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        for (const auto & l : kv.layers) {
+            if (l.k == t) {
+                layers.push_back({ l.k, l.v, l.k_stream, l.v_stream });
+            }
+        }
+    }
+
+    if (!is_dynamic && can_grow()) {
+        auto inplace = llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans);
+        auto copy    = llama_kv_storage::create_copy   (kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
+
+        if (is_host && inplace->can_grow()) {
+            if (ggml_backend_buffer_t res = inplace->alloc(ctx, buft, layers)) {
+                start(std::move(inplace));
+                return res;
+            }
+            LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place\n", __func__);
+        }
+
+        if (copy->can_grow()) {
+            start(std::move(copy));
+        }
+    }
+
+    return storage->alloc(ctx, buft, layers);
+}
+
+void llama_kv_dynamic_cache::start(std::unique_ptr<llama_kv_storage> from) {
+    storage    = std::move(from);
+    is_dynamic = true;
+
+    LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
+            storage->rows().size(), n_max_cells*kv.n_stream, storage->name());
+}
+
+uint32_t llama_kv_dynamic_cache::n_rows() const {
+    return owner ? owner->n_rows() : storage->n_rows();
+}
+
+uint32_t llama_kv_dynamic_cache::n_max() const {
+    return n_max_cells;
+}
+
+//
+// ask for rows
+//
+
+void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) {
+    const uint32_t n_block = storage->rows().n_block();
+
+    for (uint32_t i = i0; i < i1; i = (i/n_block + 1)*n_block) {
+        if (!storage->has(s, i)) {
+            if (!need) {
+                need = storage->rows().none();
+            }
+            need->add(s, i, i + 1);
+            dyn->request();
+        }
+    }
+}
+
+void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) try {
+    for (uint32_t s = 0; s < kv.n_stream && is_dynamic; ++s) {
+        want(s, i0, i1);
+    }
+} catch (const std::bad_alloc &) {
+    dyn->set_failed();
+}
+
+void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) try {
+    if (!is_dynamic) {
+        return;
+    }
+
+    // what an attempt to place the batch asked for that came to nothing
+    need.reset();
+
+    for (const auto & sinfo : sinfos) {
+        for (size_t s = 0; s < sinfo.n_stream(); ++s) {
+            for (const uint32_t idx : sinfo.idxs[s]) {
+                n_peak = std::max(n_peak, idx + 1);
+                want(sinfo.strm[s], idx, idx + 1);
+            }
+        }
+    }
+} catch (const std::bad_alloc &) {
+    dyn->set_failed();
+}
+
+void llama_kv_dynamic_cache::request_rows(uint32_t n) {
+    n = std::min(n, n_max_cells);
+
+    has_rows    = true;
+    n_rows_used = std::max(n_rows_used, n);
+
+    need.reset();
+
+    want(0, n);
+    want(storage->dummy_row(), storage->dummy_row() + 1);
+}
+
+void llama_kv_dynamic_cache::request_max() {
+    want(0, n_max_cells);
+}
+
+uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
+    return is_dynamic ? std::min(n, n_rows_used) : n;
+}
+
+bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
+    if (!dyn) {
+        return true;
+    }
+
+    // rows that were read but not written yet have offsets in the current layout
+    io.flush();
+
+    return dyn->grow();
+}
+
+llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo) {
+    if (owner) {
+        return owner->reserve(io, sinfo);
+    }
+
+    request({ sinfo });
+
+    return { grow_now(io) ? n_rows() : 0 };
+}
+
+bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
+    if (n > n_max_cells) {
+        return false;
+    }
+
+    request_rows(n);
+
+    return grow_now(io);
+}
+
+llama_kv_dynamic_room llama_kv_dynamic_cache::room(const llama_kv_cache::slot_info & sinfo) const {
+    if (owner) {
+        return owner->room(sinfo);
+    }
+
+    for (size_t s = 0; s < sinfo.n_stream(); ++s) {
+        for (const uint32_t idx : sinfo.idxs[s]) {
+            if (!storage->has(sinfo.strm[s], idx)) {
+                return { 0 };
+            }
+        }
+    }
+
+    return { n_rows() };
+}
+
+bool llama_kv_dynamic_cache::try_resize(uint32_t n) {
+    if (n > n_max_cells) {
+        return false;
+    }
+
+    want(0, n);
+
+    return !dyn || dyn->grow();
+}
+
+bool llama_kv_dynamic_grow_rows(
+        const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
+        const std::vector<llama_ubatch> & ubatches) {
+    llama_pos pos_max = -1;
+    for (const auto & ubatch : ubatches) {
+        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+            pos_max = std::max(pos_max, ubatch.pos[i]);
+        }
+    }
+
+    for (const auto & [kv, ratio] : rows) {
+        kv->dyn->request_rows((pos_max + 1)/ratio);
+    }
+
+    // that of one cache is that of all
+    return rows[0].first->try_resize(0);
+}
+
+//
+// grow and shrink
+//
+
+std::vector<uint32_t> llama_kv_dynamic_cache::n_used() const {
+    std::vector<uint32_t> res(kv.n_stream);
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        res[s] = has_rows ? n_rows_used : kv.v_cells[s].used_max_p1();
+    }
+
+    // a copy of a stream waits for the next batch: what it reads stays, though the cells may be free by now
+    for (size_t i = kv.sc_info.ssrc.size(); i-- > 0; ) {
+        res[kv.sc_info.ssrc[i]] = std::max(res[kv.sc_info.ssrc[i]], res[kv.sc_info.sdst[i]]);
+    }
+
+    return res;
+}
+
+llama_kv_rows llama_kv_dynamic_cache::used() const {
+    auto res = storage->rows().none();
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        const auto & cells = kv.v_cells[s];
+
+        for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
+            if (!cells.is_empty(i)) {
+                res.add(s, i, i + 1);
+            }
+        }
+    }
+
+    return res;
+}
+
+bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const {
+    return &other != this && other.n_max_cells == n_max_cells && is_dynamic && n_rows() < n_max_cells;
+}
+
+void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
+    if (mirrors(other) && other.need) {
+        want(0, other.need->end());
+    }
+}
+
+bool llama_kv_dynamic_cache::is_wanting() const {
+    return need.has_value();
+}
+
+bool llama_kv_dynamic_cache::is_ahead() const try {
+    return need && !(next(true) == next(false));
+} catch (const std::bad_alloc &) {
+    return false;
+}
+
+llama_kv_rows llama_kv_dynamic_cache::next(bool ahead) const {
+    return storage->next(*need, ahead, dyn->n_bytes_row(n_max_cells));
+}
+
+bool llama_kv_dynamic_cache::grow(bool ahead) try {
+    if (!need) {
+        return true;
+    }
+
+    const auto rows = next(ahead);
+
+    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, storage->rows().size(), rows.size());
+
+    n_used_before = n_used();
+    before        = storage->rows();
+
+    const size_t n_copied = storage->n_bytes_copied();
+
+    const bool res = storage->resize(rows, n_used_before);
+
+    if (storage->moved()) {
+        dyn->set_moved();
+    }
+
+    if (!res) {
+        LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, rows.size());
+        before.reset();
+        return false;
+    }
+
+    dyn->count_grow(storage->n_bytes_copied() - n_copied);
+
+    n_peak = rows.end();
+
+    return true;
+} catch (const std::bad_alloc &) {
+    LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
+    before.reset();
+    return false;
+}
+
+void llama_kv_dynamic_cache::undo() try {
+    if (before) {
+        storage->resize(*before, n_used_before);
+        before.reset();
+    }
+
+    if (storage->moved()) {
+        dyn->set_moved();
+    }
+} catch (const std::bad_alloc &) {
+    before.reset(); // it keeps more than it had
+}
+
+void llama_kv_dynamic_cache::forget() {
+    need.reset();
+    before.reset();
+}
+
+void llama_kv_dynamic_cache::pin() {
+    storage->pin();
+}
+
+llama_kv_rows llama_kv_dynamic_cache::rest() const {
+    // copies of streams that are still to be done can be of cells that are free by now
+    if (!kv.sc_info.empty() || (has_rows && n_rows_used > 0)) {
+        return storage->rows();
+    }
+
+    uint32_t n_cells = 0;
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        n_cells += kv.v_cells[s].get_used();
+    }
+
+    // before the cells are looked at one by one
+    return storage->may_shrink(n_cells, n_peak) ? storage->rest(used(), n_peak) : storage->rows();
+}
+
+void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {
+    if (!is_dynamic) {
+        return;
+    }
+
+    // a copy that found no memory and that nobody waits for any more
+    if (std::exchange(has_late_copy, false)) {
+        auto & sc_info = kv.sc_info;
+
+        llama_kv_cache::stream_copy_info rest;
+        for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
+            const uint32_t sdst = sc_info.sdst[i];
+            if (kv.v_cells[sdst].get_used() > 0 || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
+                rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
+                rest.sdst.insert(rest.sdst.begin(), sdst);
+            }
+        }
+        sc_info = std::move(rest);
+        has_late_copy = !sc_info.empty();
+    }
+
+    auto rows = rest();
+    for (const auto * other : caches) {
+        if (mirrors(*other)) {
+            rows.add(0, other->rest().end());
+        }
+    }
+
+    if (rows == storage->rows()) {
+        return;
+    }
+
+    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, storage->rows().size(), rows.size());
+
+    dyn->synchronize();
+
+    const size_t n_copied = storage->n_bytes_copied();
+
+    storage->resize(rows, n_used());
+
+    if (storage->moved()) {
+        dyn->set_moved();
+    }
+
+    dyn->count_shrink(storage->n_bytes_copied() - n_copied);
+
+    n_peak = rows.end();
+}
+
+bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
+    if (seq_id < 0) {
+        n_rows_used = 0;
+    }
+
+    if (!is_dynamic) {
+        return false;
+    }
+
+    dyn->synchronize();
+
+    const uint32_t n_cells = storage->rows().size();
+
+    const bool res = storage->clear(seq_id);
+
+    if (storage->rows().size() < n_cells) {
+        dyn->count_shrink(0);
+    }
+
+    return res;
+}
+
+//
+// what runs over all cells of a stream
+//
+
+bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
+    if (!is_dynamic) {
+        return false;
+    }
+
+    // in their order: what waits behind one that failed may be a copy of it
+    if (kv.sc_info.empty()) {
+        try {
+            auto rows = storage->rows();
+            rows.set_stream(sdst, storage->rows(), ssrc);
+
+            if (storage->resize(rows, {})) {
+                return storage->copy_stream(ssrc, sdst);
+            }
+        } catch (const std::bad_alloc &) {
+        }
+    }
+
+    LLAMA_LOG_WARN("%s: not enough memory to copy a sequence, the next batch tries again\n", __func__);
+
+    kv.sc_info.ssrc.push_back(ssrc);
+    kv.sc_info.sdst.push_back(sdst);
+
+    has_late_copy = true;
+    dyn->set_failed();
+
+    return true;
+}
+
+std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ranges() const {
+    std::vector<row_range> res;
+
+    if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
+        return res;
+    }
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        for (const auto & [i0, i1] : storage->rows().runs(s)) {
+            const int64_t ir = (int64_t) s*n_rows() + i0;
+
+            if (!res.empty() && res.back().first + res.back().second == ir) {
+                res.back().second += i1 - i0;
+            } else {
+                res.emplace_back(ir, i1 - i0);
+            }
+        }
+    }
+
+    std::stable_sort(res.begin(), res.end(), [](const row_range & a, const row_range & b) { return a.second > b.second; });
+
+    return res;
+}
+
+void llama_kv_dynamic_cache::begin_shift(ggml_backend_sched_t sched, const row_range & rows) {
+    // the input of the previous range is about to be overwritten
+    if (rows.second < (int64_t) n_rows()*kv.n_stream) {
+        ggml_backend_sched_synchronize(sched);
+    }
+
+    range = rows;
+}
+
+llama_kv_dynamic_cache::row_range llama_kv_dynamic_cache::shifted() const {
+    return range;
+}
+
+void llama_kv_dynamic_cache::set_shift(int32_t * data, int64_t i_row, int32_t shift) const {
+    if (i_row >= range.first && i_row < range.first + range.second) {
+        data[i_row - range.first] = shift;
+    }
+}
+
+//
+// llama_kv_cache
+//
+
+uint32_t llama_kv_cache::get_size_max() const {
+    return v_cells[seq_to_stream[0]].size();
+}
+
+bool llama_kv_cache::try_resize(uint32_t n_cells) {
+    return dyn->try_resize(n_cells);
+}
