@@ -1,4 +1,4 @@
-// What llama_kv_cache does when its storage grows and shrinks: from cells to rows
+// What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there
 
 #include "llama-kv-dynamic.h"
 
@@ -54,6 +54,9 @@ bool llama_kv_dynamic_cache::is_on_host(bool offload) const {
     const char * LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "copy") == 0) {
         return false;
+    }
+    if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "inplace") != 0) {
+        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, LLAMA_KV_DYNAMIC_STORAGE);
     }
 
     // one layout for all layers: a single one on a device and all of them grow by copy
@@ -251,188 +254,6 @@ bool llama_kv_dynamic_grow_rows(
 
     // that of one cache is that of all
     return rows[0].first->try_resize(0);
-}
-
-//
-// grow and shrink
-//
-
-std::vector<uint32_t> llama_kv_dynamic_cache::n_used() const {
-    std::vector<uint32_t> res(kv.n_stream);
-
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        res[s] = has_rows ? n_rows_used : kv.v_cells[s].used_max_p1();
-    }
-
-    // a copy of a stream waits for the next batch: what it reads stays, though the cells may be free by now
-    for (size_t i = kv.sc_info.ssrc.size(); i-- > 0; ) {
-        res[kv.sc_info.ssrc[i]] = std::max(res[kv.sc_info.ssrc[i]], res[kv.sc_info.sdst[i]]);
-    }
-
-    return res;
-}
-
-llama_kv_rows llama_kv_dynamic_cache::used() const {
-    auto res = storage->rows().none();
-
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        const auto & cells = kv.v_cells[s];
-
-        for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
-            if (!cells.is_empty(i)) {
-                res.add(s, i, i + 1);
-            }
-        }
-    }
-
-    return res;
-}
-
-bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const {
-    return &other != this && other.n_max_cells == n_max_cells && is_dynamic && n_rows() < n_max_cells;
-}
-
-void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
-    if (mirrors(other) && other.need) {
-        want(0, other.need->end());
-    }
-}
-
-bool llama_kv_dynamic_cache::is_wanting() const {
-    return need.has_value();
-}
-
-bool llama_kv_dynamic_cache::is_ahead() const try {
-    return need && !(next(true) == next(false));
-} catch (const std::bad_alloc &) {
-    return false;
-}
-
-llama_kv_rows llama_kv_dynamic_cache::next(bool ahead) const {
-    return storage->next(*need, ahead, dyn->n_bytes_row(n_max_cells));
-}
-
-bool llama_kv_dynamic_cache::grow(bool ahead) try {
-    if (!need) {
-        return true;
-    }
-
-    const auto rows = next(ahead);
-
-    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, storage->rows().size(), rows.size());
-
-    n_used_before = n_used();
-    before        = storage->rows();
-
-    const size_t n_copied = storage->n_bytes_copied();
-
-    const bool res = storage->resize(rows, n_used_before);
-
-    if (storage->moved()) {
-        dyn->set_moved();
-    }
-
-    if (!res) {
-        LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, rows.size());
-        before.reset();
-        return false;
-    }
-
-    dyn->count_grow(storage->n_bytes_copied() - n_copied);
-
-    n_peak = rows.end();
-
-    return true;
-} catch (const std::bad_alloc &) {
-    LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
-    before.reset();
-    return false;
-}
-
-void llama_kv_dynamic_cache::undo() try {
-    if (before) {
-        storage->resize(*before, n_used_before);
-        before.reset();
-    }
-
-    if (storage->moved()) {
-        dyn->set_moved();
-    }
-} catch (const std::bad_alloc &) {
-    before.reset(); // it keeps more than it had
-}
-
-void llama_kv_dynamic_cache::forget() {
-    need.reset();
-    before.reset();
-}
-
-void llama_kv_dynamic_cache::pin() {
-    storage->pin();
-}
-
-llama_kv_rows llama_kv_dynamic_cache::rest() const {
-    // copies of streams that are still to be done can be of cells that are free by now
-    if (!kv.sc_info.empty() || (has_rows && n_rows_used > 0)) {
-        return storage->rows();
-    }
-
-    uint32_t n_cells = 0;
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        n_cells += kv.v_cells[s].get_used();
-    }
-
-    // before the cells are looked at one by one
-    return storage->may_shrink(n_cells, n_peak) ? storage->rest(used(), n_peak) : storage->rows();
-}
-
-void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {
-    if (!is_dynamic) {
-        return;
-    }
-
-    // a copy that found no memory and that nobody waits for any more
-    if (std::exchange(has_late_copy, false)) {
-        auto & sc_info = kv.sc_info;
-
-        llama_kv_cache::stream_copy_info rest;
-        for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
-            const uint32_t sdst = sc_info.sdst[i];
-            if (kv.v_cells[sdst].get_used() > 0 || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
-                rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
-                rest.sdst.insert(rest.sdst.begin(), sdst);
-            }
-        }
-        sc_info = std::move(rest);
-        has_late_copy = !sc_info.empty();
-    }
-
-    auto rows = rest();
-    for (const auto * other : caches) {
-        if (mirrors(*other)) {
-            rows.add(0, other->rest().end());
-        }
-    }
-
-    if (rows == storage->rows()) {
-        return;
-    }
-
-    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, storage->rows().size(), rows.size());
-
-    dyn->synchronize();
-
-    const size_t n_copied = storage->n_bytes_copied();
-
-    storage->resize(rows, n_used());
-
-    if (storage->moved()) {
-        dyn->set_moved();
-    }
-
-    dyn->count_shrink(storage->n_bytes_copied() - n_copied);
-
-    n_peak = rows.end();
 }
 
 bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {

@@ -135,6 +135,29 @@ size_t llama_kv_limits_available() {
     return llama_kv_limits_available("");
 }
 
+size_t llama_kv_limits_available(ggml_backend_buffer_type_t buft) {
+    if (ggml_backend_buft_is_host(buft)) {
+        return llama_kv_limits_available();
+    }
+
+    size_t n_free  = 0;
+    size_t n_total = 0;
+
+    if (ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft)) {
+        ggml_backend_dev_memory(dev, &n_free, &n_total);
+    }
+
+    if (n_total == 0) {
+        return SIZE_MAX;
+    }
+
+    const char * LLAMA_KV_DYNAMIC_MARGIN = getenv("LLAMA_KV_DYNAMIC_MARGIN");
+
+    const size_t n_margin = LLAMA_KV_DYNAMIC_MARGIN ? (size_t) strtoull(LLAMA_KV_DYNAMIC_MARGIN, nullptr, 10) << 20 : n_total/64;
+
+    return n_free - std::min(n_free, n_margin);
+}
+
 bool llama_kv_limits_allow(size_t n_bytes) {
     static std::mutex mutex;
 

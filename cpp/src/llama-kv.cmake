@@ -2,9 +2,11 @@
 
 set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-dynamic-cache.cpp
+    llama-kv-dynamic-grow.cpp
     llama-kv-dynamic.cpp
     llama-kv-fault.cpp
     llama-kv-growth.cpp
+    llama-kv-layout.cpp
     llama-kv-limits.cpp
     llama-kv-pages.cpp
     llama-kv-rows.cpp

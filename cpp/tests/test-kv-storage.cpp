@@ -40,6 +40,13 @@ static void dev_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, s
     memcpy(data, (const char *) t->data + offset, size);
 }
 
+static size_t n_dev_free = SIZE_MAX; // of the device, SIZE_MAX: it does not say
+
+static void dev_memory(ggml_backend_dev_t, size_t * n_free, size_t * n_total) {
+    *n_free  = n_dev_free == SIZE_MAX ? 0 : n_dev_free;
+    *n_total = n_dev_free == SIZE_MAX ? 0 : size_t(1) << 30;
+}
+
 static const char * dev_name(ggml_backend_buffer_type_t) { return "TEST"; }
 
 static bool dev_is_host(ggml_backend_buffer_type_t) { return true; }
@@ -59,12 +66,16 @@ static ggml_backend_buffer_t dev_alloc(ggml_backend_buffer_type_t buft, size_t s
 
 static ggml_backend_buffer_type_t dev_buft(bool is_host) {
     static ggml_backend_buffer_type bufts[2];
+    static ggml_backend_device      dev;
+
+    dev.iface.get_memory = dev_memory;
 
     for (int i = 0; i < 2; ++i) {
         bufts[i].iface.get_name      = dev_name;
         bufts[i].iface.alloc_buffer  = dev_alloc;
         bufts[i].iface.get_alignment = dev_alignment;
         bufts[i].iface.is_host       = i ? dev_is_host : nullptr;
+        bufts[i].device              = &dev;
     }
 
     return &bufts[is_host];
@@ -344,6 +355,37 @@ static void test_fail(const config & cfg, int * n_alloc) {
     }
 }
 
+// a device that has too little left: nothing is tried, so that nothing else finds no memory
+static void test_device_is_full() {
+    const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 1, 3, place::device };
+
+    cache c(cfg);
+
+    const auto   n      = used(cfg, 256);
+    const size_t n_row  = 2*ggml_row_size(GGML_TYPE_F16, N_EMBD)*cfg.n_layer;
+    const size_t margin = (size_t(1) << 30)/64;
+
+    c.fill(0, 0, 256);
+
+    // at first all layers are in one buffer, which goes when the last one has its own
+    n_dev_free = margin + 1024*n_row - 1;
+    n_transfers = 0;
+    check(!c.resize(1024, n) && n_transfers == 0 && !c.storage->moved(), "device is full: first growth");
+    n_dev_free++;
+    check(c.resize(1024, n), "device has room: first growth");
+
+    n_dev_free = margin + 1024*n_row + 1024*n_row/3 - 1;
+    check(!c.resize(2048, n), "device is full: one layer is there twice");
+    n_dev_free++;
+    check(c.resize(2048, n), "device has room: one layer is there twice");
+
+    n_dev_free = 0;
+    check(c.resize(512, n), "device is full: to give back needs nothing");
+    check_data(c, n, "device is full");
+
+    n_dev_free = SIZE_MAX;
+}
+
 // give memory back, with each of the allocations for the smaller buffers failing
 static void test_shrink(const config & cfg, int * n_alloc) {
     for (uint32_t i_fail = 0; i_fail <= cfg.n_layer; ++i_fail) {
@@ -507,6 +549,7 @@ int main() {
         test_grow(cfg);
     }
 
+    test_device_is_full();
     test_inplace(false);
     test_inplace(true);
     test_inplace_fails();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, DYNAMIC_CACHE, DYNAMIC_CONTEXT, Trap, copies
+from tests.e2e.traps.base import CACHE, DYNAMIC_CACHE, DYNAMIC_CONTEXT, DYNAMIC_GROW, Trap, copies
 
 ROWS = (
     Trap(
@@ -21,7 +21,7 @@ ROWS = (
     Trap(
         "the rows of DSV4 have no cells, and a growth copies none of them",
         Edit(
-            DYNAMIC_CACHE,
+            DYNAMIC_GROW,
             "has_rows ? n_rows_used : kv.v_cells[s].used_max_p1()",
             "kv.v_cells[s].used_max_p1()",
         ),

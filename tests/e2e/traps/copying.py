@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import COPYING as STORAGE
-from tests.e2e.traps.base import GROWTH, Trap, copies, unit
+from tests.e2e.traps.base import GROWTH, LAYOUT, STORAGE, Trap, copies, unit
 
 COPYING = (
     Trap(
         "a growth leaves the blocks of transposed V at their old stride",
-        Edit(STORAGE, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
+        Edit(LAYOUT, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
         copies("llama-dense", "prompt", "-fa", "off"),
         "prompt",
     ),
     Trap(
         "a growth leaves the streams of K at their old stride",
-        Edit(STORAGE, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
+        Edit(LAYOUT, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
         copies("llama-dense", "prompt", "--seqs", "4"),
         "prompt",
     ),
     Trap(
         "on a device, a growth leaves transposed V at its old stride",
-        Edit(STORAGE, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
+        Edit(LAYOUT, "to + b.offset(s, i, n_dst)", "to + b.offset(s, i, n_src)"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
         "on a device, a growth leaves the streams of K at their old stride",
-        Edit(STORAGE, "b.offset(s, i, n_dst)", "b.offset(s, i, n_src)", after="copy_bytes(ctx, src,"),
+        Edit(LAYOUT, "b.offset(s, i, n_dst)", "b.offset(s, i, n_src)", after="copy_bytes(ctx, src,"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
         "the last live cell is not copied",
-        Edit(STORAGE, "std::min(n_used.at(s), n_rows)", "std::max(1u, std::min(n_used.at(s), n_rows)) - 1"),
+        Edit(LAYOUT, "std::min(n_used.at(s), n_rows)", "std::max(1u, std::min(n_used.at(s), n_rows)) - 1"),
         copies("qwen35-dense", "generate"),
         "generate",
     ),
@@ -45,7 +44,7 @@ COPYING = (
     ),
     Trap(
         "the views of the streams point into the layout of before",
-        Edit(STORAGE, "view->view_offs = s*t->nb[2];", "view->view_offs = s*t->nb[2]/2;"),
+        Edit(LAYOUT, "view->view_offs = s*t->nb[2];", "view->view_offs = s*t->nb[2]/2;"),
         copies("llama-dense", "copy", "--seqs", "4"),
         "copy",
     ),

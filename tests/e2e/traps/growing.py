@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CONTEXT, COPY, DYNAMIC, DYNAMIC_CACHE, Run, Trap, copies, inplace
+from tests.e2e.traps.base import CONTEXT, COPY, DYNAMIC, DYNAMIC_CACHE, DYNAMIC_GROW, Run, Trap, copies, inplace
 
 GROWING = (
     Trap(
@@ -24,7 +24,7 @@ GROWING = (
     ),
     Trap(
         "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
-        Edit(DYNAMIC_CACHE, "dyn->n_bytes_row(n_max_cells)", "usage().reserved/n_max_cells"),
+        Edit(DYNAMIC_GROW, "dyn->n_bytes_row(n_max_cells)", "usage().reserved/n_max_cells"),
         Run(
             "qwen4exp-moe",
             ("-c", "16384", "--kv-dynamic", "on", "-d", "4400"),
@@ -64,7 +64,7 @@ GROWING = (
     ),
     Trap(
         "memory goes back while a batch is still computed",
-        Edit(DYNAMIC_CACHE, "dyn->synchronize();", "", after="void llama_kv_dynamic_cache::release("),
+        Edit(DYNAMIC_GROW, "dyn->synchronize();", "", after="void llama_kv_dynamic_cache::release("),
         Run("llama-dense", ("--fill", "1100", "--checks", "unread"), {"KV_WATCH": "1"}),
         "unread",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, DYNAMIC_CACHE, INPLACE, LARGE, PAGES, Run, Trap, inplace, unit
+from tests.e2e.traps.base import CACHE, DYNAMIC_CACHE, DYNAMIC_GROW, INPLACE, LARGE, PAGES, Run, Trap, inplace, unit
 
 IN_PLACE = (
     Trap(
@@ -24,7 +24,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, cells in use are given back",
-        Edit(DYNAMIC_CACHE, "!cells.is_empty(i)", "i < 1"),
+        Edit(DYNAMIC_GROW, "!cells.is_empty(i)", "i < 1"),
         Run("llama-dense", ("--checks", "shrink")),
         "shrink",
     ),

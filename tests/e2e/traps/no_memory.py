@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, COPY, COPYING, DYNAMIC, Run, Trap, copies, unit
+from tests.e2e.traps.base import CACHE, COPY, DYNAMIC, LAYOUT, STORAGE, Run, Trap, copies, unit
 
 NO_MEMORY = (
     Trap(
         "a growth that fails half way leaves layers of two sizes",
-        Edit(COPYING, "shrink_layer(layers[j], n_old, n_used);", ""),
+        Edit(STORAGE, "shrink_layer(layers[j], n_old, n_used);", ""),
         copies("llama-dense", "no-memory", "--fail", "2+", "-fa", "off"),
         "no-memory",
     ),
     Trap(
         "a growth that fails half way keeps the memory that it had got",
-        Edit(COPYING, "!move_layer(layers[j], n_old, n_used)", "true"),
+        Edit(STORAGE, "!move_layer(layers[j], n_old, n_used)", "true"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
         "rows behind the live cells are not zero after a growth that failed",
-        Edit(COPYING, "memset (data + offs_dst + size_live, 0, size_full - size_live);", ""),
+        Edit(LAYOUT, "memset (data + offs_dst + size_live, 0, size_full - size_live);", ""),
         unit("test-kv-storage"),
         "exit",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, CONTEXT, COPYING, DYNAMIC_CACHE, PAGES, Trap, copies
+from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_CACHE, DYNAMIC_GROW, PAGES, STORAGE, Trap, copies
 
 STATE = (
     Trap(
@@ -15,7 +15,7 @@ STATE = (
     Trap(
         "what a pending copy of a stream reads is lost, because its cells are free when a state makes the cache grow",
         Edit(
-            DYNAMIC_CACHE,
+            DYNAMIC_GROW,
             "res[kv.sc_info.ssrc[i]] = std::max(res[kv.sc_info.ssrc[i]], res[kv.sc_info.sdst[i]]);",
             "",
         ),
@@ -26,7 +26,7 @@ STATE = (
         "a state that was kept on the device is not found again, because the buffers have another type after a growth",
         (
             Edit(
-                COPYING,
+                STORAGE,
                 "alloc_buffer(ctx, buft)",
                 "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
                 after="ggml_backend_buffer_t alloc(",

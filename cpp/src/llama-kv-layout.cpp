@@ -1,0 +1,185 @@
+#include "llama-kv-layout.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace {
+
+// a tensor as blocks of which the first rows are live: one per stream, or for transposed V ne[0] per stream
+struct blocks {
+    blocks(const ggml_tensor * t, bool trans) :
+        n_per_stream(trans ? t->ne[0] : 1),
+        n_stream(t->ne[2]),
+        size_row(trans ? ggml_type_size(t->type) : ggml_row_size(t->type, t->ne[0])) {
+    }
+
+    int64_t n_per_stream;
+    int64_t n_stream;
+    size_t  size_row; // bytes
+
+    // offset in bytes of block i of stream s in a tensor with n_rows rows
+    size_t offset(int64_t s, int64_t i, uint32_t n_rows) const {
+        return (s*n_per_stream + i)*n_rows*size_row;
+    }
+};
+
+// rows of stream s that are live in a tensor with n_rows rows
+uint32_t n_live(const std::vector<uint32_t> & n_used, int64_t s, uint32_t n_rows) {
+    return std::min(n_used.at(s), n_rows);
+}
+
+// n bytes from one place to another on the same device, without the host where the backend can
+void copy_bytes(ggml_context * ctx, ggml_tensor * src, size_t offs_src, ggml_tensor * dst, size_t offs_dst, size_t n) {
+    const size_t size_el = ggml_row_size(src->type, src->ne[0]);
+
+    ggml_tensor * view_src = ggml_view_1d(ctx, src, n/size_el*src->ne[0], offs_src);
+    ggml_tensor * view_dst = ggml_view_1d(ctx, dst, n/size_el*src->ne[0], offs_dst);
+
+    ggml_backend_view_init(view_src);
+    ggml_backend_view_init(view_dst);
+
+    ggml_backend_tensor_copy(view_src, view_dst);
+}
+
+} // namespace
+
+size_t llama_kv_n_bytes_live(const ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used) {
+    const blocks b(t, trans);
+
+    size_t res = 0;
+    for (int64_t s = 0; s < b.n_stream; ++s) {
+        res += b.n_per_stream*n_live(n_used, s, t->ne[1])*b.size_row;
+    }
+
+    return res;
+}
+
+void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used) {
+    const blocks b(src, trans);
+
+    const uint32_t n_src = src->ne[1];
+    const uint32_t n_dst = dst->ne[1];
+
+    // transposed V on a device: ne[0] short blocks per stream. one transfer each way for the layer instead of one per block,
+    // through the host. no copy of a whole cache: the next layer reuses the memory
+    const bool is_host = ggml_backend_buffer_is_host(src->buffer) && ggml_backend_buffer_is_host(dst->buffer);
+    const bool is_via  = !is_host && trans;
+
+    std::vector<char> data_src(is_via ? ggml_nbytes(src) : 0);
+    std::vector<char> data_dst(is_via ? ggml_nbytes(dst) : 0);
+
+    if (is_via) {
+        ggml_backend_tensor_get(src, data_src.data(), 0, data_src.size());
+    }
+
+    const char * from = is_via ? data_src.data() : (const char *) src->data;
+    char       * to   = is_via ? data_dst.data() : (char *)       dst->data;
+
+    for (int64_t s = 0; s < b.n_stream; ++s) {
+        const size_t size = n_live(n_used, s, n_src)*b.size_row;
+
+        for (int64_t i = 0; i < b.n_per_stream && size > 0; ++i) {
+            if (is_host || is_via) {
+                memcpy(to + b.offset(s, i, n_dst), from + b.offset(s, i, n_src), size);
+            } else {
+                copy_bytes(ctx, src, b.offset(s, i, n_src), dst, b.offset(s, i, n_dst), size);
+            }
+        }
+    }
+
+    if (is_via) {
+        ggml_backend_tensor_set(dst, data_dst.data(), 0, data_dst.size());
+    }
+}
+
+void llama_kv_set_n_rows(ggml_tensor * t, uint32_t n_rows) {
+    t->ne[1] = n_rows;
+    t->nb[2] = t->nb[1]*t->ne[1];
+    t->nb[3] = t->nb[2]*t->ne[2];
+}
+
+void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s) {
+    llama_kv_set_n_rows(view, t->ne[1]);
+
+    view->nb[1]     = t->nb[1];
+    view->nb[2]     = view->nb[1]*view->ne[1];
+    view->nb[3]     = view->nb[2];
+    view->view_offs = s*t->nb[2];
+    view->view_src  = t;
+    view->buffer    = nullptr;
+    view->data      = nullptr;
+    view->extra     = nullptr;
+
+    if (t->buffer) {
+        ggml_backend_view_init(view);
+    }
+}
+
+void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src) {
+    llama_kv_set_n_rows(t, src->ne[1]);
+
+    t->buffer = nullptr;
+    t->data   = nullptr;
+    t->extra  = nullptr;
+
+    // initializes t in the buffer, as it did src
+    ggml_backend_tensor_alloc(src->buffer, t, src->data);
+}
+
+// the live rows move towards lower addresses, in ascending order: what is written was read before
+void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const std::vector<uint32_t> & n_used) {
+    const blocks b(t, trans);
+
+    const uint32_t n_old = t->ne[1];
+
+    // on a device: one transfer each way, or in small pieces if there is no memory for that
+    const bool is_host = ggml_backend_buffer_is_host(t->buffer);
+
+    std::vector<char> copy;
+    if (!is_host) {
+        try {
+            copy.resize(ggml_nbytes(t));
+            ggml_backend_tensor_get(t, copy.data(), 0, copy.size());
+        } catch (const std::bad_alloc &) {
+        }
+    }
+
+    char * data = is_host ? (char *) t->data : copy.empty() ? nullptr : copy.data();
+
+    for (int64_t s = 0; s < b.n_stream; ++s) {
+        const size_t size_live = n_live(n_used, s, n_rows)*b.size_row;
+        const size_t size_full = n_rows*b.size_row;
+
+        for (int64_t i = 0; i < b.n_per_stream; ++i) {
+            const size_t offs_src = b.offset(s, i, n_old);
+            const size_t offs_dst = b.offset(s, i, n_rows);
+
+            if (data) {
+                memmove(data + offs_dst, data + offs_src, size_live);
+                memset (data + offs_dst + size_live, 0, size_full - size_live);
+                continue;
+            }
+
+            char piece[4096];
+            for (size_t offs = 0; offs < size_full; offs += sizeof(piece)) {
+                const size_t size = std::min(sizeof(piece), size_full - offs);
+                const size_t live = std::min(size, size_live - std::min(size_live, offs));
+
+                memset(piece, 0, size);
+                if (live > 0) {
+                    ggml_backend_tensor_get(t, piece, offs_src + offs, live);
+                }
+                ggml_backend_tensor_set(t, piece, offs_dst + offs, size);
+            }
+        }
+    }
+
+    if (!copy.empty()) {
+        ggml_backend_tensor_set(t, data, 0, b.offset(b.n_stream, 0, n_rows));
+    }
+
+    llama_kv_set_n_rows(t, n_rows);
+}

@@ -1,0 +1,32 @@
+#pragma once
+
+// The rows of a K or V tensor (see llama-kv-storage.h) that gets more or fewer of them, anywhere: all goes through the interface
+// of its buffer, and none of it is in flight when a function returns
+//
+// n_used: rows of each stream that are live. what is behind them in a tensor is zero
+
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// bytes of the live rows
+size_t llama_kv_n_bytes_live(const ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used);
+
+// copy the live rows of src to dst, which is zero and has room for them
+// ctx holds the temporary views: up to 2 per stream
+// throws std::bad_alloc, with the live rows in src as they were
+void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used);
+
+// lay out t for n_rows < t->ne[1] inside its buffer. needs no memory, but is slow on a device if there is none
+void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const std::vector<uint32_t> & n_used);
+
+// the size alone, for what is allocated or filled next
+void llama_kv_set_n_rows(ggml_tensor * t, uint32_t n_rows);
+
+// the 2d view of stream s follows t
+void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s);
+
+// t takes over the buffer, the data and the size of src
+void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src);
