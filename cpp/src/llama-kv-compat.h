@@ -27,3 +27,18 @@ template <typename T>
 uint32_t llama_kv_compat_n_layer(const T & hparams, long) {
     return hparams.n_layer;
 }
+
+// llama_context::gf_res_prev: the graphs that could run again, one or several. none does afterwards
+template <typename T>
+auto llama_kv_compat_reset(T & res, int) -> decltype(void(res->reset())) {
+    if (res) {
+        res->reset();
+    }
+}
+
+template <typename T>
+void llama_kv_compat_reset(T & all, long) {
+    for (auto & res : all) {
+        llama_kv_compat_reset(res, 0);
+    }
+}

@@ -40,12 +40,14 @@ llama_kv_rows llama_kv_dynamic_cache::used() const {
 }
 
 bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const {
-    return &other != this && other.n_max_cells == n_max_cells && is_dynamic && n_rows() < n_max_cells;
+    return &other != this && is_dynamic && other.n_max_cells == n_max_cells && other.kv.n_stream == kv.n_stream;
 }
 
 void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
-    if (mirrors(other) && other.need) {
-        want(0, other.need->end());
+    for (uint32_t s = 0; mirrors(other) && other.need && s < kv.n_stream; ++s) {
+        for (const auto & [i0, i1] : other.need->runs(s)) {
+            want(s, i0, i1);
+        }
     }
 }
 
@@ -80,7 +82,7 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
     const bool res = storage->resize(rows, n_used_before);
 
     if (storage->moved()) {
-        dyn->set_moved();
+        dyn->set_moved(res);
     }
 
     if (!res) {
@@ -107,7 +109,7 @@ void llama_kv_dynamic_cache::undo() try {
     }
 
     if (storage->moved()) {
-        dyn->set_moved();
+        dyn->set_moved(false);
     }
 } catch (const std::bad_alloc &) {
     before.reset(); // it keeps more than it had
@@ -160,7 +162,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
 
     auto rows = rest();
     for (const auto * other : caches) {
-        if (mirrors(*other)) {
+        if (mirrors(*other) && n_rows() < n_max_cells) {
             rows.add(0, other->rest().end());
         }
     }
@@ -178,7 +180,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
     storage->resize(rows, n_used());
 
     if (storage->moved()) {
-        dyn->set_moved();
+        dyn->set_moved(false);
     }
 
     dyn->count_shrink(storage->n_bytes_copied() - n_copied);

@@ -5,11 +5,13 @@
 #include "llama-kv-compat.h"
 #include "llama-kv-fault.h"
 #include "llama-memory.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -96,14 +98,17 @@ void llama_kv_dynamic::set_failed() {
     request();
 }
 
-void llama_kv_dynamic::set_moved() {
-    is_moved = true;
+void llama_kv_dynamic::set_moved(bool is_larger) {
+    llama_kv_compat_reset(lctx->gf_res_prev, 0);
 
-    request();
+    if (is_larger) {
+        this->is_larger = true;
+        request();
+    }
 
     for (const auto & reader : readers) {
         if (const auto dyn = reader.lock()) {
-            dyn->set_moved();
+            dyn->set_moved(is_larger);
         }
     }
 }
@@ -116,6 +121,8 @@ bool llama_kv_dynamic::grow() {
     const timer timer(*this);
 
     bool res = false;
+
+    const bool was_larger = is_larger;
 
     for (auto * cache : caches) {
         for (const auto * other : caches) {
@@ -133,15 +140,17 @@ bool llama_kv_dynamic::grow() {
         cache->forget();
     }
 
+    if (!res) {
+        is_larger = was_larger;
+
+        LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
+    }
+
     if (is_lost) {
         reset_sched();
     }
 
-    is_pending = is_moved;
-
-    if (!res) {
-        LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
-    }
+    is_pending = is_larger;
 
     return res;
 }
@@ -218,14 +227,13 @@ bool llama_kv_dynamic::reserve_graph() {
 
     const auto mctx = lctx->memory->init_full();
 
-    // some architectures take more for one sequence than for several, see llama_context::sched_reserve()
-    for (const uint32_t n : { 1u, n_seqs }) {
-        if (llama_kv_fault_alloc() || !lctx->graph_reserve(n_tokens, n, n_outputs, mctx.get())) {
-            return false;
-        }
-        if (n == n_seqs) {
-            break;
-        }
+    // by name: not every upstream has them. see [TAG_RESERVE_DIAG_DECAY] in llama_context::sched_reserve()
+    const std::string arch = llm_arch_name(lctx->model.arch);
+
+    const uint32_t n_seqs_worst = arch == "kimi-linear" || arch == "minimax-01" ? 1 : n_seqs;
+
+    if (llama_kv_fault_alloc() || !lctx->graph_reserve(n_tokens, n_seqs_worst, n_outputs, mctx.get())) {
+        return false;
     }
 
     for (size_t i = 0; i < lctx->backend_ptrs.size(); ++i) {
@@ -237,8 +245,8 @@ bool llama_kv_dynamic::reserve_graph() {
 
 bool llama_kv_dynamic::reserve(bool last) {
     // in place the tensors stay as they are. before the first batch there is nothing that would have to follow
-    if (!is_moved || lctx->sched_need_reserve) {
-        is_moved = false;
+    if (!is_larger || lctx->sched_need_reserve) {
+        is_larger = false;
         return true;
     }
 
@@ -252,8 +260,8 @@ bool llama_kv_dynamic::reserve(bool last) {
         }
 
         if (ok) {
-            is_moved = false;
-            is_lost  = false;
+            is_larger = false;
+            is_lost   = false;
             return true;
         }
     } catch (const std::exception & err) {
@@ -282,8 +290,8 @@ void llama_kv_dynamic::reset_sched() {
         set_copy_callback(lctx);
     }
 
-    is_lost  = false;
-    is_moved = false;
+    is_lost   = false;
+    is_larger = false;
 
     try {
         if (reserve_graph()) {

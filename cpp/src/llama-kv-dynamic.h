@@ -14,8 +14,7 @@
 // policy wants, then only what is needed. Caches that mirror each other, and from either of which the graphs take their size,
 // so keep one size.
 //
-// A context finds its storage moved when it decodes next (also one that reads the storage of another: a draft that shares the
-// cells of its target). It then reserves its compute buffers again, which drops the graphs that have the old addresses.
+// A context that reads the storage of another (a draft that shares the cells of its target) follows when it decodes next.
 //
 // The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
 // alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
@@ -105,8 +104,9 @@ public:
     // what the batch at hand reads could not be made, and stays to be done: the next grow() fails
     void set_failed();
 
-    // tensors have got other addresses or strides: compute buffers and graphs have to follow, here and in the readers
-    void set_moved();
+    // tensors have got other addresses or strides: no graph that was built so far may run again, here and in the readers
+    // is_larger: and the compute buffers have to follow
+    void set_moved(bool is_larger);
 
     // grow all caches to their maximum, for good: nothing goes back any more
     bool grow_max();
@@ -166,7 +166,7 @@ private:
 
     bool is_pending = false;
     bool is_pinned  = false; // by grow_max()
-    bool is_moved   = false;
+    bool is_larger  = false; // than the compute buffers are for
     bool is_failed  = false;
     bool is_lost    = false; // the compute buffers
 
@@ -247,8 +247,8 @@ public:
     // what the context calls
     //
 
-    // caches with as many cells mirror each other. where the number of rows is in the strides, it has to be the same in all
-    // of them: ask for what another one has asked for
+    // caches with as many cells mirror each other, and the graphs take the number of rows from either: ask for what another one
+    // has asked for. so a cache that nobody prepares (the indexer's of a hybrid memory) has rows as well
     void follow(const llama_kv_dynamic_cache & other);
 
     bool is_wanting() const;          // rows were asked for

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, DYNAMIC_CACHE, DYNAMIC_CONTEXT, DYNAMIC_GROW, Trap, copies
+from tests.e2e.traps.base import CACHE, DYNAMIC, DYNAMIC_CACHE, DYNAMIC_CONTEXT, DYNAMIC_GROW, Trap, copies
 
 ROWS = (
     Trap(
         "the indexer of a hybrid model adopts cells that its own cache has no storage for",
-        Edit("src/llama-memory-hybrid-idx.cpp", "mem_idx->dyn->request(heads_idx);", ""),
+        Edit(DYNAMIC, "cache->follow(*other);", ""),
         copies("qwen4exp-moe", "prompt"),
         "prompt",
     ),

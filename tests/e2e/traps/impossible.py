@@ -26,6 +26,11 @@ IMPOSSIBLE = (
         ("new llama_kv_cache", "make_unique<llama_kv_cache>", "make_unique<llama_kv_cache_iswa>"),
     ),
     Impossible(
+        "--fit measures the small start, accepts too large a context and runs out of memory later",
+        "where nothing is allocated the storage is never asked for memory, and stays one that has all rows",
+        ("hparams.no_alloc",),
+    ),
+    Impossible(
         "an ordinary growth is logged as an error, because find_slot() found no cell",
         "find_slot() looks at the cells, which are all there",
         ("find_slot(", "FAILED_COMPUTE"),

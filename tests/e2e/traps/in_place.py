@@ -30,10 +30,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, the zeros that upstream writes at creation make the whole cache resident",
-        (
-            Edit(PAGES, "buf->iface.clear       = buffer_clear;", ""),
-            Edit(INPLACE, "llama_kv_pages_show(buf);", ""),
-        ),
+        Edit(PAGES, "pages_of(buf).clear();", "memset(pages_of(buf).data(), 0, pages_of(buf).size());"),
         Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in all
         f"resident: {128 * 2**20}",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, COPY, DYNAMIC, LAYOUT, STORAGE, Run, Trap, copies, unit
+from tests.e2e.traps.base import COPY, DYNAMIC, LAYOUT, STORAGE, Run, Trap, copies, unit
 
 NO_MEMORY = (
     Trap(
@@ -36,11 +36,5 @@ NO_MEMORY = (
             "llama-dense", ("--quick", "--checks", "no-memory", "--fail", "1000000"), {**COPY, "KV_WATCH": "no-reserve"}
         ),
         "no-memory",
-    ),
-    Trap(
-        "--fit measures the small start, accepts too large a context and runs out of memory later",
-        Edit(CACHE, "hparams.no_alloc", "false", after="// allocate tensors and initialize the buffers"),
-        Run("llama-dense", ("--memory", "--no-alloc", "--kv-dynamic", "on", "-c", "4096", "-v")),
-        "log: dynamic KV cache: start",
     ),
 )

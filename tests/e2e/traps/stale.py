@@ -8,7 +8,10 @@ from tests.e2e.traps.base import DRAFT, DYNAMIC, Trap, copies
 STALE = (
     Trap(
         "a graph that was built before a growth runs again, on freed tensors",
-        Edit(DYNAMIC, "is_moved = true;", "", after="void llama_kv_dynamic::set_moved()"),
+        (
+            Edit(DYNAMIC, "llama_kv_compat_reset(lctx->gf_res_prev, 0);", ""),
+            Edit(DYNAMIC, "this->is_larger = true;", ""),
+        ),
         copies("llama-dense", "state-self"),
         "state-self",
     ),
