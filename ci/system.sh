@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # What a runner lacks for a job, from its system's packages. Without root nothing is installed, but what is missing named.
-#   ci/system.sh [vulkan|gcc-14|page|cross|...]      ccache always; a word that needs nothing more is fine
+#   ci/system.sh [vulkan|gcc-14|page|cross|...]      ccache and tmux always; a word that needs nothing more is fine
 set -euo pipefail
 case "$(uname -s)" in
 Linux)
-    packages=(ccache)
+    packages=(ccache tmux)
     for need; do
         case $need in
         vulkan) packages+=(glslc libvulkan-dev spirv-headers) ;;
@@ -26,5 +26,5 @@ Linux)
     "${root[@]}" apt-get update -qq
     "${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" ;;
 Darwin)
-    command -v ccache >/dev/null || brew install --quiet ccache ;;
+    for tool in ccache tmux; do command -v "$tool" >/dev/null || brew install --quiet "$tool"; done ;;
 esac

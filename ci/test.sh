@@ -5,11 +5,14 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 status=0
 
-# With ccache the test of builds in two places runs instead of being skipped. Never a reason to fail.
-if [ -n "${CI:-}" ] && ! command -v ccache >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "installing ccache"
-    { timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq ccache; } </dev/null >/dev/null 2>&1 ||
-        echo "ccache could not be installed: the test that needs it will be skipped"
+# With ccache the test of builds in two places runs, with tmux those of kvtool top in a terminal, instead of being skipped.
+# Never a reason to fail.
+lacking=()
+for tool in ccache tmux; do command -v "$tool" >/dev/null || lacking+=("$tool"); done
+if [ -n "${CI:-}" ] && [ ${#lacking[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing ${lacking[*]}"
+    { timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq "${lacking[@]}"; } </dev/null >/dev/null 2>&1 ||
+        echo "${lacking[*]} could not be installed: the tests that need them will be skipped"
 fi
 
 # a machine with a compiler but without make is served too

@@ -54,7 +54,7 @@ from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
 COMMANDS = (
-    *("doctor", "init", "fetch", "apply", "status", "build", "verify", "package", "bench"),
+    *("doctor", "init", "fetch", "apply", "status", "build", "verify", "package", "bench", "top"),
     *("export", "rebase", "diff", "bisect", "canary", "lint"),
 )
 

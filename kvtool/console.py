@@ -10,21 +10,28 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from rich.console import Console as RichConsole
+from rich.console import Group
+from rich.live import Live
 from rich.markup import escape as escape
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
+from rich.text import Text
 
 from kvtool import process
 from kvtool.errors import KvtoolError
 from kvtool.result import Result
 
 _QUIET_SECONDS = 10.0  # how often a progress is told where nobody sees a bar (CI logs)
+_PLAIN = str.maketrans("█▓░", "#=.")  # bars where the terminal has no such characters
+
+Line: TypeAlias = Sequence[tuple[str, str]]  # pieces of one line of a picture: a text and its rich style
+Draw: TypeAlias = Callable[[int, int], Sequence[Line]]  # the picture for that many columns and lines
 
 
 class Progress(Protocol):
@@ -118,6 +125,29 @@ class Console:
             table.add_row(*(escape(str(cell)) for cell in row))
         self._out.print(table, soft_wrap=False)
 
+    @property
+    def interactive(self) -> bool:
+        """Whether stdout is a terminal on which a picture can be drawn again and again."""
+        return self._out.is_terminal and not self._out.is_dumb_terminal
+
+    def picture(self, draw: Draw) -> None:
+        """A picture as part of a result, on stdout: as wide as the terminal, as high as it is."""
+        self._out.print(drawn(draw(self._out.width, 0), plain=self._plain), soft_wrap=False, crop=True)
+
+    @contextlib.contextmanager
+    def screen(self, draw: Draw) -> Iterator[None]:
+        """The whole terminal shows the picture while the block runs; it is drawn anew all the time, and for each size.
+
+        What stood there before stands there again afterwards.
+        """
+        console = RichConsole(file=sys.stdout, highlight=False)
+        with Live(console=console, screen=True, get_renderable=lambda: drawn(draw(*console.size), plain=self._plain)):
+            yield
+
+    @property
+    def _plain(self) -> bool:
+        return self._out.options.ascii_only
+
     def result(self, result: Result) -> None:
         """Render a result: as JSON, or for people (followed by its failure, if it is one)."""
         if self.json:
@@ -148,3 +178,17 @@ class Console:
         """One JSON document on stdout, plain (no wrapping, no colour)."""
         sys.stdout.write(json.dumps(doc, indent=2, ensure_ascii=False, default=str) + "\n")
         sys.stdout.flush()
+
+
+def drawn(lines: Sequence[Line], *, plain: bool = False) -> Group:
+    """A picture for rich: no line is broken, and of one that is too long the end is left out."""
+    return Group(
+        *(
+            Text.assemble(
+                *((text.translate(_PLAIN) if plain else text, style) for text, style in line),
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+            for line in lines
+        )
+    )

@@ -119,7 +119,7 @@ class MeasureError(KvtoolError):
 
 
 class NetworkError(KvtoolError):
-    """Nothing cached and no source of upstream could be reached."""
+    """What is needed could not be reached: a source of upstream with nothing cached, a server that is to be watched."""
 
     exit_code = 9
     code = "network"

@@ -228,6 +228,7 @@ CONTRACT = {
     "bisect.BisectAt": "patch commit verdict outcome why seconds",
     "canary.CanaryResult": "schema tag tag_from tag_why tree locked key steps breakages patches broken_by",
     "lint.LintResult": "patches findings",
+    "top.TopResult": "url server",
 }
 
 

@@ -1,0 +1,111 @@
+"""`kvtool top`: what a running llama-server's caches take and what its slots do, live."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from kvtool.console import Console
+from kvtool.env import Env
+from kvtool.errors import NetworkError, UsageError
+from kvtool.result import Result
+from kvtool.top.draw import draw
+from kvtool.top.reading import DEFAULT_URL, Reading
+from kvtool.top.view import View
+
+if TYPE_CHECKING:
+    from kvtool.top.server import Server
+
+SHORTEST, LONGEST = 0.1, 3600.0  # seconds between two looks
+
+
+@dataclass(frozen=True)
+class TopResult(Result):
+    """What the server said last."""
+
+    command: ClassVar[str] = "top"
+
+    url: str
+    server: Reading
+
+    def render(self, console: Console) -> None:
+        console.picture(lambda width, height: draw(View(self.url, self.server), width, height))
+
+
+def run(console: Console, url: str, api_key: str, interval: float, once: bool) -> TopResult:
+    """Look once, or until Ctrl-C; the last look.
+
+    Raises UsageError, NetworkError and MeasureError as Server.read() does. While watching, a server that goes away, or
+    is not ready yet, is waited for, and NetworkError is raised if it is not back when the watching ends.
+    """
+    from kvtool.top.server import Server
+
+    if not SHORTEST <= interval <= LONGEST:
+        raise UsageError(f"--interval {interval:g} is not between {SHORTEST:g} and {LONGEST:g} seconds")
+    with Server(url, api_key) as server:
+        if once or console.json or not console.interactive:
+            return TopResult(server.url, server.read())
+        return TopResult(server.url, _watch(server, console, interval))
+
+
+def _watch(server: Server, console: Console, interval: float) -> Reading:
+    view = _first(server)
+    with contextlib.suppress(KeyboardInterrupt), console.screen(lambda width, height: draw(view, width, height)):
+        while True:
+            time.sleep(interval)
+            try:
+                view = view.seen(server.read(), time.monotonic())
+            except NetworkError as err:
+                view = view.missed(err, time.monotonic())
+    if view.trouble:
+        raise view.trouble
+    assert view.reading is not None
+    return view.reading
+
+
+def _first(server: Server) -> View:
+    """The first look: nothing is there to wait for where nothing listens."""
+    from kvtool.top.server import LoadingError
+
+    try:
+        return View(server.url).seen(server.read(), time.monotonic())
+    except LoadingError as err:
+        return View(server.url).missed(err, time.monotonic())
+
+
+def command(
+    env: Env,
+    url: Annotated[str, typer.Argument(help="Where the server listens.")] = DEFAULT_URL,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once and end, as with --json or without a terminal.")
+    ] = False,
+    interval: Annotated[float, typer.Option("--interval", "-i", metavar="SECONDS", help="Between two looks.")] = 1.0,
+    api_key: Annotated[
+        str,
+        typer.Option(
+            "--api-key", metavar="KEY", envvar="LLAMA_API_KEY", help="A key of the server.", show_default=False
+        ),
+    ] = "",
+) -> TopResult:
+    """Watch a llama-server that runs with --kv-dynamic.
+
+    What its caches have used, committed and reserved; each slot with its cells and what it does; tokens per second;
+    growth and what goes back as it happens; and what a newer server tells of its caches beyond that. Ctrl-C ends it.
+
+        kvtool top                            a server on this machine, port 8080
+        kvtool top http://gpu.lan:9090 -i 5   another one, every five seconds
+        kvtool top --once --json              one document for a script
+
+    It asks /props and /slots: the server needs no --metrics. One that sleeps is not woken; one that is awake stays so
+    while it is watched, as each look counts as use for --sleep-idle-seconds. Tokens per second are of requests that are
+    at work when it looks; those that fit between two looks are not in it: take a short --interval for them.
+
+    Exit codes: 2 the API key is missing or wrong; 8 the server has no such numbers: it is upstream's, runs without
+    --kv-dynamic, or is something else; 9 nobody answers, or it still loads. 0 also where it sleeps. While kvtool top
+    watches, a server that goes away is waited for.
+    """
+    return run(env.console, url, api_key, interval, once)

@@ -1,0 +1,1 @@
+"""What `kvtool top` is made of: server asks, reading is what it says, view what that means over time, draw draws."""

@@ -1,0 +1,132 @@
+"""The picture of a view: lines of styled text for a width and a height. Pure; console.py shows it."""
+
+from __future__ import annotations
+
+from kvtool.console import Line
+from kvtool.top.reading import Memory, Phase, Reading, Slot, State
+from kvtool.top.view import Speed, View, size, times, why
+
+USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright_black")
+_STYLES = {Phase.IDLE: "bright_black", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
+_COLUMNS = "slot  state          cells        of    reused    prompt generated     t/s"
+_INDENT = " " * 8
+_EVENTS = 3  # lines that slots leave to events, if there are as many
+
+
+def draw(view: View, width: int, height: int = 0) -> list[Line]:
+    """Lines of at most `width` columns (what a server named itself may be longer), at most `height` (0: all)."""
+    reading = view.reading
+    url, waiting = (view.url, "bold"), _waiting(view)
+    if reading is None:
+        return [[url], waiting]
+    lines: list[Line] = [
+        [url, (f"  {_safe(reading.model)}", ""), (f"  {_safe(reading.build)}", "bright_black")],
+        waiting or _state(reading, view.speeds),
+    ]
+    for memory in reading.memory:
+        lines += [[], *_memory(memory, width)]
+    room = max(3, height - len(lines) - 1 - _events(view)) if height else 0
+    lines += [[], *_slots(reading, view.speeds or {}, width, room)]
+    if view.events:
+        lines += [[], *([(f"{at}  ", "bright_black"), (_safe(text), "")] for at, text in view.events)]
+    return lines[:height] if height else lines
+
+
+def _events(view: View) -> int:
+    """The lines that events get at least."""
+    return 1 + min(len(view.events), _EVENTS) if view.events else 0
+
+
+def _safe(text: str) -> str:
+    """Of what others wrote: no character that moves the cursor."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _waiting(view: View) -> Line:
+    return [(f"waiting for it: {_safe(why(view.trouble))}", "bold red")] if view.trouble else []
+
+
+def _state(reading: Reading, speeds: dict[int, Speed] | None) -> Line:
+    if reading.state == State.ASLEEP:
+        return [("asleep", "yellow"), (": its memory is free; a request wakes it, kvtool top does not", "")]
+    if not speeds:
+        return [("awake", "green")]
+    prompt = sum(speed.prompt for speed in speeds.values())
+    generated = sum(speed.generated for speed in speeds.values())
+    return [("awake", "green"), (f"   prompt {prompt:.1f} t/s   generated {generated:.1f} t/s", "")]
+
+
+def _memory(memory: Memory, width: int) -> list[Line]:
+    sizes = (
+        (USED, "used", memory.used_bytes, memory.cells_used),
+        (COMMITTED, "committed", memory.committed_bytes, memory.cells),
+        (RESERVED, "reserved", memory.reserved_bytes, memory.cells_max),
+    )
+    share = 100 * memory.committed_bytes / memory.reserved_bytes if memory.reserved_bytes else 0.0
+    did = f"grew {times(memory.grow_total)}, gave back {times(memory.shrink_total)}"
+    if memory.copied_bytes_total:
+        did += f", copied {size(memory.copied_bytes_total)}"
+    lines: list[Line] = [
+        [(f"{memory.context:<8}"[:8], "bold"), *_bar(memory, width - 16), (f"{share:6.1f} %", "")],
+        [(_INDENT, ""), *(part for mark, name, n, _ in sizes for part in (mark, (f" {size(n)} {name}   ", "")))],
+        [(f"{_INDENT}cells: {', '.join(f'{cells} {name}' for _, name, _, cells in sizes)}", "")],
+        [(f"{_INDENT}{did}", "")],
+    ]
+    if memory.more:
+        lines.append([(_INDENT + ", ".join(_more(name, value) for name, value in memory.more.items()), "")])
+    return lines
+
+
+def _more(name: str, value: str | int | float) -> str:
+    """A number that this kvtool does not know, by the name that the server gives it."""
+    if name.endswith("_bytes") and not isinstance(value, str):
+        return f"{_safe(name.removesuffix('_bytes'))} {size(value)}"
+    return f"{_safe(name)} {_safe(str(value))}"
+
+
+def _bar(memory: Memory, width: int) -> Line:
+    """Used, committed and reserved; what is there at all is at least one column."""
+    full = memory.reserved_bytes
+    used = _part(memory.used_bytes, full, width)
+    committed = max(_part(memory.committed_bytes, full, width), used + (memory.committed_bytes > memory.used_bytes))
+    committed = min(committed, width - (full > memory.committed_bytes))
+    used = min(used, committed)
+    marks = ((USED, used), (COMMITTED, committed - used), (RESERVED, width - committed if full else 0))
+    return [*((mark * count, style) for (mark, style), count in marks), (" " * (0 if full else width), "")]
+
+
+def _part(count: int, full: int, width: int) -> int:
+    return max(1, min(width, round(width * count / full))) if count and full else 0
+
+
+def _slots(reading: Reading, speeds: dict[int, Speed], width: int, height: int) -> list[Line]:
+    """A line per slot; where not all fit, those that work come first. height: 0 for all."""
+    if reading.slots is None:
+        return [[("this server does not tell of its slots (it runs with --no-slots)", "yellow")]]
+    if not reading.slots:
+        return []
+    shown = list(reading.slots)
+    if height and len(shown) + 1 > height:
+        shown = sorted(shown, key=lambda slot: slot.phase == Phase.IDLE)[: height - 2]
+    lines: list[Line] = [[(_COLUMNS, "bold")], *(_slot(slot, speeds.get(slot.id), width) for slot in shown)]
+    if left := len(reading.slots) - len(shown):
+        lines.append([(f"      and {left} more", "bright_black")])
+    return lines
+
+
+def _slot(slot: Slot, speed: Speed | None, width: int) -> Line:
+    cells: list[tuple[str, str]] = [
+        (f"{slot.id:>4}  ", ""),
+        (f"{slot.phase:<10}", _STYLES[slot.phase]),
+        (f"{slot.cells:>10}{slot.n_ctx:>10}", ""),
+    ]
+    if slot.phase != Phase.IDLE:
+        now = speed and (speed.generated if slot.phase == Phase.GENERATING else speed.prompt)
+        rate = "" if now is None else f"{now:.1f}"
+        cells.append((f"{slot.reused:>10}{slot.prompt:>10}{slot.generated:>10}{rate:>8}".rstrip(), ""))
+    spare = width - len(_COLUMNS) - 2
+    if spare < 20:
+        return cells
+    filled = _part(slot.cells, slot.n_ctx, spare)
+    gap = width - spare - sum(len(text) for text, _ in cells)
+    return [*cells, (" " * gap, ""), (USED[0] * filled, USED[1]), (RESERVED[0] * (spare - filled), RESERVED[1])]

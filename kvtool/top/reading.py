@@ -1,0 +1,99 @@
+"""What a llama-server of ours says of itself, as data."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+from typing import Any
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+class State(enum.StrEnum):
+    """What a server does."""
+
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+
+
+class Phase(enum.StrEnum):
+    """What a slot does."""
+
+    IDLE = "idle"
+    PROMPT = "prompt"
+    GENERATING = "generating"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the caches of one context (target, draft) take; the names and meanings are the server's (docs/server.md).
+
+    more: what a newer server says beyond that.
+    """
+
+    context: str
+    reserved_bytes: int
+    committed_bytes: int
+    used_bytes: int
+    cells_max: int
+    cells: int
+    cells_used: int
+    grow_total: int
+    shrink_total: int
+    copied_bytes_total: int
+    grow_seconds_total: float
+    more: dict[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot. cells: with a token of it, of at most n_ctx; task: its last one, -1 before the first.
+
+    Of a task that runs, in tokens: reused (of the prompt, found in the cache), prompt (computed), generated.
+    """
+
+    id: int
+    phase: Phase
+    n_ctx: int
+    cells: int
+    task: int
+    reused: int
+    prompt: int
+    generated: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a server says at one time. slots: none while it sleeps, None if it does not tell (--no-slots)."""
+
+    state: State
+    model: str
+    build: str
+    memory: tuple[Memory, ...]
+    slots: tuple[Slot, ...] | None
+
+
+def memory_of(name: str, said: dict[str, Any]) -> Memory:
+    """What /props says of one context. Raises KeyError, TypeError or ValueError where it says something else."""
+    known = {field.name: said[field.name] for field in fields(Memory) if field.name not in ("context", "more")}
+    if not all(isinstance(value, (int, float)) for value in known.values()):
+        raise ValueError(f"a number of kv_cache.{name} is none")
+    more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
+    return Memory(name, **known, more=more)
+
+
+def slot_of(said: dict[str, Any]) -> Slot:
+    """What /slots says of one slot. Raises KeyError, TypeError or ValueError where it says something else."""
+    token = said.get("next_token", {})
+    generated = int((token[0] if isinstance(token, list) else token).get("n_decoded", 0))
+    phase = Phase.GENERATING if generated else Phase.PROMPT
+    return Slot(
+        int(said["id"]),
+        phase if said["is_processing"] else Phase.IDLE,
+        int(said["n_ctx"]),
+        int(said.get("n_prompt_tokens", 0)),
+        int(said.get("id_task", -1)),
+        int(said.get("n_prompt_tokens_cache", 0)),
+        int(said.get("n_prompt_tokens_processed", 0)),
+        generated,
+    )

@@ -1,0 +1,154 @@
+"""Ask a running llama-server of ours what its caches take and what its slots do.
+
+/props and /slots, never /metrics: asking that one cuts short the time over which it averages for whoever else asks. To
+/slots a sleeping server wakes up, so a server that sleeps is not asked for them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Self
+
+import httpx
+
+from kvtool.errors import MeasureError, NetworkError, UsageError
+from kvtool.top.reading import DEFAULT_URL, Memory, Reading, Slot, State, memory_of, slot_of
+
+SECONDS = 10.0  # to wait for an answer; the server gives it also while it computes
+
+
+class LoadingError(NetworkError):
+    """The server is there, and will answer when it is ready: it loads its model."""
+
+
+class Server:
+    """The way to one server. url: as it is shown, without what may be secret."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        parsed = _parsed(url)
+        self.url = str(parsed.copy_with(userinfo=b"")).rstrip("/")
+        key = api_key.split(",")[0].strip()  # the server's own variable may hold several
+        if not key.isprintable():
+            raise UsageError("the API key has characters that no header can carry", next_step="look at LLAMA_API_KEY")
+        self._has_key = bool(key)
+        self._http = httpx.Client(
+            base_url=parsed,
+            headers={b"Authorization": b"Bearer " + key.encode()} if key else None,
+            timeout=SECONDS,
+            trust_env=not _loopback(parsed.host),  # no proxy between a machine and itself
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def read(self) -> Reading:
+        """Ask now.
+
+        Raises NetworkError when no answer comes (LoadingError: not yet), UsageError for a key that is missing or wrong,
+        and MeasureError when the server is none of ours.
+        """
+        props = self._get("/props")
+        try:
+            memory = self._memory(props)
+            state = State.ASLEEP if props["is_sleeping"] else State.AWAKE
+            slots = self._slots(state) if props["endpoint_slots"] else None
+            return Reading(state, _model(props), str(props["build_info"]), memory, slots)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
+            raise MeasureError(
+                f"{self.url} answers in a way that kvtool top cannot read",
+                why=f"{type(err).__name__}: {err}",
+                next_step="take the server and kvtool from one version: kvtool apply && kvtool build",
+            ) from err
+
+    def _memory(self, props: dict[str, Any]) -> tuple[Memory, ...]:
+        if props.get("role") == "router":
+            raise MeasureError(
+                f"{self.url} is a router, which has no cache itself",
+                next_step="look at the server of one model: its port stands in the router's log",
+            )
+        if "kv_cache" not in props:
+            raise MeasureError(
+                f"{self.url} does not say what its KV cache takes",
+                why="it runs without --kv-dynamic, or is upstream's own llama-server",
+                next_step="start it with --kv-dynamic; kvtool build makes one that has it",
+            )
+        return tuple(memory_of(name, said) for name, said in props["kv_cache"].items())
+
+    def _slots(self, state: State) -> tuple[Slot, ...]:
+        return () if state == State.ASLEEP else tuple(slot_of(slot) for slot in self._get("/slots"))
+
+    def _get(self, path: str) -> Any:
+        try:
+            answer = self._http.get(path)
+        except httpx.TimeoutException as err:
+            raise NetworkError(
+                f"{self.url} does not answer", why=f"nothing came within {SECONDS:g} s", next_step=_START_IT
+            ) from err
+        except httpx.HTTPError as err:
+            raise NetworkError(f"no server answers at {self.url}", why=_said(err), next_step=_START_IT) from err
+        self._judge(path, answer)
+        try:
+            return answer.json()
+        except ValueError as err:
+            raise self._stranger(path, "what it sends is not JSON") from err
+
+    def _judge(self, path: str, answer: httpx.Response) -> None:
+        """Raise what an answer other than 200 means."""
+        code = answer.status_code
+        if code in (401, 403):
+            raise UsageError(
+                f"{self.url} wants {'another' if self._has_key else 'an'} API key",
+                why=f"it answered HTTP {code} to {'the one that it got' if self._has_key else 'a request without one'}",
+                next_step="put one of the server's keys into LLAMA_API_KEY, or give it with --api-key",
+            )
+        if code == 503:
+            raise LoadingError(f"{self.url} is not ready", why=_reason(answer), next_step="ask again in a while")
+        if code in (502, 504):
+            raise NetworkError(f"nobody answers behind {self.url}", why=f"{path}: HTTP {code}", next_step=_START_IT)
+        if code != 200:
+            raise self._stranger(path, f"HTTP {code}")
+
+    def _stranger(self, path: str, why: str) -> MeasureError:
+        return MeasureError(
+            f"{self.url} is no llama-server that kvtool top can read",
+            why=f"{path}: {why}",
+            next_step="give the address that llama-server listens on, with its --api-prefix if it has one",
+        )
+
+
+_START_IT = "start it, or give the address that it listens on (its --host, --port)"
+
+
+def _said(err: Exception) -> str:
+    return str(err) or type(err).__name__
+
+
+def _reason(answer: httpx.Response) -> str:
+    """What the server says is wrong: "Loading model"."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code}"
+
+
+def _parsed(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url if "://" in url else f"http://{url}")
+    except httpx.InvalidURL as err:
+        raise UsageError(f"{url} is no address", why=str(err), next_step=f"kvtool top {DEFAULT_URL}") from err
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"{url} is no address of a web server", next_step=f"kvtool top {DEFAULT_URL}")
+    return parsed.copy_with(query=None, fragment=None)
+
+
+def _model(props: dict[str, Any]) -> str:
+    """What the server calls its model; without an alias that is the file's path."""
+    name = str(props["model_alias"])
+    return re.split(r"[/\\]", name)[-1] if name == props.get("model_path") else name
+
+
+def _loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

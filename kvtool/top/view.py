@@ -1,0 +1,117 @@
+"""What can be said of a server after several looks: speeds, what grew and what went back, whether it is there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from kvtool.errors import KvtoolError
+from kvtool.top.reading import Memory, Phase, Reading, Slot, State
+
+KEPT = 100  # events
+
+
+def size(count: float) -> str:
+    """Bytes for people: 16.0 MiB."""
+    if abs(count) < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB"):
+        count /= 1024
+        if abs(count) < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} GiB"
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def why(err: KvtoolError) -> str:
+    return err.why or err.what
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second of a slot."""
+
+    prompt: float = 0.0
+    generated: float = 0.0
+
+
+@dataclass(frozen=True)
+class View:
+    """at: when it was read last, in seconds of a clock that only goes forward; speeds: by slot, None before the second
+    look; events: a time of day and a text, the newest first; trouble: why it does not answer now, and since when.
+    """
+
+    url: str
+    reading: Reading | None = None
+    at: float = 0.0
+    speeds: dict[int, Speed] | None = None
+    events: tuple[tuple[str, str], ...] = ()
+    trouble: KvtoolError | None = None
+    since: float = 0.0
+
+    def seen(self, reading: Reading, now: float) -> View:
+        """The server has answered."""
+        told = [f"it answers again after {now - self.since:.0f} s"] if self.trouble else []
+        speeds = None
+        if self.reading:
+            told += changes(self.reading, reading)
+            speeds = _speeds(self.reading, reading, now - self.at)
+        return replace(self, reading=reading, at=now, speeds=speeds, events=self._with(told), trouble=None)
+
+    def missed(self, err: KvtoolError, now: float) -> View:
+        """The server has not answered."""
+        if self.trouble:
+            return replace(self, trouble=err)
+        return replace(
+            self, speeds=None, events=self._with([f"it does not answer: {why(err)}"]), trouble=err, since=now
+        )
+
+    def _with(self, told: list[str]) -> tuple[tuple[str, str], ...]:
+        stamp = time.strftime("%H:%M:%S")
+        return (*((stamp, text) for text in told), *self.events)[:KEPT]
+
+
+def changes(before: Reading, now: Reading) -> list[str]:
+    """What happened to a server between two looks."""
+    told = []
+    if before.state != now.state:
+        told.append("it fell asleep and gave all memory back" if now.state == State.ASLEEP else "it woke up")
+    past = {memory.context: memory for memory in before.memory}
+    for memory in now.memory:
+        old = past.get(memory.context)
+        if old and memory.grow_total >= old.grow_total and memory.shrink_total >= old.shrink_total:
+            told += _resized(old, memory)
+        elif old:
+            return ["it was started anew"]  # its counters began again
+    return told
+
+
+def _resized(old: Memory, now: Memory) -> list[str]:
+    grown, shrunk = now.grow_total - old.grow_total, now.shrink_total - old.shrink_total
+    did = [f"grew {times(grown)}"] * bool(grown) + [f"gave back {times(shrunk)}"] * bool(shrunk)
+    if not did:
+        return []
+    change = now.committed_bytes - old.committed_bytes
+    parts = [f"{old.cells} to {now.cells} cells", f"{'-' if change < 0 else '+'}{size(abs(change))}"]
+    if copied := now.copied_bytes_total - old.copied_bytes_total:
+        parts.append(f"{size(copied)} copied")
+    if seconds := now.grow_seconds_total - old.grow_seconds_total:
+        parts.append(f"{1000 * seconds:.1f} ms")
+    return [f"{now.context} {' and '.join(did)}: {', '.join(parts)}"]
+
+
+def _speeds(before: Reading, now: Reading, seconds: float) -> dict[int, Speed]:
+    past = {slot.id: slot for slot in before.slots or ()}
+    return {slot.id: _speed(past.get(slot.id), slot, seconds) for slot in now.slots or ()}
+
+
+def _speed(before: Slot | None, now: Slot, seconds: float) -> Speed:
+    """A slot that has ended counts no more, and one with another task counts from the start."""
+    if now.phase == Phase.IDLE or seconds <= 0:
+        return Speed()
+    same = before if before and before.task == now.task and before.phase != Phase.IDLE else None
+    prompt, generated = (same.prompt, same.generated) if same else (0, 0)
+    return Speed(max(0, now.prompt - prompt) / seconds, max(0, now.generated - generated) / seconds)

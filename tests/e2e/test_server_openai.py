@@ -1,0 +1,76 @@
+"""An ordinary client library talks to the server: what it is told with --kv-dynamic is what it is told without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from kvtool.top.server import Server
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import serving, spoken
+
+KEY = "sesame"
+ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "--api-key", KEY)
+LENGTH = 400  # tokens of an answer: beyond the first 256 cells, so that the cache grows while it streams
+
+
+def chat(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
+    return client.chat.completions.create(
+        model="any", messages=messages, temperature=0, max_tokens=LENGTH, extra_body={"ignore_eos": True}, **more
+    )
+
+
+def conversation(real: Real, log: Path, *args: str) -> tuple[list[str], list[int]]:
+    """The texts of a conversation of three answers, and how often the cache had grown before and after each."""
+    texts: list[str] = []
+    messages: list[Any] = [{"role": "system", "content": "Answer in full."}]
+    with (
+        serving(real, spoken(real, "llama-dense"), log, *ARGS, *args) as server,
+        openai.DefaultHttpxClient(trust_env=False) as http,
+        Server(server.url, KEY) as watched,
+    ):
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, http_client=http)
+        assert [model.object for model in client.models.list()] == ["model"]
+
+        def grown() -> int:
+            return watched.read().memory[0].grow_total if args else 0
+
+        growths = [grown()]
+        for turn, streaming in enumerate((True, False, True)):
+            messages.append({"role": "user", "content": prompt(turn, 40)})
+            answer = chat(client, messages, stream=streaming)
+            text, finish = streamed(answer) if streaming else whole(answer)
+            assert finish == "length"
+            messages.append({"role": "assistant", "content": text})
+            texts.append(text)
+            growths.append(grown())
+
+        with pytest.raises(openai.BadRequestError, match="exceed"):
+            chat(client, [{"role": "user", "content": prompt(9, 3000)}])
+        with pytest.raises(openai.AuthenticationError):
+            chat(client.with_options(api_key="0pen"), messages)
+        assert chat(client, messages[:2]).usage.completion_tokens == LENGTH, "it goes on after what it refused"
+    return texts, growths
+
+
+def whole(answer: Any) -> tuple[str, str]:
+    assert answer.usage.completion_tokens == LENGTH
+    return answer.choices[0].message.content, answer.choices[0].finish_reason
+
+
+def streamed(answer: Any) -> tuple[str, str]:
+    choices = [event.choices[0] for event in answer if event.choices]
+    assert len(choices) > LENGTH // 2, "it comes in pieces"
+    return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
+
+
+def test_a_conversation_is_the_same_while_the_cache_grows(real: Real, tmp_path: Path) -> None:
+    static, _ = conversation(real, tmp_path / "static")
+    dynamic, growths = conversation(real, tmp_path / "dynamic", "--kv-dynamic")
+    assert all(static) and len(set(static)) == len(static)
+    assert dynamic == static
+    assert growths == sorted(set(growths)), "it grew during each of them"

@@ -1,0 +1,164 @@
+"""`kvtool top` beside a llama-server that works: it tells what the server and the system say, in a terminal too."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.top.reading import Phase, State
+from kvtool.top.server import Server
+from kvtool.verify import models
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real, kvtool
+from tests.e2e.servers import completion, serving, spoken
+from tests.e2e.terminal import terminal
+
+ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "--kv-dynamic")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+@pytest.fixture(scope="module")
+def wide(real: Real) -> Path:
+    """A model of 64 KiB a cell: its cache is most of what the server takes."""
+    work = real.tree / "build" / "verify"
+    return models.spoken(models.cache_model(models.QWEN35_27B, work), real.tree / "models" / models.VOCABULARY, work)
+
+
+def look(server: LlamaServer, *args: str) -> dict[str, Any]:
+    code, document = kvtool("top", server.url, "--once", *args)
+    assert code == 0
+    seen: dict[str, Any] = document["server"]
+    return seen
+
+
+def resident(server: LlamaServer) -> int:
+    """Bytes of the server's process."""
+    status = Path(f"/proc/{server._process.pid}/status").read_text("ascii")
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_path: Path) -> None:
+    args = ("--metrics", "--slot-save-path", str(tmp_path), "--no-warmup")
+    with serving(real, wide, tmp_path / "log", *ARGS, *args) as server:
+        for slot_id in (
+            0,
+            1,
+        ):  # what a context takes besides, and the first cells, which are committed before their use
+            completion(server, prompt(slot_id, 240), 4, id_slot=slot_id)
+        before, taken = look(server)["memory"][0], resident(server)
+        completion(server, prompt(2, 1500), 4, id_slot=0)
+        seen = look(server)
+        (memory,) = seen["memory"]
+
+        numbers = server.http.get("/props").json()["kv_cache"]["target"]
+        assert {name: value for name, value in memory.items() if name in numbers} == numbers
+        for name, value in re.findall(r"^llamacpp:kv_cache_(\w+)\{.*\} (\S+)$", server.get("/metrics"), re.MULTILINE):
+            assert memory[name] == float(value), name
+
+        for slot, said in zip(seen["slots"], server.http.get("/slots").json(), strict=True):
+            assert (slot["id"], slot["n_ctx"], slot["task"]) == (said["id"], said["n_ctx"], said["id_task"])
+            assert (slot["cells"], slot["phase"]) == (said["n_prompt_tokens"], "idle")
+        assert sum(slot["cells"] for slot in seen["slots"]) == memory["cells_used"] > 1000
+
+        # the buffers of a computation, too, grow with what it looks at
+        grown, committed = resident(server) - taken, memory["committed_bytes"] - before["committed_bytes"]
+        assert committed >= 64 * MIB and abs(grown - committed) < 16 * MIB
+        for slot_id in (0, 1):
+            server.slot("erase", slot_id)
+        after = look(server)["memory"][0]
+        assert (after["cells_used"], after["shrink_total"] > memory["shrink_total"]) == (0, True)
+        gone, given = taken + grown - resident(server), memory["committed_bytes"] - after["committed_bytes"]
+        assert given >= 64 * MIB and abs(gone - given) < 16 * MIB
+
+
+def test_servers_that_hide_something(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "key", *ARGS, "--api-key", "open,sesame", "--no-slots") as server:
+        assert kvtool("top", server.url)[0] == 2
+        assert kvtool("top", server.url, "--api-key", "0pen")[0] == 2
+        seen = look(server, "--api-key", "sesame")
+        assert seen["slots"] is None and seen["memory"][0]["cells_max"] == 4096
+    assert kvtool("top", server.url)[0] == 9
+    with serving(real, model, tmp_path / "static", *ARGS[:-1]) as server:
+        code, document = kvtool("top", server.url)
+        assert code == 8 and "without --kv-dynamic" in document["error"]["why"]
+
+
+def test_a_server_that_sleeps_is_not_woken(real: Real, model: Path, tmp_path: Path) -> None:
+    args = ("--sleep-idle-seconds", "1")
+    with serving(real, model, tmp_path / "log", *ARGS, *args) as running, Server(running.url) as server:
+        completion(running, prompt(1, 300), 4, id_slot=0)
+        deadline = time.monotonic() + 60
+        while not running.http.get("/props").json()["is_sleeping"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for _ in range(10):
+            seen = server.read()
+            assert (seen.state, seen.slots) == (State.ASLEEP, ())
+            assert seen.memory[0].committed_bytes == 0 and seen.memory[0].grow_total
+        completion(running, prompt(1, 300), 4, id_slot=0)
+        seen = server.read()
+        assert seen.state == State.AWAKE and seen.slots and seen.slots[0].cells > 300
+
+
+def test_the_draft_stands_beside_the_target(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *ARGS, "-md", model, "--spec-type", "draft-simple") as server:
+        completion(server, prompt(1, 300), 4)
+        assert [memory["context"] for memory in look(server)["memory"]] == ["target", "draft"]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_in_a_terminal(real: Real, model: Path, tmp_path: Path, width: int) -> None:
+    with serving(real, model, tmp_path / "log", *ARGS, "--slot-save-path", tmp_path) as server:
+        command = [sys.executable, "-m", "kvtool", "top", server.url, "--interval", "0.2"]
+        with terminal(width, 30, command) as shown:
+            lines = shown.until(lambda lines: lines[1] == "awake   prompt 0.0 t/s   generated 0.0 t/s")
+            assert lines[0].startswith(f"{server.url}  {model.name[:20]}")
+            assert len(lines[3]) == width and re.fullmatch(r"target  [█▓░]+ +\d+\.\d %", lines[3])
+
+            work = threading.Thread(target=completion, args=(server, prompt(1, 1000), 1000), kwargs={"id_slot": 1})
+            work.start()
+            lines = shown.until(lambda lines: any(re.search(r" generating .* [1-9]\d*\.\d\b", line) for line in lines))
+            assert re.fullmatch(r"awake   prompt \d+\.\d t/s   generated [1-9]\d*\.\d t/s", lines[1])
+            work.join()
+
+            said = server.http.get("/slots").json()[1]["n_prompt_tokens"]
+            numbers = server.http.get("/props").json()["kv_cache"]["target"]
+            cells = f"{numbers['cells_used']} used, {numbers['cells']} committed, 4096 reserved"
+            lines = shown.until(lambda lines: any(cells in line for line in lines))
+            assert any(re.match(rf" +1  idle +{said} +2048\b", line) for line in lines)
+            assert any(re.search(r"\d\d  target grew (once|\d+ times): \d+ to \d+ cells, \+", line) for line in lines)
+            server.slot("erase", 1)
+            shown.until(lambda lines: any(re.search(r"  target gave back once: .* cells, -", line) for line in lines))
+
+            server._process.terminate()
+            shown.until(lambda lines: lines[1].startswith("waiting for it: ") and "refused" in lines[1])
+            shown.keys("C-c")
+            lines = shown.until(lambda lines: "exit code 9" in lines)
+            assert lines[0] == f"error: no server answers at {server.url}", "what stood there stands there again"
+            assert shown.tmux("display-message", "-p", "#{alternate_on} #{cursor_flag}") == "0 1\n"
+
+
+def test_ctrl_c_ends_it_well(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *ARGS) as server:
+        command = [sys.executable, "-m", "kvtool", "top", server.url, "--interval", "3600"]
+        with terminal(100, 24, command) as shown:
+            shown.until(lambda lines: lines[1] == "awake")
+            shown.keys("C-c")
+            lines = shown.until(lambda lines: "exit code 0" in lines)
+            assert lines[1] == "awake" and Phase.IDLE in lines[9], "the last picture stays"
+            assert not any("Traceback" in line for line in lines)
