@@ -12,7 +12,6 @@
 #include <cstring>
 #include <exception>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 bool llama_kv_dynamic_default() {
@@ -192,10 +191,6 @@ bool llama_kv_dynamic::grow_max() {
     return true;
 }
 
-bool llama_kv_dynamic::is_max() const {
-    return is_pinned;
-}
-
 size_t llama_kv_dynamic::n_bytes_row(uint32_t n_max) const {
     size_t res = 0;
 
@@ -282,13 +277,7 @@ void llama_kv_dynamic::reset_sched() {
     lctx->sched.reset(ggml_backend_sched_new(lctx->backend_ptrs.data(), lctx->backend_buft.data(), lctx->backend_ptrs.size(),
                 lctx->graph_max_nodes(n_tokens), lctx->cparams.pipeline_parallel, lctx->cparams.op_offload));
 
-    // the cache of experts, which not every upstream has, sees the copies of the scheduler
-    const auto set_copy_callback = [&](auto * ctx) -> decltype((void) ctx->sched_copy_experts) {
-        ggml_backend_sched_set_copy_callback(ctx->sched.get(), ctx->sched_copy_experts, ctx);
-    };
-    if constexpr (std::is_invocable_v<decltype(set_copy_callback), llama_context *>) {
-        set_copy_callback(lctx);
-    }
+    set_copy_callback(lctx, 0);
 
     is_lost   = false;
     is_larger = false;

@@ -110,7 +110,6 @@ public:
 
     // grow all caches to their maximum, for good: nothing goes back any more
     bool grow_max();
-    bool is_max() const;
 
     // bytes behind a row over all streams of the caches of n_max rows: they mirror each other, so they take the same steps
     size_t n_bytes_row(uint32_t n_max) const;
@@ -155,6 +154,16 @@ private:
 
     // the scheduler has lost its buffers: go on with an empty one, which gives each graph what it needs
     void reset_sched();
+
+    // the cache of experts, which not every upstream has, sees the copies of the scheduler
+    template <typename T>
+    static auto set_copy_callback(T * ctx, int) -> decltype(void(ctx->sched_copy_experts)) {
+        ggml_backend_sched_set_copy_callback(ctx->sched.get(), ctx->sched_copy_experts, ctx);
+    }
+
+    template <typename T>
+    static void set_copy_callback(T *, long) {
+    }
 
     llama_context * lctx;
 
