@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-import typer
+from typing import ClassVar
 
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError
+from kvtool.options import Mirror, Tag
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout
@@ -105,14 +104,7 @@ def run(project: Project, console: Console, tag: str | None = None, mirror: str 
     )
 
 
-def command(
-    env: Env,
-    tag: Annotated[str | None, typer.Argument(help="An upstream of patches/upstream.lock [the current one].")] = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="Where to take upstream from, as in kvtool fetch."),
-    ] = None,
-) -> ApplyResult:
+def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
     """Make the patched tree: upstream, the files of cpp/, one commit per patch.
 
     Fetches upstream if it is not in the cache. Files that do not change keep their time stamps, so nothing else is

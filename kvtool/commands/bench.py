@@ -18,6 +18,7 @@ from kvtool.commands import build
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import MeasureError, UsageError
+from kvtool.options import BinDir
 from kvtool.project import Project
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
@@ -30,19 +31,25 @@ ROOM = 1024  # tokens that are decoded beyond a depth
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure. model: a GGUF file, None: random weights with Qwen3.5-27B's cache; rounds: 0 for the mode's.
+    """What to measure."""
 
-    baseline: an unpatched build's libraries; bin_dir: programs to measure as they are; out: where files go.
-    """
-
-    quick: bool = False
-    model: Path | None = None
-    rounds: int = 0
-    n_ctx: int = CONTEXT
-    baseline: Path | None = None
-    bin_dir: Path | None = None
-    out: Path | None = None
-    strict: bool = False
+    quick: Annotated[bool, typer.Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", "-m", metavar="FILE", help="Another model than the one made here.", show_default=False),
+    ] = None
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0
+    n_ctx: Annotated[int, typer.Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="DIR", help="Libraries of an unpatched build.", show_default=False),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.", show_default=False),
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 8 when a bar is missed.")] = False
+    bin_dir: BinDir = None
 
 
 def make_plan(options: Options, program: Path, model: Path) -> runs.Plan:
@@ -120,29 +127,7 @@ def run(project: Project, console: Console, options: Options) -> Benched:
     return result
 
 
-def command(
-    env: Env,
-    quick: Annotated[bool, typer.Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", "-m", metavar="FILE", help="Another model than the one made here.", show_default=False),
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0,
-    ctx: Annotated[int, typer.Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT,
-    baseline: Annotated[
-        Path | None,
-        typer.Option("--baseline", metavar="DIR", help="Libraries of an unpatched build.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.", show_default=False),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 8 when a bar is missed.")] = False,
-    bin_dir: Annotated[
-        Path | None,
-        typer.Option("--bin", metavar="DIR", help="Measure the programs in DIR; build nothing.", show_default=False),
-    ] = None,
-) -> Benched:
+def command(env: Env, options: Options) -> Benched:
     """Measure what the dynamic cache costs and saves.
 
     Builds what it needs and makes a model of random weights with the cache geometry of Qwen3.5-27B. Memory: a static
@@ -156,4 +141,4 @@ def command(
 
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
-    return run(env.project, env.console, Options(quick, model, rounds, ctx, baseline, bin_dir, out, strict))
+    return run(env.project, env.console, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -16,24 +17,34 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError
 from kvtool.machine import cores
+from kvtool.options import Backend, Jobs, Preset
 from kvtool.project import Project
 from kvtool.result import Result
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to build. targets: none means the default ones; jobs: 0 means one per core; defines: (name, value).
+    """What to build."""
 
-    ui: with llama-server's web page, without it, or (None) as before; at first where npm is, for what people run.
-    """
-
-    backend: str = "cpu"
-    preset: str = "release"
-    targets: tuple[str, ...] = ()
-    jobs: int = 0
-    defines: tuple[tuple[str, str], ...] = ()
-    dry_run: bool = False
-    ui: bool | None = None
+    backend: Backend = "cpu"
+    preset: Preset = "release"
+    targets: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."
+        ),
+    ] = ()
+    jobs: Jobs = 0
+    defines: Annotated[
+        tuple[str, ...],
+        typer.Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins."),
+    ] = ()
+    # None: at first where npm is, for what people run; then as before
+    ui: Annotated[
+        bool | None,
+        typer.Option("--ui/--no-ui", help="llama-server's web page [where npm is, or as before].", show_default=False),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,7 @@ def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) ->
         system=platform.system(),
         jobs=options.jobs or default_jobs(),
         targets=options.targets,
-        defines=dict(options.defines),
+        defines=parse_defines(options.defines),
         ccache=tools.ccache,
         extra_flags=tools.flags,
         npm=(tools.npm or (Path("npm") if options.ui else None)) if page else None,
@@ -159,53 +170,16 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
     )
 
 
-def parse_backend(chosen: dict[str, bool]) -> str:
-    """The one backend named on the command line; cpu when none is."""
-    named = [name for name, given in chosen.items() if given]
-    if len(named) > 1:
-        options = " and ".join(f"--{name}" for name in named)
-        raise UsageError(
-            f"{options} are two builds", next_step="name one backend; each has a build directory of its own"
-        )
-    return named[0] if named else "cpu"
-
-
-def parse_defines(given: list[str]) -> tuple[tuple[str, str], ...]:
+def parse_defines(given: Sequence[str]) -> dict[str, str]:
     """NAME=VALUE pairs of -D."""
     pairs = [text.partition("=") for text in given]
     wrong = next((text for text, (name, equals, _) in zip(given, pairs, strict=True) if not (name and equals)), None)
     if wrong is not None:
         raise UsageError(f"-D {wrong} is not NAME=VALUE", next_step="for example -D LLAMA_OPENSSL=ON")
-    return tuple((name, value) for name, _, value in pairs)
+    return {name: value for name, _, value in pairs}
 
 
-def command(
-    env: Env,
-    cpu: Annotated[bool, typer.Option("--cpu", help="CPU only (the default).")] = False,
-    metal: Annotated[bool, typer.Option("--metal", help="Apple GPUs; on macOS.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="NVIDIA GPUs; needs nvcc.")] = False,
-    vulkan: Annotated[bool, typer.Option("--vulkan", help="Any GPU with Vulkan; needs glslc.")] = False,
-    rpc: Annotated[bool, typer.Option("--rpc", help="CPU plus other machines (ggml-rpc-server).")] = False,
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help=f"One of {', '.join(cmake.PRESETS)}.")
-    ] = "release",
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."
-        ),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")] = 0,
-    define: Annotated[
-        list[str] | None,
-        typer.Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins."),
-    ] = None,
-    ui: Annotated[
-        bool | None,
-        typer.Option("--ui/--no-ui", help="llama-server's web page [where npm is, or as before].", show_default=False),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False,
-) -> Built:
+def command(env: Env, options: Options) -> Built:
     """Build the patched llama.cpp.
 
     Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
@@ -217,6 +191,4 @@ def command(
         kvtool build --preset debug     with assertions and for a debugger
         kvtool build -D LLAMA_OPENSSL=ON --target llama-server
     """
-    backend = parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc})
-    options = Options(backend, preset, tuple(target or ()), jobs, parse_defines(define or []), dry_run, ui)
     return run(env.project, env.console, options)

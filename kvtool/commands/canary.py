@@ -30,6 +30,7 @@ from kvtool.commands.rebase_tree import RebaseOptions, begin
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import ConflictError, KvtoolError, UsageError
+from kvtool.options import Mirror
 from kvtool.project import Project
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport
@@ -197,10 +198,7 @@ def _steps(current: _Run, lock: Lock, tag: str, last: StepName, options: verify_
 def command(
     env: Env,
     tag: Annotated[str, typer.Argument(help="An upstream tag, also one that the lock does not know.")] = "latest",
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="A git repository to take it from (or KVTOOL_UPSTREAM)."),
-    ] = None,
+    mirror: Mirror = None,
     last: Annotated[
         str, typer.Option("--to", metavar="STEP", help=f"Stop after this step: {', '.join(StepName)}.")
     ] = "verify",

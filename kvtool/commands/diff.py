@@ -10,6 +10,7 @@ import typer
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.gitcmd import scratch_repository
+from kvtool.options import Mirror
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import compare
@@ -104,10 +105,7 @@ def command(
     before: Annotated[str, typer.Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
     after: Annotated[str, typer.Argument(metavar="[B]", help="Another.")] = compare.WORKING,
     code: Annotated[bool, typer.Option("--code", help="The patched files themselves, instead of the patches.")] = False,
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="Where to take upstream from, as in kvtool fetch."),
-    ] = None,
+    mirror: Mirror = None,
 ) -> DiffResult:
     """Compare two states of the series, patch by patch (git range-diff).
 

@@ -10,6 +10,7 @@ import typer
 
 from kvtool.console import Console
 from kvtool.env import Env
+from kvtool.options import Mirror, Tag
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.upstream import sources
@@ -56,13 +57,8 @@ def run(
 
 def command(
     env: Env,
-    tag: Annotated[str | None, typer.Argument(help="An upstream of patches/upstream.lock [the current one].")] = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option(
-            "--mirror", metavar="PATH|URL", help="A git repository or bundle to take it from (or KVTOOL_UPSTREAM)."
-        ),
-    ] = None,
+    tag: Tag = None,
+    mirror: Mirror = None,
     prune: Annotated[bool, typer.Option("--prune", help="Then remove every other upstream from the cache.")] = False,
 ) -> FetchResult:
     """Get the pinned llama.cpp into the user-wide cache.

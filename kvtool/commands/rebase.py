@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
 from kvtool.commands.rebase_tree import RebaseOptions, begin, refuse_unknown, resume, with_history
@@ -22,8 +17,6 @@ from kvtool.upstream import discover
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.history import History
 from kvtool.upstream.lock import Lock, Upstream, load_lock
-
-_Names = list[str] | None
 
 
 def run(project: Project, console: Console, options: RebaseOptions) -> Result:
@@ -108,31 +101,7 @@ def _span(project: Project, console: Console, options: RebaseOptions) -> SpanRes
     return result
 
 
-def command(
-    env: Env,
-    tag: Annotated[str | None, typer.Argument(help="The upstream to move to; the lock need not know it.")] = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="A git repository that has the tag (or KVTOOL_UPSTREAM)."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, not even the tree.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
-    ] = False,
-    all_tags: Annotated[bool, typer.Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
-    ] = None,
-    go_on: Annotated[bool, typer.Option("--continue", help="Take the tree as the resolution and go on.")] = False,
-    abort: Annotated[bool, typer.Option("--abort", help="Give up; tree and project as they were.")] = False,
-    skip: Annotated[
-        _Names, typer.Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
-    ] = None,
-    drop: Annotated[_Names, typer.Option("--drop", metavar="ID", help="Take a patch out of the series.")] = None,
-    accept: Annotated[
-        _Names, typer.Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before.")
-    ] = None,
-) -> Result:
+def command(env: Env, options: RebaseOptions) -> Result:
     """Move the series to another upstream: patches/, upstream.lock and the patched tree.
 
     The series is first replayed on the locked upstream, then each patch is merged onto the new one; where it landed is
@@ -147,6 +116,4 @@ def command(
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
-    named = (tuple(names or ()) for names in (skip, drop, accept))
-    options = RebaseOptions(tag, mirror, dry_run, keep_going, all_tags, markdown, go_on, abort, *named)
     return run(env.project, env.console, options)

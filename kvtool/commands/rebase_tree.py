@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from kvtool.commands.rebase_results import RebaseResult, WrittenFile
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git
+from kvtool.options import Mirror
 from kvtool.project import Project
 from kvtool.tree import checkout, rebase_state, transaction
 from kvtool.tree.apply import PatchReport, conflict_error
@@ -27,19 +31,29 @@ from kvtool.upstream.pin import with_upstream
 
 @dataclass(frozen=True)
 class RebaseOptions:
-    """What was asked for on the command line."""
+    """What is asked for on the command line."""
 
-    tag: str | None = None
-    mirror: str | None = None
-    dry_run: bool = False
-    keep_going: bool = False
-    all: bool = False
-    markdown: Path | None = None
-    go_on: bool = False
-    abort: bool = False
-    skip: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    accept: tuple[str, ...] = ()
+    tag: Annotated[str | None, typer.Argument(help="The upstream to move to; the lock need not know it.")] = None
+    mirror: Mirror = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, not even the tree.")] = False
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
+    ] = False
+    all: Annotated[bool, typer.Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
+    ] = None
+    go_on: Annotated[bool, typer.Option("--continue", help="Take the tree as the resolution and go on.")] = False
+    abort: Annotated[bool, typer.Option("--abort", help="Give up; tree and project as they were.")] = False
+    skip: Annotated[
+        tuple[str, ...],
+        typer.Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`)."),
+    ] = ()
+    drop: Annotated[tuple[str, ...], typer.Option("--drop", metavar="ID", help="Take a patch out of the series.")] = ()
+    accept: Annotated[
+        tuple[str, ...],
+        typer.Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before."),
+    ] = ()
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from kvtool.alone import alone
-from kvtool.build import cmake
 from kvtool.commands import build
 from kvtool.commands.verify_steps import Options, compare, prepare, run_named
 from kvtool.console import Console
@@ -77,45 +73,14 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     )
 
 
-def command(
-    env: Env,
-    quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False,
-    matrix: Annotated[
-        bool,
-        typer.Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy."),
-    ] = False,
-    markdown_file: Annotated[
-        Path | None,
-        typer.Option("--markdown", metavar="FILE", help="Also write the table of --matrix.", show_default=False),
-    ] = None,
-    models_glob: Annotated[
-        str, typer.Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
-    ] = "",
-    patch: Annotated[
-        str, typer.Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
-    ] = "",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="kv-checks at a time [one per core].")] = 0,
-    junit_file: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.", show_default=False)
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU build, cache in host memory (the default).")] = False,
-    metal: Annotated[bool, typer.Option("--metal", help="The Metal build, cache on the GPU.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="The CUDA build, cache on the GPU.")] = False,
-    vulkan: Annotated[bool, typer.Option("--vulkan", help="The Vulkan build, cache on the GPU.")] = False,
-    rpc: Annotated[bool, typer.Option("--rpc", help="The RPC build, cache in a ggml-rpc-server on loopback.")] = False,
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help=f"The build to verify: {', '.join(cmake.PRESETS)}.")
-    ] = "release",
-    bin_dir: Annotated[
-        Path | None,
-        typer.Option("--bin", metavar="DIR", help="Verify the programs in DIR; build nothing.", show_default=False),
-    ] = None,
-) -> Verified:
+def command(env: Env, options: Options) -> Verified:
     """Prove the dynamic cache equal to the static one.
 
     Builds what it needs, then: kv-check (every logit of every decode, bit for bit) on upstream's toy models with flash
     attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
     context with Qwen3.5-27B's cache.
+
+    The cache is in host memory, on the GPU of a build for one, with --rpc in a ggml-rpc-server on loopback.
 
     --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
 
@@ -127,16 +92,4 @@ def command(
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """
-    options = Options(
-        quick=quick,
-        matrix=matrix,
-        jobs=jobs,
-        models=models_glob,
-        junit=junit_file,
-        markdown=markdown_file,
-        backend=build.parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc}),
-        preset=preset,
-        bin_dir=bin_dir,
-        patch=patch,
-    )
     return run(env.project, env.console, options)

@@ -9,12 +9,16 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console, Progress
 from kvtool.errors import UsageError, VerifyError
 from kvtool.machine import available_memory
+from kvtool.options import Backend, BinDir, Jobs, Preset
 from kvtool.project import Project
 from kvtool.verify import checks, conversation, devices, drafts, matrix, models, named, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
@@ -26,22 +30,30 @@ TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-serv
 
 @dataclass(frozen=True)
 class Options:
-    """What to verify. jobs: kv-checks at a time, 0 for one per core; models: a glob over the toys' names ("" for all).
+    """What to verify."""
 
-    bin_dir: binaries to verify as they are, instead of building the tree's. patch: only the tests that series.toml
-    names for this patch ("" for everything).
-    """
-
-    quick: bool = False
-    matrix: bool = False
-    jobs: int = 0
-    models: str = ""
-    junit: Path | None = None
-    markdown: Path | None = None
-    backend: str = "cpu"
-    preset: str = "release"
-    bin_dir: Path | None = None
-    patch: str = ""
+    quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False
+    matrix: Annotated[
+        bool,
+        typer.Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy."),
+    ] = False
+    markdown: Annotated[
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Also write the table of --matrix.", show_default=False),
+    ] = None
+    models: Annotated[
+        str, typer.Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
+    ] = ""
+    patch: Annotated[
+        str, typer.Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
+    ] = ""
+    jobs: Jobs = 0
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.", show_default=False)
+    ] = None
+    backend: Backend = "cpu"
+    preset: Preset = "release"
+    bin_dir: BinDir = None
 
     @property
     def mode(self) -> str:

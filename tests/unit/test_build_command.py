@@ -105,7 +105,7 @@ def test_a_machine_without_the_backend_is_told_before_the_tree_is_looked_at(
 
 
 def test_defines_keep_what_follows_the_first_equals() -> None:
-    assert build.parse_defines(["A=1", "B=x=y", "C="]) == (("A", "1"), ("B", "x=y"), ("C", ""))
+    assert build.parse_defines(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
     with pytest.raises(UsageError):
         build.parse_defines(["A"])
 
