@@ -75,3 +75,13 @@ def available_memory() -> int | None:
     except (OSError, ValueError):
         pass  # no cgroup v2, or none that limits
     return min(free)
+
+
+_HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine
+
+
+def too_large(needed: int, available: int | None) -> str:
+    """Why so many bytes are better not filled, "" when they may be."""
+    if available is None or available >= needed + _HEADROOM:
+        return ""
+    return f"it takes {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are available"

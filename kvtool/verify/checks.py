@@ -104,8 +104,16 @@ def finding(check: Check, outcome: CheckOutcome, status: str, reason: str = "", 
     return replace(Finding(check.id, check.kind, check.group, outcome, status, reason), **more)
 
 
+def passed(check: Check, reason: str, **more: Any) -> Finding:
+    return finding(check, CheckOutcome.PASSED, "same", reason, **more)
+
+
 def failed(check: Check, status: str, reason: str, **more: Any) -> Finding:
     return finding(check, CheckOutcome.FAILED, status, reason, **more)
+
+
+def skipped(check: Check, reason: str, status: str = "skipped", **more: Any) -> Finding:
+    return finding(check, CheckOutcome.SKIPPED, status, reason, **more)
 
 
 def toy_checks(toys: Iterable[Path], args: Sequence[str] = (), flash: Sequence[str] = ("on", "off")) -> list[Check]:
@@ -169,12 +177,12 @@ def _answer(stdout: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def judge_kv_check(check: Check, returncode: int, stdout: str, log: str, seconds: float) -> Finding:
+def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
     """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
     group = memory_class(log) or check.group or "other"
     tail = log[-2000:]
     data = _answer(stdout)
-    more = {"group": group, "seconds": seconds}
+    more: dict[str, Any] = {"group": group}
     if data is None or data.get("status") not in STATUSES:
         if returncode < 0 or returncode > 2:
             signal = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
@@ -241,7 +249,7 @@ def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Findi
         reason = f"only {grown} of {len(runs)} toys grew with flash attention on, {wanted} are expected at {tag}"
         return failed(check, "not-grown", reason, details=details)
     reason = f"{grown} of {len(runs)} toys grew with flash attention on, {wanted} expected"
-    return finding(check, CheckOutcome.PASSED, "same", reason, details=details)
+    return passed(check, reason, details=details)
 
 
 def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why_no_static: str = "") -> Finding:
@@ -258,4 +266,4 @@ def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why
     if static is not None and static < cache // 2:
         reason = f"the static context takes {static / 2**20:.0f} MiB, its cache alone is {cache / 2**20:.0f} MiB"
         return failed(check, "garbage", f"{reason}: the measurement is wrong", details=details)
-    return finding(check, CheckOutcome.PASSED, "same", f"dynamic {mib}, {against}", details=details)
+    return passed(check, f"dynamic {mib}, {against}", details=details)

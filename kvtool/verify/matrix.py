@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding, failed, finding, named_toys
+from kvtool.verify.checks import CLASS_TOYS, Check, Finding, failed, named_toys, passed
 
 CHECKS = "generate,copy,shift,state-self"
 CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
@@ -109,14 +109,14 @@ def _cell(found: Sequence[Finding]) -> str:
 
 def judge_grown(findings: Sequence[Finding]) -> Finding:
     """A model that grows in one kind of cache grows in all that it can have; less would go unnoticed as "equal"."""
-    passed = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
-    growing = {f.model for f in passed if f.grown}
-    flat = [f.id for f in passed if not f.grown and f.model in growing]
+    equal = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
+    growing = {f.model for f in equal if f.grown}
+    flat = [f.id for f in equal if not f.grown and f.model in growing]
     check = Check("kv-check/matrix/grown", "kv-check", Path(), group="all toys")
     if flat:
         reason = f"{len(flat)} runs did not grow, of models that do in others: {', '.join(flat[:3])}"
         return failed(check, "not-grown", reason, details={"not_grown": flat})
-    return finding(check, CheckOutcome.PASSED, "same", f"{len(growing)} models grew wherever a static cache runs")
+    return passed(check, f"{len(growing)} models grew wherever a static cache runs")
 
 
 def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
