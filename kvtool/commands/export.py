@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,12 @@ from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.apply import Replayed, commits_of
 from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
-from kvtool.tree.export import Folded, changes, fold, write_mailbox, written
+from kvtool.tree.export import Folded, changes, fold
+from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS
 from kvtool.tree.rebase_plan import bases, build
 from kvtool.tree.series import Series, load_series
 from kvtool.tree.status import Applied, TreeState, not_clean, tree_state, write_applied
-from kvtool.tree.transaction import Change, Stage
+from kvtool.tree.transaction import Change, Stage, written
 from kvtool.upstream.cache import Cache, guard, tree_lock
 from kvtool.upstream.lock import Lock, load_lock
 
@@ -152,7 +154,7 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
         applied, head = source.applied, source.state.head
         folded = fold(scratch, project.tree, applied, head, source.series)
         if mailbox:
-            mails = write_mailbox(scratch.git, applied.base, folded.head, mailbox)
+            mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
             return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
         todo = changes(project, scratch, folded, source.series, source.was)
         files = tuple(ExportedFile(change.path, change.action) for change in todo)
@@ -181,6 +183,23 @@ def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change
     write_applied(project.tree, applied_of(series, replayed, pinned=source.applied.pinned))
     source.stage.clear()
     return replayed.head
+
+
+def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
+    """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
+    if folder.exists() and (not folder.is_dir() or any(not _numbered(p) for p in folder.iterdir())):
+        raise UsageError(
+            f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink()
+    git.run("format-patch", "--quiet", "-o", folder.absolute(), *MAIL_FLAGS, *DIFF_FLAGS, f"{base}..{head}")
+    return tuple(sorted(folder.iterdir()))
+
+
+def _numbered(path: Path) -> bool:
+    return bool(re.fullmatch(r"\d{4}-.*\.patch", path.name))
 
 
 def command(

@@ -17,7 +17,8 @@ from kvtool.project import Project
 from kvtool.tree import checkout, rebase_state, transaction
 from kvtool.tree.apply import PatchReport, conflict_error
 from kvtool.tree.checkout import base_ref, scratch_below, take_base
-from kvtool.tree.export import range_diff_path, rebased, write_range_diff
+from kvtool.tree.compare import range_diff_path, write_range_diff
+from kvtool.tree.export import rebased
 from kvtool.tree.rebase_plan import Based, Rehearsal, Stop, bases, build, rehearse
 from kvtool.tree.rebase_state import RebaseState
 from kvtool.tree.series import Series, load_patches, load_series

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch
@@ -71,6 +72,14 @@ class PatchReport:
     def in_the_way(self) -> bool:
         """Whether it keeps the series from being whole."""
         return bool(self.failed or self.lost)
+
+
+class Blob(NamedTuple):
+    """A file of a git tree. mode: "100644" or "100755"."""
+
+    mode: str
+    id: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -152,10 +161,10 @@ class Builder:
         names = "".join(f"{file.source.absolute()}\n" for file in files)
         ids = self.git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
         modes = ("100755" if file.executable else "100644" for file in files)
-        self.add_blobs([(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
+        self.add_blobs([Blob(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
 
-    def add_blobs(self, blobs: Sequence[tuple[str, str, str]]) -> None:
-        """Put (mode, blob id, path) entries into the index."""
+    def add_blobs(self, blobs: Sequence[Blob]) -> None:
+        """Put files into the index."""
         lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
         if lines:
             self._index = ""

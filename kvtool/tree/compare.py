@@ -23,8 +23,8 @@ from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import PatchReport
 from kvtool.tree.patchfile import DIFF_FLAGS
-from kvtool.tree.rebase_plan import build
-from kvtool.tree.status import not_clean, tree_state
+from kvtool.tree.rebase_plan import Rehearsal, build
+from kvtool.tree.status import kvtool_dir, not_clean, tree_state
 from kvtool.upstream.lock import Lock, Upstream, load_lock
 
 WORKING, TREE = ".", "tree"
@@ -200,3 +200,21 @@ def _diff(git: Git, pair: Pair) -> str:
     ranges = (f"{commit}^..{commit}" for commit in (pair.before, pair.after))
     done = git.run(*_RANGE_DIFF, "--creation-factor=100000", *ranges)
     return "\n".join(line for line in done.stdout.splitlines() if not _PAIR.match(line))
+
+
+# --- what a rebase leaves -----------------------------------------------------------------------------------------
+
+
+def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Path:
+    """Keep how each patch changed from the old upstream to the new one; the file."""
+    ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
+    text = git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
+    path = range_diff_path(tree, old_tag, done.tag)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+    return path
+
+
+def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
+    """Where the range-diff of a rebase is kept."""
+    return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"

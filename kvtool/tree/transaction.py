@@ -21,6 +21,7 @@ from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.tree.checkout import finish_interrupted, move, switch
 from kvtool.tree.rebase_state import RebaseState, state_path, write_state
+from kvtool.tree.series import load_patches, new_files
 from kvtool.tree.status import Applied, branch_of, kvtool_dir, read_applied, write_applied, write_json
 
 
@@ -47,6 +48,20 @@ def put_file(path: Path, change: Change) -> None:
     fresh.write_bytes(change.content)
     fresh.chmod(0o755 if change.executable else 0o644)
     fresh.replace(path)
+
+
+def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
+    """The project as it will be, put together in an empty directory."""
+    copy = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
+    copy.patches.mkdir()
+    files = [project.series, project.lock, *(project.patches / patch.file for patch in load_patches(project))]
+    pairs = [(file, copy.patches / file.name) for file in files]
+    for source, target in (*pairs, *((file.source, copy.cpp / file.path) for file in new_files(project.cpp))):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+    for change in todo:
+        put_file(place / change.path, change)
+    return copy
 
 
 class Stage:
