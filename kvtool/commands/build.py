@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -58,13 +58,11 @@ class Command:
         return process.quote([*(f"{name}={value}" for name, value in self.env.items()), *self.argv])
 
 
-@dataclass(frozen=True)
-class Built(Result):
+@dataclass(frozen=True, kw_only=True)
+class Built(builder.Outcome, Result):
     """A build that succeeded, or with dry_run the commands of one that did not start.
 
-    steps: how many of ninja's steps ran; compiled: how many of them were compilations; cache_hits, cache_misses:
-    compilations that ccache answered or had to pass on; seconds: of the whole command; ui: llama-server was to have its
-    web page, and no_page why it has none ("" when it has).
+    seconds: of the whole command; ui: llama-server was to have its web page.
     """
 
     command: ClassVar[str] = "build"
@@ -74,18 +72,11 @@ class Built(Result):
     bin_dir: Path
     backend: str
     preset: str
-    targets: tuple[str, ...]
     jobs: int
     dry_run: bool
     commands: tuple[Command, ...]
-    configured: bool = False
-    steps: int = 0
-    compiled: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    seconds: float = 0.0
-    ui: bool = False
-    no_page: str = ""
+    seconds: float
+    ui: bool
 
     def render(self, console: Console) -> None:
         if self.dry_run:
@@ -103,30 +94,29 @@ def default_jobs() -> int:
     return cores()
 
 
-def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) -> cmake.Plan:
+def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cmake.Plan:
     """The plan; UsageError for a preset or a number of jobs that does not exist."""
     if options.preset not in cmake.PRESETS:
         raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
     page = options.ui
+    if page:
+        tools = replace(tools, npm=tools.npm or Path("npm"))
     if page is None:  # as it was last configured, so that verify does not turn around what build was told
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].page if known is None else known
     return cmake.plan(
         project.tree,
         project.cpp,
+        tools,
         backend=options.backend,
         preset=options.preset,
-        cmake=tools.cmake,
-        ninja_path=tools.ninja,
         system=platform.system(),
         jobs=options.jobs or default_jobs(),
         targets=options.targets,
         defines=parse_defines(options.defines),
-        ccache=tools.ccache,
-        extra_flags=tools.flags,
-        npm=(tools.npm or (Path("npm") if options.ui else None)) if page else None,
+        page=page,
         page_required=options.ui is True,
     )
 
@@ -150,23 +140,17 @@ def run(project: Project, console: Console, options: Options) -> Built:
 def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
     env = dict(planned.env)
     return Built(
-        planned.tree,
-        planned.build_dir,
-        planned.build_dir / "bin",
-        planned.backend,
-        planned.preset,
-        outcome.targets,
-        planned.jobs,
-        dry_run,
-        (Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
-        outcome.configured,
-        outcome.steps,
-        outcome.compiled,
-        outcome.cache_hits,
-        outcome.cache_misses,
-        time.monotonic() - started,
-        planned.page,
-        outcome.no_page,
+        **vars(outcome),
+        tree=planned.tree,
+        build_dir=planned.build_dir,
+        bin_dir=planned.build_dir / "bin",
+        backend=planned.backend,
+        preset=planned.preset,
+        jobs=planned.jobs,
+        dry_run=dry_run,
+        commands=(Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
+        seconds=time.monotonic() - started,
+        ui=planned.page,
     )
 
 

@@ -115,13 +115,8 @@ def _writable(name: str, path: Path, how: str) -> Check:
         return Check(name, False, True, "", f"cannot write in {path}: {err.strerror}", how)
 
 
-def _backend(name: str, system: str) -> str:
-    """Why a backend cannot be built here, or ""."""
-    if BACKENDS[name].system not in ("", system):
-        tools = toolchain.backend_tools(name, system)
-    else:
-        tools = (toolchain.find_compiler("C"), toolchain.find_compiler("C++"), *toolchain.backend_tools(name, system))
-    return "; ".join(tool.missing for tool in tools if not tool.found)
+def _lacks(backend: str, system: str) -> str:
+    return "; ".join(tool.missing for tool in toolchain.tools_of(backend, system) if not tool.found)
 
 
 def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
@@ -142,7 +137,7 @@ def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
         _writable("tree", tree, "name another place with --tree DIR or KVTOOL_TREE"),
         _writable("cache", cache, "name another place with KVTOOL_CACHE=DIR"),
     )
-    return Diagnosis(system, checks, {name: _backend(name, system) for name in BACKENDS})
+    return Diagnosis(system, checks, {name: _lacks(name, system) for name in BACKENDS})
 
 
 _GPUS = {name: f"Also what the {name} build needs." for name in ("metal", "cuda", "vulkan")}
