@@ -109,6 +109,14 @@ class Git:
     def __init__(self, repo: Path) -> None:
         self.repo = repo.absolute()
 
+    @classmethod
+    def create(cls, repo: Path, *options: str) -> Git:
+        """A new repository, bare unless options say otherwise."""
+        repo.mkdir(parents=True, exist_ok=True)
+        git = cls(repo)
+        git.run("init", "--quiet", *(options or ("--bare",)), ".")
+        return git
+
     def run(
         self,
         *args: str | Path,
@@ -191,9 +199,7 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
     """
     with tempfile.TemporaryDirectory(prefix="kvtool-", dir=below) as name:
         folder = Path(name).resolve()
-        git = Git(folder / "repo.git")
-        git.repo.mkdir()
-        git.run("init", "--quiet", "--bare", ".")
+        git = Git.create(folder / "repo.git")
         objects, shallow = [], set[str]()
         for repository in repositories:
             if not repository.exists():

@@ -34,6 +34,14 @@ class CheckOutcome(enum.StrEnum):
     SKIPPED = "skipped"
 
 
+@dataclasses.dataclass(frozen=True)
+class FileChange:
+    """A file of the project that was written. action: add | change | remove."""
+
+    path: str
+    action: str
+
+
 def plain(value: Any) -> Any:
     """A value as JSON types: dataclasses become objects (in field order), paths and enums strings, tuples lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -13,7 +13,7 @@ from kvtool.options import Mirror, Tag
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout
-from kvtool.tree.apply import PatchReport, conflict_error
+from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines
 from kvtool.tree.rebase_plan import bases, build
 from kvtool.tree.series import load_series
 from kvtool.upstream.cache import Cache
@@ -94,14 +94,12 @@ def run(project: Project, console: Console, tag: str | None = None, mirror: str 
         pinned=tag is not None,
     )
     applied, replayed = outcome.applied, outcome.replayed
+    reports = applied.patches if applied else replayed.reports if replayed else ()
+    lines = upstream_lines(reports)
     if applied is None:
-        assert replayed is not None
-        lines = replayed.upstream_lines
-        return ApplyResult(upstream.tag, project.tree, "conflict", base, "", 0, lines, replayed.reports)
+        return ApplyResult(upstream.tag, project.tree, "conflict", base, "", 0, lines, reports)
     word = "created" if outcome.created else "unchanged" if replayed is None else "moved"
-    return ApplyResult(
-        upstream.tag, project.tree, word, base, applied.head, outcome.changed, applied.upstream_lines, applied.patches
-    )
+    return ApplyResult(upstream.tag, project.tree, word, base, applied.head, outcome.changed, lines, reports)
 
 
 def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:

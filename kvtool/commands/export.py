@@ -15,7 +15,7 @@ from kvtool.env import Env
 from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
-from kvtool.result import Result
+from kvtool.result import FileChange, Result
 from kvtool.tree.apply import Replayed, commits_of
 from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
 from kvtool.tree.export import Folded, changes, fold
@@ -29,14 +29,6 @@ from kvtool.upstream.lock import Lock, load_lock
 
 
 @dataclass(frozen=True)
-class ExportedFile:
-    """path: in the project; action: add | change | remove."""
-
-    path: str
-    action: str
-
-
-@dataclass(frozen=True)
 class ExportResult(Result):
     """files: what was written (or, with check, would be); head: the tree's last commit, fixups folded in; mailbox: the
     mails that were written, in order."""
@@ -46,7 +38,7 @@ class ExportResult(Result):
     tree: Path
     head: str
     check: bool
-    files: tuple[ExportedFile, ...]
+    files: tuple[FileChange, ...]
     mailbox: tuple[Path, ...]
 
     @property
@@ -157,7 +149,7 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
             mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
             return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
         todo = changes(project, scratch, folded, source.series, source.was)
-        files = tuple(ExportedFile(change.path, change.action) for change in todo)
+        files = tuple(FileChange(change.path, change.action) for change in todo)
         head = head if check else _write(project, source, folded, todo, scratch)
         return ExportResult(applied.tag, project.tree, head, check, files, ())
 

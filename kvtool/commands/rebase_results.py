@@ -9,20 +9,12 @@ from typing import ClassVar
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.errors import ConflictError, DiskError, KvtoolError, NetworkError
-from kvtool.result import PatchOutcome, Result
+from kvtool.result import FileChange, PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk, PatchReport
 from kvtool.tree.rebase_plan import Rehearsal
 from kvtool.upstream.lock import Upstream
 
 _BAD = (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """path: in the project; action: change | remove."""
-
-    path: str
-    action: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,7 @@ class RebaseResult(Result):
     head: str = ""
     stopped_at: str = ""
     range_diff: Path | None = None
-    files: tuple[WrittenFile, ...] = ()
+    files: tuple[FileChange, ...] = ()
     patches: tuple[PatchReport, ...] = ()
     seconds: float = 0.0
     filled_in: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvtool.commands.rebase_results import RebaseResult, WrittenFile
+from kvtool.commands.rebase_results import RebaseResult
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git
@@ -235,7 +235,7 @@ def _finished(
         outcome="rebased",
         head=written.applied.head,
         range_diff=range_diff_path(project.tree, written.previous, written.applied.tag),
-        files=tuple(WrittenFile(path, action) for path, action in written.files),
+        files=written.files,
         patches=reports,
         seconds=round(seconds, 3),
     )

@@ -12,7 +12,7 @@ from kvtool.env import Env
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.apply import PatchReport
+from kvtool.tree.apply import PatchReport, upstream_lines
 from kvtool.tree.series import GOAL_LINES, load_patches, load_series, new_files
 from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
 from kvtool.upstream.lock import Lock, load_lock
@@ -87,7 +87,7 @@ def run(project: Project) -> StatusResult:
         next=error.next_step if error else "",
         dirty=state.dirty,
         commits=state.extra,
-        upstream_lines=applied.upstream_lines if applied else 0,
+        upstream_lines=upstream_lines(applied.patches) if applied else 0,
         groups=_groups(project, applied) if applied else (),
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,

@@ -107,6 +107,11 @@ def diff_of(git: Git, before: str, after: str) -> bytes:
     return git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
 
 
+def upstream_lines(reports: Sequence[PatchReport]) -> int:
+    """Changed lines in upstream's own files, all patches together."""
+    return sum(report.added + report.removed for report in reports)
+
+
 @dataclass(frozen=True)
 class Replayed:
     """The commits of a series. head is the last commit; complete: no conflict on the way."""
@@ -119,11 +124,6 @@ class Replayed:
     @property
     def complete(self) -> bool:
         return not any(report.in_the_way for report in self.reports)
-
-    @property
-    def upstream_lines(self) -> int:
-        """Changed lines in upstream's own files, all patches together."""
-        return sum(r.added + r.removed for r in self.reports)
 
 
 @dataclass

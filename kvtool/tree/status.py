@@ -52,11 +52,6 @@ class Applied:
     pinned: bool = False
     patches: tuple[PatchReport, ...] = ()
 
-    @property
-    def upstream_lines(self) -> int:
-        """Changed lines in upstream's own files, all patches together."""
-        return sum(p.added + p.removed for p in self.patches)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Applied:
         """The inverse of dataclasses.asdict; KeyError, TypeError or ValueError when it is something else."""

@@ -19,6 +19,7 @@ from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
+from kvtool.result import FileChange
 from kvtool.tree.checkout import finish_interrupted, move, switch
 from kvtool.tree.rebase_state import RebaseState, state_path, write_state
 from kvtool.tree.series import load_patches, new_files
@@ -132,11 +133,11 @@ def _runs(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Written:
-    """What a rebase changed. previous: the tag before; files: (path in the project, change | remove)."""
+    """What a rebase changed. previous: the tag before."""
 
     applied: Applied
     previous: str
-    files: tuple[tuple[str, str], ...]
+    files: tuple[FileChange, ...]
 
 
 def write(
@@ -170,7 +171,8 @@ def carry_out(project: Project, git: Git, console: Console) -> Written:
     _put(stage, "new")
     state_path(tree).unlink()
     stage.clear()
-    return Written(applied, str(plan["before"]["tag"]), tuple((f["path"], f["action"]) for f in plan["files"]))
+    files = tuple(FileChange(file["path"], file["action"]) for file in plan["files"])
+    return Written(applied, str(plan["before"]["tag"]), files)
 
 
 def take_back(project: Project, git: Git, console: Console, state: RebaseState) -> None:

@@ -115,10 +115,7 @@ class Cache:
         if not self._sound():
             shutil.rmtree(self.repo, ignore_errors=True)
         if not self.repo.exists():
-            fresh = scratch / "upstream.git"
-            fresh.mkdir()
-            Git(fresh).run("init", "--quiet", "--bare", ".")
-            fresh.rename(self.repo)
+            Git.create(scratch / "upstream.git").repo.rename(self.repo)
         self.git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", source.repo, f"+{ref}:{ref}")
         if self.base(upstream) is None:
             raise LockError(f"the cache at {self.root} is damaged", next_step=f"remove {self.repo} and fetch again")

@@ -32,9 +32,7 @@ def ensure(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str | N
             next_step=f"name a git repository that has it: --mirror PATH; known are {', '.join(lock.upstreams)}",
         )
     with cache.locked(console) as scratch:
-        repo = Git(scratch / "repo.git")
-        repo.repo.mkdir()
-        repo.run("init", "--quiet", "--bare", ".")
+        repo = Git.create(scratch / "repo.git")
         with console.progress(f"fetching llama.cpp {tag}: {url}") as bar:
             wanted = Upstream(tag, "", "")
             tree = sources.from_git(repo, url, wanted, bar, is_mirror=True)

@@ -64,9 +64,7 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
         failures: list[tuple[str, KvtoolError]] = []
         for number, (name, fetch) in enumerate(attempts):
             place = scratch / str(number)
-            repo = Git(place / "repo.git")
-            repo.repo.mkdir(parents=True)
-            repo.run("init", "--quiet", "--bare", ".")
+            repo = Git.create(place / "repo.git")
             try:
                 with console.progress(f"fetching llama.cpp {upstream.tag}: {name}") as bar:
                     tree = fetch(repo, place, bar)
