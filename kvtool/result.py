@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from kvtool.errors import KvtoolError
 
 if TYPE_CHECKING:
     from kvtool.console import Console
+
+
+_T = TypeVar("_T")
 
 
 class PatchOutcome(enum.StrEnum):
@@ -57,6 +61,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(v) for v in value]
     return value
+
+
+def read(kind: type[_T], data: Any) -> _T:
+    """The inverse of plain(): KeyError, TypeError or ValueError when the JSON types are something else."""
+    made: _T = _read(kind, data)
+    return made
+
+
+def _read(kind: Any, data: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        hints, names = get_type_hints(kind), (field.name for field in dataclasses.fields(kind))
+        return kind(**{name: _read(hints[name], data[name]) for name in names if name in data})  # type: ignore[operator]
+    if get_origin(kind) is tuple:
+        first, *others = get_args(kind)
+        kinds = itertools.repeat(first) if others == [...] else (first, *others)
+        return tuple(_read(each, value) for each, value in zip(kinds, data, strict=False))
+    return kind(data) if isinstance(kind, enum.EnumType) else data
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError
 from kvtool.gitcmd import IDENTITY_EMAIL, Git, Scratch, scratch_repository
 from kvtool.project import Project
+from kvtool.result import read
 from kvtool.tree.apply import Replayed
 from kvtool.tree.series import Series
 from kvtool.tree.status import (
@@ -238,7 +239,7 @@ def finish_interrupted(tree: Path, git: Git) -> None:
     if not journal.exists():
         return
     data = json.loads(journal.read_text(encoding="utf-8"))
-    applied, old = Applied.from_json(data["applied"]), str(data["from"])
+    applied, old = read(Applied, data["applied"]), str(data["from"])
     await_git(tree)
     dirty = dirty_paths(git)
     head = git.resolve("HEAD")

@@ -20,11 +20,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
+from kvtool.result import read
 from kvtool.tree.checkout import await_git, put_back, switch
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
 from kvtool.tree.status import dirty_paths, kvtool_dir, write_json
@@ -81,11 +81,7 @@ def read_state(tree: Path) -> RebaseState | None:
     """The rebase that is under way, or None. TreeError when the journal cannot be understood."""
     path = state_path(tree)
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        data["resolved"] = tuple((str(a), str(b), str(c)) for a, b, c in data["resolved"])
-        for key in ("skip", "drop", "accept"):
-            data[key] = tuple(data[key])
-        return RebaseState(**data)
+        return read(RebaseState, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError) as err:

@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kvtool.errors import TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
-from kvtool.result import PatchOutcome
+from kvtool.result import PatchOutcome, read
 from kvtool.tree.apply import PatchReport, commits_of
 from kvtool.tree.patchfile import parse_diff
 from kvtool.tree.series import Patch, Series, Step, load_series
@@ -51,15 +50,6 @@ class Applied:
     head: str
     pinned: bool = False
     patches: tuple[PatchReport, ...] = ()
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Applied:
-        """The inverse of dataclasses.asdict; KeyError, TypeError or ValueError when it is something else."""
-        reports = []
-        for given in data.pop("patches"):
-            given = {**given, "outcome": PatchOutcome(given["outcome"]), "moved": tuple(given["moved"]), "failed": ()}
-            reports.append(PatchReport(**given))
-        return cls(**data, patches=tuple(reports))
 
 
 @dataclass(frozen=True)
@@ -120,8 +110,7 @@ def read_applied(tree: Path) -> Applied | None:
     """state.json of a tree; None when nothing was applied there. TreeError when it cannot be understood."""
     path = kvtool_dir(tree) / "state.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Applied.from_json(data)
+        return read(Applied, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:

@@ -19,7 +19,7 @@ from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
-from kvtool.result import FileChange
+from kvtool.result import FileChange, read
 from kvtool.tree.checkout import finish_interrupted, move, switch
 from kvtool.tree.rebase_state import RebaseState, state_path, write_state
 from kvtool.tree.series import load_patches, new_files
@@ -162,7 +162,7 @@ def carry_out(project: Project, git: Git, console: Console) -> Written:
     """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last."""
     tree, stage = project.tree, _stage(project)
     plan = stage.plan
-    applied = Applied.from_json(plan["applied"])
+    applied = read(Applied, plan["applied"])
     finish_interrupted(tree, git)
     if git.resolve("HEAD^{commit}") != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
         move(tree, git, console, git.line("rev-parse", "HEAD"), applied)
@@ -188,7 +188,7 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     branch = f"refs/heads/{branch_of(state.tag)}"
     if branch != f"refs/heads/{state.branch}":
         git.run("update-ref", *((branch, plan["branch"]) if plan["branch"] else ("-d", branch)), check=False)
-    write_applied(tree, Applied.from_json(plan["before"]))
+    write_applied(tree, read(Applied, plan["before"]))
     state_path(tree).unlink()
     stage.clear()
 

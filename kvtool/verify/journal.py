@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtool.result import CheckOutcome, plain
+from kvtool.result import CheckOutcome, plain, read
 from kvtool.verify.checks import Check, Finding
 
 _Key = tuple[str, tuple[str, ...]]
@@ -76,8 +76,7 @@ def _read(file: Path) -> Iterator[tuple[_Key, Finding]]:
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             entry: dict[str, Any] = json.loads(line)
-            fields = {**entry["finding"], "outcome": CheckOutcome(entry["finding"]["outcome"])}
-            found = Finding(**fields)
+            found = read(Finding, entry["finding"])
             # a reason beside "passed" says what was left out, or done in another way
             if found.outcome is CheckOutcome.PASSED and not found.reason:
                 yield (found.id, tuple(str(arg) for arg in entry["args"])), found
