@@ -187,6 +187,5 @@ class _Interrupted(KvtoolError):
 
 
 def main() -> NoReturn:
-    """Entry point of the `kvtool` script."""
     signal.signal(signal.SIGTERM, _interrupted)
     sys.exit(run(sys.argv[1:]))

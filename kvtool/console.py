@@ -77,7 +77,6 @@ class Console:
         process.observe(self.echo_command if verbose else None)
 
     def step(self, text: str) -> None:
-        """One line of what is going on, on stderr."""
         if not self.quiet:
             self._err.print(escape(text))
 
@@ -141,7 +140,6 @@ class Console:
             self._err.print(escape(err.output.rstrip()), style="dim")
 
     def traceback(self, text: str) -> None:
-        """The traceback of an internal error, on stderr."""
         self._err.print(escape(text.rstrip()), style="dim")
 
     def document(self, doc: object) -> None:

@@ -140,7 +140,6 @@ class Git:
         return self.run(*args, input=input).raw
 
     def ok(self, *args: str | Path) -> bool:
-        """Whether the call succeeds."""
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, on_line: Callable[[str], None]) -> Completed:
@@ -183,7 +182,6 @@ class Scratch:
     folder: Path
 
     def place(self) -> Path:
-        """A fresh directory."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def give(self, git: Git, *revisions: str) -> None:

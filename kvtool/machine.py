@@ -20,7 +20,6 @@ class Machine:
 
 
 def machine() -> Machine:
-    """This machine."""
     return Machine(
         f"{platform.system()} {platform.release()}",
         _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
@@ -48,7 +47,6 @@ def _field(path: str, name: str) -> str:
 
 
 def _kib(name: str) -> int | None:
-    """A size of /proc/meminfo in bytes."""
     words = _field("/proc/meminfo", name).split()
     return int(words[0]) * 1024 if words else None
 

@@ -121,5 +121,4 @@ def _speed_bar(s: Speed) -> Bar:
 
 
 def missed(found: Sequence[Bar]) -> tuple[Bar, ...]:
-    """Those that were measured and not met."""
     return tuple(b for b in found if b.met is False)

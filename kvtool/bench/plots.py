@@ -28,7 +28,6 @@ def require() -> None:
 
 
 def draw(rows: Sequence[Row]) -> dict[str, bytes]:
-    """The plots by file name, each as SVG and PNG."""
     depths = [r for r in rows if r.moment == "depth"]
     return {**_saved("memory", _memory(depths)), **_saved("growth", _growth([r for r in depths if r.growth_limit]))}
 

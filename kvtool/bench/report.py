@@ -98,7 +98,6 @@ def verdict(result: Benched) -> str:
 
 
 def tables(result: Benched) -> tuple[Table, ...]:
-    """All tables, the bars first."""
     return (_bars(result.bars), _speeds(result.speeds), _memory(result.rows), _growths(result.rows))
 
 
@@ -180,7 +179,6 @@ def write(out: Path, result: Benched, pictures: Mapping[str, bytes]) -> None:
 
 
 def markdown(result: Benched, pictures: Sequence[str]) -> str:
-    """bench.md."""
     m = result.machine
     memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
     pages = f", transparent huge pages: {m.pages}" if m.pages else ""

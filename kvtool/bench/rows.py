@@ -38,7 +38,6 @@ class Row:
 
 
 def rows(measured: Mapping[str, Sequence[Memory]]) -> tuple[Row, ...]:
-    """All of them, cache by cache."""
     return tuple(_row(mode, measured[mode], i) for mode in MODES for i in range(len(_moments(measured[mode]))))
 
 

@@ -156,7 +156,6 @@ class Plan:
 
     @property
     def page(self) -> bool:
-        """Whether llama-server gets its web page."""
         return PAGE_ON in self.configure
 
     @property

@@ -84,5 +84,4 @@ def of_error(step: StepName, err: KvtoolError) -> Breakage:
 
 
 def tail(text: str) -> str:
-    """The end of a log."""
     return "\n".join(text.strip().splitlines()[-_TAIL:])

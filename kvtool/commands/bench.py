@@ -31,8 +31,6 @@ ROOM = 1024  # tokens that are decoded beyond a depth
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
-
     quick: Annotated[bool, typer.Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
     model: Annotated[
         Path | None,

@@ -24,8 +24,6 @@ from kvtool.result import Result
 
 @dataclass(frozen=True)
 class Options:
-    """What to build."""
-
     backend: Backend = "cpu"
     preset: Preset = "release"
     targets: Annotated[
@@ -155,7 +153,6 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
 
 
 def parse_defines(given: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE pairs of -D."""
     pairs = [text.partition("=") for text in given]
     wrong = next((text for text, (name, equals, _) in zip(given, pairs, strict=True) if not (name and equals)), None)
     if wrong is not None:

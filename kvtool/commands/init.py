@@ -45,7 +45,6 @@ class InitResult(Result):
 
 
 def run(source: Project, place: Path, *, empty: bool = False) -> InitResult:
-    """Write the project, as create() does."""
     made = create(source, place, empty=empty)
     return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))
 

@@ -25,8 +25,6 @@ from kvtool.result import Result
 
 @dataclass(frozen=True)
 class Options:
-    """What to pack."""
-
     backend: Backend = "cpu"
     preset: Annotated[
         str,

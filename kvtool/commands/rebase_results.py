@@ -140,7 +140,6 @@ class SpanRow:
 
 
 def span_row(upstream: Upstream, got: Rehearsal | KvtoolError) -> SpanRow:
-    """A row from a rehearsal, or from what prevented it."""
     if isinstance(got, Rehearsal):
         word = "complete" if got.complete else "conflict"
         return SpanRow(upstream.tag, upstream.date, word, got.reports, round(got.seconds, 3), "")

@@ -68,7 +68,6 @@ class StatusResult(Result):
 
 
 def run(project: Project) -> StatusResult:
-    """Look; change nothing."""
     lock = load_lock(project.lock)
     listed = {patch.file for patch in load_patches(project)}
     unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))

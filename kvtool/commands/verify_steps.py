@@ -30,8 +30,6 @@ TARGETS = (*cmake.VERIFY_TARGETS, "llama-completion", "llama-bench", "llama-serv
 
 @dataclass(frozen=True)
 class Options:
-    """What to verify."""
-
     quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False
     matrix: Annotated[
         bool,
@@ -171,7 +169,6 @@ def _matrix(bench: Bench, console: Console, toys: Sequence[Path], on: devices.De
 
 
 def _journal(bench: Bench, toys: Sequence[Path], on: devices.Device) -> Journal:
-    """The journal of these programs, on these models, here and now."""
     switches = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_SWITCHES))
     of = (toys[0].parent.name, on.label, platform.node(), *switches)
     return Journal(bench.work, models.fingerprint(models.programs(bench.program("kv-check")), *of))

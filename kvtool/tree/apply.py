@@ -164,7 +164,6 @@ class Builder:
         self.add_blobs([Blob(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
 
     def add_blobs(self, blobs: Sequence[Blob]) -> None:
-        """Put files into the index."""
         lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
         if lines:
             self._index = ""

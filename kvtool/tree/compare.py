@@ -216,5 +216,4 @@ def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Pat
 
 
 def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
-    """Where the range-diff of a rebase is kept."""
     return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"

@@ -164,7 +164,6 @@ def _path(head: bytes) -> str:
 
 
 def changed_lines(diff: bytes) -> tuple[int, int]:
-    """Added and removed lines."""
     marks = [row[:1] for file in parse_diff(diff) for hunk in file.hunks for row in hunk.rows]
     return marks.count(b"+"), marks.count(b"-")
 

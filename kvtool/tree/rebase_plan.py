@@ -177,7 +177,6 @@ class _Mover:
         self._origins, self._choices, self._trouble = origins, choices, Trouble()
 
     def step(self, step: Step) -> None:
-        """Move one patch and take note of it."""
         start, parent = time.monotonic(), self.builder.commit
         origin = self._origins.get(step.patch.id)
         report = self._move(step, origin)

@@ -73,7 +73,6 @@ class RebaseState:
 
 
 def state_path(tree: Path) -> Path:
-    """Where the journal of a rebase is."""
     return kvtool_dir(tree) / "rebase.json"
 
 
@@ -89,7 +88,6 @@ def read_state(tree: Path) -> RebaseState | None:
 
 
 def write_state(tree: Path, state: RebaseState) -> RebaseState:
-    """Replace the state, atomically."""
     write_json(state_path(tree), asdict(state))
     return state
 

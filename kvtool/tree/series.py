@@ -148,7 +148,6 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
 
 
 def load_patches(project: Project) -> tuple[Patch, ...]:
-    """Read and parse patches/series.toml."""
     return parse_series(read_text(project.series), str(project.series))
 
 

@@ -94,7 +94,6 @@ class TreeState:
 
 
 def kvtool_dir(tree: Path) -> Path:
-    """Where kvtool keeps its own things in a patched tree."""
     return tree / ".git" / "kvtool"
 
 
@@ -122,7 +121,6 @@ def read_applied(tree: Path) -> Applied | None:
 
 
 def write_applied(tree: Path, applied: Applied) -> None:
-    """Record what was applied."""
     write_json(kvtool_dir(tree) / "state.json", asdict(applied))
 
 

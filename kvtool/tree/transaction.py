@@ -92,7 +92,6 @@ class Stage:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What put_aside() was told."""
         data: dict[str, Any] = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
         return data
 

@@ -154,7 +154,6 @@ def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
 
 
 def load_lock(path: Path) -> Lock:
-    """Read and parse patches/upstream.lock."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:

@@ -100,7 +100,6 @@ class Finding:
 
 
 def finding(check: Check, outcome: CheckOutcome, status: str, reason: str = "", **more: Any) -> Finding:
-    """A Finding for this check; more: the other fields."""
     return replace(Finding(check.id, check.kind, check.group, outcome, status, reason), **more)
 
 

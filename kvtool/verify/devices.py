@@ -125,6 +125,5 @@ class _RpcServer:
             time.sleep(0.05)
 
     def end(self) -> None:
-        """End it, if it runs."""
         self._ending.close()
         self._running = None

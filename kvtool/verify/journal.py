@@ -50,7 +50,6 @@ class Journal:
             self._file.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        """The file as it should be, in place of what is there."""
         lines = [_line(key, finding) for key, finding in self._known.items()]
         fresh = self._file.with_name(f"{self._file.name}.new")
         with fresh.open("w", encoding="utf-8") as out:

@@ -47,7 +47,6 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
 
 
 def _cache(fa: str, type_: str) -> tuple[str, tuple[str, ...]]:
-    """The name of a cache, and its arguments."""
     return f"{type_}-fa-{fa}", ("-fa", fa, "-ctk", type_, "-ctv", type_)
 
 

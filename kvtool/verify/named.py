@@ -23,7 +23,6 @@ def unit_tests(cpp: Path) -> tuple[str, ...]:
 
 
 def known_tests(cpp: Path) -> tuple[str, ...]:
-    """Every name that an entry of series.toml may give in `tests`."""
     return (*CHECK_KINDS, *unit_tests(cpp))
 
 

@@ -101,7 +101,6 @@ class Verified(Result):
 
     @property
     def failure(self) -> KvtoolError | None:
-        """exit 8 when anything failed."""
         wrong = self.failed
         if not wrong and not any(f.outcome is CheckOutcome.PASSED for f in self.findings):
             return VerifyError(

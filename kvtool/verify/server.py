@@ -74,7 +74,6 @@ class LlamaServer:
 
     @property
     def log(self) -> str:
-        """All that the server wrote so far."""
         return self._log.read_text("utf-8", "replace")
 
     def _failed(self, what: str, why: str = "") -> VerifyError:
