@@ -32,15 +32,6 @@ Ensure = Callable[[Lock, Upstream], str]  # has an upstream in the cache; its ba
 
 
 @dataclass(frozen=True)
-class Spec:
-    """A parsed name. revision: "" for the working files; tag: "" for the lock's current one."""
-
-    revision: str
-    tag: str
-    tree: bool = False
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """A state of the series as commits base..head. revision: the full commit id, "" for working files or the tree.
 
@@ -56,30 +47,26 @@ class Snapshot:
     ids: dict[str, str]
 
 
-def parse_spec(name: str, lock: Lock) -> Spec:
-    """Take a name apart; whether a revision exists is not looked at."""
-    if name == TREE:
-        return Spec("", "", tree=True)
+def parse_name(name: str, lock: Lock) -> tuple[str, str]:
+    """The revision ("" for the working files) and the tag ("" for the current one); whether they exist is not known."""
     revision, colon, tag = name.rpartition(":")
-    if colon:
-        return Spec("" if revision == WORKING else revision, tag)
-    if name == WORKING or name in lock.upstreams:
-        return Spec("", "" if name == WORKING else name)
-    return Spec(name, "")
+    if not colon:
+        revision, tag = ("", name) if name in lock.upstreams else (name, "")
+    return "" if revision == WORKING else revision, tag
 
 
 def snapshot(project: Project, name: str, scratch: Scratch, ensure: Ensure) -> Snapshot:
     """Build the commits of a state in a throw-away repository. UsageError for a name that means nothing here."""
-    spec = parse_spec(name, load_lock(project.lock))
-    if spec.tree:
+    if name == TREE:
         return _tree(project, name)
+    revision, tag = parse_name(name, load_lock(project.lock))
     commit = ""
-    if spec.revision:
+    if revision:
         place = scratch.place()
-        commit = _extract(project, spec.revision, place)
+        commit = _extract(project, revision, place)
         project = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
     lock = load_lock(project.lock)
-    upstream = lock.upstream(spec.tag or None)
+    upstream = lock.upstream(tag or None)
     made = build(scratch, project, lock, upstream, lambda wanted: ensure(lock, wanted))
     return Snapshot(name, commit, upstream.tag, made.base, made.head, _missing(made.reports), _ids(made.reports))
 
