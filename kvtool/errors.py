@@ -7,6 +7,8 @@ shell. `kvtool bisect --at` speaks to git bisect run instead: 0 good, 1 bad, 125
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
@@ -144,3 +146,12 @@ class BisectAbort(KvtoolError):
 
     exit_code = 128
     code = "abort"
+
+
+@contextlib.contextmanager
+def writing(what: str, next_step: str = "") -> Iterator[None]:
+    """An OSError inside is a DiskError: `what` cannot be written."""
+    try:
+        yield
+    except OSError as err:
+        raise DiskError(f"cannot write {what}", why=str(err), next_step=next_step) from err

@@ -31,10 +31,9 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.options import Mirror
-from kvtool.project import Project
+from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport
-from kvtool.tree.series import read_text
 from kvtool.tree.status import write_json
 from kvtool.upstream import discover
 from kvtool.upstream.cache import Cache

@@ -11,7 +11,7 @@ import typer
 
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import DiskError, UsageError
+from kvtool.errors import UsageError, writing
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.series import load_patches, new_files
@@ -56,10 +56,8 @@ def create(source: Project, place: Path, *, empty: bool = False) -> Project:
     if there:
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
     made = Project(root, root / "patches", root / "cpp", root / "llama.cpp", source.cache)
-    try:
+    with writing(str(root), "name another place"):
         _write(source, made, empty=empty)
-    except OSError as err:
-        raise DiskError(f"cannot write {root}", why=str(err), next_step="name another place") from err
     return made
 
 

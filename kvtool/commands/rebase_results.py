@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from kvtool import markdown
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
-from kvtool.errors import ConflictError, DiskError, KvtoolError, NetworkError
+from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
 from kvtool.result import FileChange, PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk, PatchReport
 from kvtool.tree.rebase_plan import Rehearsal
@@ -197,19 +198,11 @@ class SpanResult(Result):
 
     def write_markdown(self, path: Path) -> None:
         """The table for a README. DiskError when the file cannot be written."""
-        lines = [
-            f"The series of {self.current}, moved onto each upstream; a number is how many hunks were applied.",
-            "",
-            f"| upstream | date | {' | '.join(self.ids)} | seconds |",
-            f"|---|---|{'---|' * len(self.ids)}---:|",
-        ]
-        for row in self.rows:
-            cells = " | ".join(self._cells(row))
-            lines.append(f"| {row.tag} | {row.date} | {cells} | {row.seconds:.1f} |")
-        try:
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        except OSError as err:
-            raise DiskError(f"cannot write {path}", why=str(err)) from err
+        title = f"The series of {self.current}, moved onto each upstream; a number is how many hunks were applied."
+        rows = [[row.tag, row.date, *self._cells(row), f"{row.seconds:.1f}"] for row in self.rows]
+        with writing(str(path)):
+            table = markdown.table(("upstream", "date", *self.ids, ">seconds"), rows)
+            path.write_text(f"{title}\n\n{table}", encoding="utf-8")
 
 
 def _counts(row: SpanRow) -> tuple[str, ...]:

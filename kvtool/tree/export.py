@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
-from kvtool.project import Project
+from kvtool.project import Project, read_text
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import NEW_FILES_SUBJECT, Blob, Builder, replay
 from kvtool.tree.checkout import applied_of
@@ -33,7 +33,6 @@ from kvtool.tree.series import (
     load_series,
     new_files,
     new_id,
-    read_text,
 )
 from kvtool.tree.status import Applied, Commit, changed_rows, commits_since
 from kvtool.tree.transaction import Change, written

@@ -17,7 +17,7 @@ import tomlkit
 from tomlkit.items import AoT, Table
 
 from kvtool.errors import UsageError
-from kvtool.project import Project
+from kvtool.project import Project, read_text
 from kvtool.tree.patchfile import Mail, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
@@ -149,14 +149,6 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
 
 def load_patches(project: Project) -> tuple[Patch, ...]:
     return parse_series(read_text(project.series), str(project.series))
-
-
-def read_text(path: Path) -> str:
-    """A text file of the project; UsageError when it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"cannot read {path}", why=str(err)) from err
 
 
 def hidden(path: str) -> bool:

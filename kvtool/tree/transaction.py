@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.console import Console
-from kvtool.errors import DiskError, TreeError
+from kvtool.errors import TreeError, writing
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import FileChange, read
@@ -205,9 +205,5 @@ def _stage(project: Project) -> Stage:
 
 
 def _put(stage: Stage, side: str) -> None:
-    try:
+    with writing("the project", "kvtool rebase --continue, or kvtool rebase --abort"):
         stage.put(side)
-    except OSError as err:
-        raise DiskError(
-            "cannot write the project", why=str(err), next_step="kvtool rebase --continue, or kvtool rebase --abort"
-        ) from err

@@ -17,7 +17,7 @@ from pathlib import Path
 import filelock
 
 from kvtool.console import Console
-from kvtool.errors import DiskError, LockError
+from kvtool.errors import LockError, writing
 from kvtool.gitcmd import Git
 from kvtool.upstream.lock import Upstream
 
@@ -35,7 +35,7 @@ def base_commit(git: Git, tree: str, tag: str) -> str:
 @contextlib.contextmanager
 def guard(path: Path, console: Console, what: str) -> Iterator[None]:
     """Hold an inter-process lock; says so when it has to wait. The system releases it when the holder dies."""
-    try:
+    with writing(str(path.parent), "set KVTOOL_CACHE to a writable directory"):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
         try:
@@ -43,10 +43,6 @@ def guard(path: Path, console: Console, what: str) -> Iterator[None]:
         except filelock.Timeout:
             console.step(f"waiting: another kvtool works on {what}")
             lock.acquire()
-    except OSError as err:
-        raise DiskError(
-            f"cannot write {path.parent}", why=str(err), next_step="set KVTOOL_CACHE to a writable directory"
-        ) from err
     try:
         yield
     finally:
@@ -75,10 +71,8 @@ class Cache:
         """Hold the cache; yields an empty scratch directory that is removed at the end."""
         with guard(self.root / "cache.lock", console, "the cache"):
             self._sweep()
-            try:
+            with writing(str(self.root)):
                 scratch = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
-            except OSError as err:
-                raise DiskError(f"cannot write {self.root}", why=str(err)) from err
             try:
                 yield scratch
             finally:

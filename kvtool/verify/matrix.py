@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kvtool import markdown
 from kvtool.result import CheckOutcome
 from kvtool.verify.checks import CLASS_TOYS, Check, Finding, failed, named_toys, passed
 
@@ -140,13 +141,11 @@ def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
     columns = [
         (cache, storage) for cache in caches for storage in storages if any(row[cache, storage] for row in by.values())
     ]
-    heads = ["memory class", "models", *(f"{_title(cache)}, {_storage(storage)}" for cache, storage in columns)]
-    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    heads = ["memory class", ">models", *(f">{_title(cache)}, {_storage(storage)}" for cache, storage in columns)]
     known = [name for name in order if name in by]
-    for name in [*known, *sorted(set(by) - set(known))]:
-        cells = [_cell(by[name][column]) for column in columns]
-        lines.append("| " + " | ".join([name, str(len(models[name])), *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    names = [*known, *sorted(set(by) - set(known))]
+    rows = [[name, str(len(models[name])), *(_cell(by[name][column]) for column in columns)] for name in names]
+    return markdown.table(heads, rows)
 
 
 def pairs(findings: Iterable[Finding]) -> str:
