@@ -110,11 +110,10 @@ class Git:
         self.repo = repo.absolute()
 
     @classmethod
-    def create(cls, repo: Path, *options: str) -> Git:
-        """A new repository, bare unless options say otherwise."""
+    def create(cls, repo: Path, *, bare: bool = True) -> Git:
         repo.mkdir(parents=True, exist_ok=True)
         git = cls(repo)
-        git.run("init", "--quiet", *(options or ("--bare",)), ".")
+        git.run("init", "--quiet", *(["--bare"] if bare else []), ".")
         return git
 
     def run(

@@ -14,10 +14,7 @@ from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout
 from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines
-from kvtool.tree.rebase_plan import bases, build
-from kvtool.tree.series import load_series
-from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import load_lock
+from kvtool.tree.rebase_plan import Workshop
 
 
 @dataclass(frozen=True)
@@ -79,27 +76,15 @@ def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
 
 def run(project: Project, console: Console, tag: str | None = None, mirror: str | None = None) -> ApplyResult:
     """Fetches the upstream when the cache does not have it."""
-    lock = load_lock(project.lock)
-    upstream = lock.upstream(tag)
-    series = load_series(project, lock, upstream)
-    cache = Cache(project.cache)
-    base_of = bases(cache, lock, console, mirror)
-    base = base_of(upstream)
-    outcome = checkout.bring(
-        project,
-        console,
-        cache,
-        series,
-        lambda scratch: build(scratch, project, lock, upstream, base_of),
-        pinned=tag is not None,
-    )
+    shop = Workshop(project, console, mirror)
+    upstream = shop.lock.upstream(tag)
+    base = shop.base(upstream)  # what takes long comes before the tree is locked
+    outcome = checkout.bring(shop, upstream, pinned=tag is not None)
     applied, replayed = outcome.applied, outcome.replayed
     reports = applied.patches if applied else replayed.reports if replayed else ()
-    lines = upstream_lines(reports)
-    if applied is None:
-        return ApplyResult(upstream.tag, project.tree, "conflict", base, "", 0, lines, reports)
-    word = "created" if outcome.created else "unchanged" if replayed is None else "moved"
-    return ApplyResult(upstream.tag, project.tree, word, base, applied.head, outcome.changed, lines, reports)
+    word = "created" if outcome.created else "unchanged" if replayed is None else "moved" if applied else "conflict"
+    head, lines = applied.head if applied else "", upstream_lines(reports)
+    return ApplyResult(upstream.tag, project.tree, word, base, head, outcome.changed, lines, reports)
 
 
 def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:

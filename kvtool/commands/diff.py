@@ -15,9 +15,7 @@ from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import compare
 from kvtool.tree.compare import Snapshot
-from kvtool.tree.rebase_plan import bases
-from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, Upstream
+from kvtool.tree.rebase_plan import Workshop
 
 
 @dataclass(frozen=True)
@@ -72,17 +70,12 @@ def run(
     project: Project, console: Console, before: str, after: str, *, code: bool = False, mirror: str | None = None
 ) -> DiffResult:
     """Build both states in a throw-away repository and compare them. code: the code instead of the patches."""
-    cache = Cache(project.cache)
-
-    def ensure(lock: Lock, upstream: Upstream) -> str:
-        return bases(cache, lock, console, mirror)(upstream)
-
-    names = (before, after)
-    repositories = [cache.repo]
+    shop, names = Workshop(project, console, mirror), (before, after)
+    repositories = [shop.cache.repo]
     if compare.TREE in names and (project.tree / ".git").exists():
         repositories.append(project.tree)
     with scratch_repository(*repositories) as scratch:
-        old, new = (compare.snapshot(project, name, scratch, ensure) for name in names)
+        old, new = (compare.snapshot(shop, name, scratch) for name in names)
         ranges = (old.base, old.head), (new.base, new.head)
         ids = {**old.ids, **new.ids}
         pairs = compare.range_diff(scratch.git, *ranges, lambda commit, subject: ids.get(commit) or subject)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -16,16 +15,15 @@ from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageEr
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
 from kvtool.result import FileChange, Result
-from kvtool.tree.apply import Replayed, commits_of
+from kvtool.tree.apply import commits_of
 from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
 from kvtool.tree.export import Folded, changes, fold
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS
-from kvtool.tree.rebase_plan import bases, build
-from kvtool.tree.series import Series, load_series
+from kvtool.tree.rebase_plan import Workshop
+from kvtool.tree.series import Series
 from kvtool.tree.status import Applied, TreeState, not_clean, tree_state, write_applied
 from kvtool.tree.transaction import Change, Stage, written
 from kvtool.upstream.cache import Cache, guard, tree_lock
-from kvtool.upstream.lock import Lock, load_lock
 
 
 @dataclass(frozen=True)
@@ -72,15 +70,14 @@ class _Source:
     git: Git
     state: TreeState
     applied: Applied
-    lock: Lock
+    shop: Workshop
     series: Series
     stage: Stage
-    build: Callable[[Project], tuple[Series, Replayed]]
 
     @property
     def was(self) -> dict[str, bytes]:
         """The patches as they were moved to another upstream than the locked one."""
-        if self.applied.tree == self.lock.upstream().tree:
+        if self.applied.tree == self.shop.lock.upstream().tree:
             return {}
         made = commits_of(self.git, self.applied.base, self.applied.head)
         return {report.id: made[report.commit].diff for report in self.applied.patches if report.commit}
@@ -96,21 +93,16 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
         raise not_clean(TreeState(state.path, applied, state.head, dirty=state.dirty, operation=state.operation))
-    lock, stage = load_lock(project.lock), Stage(project, "export")
-    upstream, base = lock.upstream(applied.tag), applied.base
-    fetch = bases(Cache(project.cache), lock, console)
-
-    def made(of: Project) -> tuple[Series, Replayed]:
-        known = build(scratch, of, lock, upstream, lambda up: base if up.tag == upstream.tag else fetch(up))
-        return load_series(of, lock, upstream), known
-
-    series = load_series(project, lock, upstream)
+    shop, stage = Workshop(project, console), Stage(project, "export")
+    upstream = shop.lock.upstream(applied.tag)
+    shop.known[upstream.tag] = applied.base
+    series = shop.series(upstream)
     explained = stage.path.exists() and not stage.edited()
     if series.digest != applied.digest and not explained:
-        replayed = made(project)[1]
+        replayed = shop.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.git.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)
-    return _Source(scratch.git, state, applied, lock, series, stage, made)
+    return _Source(scratch.git, state, applied, shop, series, stage)
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
@@ -156,7 +148,8 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
 
 def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change, ...], scratch: Scratch) -> str:
     """Try it, write, then let the branch and the state follow (the tree's files are the same, none is touched)."""
-    series, replayed = source.build(written(project, todo, scratch.place()))
+    shop = source.shop.of(written(project, todo, scratch.place()))
+    series, replayed = shop.series(source.series.upstream), shop.build(scratch, source.series.upstream)
     if not replayed.complete or replayed.tree != folded.tree:
         raise KvtoolError("the exported series does not give the tree back", why="this is a bug; nothing was written")
     git = Git(project.tree)

@@ -11,12 +11,10 @@ from kvtool.errors import KvtoolError, UsageError
 from kvtool.gitcmd import scratch_repository
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.rebase_plan import BaseOf, Choices, Rehearsal, bases, rehearse_project
+from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
 from kvtool.tree.series import load_patches
-from kvtool.upstream import discover
-from kvtool.upstream.cache import Cache
 from kvtool.upstream.history import History
-from kvtool.upstream.lock import Lock, Upstream, load_lock
+from kvtool.upstream.lock import Upstream
 
 
 def run(project: Project, console: Console, options: RebaseOptions) -> Result:
@@ -54,24 +52,21 @@ def _check(options: RebaseOptions) -> None:
 # --- without touching anything -----------------------------------------------------------------------------------
 
 
-def _rehearse(project: Project, lock: Lock, upstream: Upstream, base_of: BaseOf, options: RebaseOptions) -> Rehearsal:
+def _rehearse(shop: Workshop, upstream: Upstream, options: RebaseOptions) -> Rehearsal:
     choices = Choices({}, *(frozenset(names) for names in (options.skip, options.drop, options.accept)))
-    keep_going = options.keep_going or options.all
-    with scratch_repository(Cache(project.cache).repo) as scratch:
-        return rehearse_project(scratch, project, lock, upstream, base_of, choices=choices, keep_going=keep_going)
+    with scratch_repository(shop.cache.repo) as scratch:
+        return shop.rehearse(scratch, upstream, choices=choices, keep_going=options.keep_going or options.all)
 
 
 def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: str) -> RebaseResult:
-    cache, lock = Cache(project.cache), load_lock(project.lock)
+    shop = Workshop(project, console, options.mirror)
     refuse_unknown(project, options.named)
-    lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
-    locked = bases(cache, lock, console, options.mirror)(lock.upstream())
-    known = {lock.current: locked, tag: fetched.commit}
-    done = _rehearse(project, lock, fetched.upstream, lambda upstream: known[upstream.tag], options)
-    history = History.between(options.mirror, lock.upstream(), fetched.upstream)
+    upstream, locked = shop.find(tag), shop.lock.upstream()
+    done = _rehearse(shop, upstream, options)
+    history = History.between(options.mirror, locked, upstream)
     return RebaseResult(
         tag=tag,
-        previous=lock.current,
+        previous=locked.tag,
         tree=project.tree,
         outcome="rehearsed",
         head=done.head if done.complete else "",
@@ -83,15 +78,14 @@ def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: st
 
 def _span(project: Project, console: Console, options: RebaseOptions) -> SpanResult:
     """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
-    cache, lock = Cache(project.cache), load_lock(project.lock)
-    base_of = bases(cache, lock, console, options.mirror)
-    base_of(lock.upstream())
-    rows = []
+    shop, rows = Workshop(project, console, options.mirror), []
+    lock = shop.lock
+    shop.base(lock.upstream())
     with console.progress("rehearsing", len(lock.upstreams)) as bar:
         for number, (tag, upstream) in enumerate(lock.upstreams.items()):
             bar.update(number, tag)
             try:
-                rows.append(span_row(upstream, _rehearse(project, lock, upstream, base_of, options)))
+                rows.append(span_row(upstream, _rehearse(shop, upstream, options)))
             except KvtoolError as err:
                 rows.append(span_row(upstream, err))
     ids = tuple(patch.id for patch in load_patches(project))

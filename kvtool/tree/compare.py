@@ -23,12 +23,11 @@ from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import PatchReport
 from kvtool.tree.patchfile import DIFF_FLAGS
-from kvtool.tree.rebase_plan import Rehearsal, build
+from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.status import kvtool_dir, not_clean, tree_state
-from kvtool.upstream.lock import Lock, Upstream, load_lock
+from kvtool.upstream.lock import Lock
 
 WORKING, TREE = ".", "tree"
-Ensure = Callable[[Lock, Upstream], str]  # has an upstream in the cache; its base commit
 
 
 @dataclass(frozen=True)
@@ -55,19 +54,19 @@ def parse_name(name: str, lock: Lock) -> tuple[str, str]:
     return "" if revision == WORKING else revision, tag
 
 
-def snapshot(project: Project, name: str, scratch: Scratch, ensure: Ensure) -> Snapshot:
+def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
     """Build the commits of a state in a throw-away repository. UsageError for a name that means nothing here."""
     if name == TREE:
-        return _tree(project, name)
-    revision, tag = parse_name(name, load_lock(project.lock))
+        return _tree(shop.project, name)
+    revision, tag = parse_name(name, shop.lock)
     commit = ""
     if revision:
         place = scratch.place()
-        commit = _extract(project, revision, place)
-        project = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
-    lock = load_lock(project.lock)
-    upstream = lock.upstream(tag or None)
-    made = build(scratch, project, lock, upstream, lambda wanted: ensure(lock, wanted))
+        commit = _extract(shop.project, revision, place)
+        there = replace(shop.project, root=place, patches=place / "patches", cpp=place / "cpp")
+        shop = Workshop(there, shop.console, shop.mirror)
+    upstream = shop.lock.upstream(tag or None)
+    made = shop.build(scratch, upstream)
     return Snapshot(name, commit, upstream.tag, made.base, made.head, _missing(made.reports), _ids(made.reports))
 
 

@@ -22,7 +22,7 @@ from kvtool.result import PatchOutcome
 from kvtool.tree.apply import NEW_FILES_SUBJECT, Blob, Builder, replay
 from kvtool.tree.checkout import applied_of
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
-from kvtool.tree.rebase_plan import Based, Rehearsal
+from kvtool.tree.rebase_plan import Based, Rehearsal, Workshop
 from kvtool.tree.series import (
     Series,
     Step,
@@ -30,7 +30,6 @@ from kvtool.tree.series import (
     hidden,
     limit_series,
     load_patches,
-    load_series,
     new_files,
     new_id,
 )
@@ -310,14 +309,13 @@ def _identity(mail: Mail) -> tuple[object, ...]:
 # --- a series that was moved to another upstream -----------------------------------------------------------------
 
 
-def rebased(
-    project: Project, scratch: Scratch, lock: Lock, new: Based, done: Rehearsal
-) -> tuple[tuple[Change, ...], Applied]:
+def rebased(shop: Workshop, scratch: Scratch, new: Based, done: Rehearsal) -> tuple[tuple[Change, ...], Applied]:
     """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
 
     A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
     (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one.
     """
+    project, lock = shop.project, shop.lock
     found = _patch_files(scratch, new, done)
     text = read_text(project.series)
     if (fresh := _series_text(project, text, lock, done)) != text:
@@ -327,7 +325,7 @@ def rebased(
         found.append(Change("patches/upstream.lock", "change", fresh.encode()))
     order = {"patches/series.toml": 1, "patches/upstream.lock": 2}
     found.sort(key=lambda change: 3 if change.content is None else order.get(change.path, 0))
-    series = load_series(written(project, found, scratch.place()), lock, new.series.upstream)
+    series = shop.of(written(project, found, scratch.place())).series(new.series.upstream)
     replayed = replay(scratch, new.commit, series)
     if not replayed.complete or replayed.tree != done.tree:
         raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
