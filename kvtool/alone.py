@@ -1,7 +1,5 @@
 """Work that two kvtools must not do in one directory at once."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

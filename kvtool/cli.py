@@ -35,8 +35,6 @@ works anywhere. Import Env (from kvtool.env) at run time, not under TYPE_CHECKIN
 heavy libraries inside run(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import importlib

@@ -4,8 +4,6 @@ Results go to stdout: a human rendering, or with --json one document and nothing
 progress, commands, errors) goes to stderr, so that stdout can be piped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -51,7 +49,7 @@ class _Bar:
 class _Lines:
     """Elsewhere: a line now and then."""
 
-    def __init__(self, console: Console, text: str, total: float | None) -> None:
+    def __init__(self, console: "Console", text: str, total: float | None) -> None:
         self._console, self._text, self._total = console, text, total
         self._last, self._said = time.monotonic(), text
 

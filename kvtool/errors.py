@@ -5,8 +5,6 @@ Exit codes: 0 ok, 1 internal (also a full disk), 2 usage, 3 conflict, 4 stale or
 shell. `kvtool bisect --at` speaks to git bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any, ClassVar

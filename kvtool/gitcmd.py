@@ -4,8 +4,6 @@ And where it works: whatever is built is built in a scratch repository, which se
 give() then hands over what is wanted of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -13,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from kvtool import process
 from kvtool.errors import DiskError, KvtoolError, MissingToolError
@@ -110,7 +109,7 @@ class Git:
         self.repo = repo.absolute()
 
     @classmethod
-    def create(cls, repo: Path, *, bare: bool = True) -> Git:
+    def create(cls, repo: Path, *, bare: bool = True) -> Self:
         repo.mkdir(parents=True, exist_ok=True)
         git = cls(repo)
         git.run("init", "--quiet", *(["--bare"] if bare else []), ".")

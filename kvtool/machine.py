@@ -1,7 +1,5 @@
 """What this machine is and has: what a measurement needs to know before it starts, and to say afterwards."""
 
-from __future__ import annotations
-
 import os
 import platform
 from dataclasses import dataclass

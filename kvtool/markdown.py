@@ -1,7 +1,5 @@
 """Tables for files that people read on the web."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

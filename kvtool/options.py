@@ -4,8 +4,6 @@ A command takes its options one by one, or as a frozen dataclass whose fields ar
 There a tuple is an option that may be given several times, and Flags are several options for one word.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping

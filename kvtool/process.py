@@ -5,8 +5,6 @@ servers. The executable is resolved first, so that a missing one is a clear erro
 captured run shows its output in the error; a streamed one has shown it already, so the caller decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

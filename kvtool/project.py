@@ -1,7 +1,5 @@
 """Where things are: the project (patches/ and cpp/), the patched tree, the user-wide cache."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What commands return: frozen data that the edge renders, as a table for people or as one JSON document."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import itertools
@@ -103,6 +101,6 @@ class Result:
             doc["error"] = failure.to_json()
         return doc
 
-    def render(self, console: Console) -> None:
+    def render(self, console: "Console") -> None:
         """Say it to a person, through console.line() and console.table()."""
         raise NotImplementedError

@@ -1,7 +1,5 @@
 """The bars: what was promised of the dynamic cache, against what was measured."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

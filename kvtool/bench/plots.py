@@ -1,7 +1,5 @@
 """Plots: memory against tokens, growth against what the machine can do. The only importer of matplotlib."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What bench returns, its tables, the same ones for a terminal and for bench.md, and the files that --out writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

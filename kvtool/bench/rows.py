@@ -1,7 +1,5 @@
 """Medians of what was measured of memory, as rows: what the bars, the tables, the files and the plots show."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Start kv-bench, process after process, and collect what it says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What one run of kv-bench says, as data. Sizes in bytes, times in seconds unless a name ends in _us."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run a build plan: configure when needed, then ninja with a live progress bar. Errors show the failing command."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json

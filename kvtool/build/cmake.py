@@ -4,8 +4,6 @@ Pure: nothing here runs anything, so that `kvtool build --dry-run` and the tests
 builder.py runs a plan.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

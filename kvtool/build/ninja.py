@@ -10,8 +10,6 @@ command printed (warnings), and for a failed step
 Several steps fail when several run at once. The total changes on the way when CMake runs again.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Checked before anything starts, so that a machine that cannot build a backend gets one error with everything it lacks.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

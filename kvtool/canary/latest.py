@@ -1,7 +1,5 @@
 """Which tag is upstream's newest. Asked of the remote where it can be reached, else of the lock."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """`kvtool apply`: make the patched tree what patches/ and cpp/ say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """`kvtool bench`: what a static cache and the two kinds of dynamic ones cost, side by side in one run."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvtool bisect`: on which upstream does a patch stop applying?"""
 
-from __future__ import annotations
-
 import enum
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`kvtool build`: configure and build the patched tree."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Sequence

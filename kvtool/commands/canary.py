@@ -1,7 +1,5 @@
 """`kvtool canary`: does the series still hold on upstream's newest tag? One report, for CI."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

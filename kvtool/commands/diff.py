@@ -1,7 +1,5 @@
 """`kvtool diff`: what became of the series between two states of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

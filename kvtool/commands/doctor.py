@@ -1,7 +1,5 @@
 """`kvtool doctor`: can this machine run the main job, and what would each missing thing take?"""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`kvtool export`: take the commits of the patched tree back into patches/ and cpp/."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvtool fetch`: have a pinned upstream in the user-wide cache."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """`kvtool init`: a project of the user's own."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvtool lint`: are series.toml, the patches, cpp/ and the lock right, each alone and against each other?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

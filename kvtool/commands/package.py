@@ -1,7 +1,5 @@
 """`kvtool package`: an archive of a build that somebody else can unpack and run."""
 
-from __future__ import annotations
-
 import platform
 import tempfile
 import time

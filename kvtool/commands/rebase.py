@@ -1,7 +1,5 @@
 """`kvtool rebase`: move the series to another upstream, and tell what becomes of each patch."""
 
-from __future__ import annotations
-
 from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
 from kvtool.commands.rebase_tree import RebaseOptions, begin, refuse_unknown, resume, with_history

@@ -1,7 +1,5 @@
 """What `kvtool rebase` answers: one rebase, or the table over every upstream of the lock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """A rebase in the patched tree: begin, stop for a person, go on, give up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`kvtool status`: what the patched tree is, compared with patches/, cpp/ and the lock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

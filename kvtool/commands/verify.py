@@ -1,7 +1,5 @@
 """`kvtool verify`: is the dynamic cache equal to the static one, bit for bit and text for text?"""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The steps of `kvtool verify`: what is built and made for it, and each kind of comparison."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import os

@@ -1,7 +1,5 @@
 """Lint of a whole project: series.toml, the lock, patches/, cpp/, each alone and against each other."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from kvtool.errors import KvtoolError

@@ -1,7 +1,5 @@
 """What goes into the archive of a build: programs, the libraries they need, licences, the series, a manifest."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -3,12 +3,10 @@
 A conflict is an outcome, not an exception: every patch is tried, and each gets a report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch
@@ -39,7 +37,7 @@ class FailedHunk:
     behind: str = ""
 
     @classmethod
-    def of(cls, hunk: Hunk, reason: str) -> FailedHunk:
+    def of(cls, hunk: Hunk, reason: str) -> Self:
         return cls(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.heading}".strip(), reason)
 
     def __str__(self) -> str:

@@ -6,8 +6,6 @@ run finds it, puts the old state back and begins anew. A tree that does not exis
 renamed into it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -10,8 +10,6 @@ They are compared by git's range-diff, with the patches' own names deciding what
 how alike they are, and takes a small patch of which a line changed for a removed and an added one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace

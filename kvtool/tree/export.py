@@ -5,8 +5,6 @@ patch: a commit that apply made, or with the same subject, is that patch; `fixup
 amend!) is folded into it; any other commit that touches upstream's files is a new patch, at its place in the order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -12,8 +12,6 @@ Whatever comes out is held against placement.py, hunk by hunk, and a hunk in the
 where it landed and where it belongs.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Patch files: mails as `git format-patch` writes them. Parse them, take their diff apart, down to the lines. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from email import policy

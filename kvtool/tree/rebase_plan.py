@@ -10,13 +10,12 @@ applied takes `head`: its commits are those that `kvtool apply` makes after the 
 asks for the series on some upstream.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from kvtool.console import Console
 from kvtool.errors import ConflictError, NetworkError, TreeError, UsageError
@@ -142,7 +141,7 @@ class Workshop:
         self.lock, self.cache = load_lock(project.lock), Cache(project.cache)
         self.known: dict[str, str] = {}
 
-    def of(self, project: Project) -> Workshop:
+    def of(self, project: Project) -> Self:
         """The same for another copy of the project."""
         other = copy.copy(self)
         other.project = project

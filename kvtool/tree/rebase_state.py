@@ -12,8 +12,6 @@ the checkout moves. The patches that were moved need no state: moving them again
 Nobody's edits are thrown away: before the checkout moves on or back, what it holds becomes a commit, kept by a ref.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -4,8 +4,6 @@ The rule for cpp/: every file below it stands for the file at the same path in l
 that start with a dot or end with a tilde.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The patched tree: what was put there, what state it is in, and why each patch is what it is. Changes nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass

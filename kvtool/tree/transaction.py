@@ -4,8 +4,6 @@ What will be written, and what was there, is first put aside (a Stage in the tre
 and the files follow. So whoever was killed on the way can be completed or taken back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Take upstream's tree out of a package: a file out of an npm tarball, a folder of a source archive into git."""
 
-from __future__ import annotations
-
 import lzma
 import shutil
 import tarfile

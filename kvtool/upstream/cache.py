@@ -5,8 +5,6 @@ A tree enters in this order: downloaded into tmp/, verified, objects copied, ref
 leaves nothing but garbage in tmp/ and unreferenced objects, which the next holder of the lock removes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import shutil

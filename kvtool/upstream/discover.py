@@ -1,7 +1,5 @@
 """Fetch a tag that patches/upstream.lock does not know, and take the tree it has for its identity."""
 
-from __future__ import annotations
-
 import os
 
 from kvtool.console import Console

@@ -13,8 +13,6 @@
 archive). `integrity` is the archive's digest, sha512-<base64> or sha256-<hex>; optional, since the tree id decides.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Every source delivers into a scratch repository and is then held against the loc
 The registries' ordinary clients (npm, pip) fetch the packages: they know their registry, their proxy and their login.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -11,8 +11,6 @@ A Check is one comparison of a static with a dynamic cache; a Finding is what ca
 - preset: CMake reads the tree's presets, and the one for Metal is among them (`--patch` only)
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

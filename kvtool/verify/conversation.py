@@ -10,8 +10,6 @@ most (measured over 120 starts). So concurrent requests are compared with those 
 at least, and a dynamic answer must be one that a static run gave. What static cannot repeat is unstable, not equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The RPC server stands in, on any machine, for a device whose memory is not the h
 through backend calls, as it does with Metal and CUDA.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -6,8 +6,6 @@
 - A toy with an MTP layer more, which drafts in a context with cells of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ what failed, could not be done or was done in part runs again, and so does what 
 was cut off.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

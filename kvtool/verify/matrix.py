@@ -7,8 +7,6 @@ whatever their type). Each combination runs the checks that touch what it change
 --matrix runs all checks on the usual cache. Pure: models in, checks out; findings in, a table out.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -11,8 +11,6 @@ All weights are random and all of it is deterministic: the same binaries and see
 - cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

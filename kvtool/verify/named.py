@@ -1,7 +1,5 @@
 """The tests that series.toml names for a patch: verify's kinds of check by their name, C++ unit tests by theirs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path

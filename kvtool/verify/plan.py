@@ -1,7 +1,5 @@
 """Which checks verify runs. Pure: models and options in, checks out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,19 +1,15 @@
 """The result of verify: what a person reads in ten seconds, and what a machine wants to know."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from kvtool.console import Console
 from kvtool.errors import KvtoolError, VerifyError
 from kvtool.result import CheckOutcome, Result
 from kvtool.verify.checks import Finding
-
-if TYPE_CHECKING:
-    from kvtool.console import Console
 
 # The classes in the order of how many models have them; what is not named here follows by name.
 CLASS_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")

@@ -1,7 +1,5 @@
 """Run checks: kv-check over many models at a time, the memory measurement; texts.py has the programs that write."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence

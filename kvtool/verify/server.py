@@ -4,8 +4,6 @@ Nothing here compares anything (kvtool/verify/texts.py does); a server that does
 is a VerifyError that shows the end of its log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -4,8 +4,6 @@ Equal texts are a weaker proof than kv-check's equal bits, and they prove someth
 pass the flag on. The server has a conversation to itself, in conversation.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

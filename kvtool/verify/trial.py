@@ -1,7 +1,5 @@
 """How a check is run: whatever its program does, the answer is a Finding, with the seconds that it took."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time
