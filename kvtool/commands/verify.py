@@ -6,15 +6,14 @@ from pathlib import Path
 
 from kvtool.alone import alone
 from kvtool.commands import build
-from kvtool.commands.verify_steps import Options, compare, prepare, run_named
+from kvtool.commands.verify_steps import Options, Verification, kinds_of, programs
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.project import Project
-from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import devices, junit, matrix, named
+from kvtool.verify import devices, junit, matrix
 from kvtool.verify.checks import Finding
 from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
 
@@ -44,26 +43,26 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     options.refuse_contradictions()
     for file in filter(None, (options.junit, options.markdown)):
         _must_be_writable(file)
-    kinds = named.tests_of(load_patches(project), options.patch, project.cpp) if options.patch else None
-    bench = prepare(project, console, options, kinds)
+    kinds = kinds_of(project, options)
+    bin_dir, work = programs(project, console, options, kinds), project.tree / "build" / "verify"
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
-    bench.work.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
     with (
-        alone(bench.work, VerifyError, "verify is running"),
-        devices.device(options.backend, bench.bin_dir, bench.work, options.jobs or build.default_jobs()) as on,
+        alone(work, VerifyError, "verify is running"),
+        devices.device(options.backend, bin_dir, work, options.jobs or build.default_jobs()) as on,
     ):
-        everything = run_named(bench, project, console, kinds) if kinds is not None else []
-        everything += compare(bench, console, options, on, tag, kinds)
+        under_way = Verification(project, console, options, kinds, bin_dir, work, on)
+        everything = under_way.run(tag)
     if options.junit is not None:
         junit.write(options.junit, everything)
     if options.markdown is not None:
         _write_markdown(options.markdown, everything)
-    bench.told.close()
+    under_way.told.close()
     return Verified(
         tag,
         options.mode,
-        bench.bin_dir,
+        bin_dir,
         class_rows(everything),
         tuple(everything),
         options.junit,

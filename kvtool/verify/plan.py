@@ -68,11 +68,6 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
     return planned
 
 
-def only(kinds: frozenset[str] | None, planned: Sequence[Check]) -> list[Check]:
-    """The checks of these kinds; None: all."""
-    return [check for check in planned if kinds is None or check.kind in kinds]
-
-
 def on_device(label: str, args: Sequence[str], planned: Sequence[Check]) -> list[Check]:
     """The checks, on a device: its label in their ids, its arguments at the end of theirs."""
     suffix = f"/{label}" if label else ""
