@@ -58,6 +58,11 @@ def which(name: str) -> Path | None:
     return Path(found) if found else None
 
 
+def program_in(folder: Path, name: str) -> Path | None:
+    """A program in a folder, by the name that it has on this system."""
+    return next((file for file in (folder / name, folder / f"{name}.exe") if file.is_file()), None)
+
+
 def _resolve(argv: Sequence[str | Path]) -> list[str]:
     out = [str(a) for a in argv]
     if os.sep not in out[0] and (os.altsep is None or os.altsep not in out[0]):

@@ -117,10 +117,8 @@ def version_of(path: Path) -> str | None:
 
 def beside_python(name: str) -> Path | None:
     """A program of this Python environment first (cmake and ninja are kvtool's own requirements), then on PATH."""
-    for candidate in (Path(sys.executable).parent / name, Path(sys.executable).parent / f"{name}.exe"):
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return candidate
-    return process.which(name)
+    beside = process.program_in(Path(sys.executable).parent, name)
+    return beside if beside and os.access(beside, os.X_OK) else process.which(name)
 
 
 def look(name: str, path: Path | None, hints: Hints, missing: str = "") -> Tool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvtool import machine
+from kvtool import machine, process
 from kvtool.alone import alone
 from kvtool.bench import bars, plots, report, rows, runs
 from kvtool.bench.report import Benched
@@ -79,8 +79,7 @@ def _check(options: Options) -> None:
 
 def _program(project: Project, console: Console, options: Options) -> Path:
     directory = options.bin_dir or build.run(project, console, build.Options(targets=(cmake.BENCH_TARGET,))).bin_dir
-    names = (cmake.BENCH_TARGET, f"{cmake.BENCH_TARGET}.exe")
-    found = next((f for name in names if (f := directory.absolute() / name).is_file()), None)
+    found = process.program_in(directory.absolute(), cmake.BENCH_TARGET)
     if found is None:
         raise MeasureError(f"kv-bench is not in {directory}", next_step="kvtool build --target kv-bench")
     return found

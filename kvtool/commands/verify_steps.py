@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from kvtool import process
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
@@ -114,9 +115,8 @@ class Verification:
 
     def program(self, name: str) -> Path:
         """A program in bin_dir. Raises VerifyError when it is not there."""
-        for file in (self.bin_dir / name, self.bin_dir / f"{name}.exe"):
-            if file.is_file():
-                return file
+        if found := process.program_in(self.bin_dir, name):
+            return found
         raise VerifyError(f"{name} is not in {self.bin_dir}", next_step="kvtool build, without --target")
 
     def _units(self) -> list[Finding]:
