@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool import process
-from kvtool.alone import alone
 from kvtool.build import ninja
 from kvtool.build.cmake import PAGE_ON, Plan
 from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
+from kvtool.locks import alone
 
 _STAMP = "kvtool-configure.json"
 

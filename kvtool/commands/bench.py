@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from kvtool import machine, process
-from kvtool.alone import alone
 from kvtool.bench import bars, plots, report, rows, runs
 from kvtool.bench.report import Benched
 from kvtool.build import cmake
@@ -16,6 +15,7 @@ from kvtool.commands import build
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import MeasureError, UsageError
+from kvtool.locks import alone
 from kvtool.options import BinDir
 from kvtool.project import Project
 from kvtool.upstream.lock import load_lock

@@ -85,11 +85,6 @@ class Built(builder.Outcome, Result):
         console.line(f"programs: {self.bin_dir}")
 
 
-def default_jobs() -> int:
-    """The cores this process may use."""
-    return cores()
-
-
 def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cmake.Plan:
     """The plan; UsageError for a preset or a number of jobs that does not exist."""
     if options.preset not in cmake.PRESETS:
@@ -109,7 +104,7 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
         backend=options.backend,
         preset=options.preset,
         system=platform.system(),
-        jobs=options.jobs or default_jobs(),
+        jobs=options.jobs or cores(),
         targets=options.targets,
         defines=parse_defines(options.defines),
         page=page,

@@ -11,6 +11,7 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git, Scratch
+from kvtool.locks import hold_tree
 from kvtool.project import Project
 from kvtool.result import FileChange, Result
 from kvtool.tree.apply import commits_of
@@ -21,7 +22,7 @@ from kvtool.tree.rebase_plan import Workshop
 from kvtool.tree.series import Series
 from kvtool.tree.status import Applied, TreeState, not_clean, tree_state, write_applied
 from kvtool.tree.transaction import Change, Stage, written
-from kvtool.upstream.cache import Cache, guard, tree_lock
+from kvtool.upstream.cache import Cache
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
         raise not_clean(TreeState(project.tree, None))
     cache = Cache(project.cache)
     with (
-        guard(tree_lock(cache.root, project.tree), console, str(project.tree)),
+        hold_tree(project, console),
         # what .git/config and .git/info/attributes of the tree say stays out of patches
         scratch_below(project.tree, project.tree, cache.repo) as scratch,
     ):

@@ -10,6 +10,7 @@ from kvtool.commands.rebase_results import RebaseResult
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git
+from kvtool.locks import hold_tree
 from kvtool.options import Mirror
 from kvtool.project import Project
 from kvtool.tree import checkout, rebase_state, transaction
@@ -21,7 +22,6 @@ from kvtool.tree.rebase_plan import Based, Rehearsal, Stop, Workshop, rehearse
 from kvtool.tree.rebase_state import RebaseState
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import branch_of, require_applied
-from kvtool.upstream.cache import guard, tree_lock
 from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import load_lock
 from kvtool.upstream.pin import with_upstream
@@ -104,7 +104,7 @@ def begin(project: Project, console: Console, options: RebaseOptions, tag: str) 
     if outcome.applied is None:
         assert outcome.replayed is not None
         raise conflict_error(outcome.replayed.reports, locked.tag) or KvtoolError("the series does not apply")
-    with guard(tree_lock(shop.cache.root, project.tree), console, str(project.tree)):
+    with hold_tree(project, console):
         there = require_applied(project)
         git = Git(project.tree)
         take_base(git, shop.cache, tag)
@@ -144,7 +144,7 @@ def resume(project: Project, console: Console, options: RebaseOptions) -> Rebase
     tree = project.tree
     if not (tree / ".git").is_dir() or rebase_state.read_state(tree) is None:
         raise UsageError("no rebase is under way", next_step="begin one: kvtool rebase TAG")
-    with guard(tree_lock(project.cache, tree), console, str(tree)):
+    with hold_tree(project, console):
         state = rebase_state.read_state(tree)
         if state is None:
             raise UsageError("no rebase is under way any more", next_step="kvtool status")

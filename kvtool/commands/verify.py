@@ -4,12 +4,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtool.alone import alone
-from kvtool.commands import build
 from kvtool.commands.verify_steps import Options, Verification, kinds_of, programs
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
+from kvtool.locks import alone
+from kvtool.machine import cores
 from kvtool.project import Project
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
@@ -50,7 +50,7 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     work.mkdir(parents=True, exist_ok=True)
     with (
         alone(work, VerifyError, "verify is running"),
-        devices.device(options.backend, bin_dir, work, options.jobs or build.default_jobs()) as on,
+        devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
     ):
         under_way = Verification(project, console, options, kinds, bin_dir, work, on)
         everything = under_way.run(tag)

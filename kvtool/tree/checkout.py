@@ -18,6 +18,7 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError
 from kvtool.gitcmd import IDENTITY_EMAIL, Git, Scratch, scratch_repository
+from kvtool.locks import hold_tree
 from kvtool.result import read
 from kvtool.tree.apply import Replayed
 from kvtool.tree.rebase_plan import Workshop
@@ -34,7 +35,7 @@ from kvtool.tree.status import (
     write_applied,
     write_json,
 )
-from kvtool.upstream.cache import Cache, guard, ref_of, tree_lock
+from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Upstream
 
 
@@ -54,7 +55,7 @@ class Brought:
 def bring(shop: Workshop, upstream: Upstream, *, pinned: bool) -> Brought:
     """Make the project's tree the series on an upstream. TreeError (exit 4) rather than lose work."""
     tree, series = shop.project.tree, shop.series(upstream)
-    with guard(tree_lock(shop.cache.root, tree), shop.console, str(tree)):
+    with hold_tree(shop.project, shop.console):
         sweep(tree)
         if read_applied(tree) is not None:
             return _update(shop, series, pinned)

@@ -6,7 +6,6 @@ leaves nothing but garbage in tmp/ and unreferenced objects, which the next hold
 """
 
 import contextlib
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import filelock
 from kvtool.console import Console
 from kvtool.errors import LockError, writing
 from kvtool.gitcmd import Git
+from kvtool.locks import guard
 from kvtool.upstream.lock import Upstream
 
 
@@ -28,23 +28,6 @@ def ref_of(tag: str) -> str:
 def base_commit(git: Git, tree: str, tag: str) -> str:
     """Make the base commit of a tree: no parent, fixed identity and date, so its id depends on tree and tag only."""
     return git.line("commit-tree", tree, input=f"llama.cpp {tag}\n")
-
-
-@contextlib.contextmanager
-def guard(path: Path, console: Console, what: str) -> Iterator[None]:
-    """Hold an inter-process lock; says so when it has to wait. The system releases it when the holder dies."""
-    with writing(str(path.parent), "set KVTOOL_CACHE to a writable directory"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path)
-        try:
-            lock.acquire(timeout=0.3)
-        except filelock.Timeout:
-            console.step(f"waiting: another kvtool works on {what}")
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class Cache:
@@ -129,8 +112,3 @@ class Cache:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def tree_lock(cache: Path, tree: Path) -> Path:
-    """The lock file of one patched tree; beside the cache, because the tree may not exist yet."""
-    return cache / "locks" / f"tree-{hashlib.sha256(str(tree).encode()).hexdigest()[:16]}.lock"

@@ -12,6 +12,7 @@ from kvtool import cli
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.errors import UsageError
+from kvtool.machine import cores
 
 
 @pytest.fixture
@@ -110,5 +111,6 @@ def test_defines_keep_what_follows_the_first_equals() -> None:
         build.parse_defines(["A"])
 
 
-def test_default_jobs_is_what_this_process_may_use() -> None:
-    assert build.default_jobs() >= 1
+def test_as_many_jobs_as_this_process_has_cores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["build", "-n", "--json", "--project", str(project)]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == cores() >= 1
