@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import functools
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -211,9 +212,13 @@ class Verification:
         planned = plan.on_device(self.on.label, self.on.tools, [check for check in texts if check.kind in self.kinds])
         found: list[Finding] = []
         with self.console.progress("texts with and without the flag", float(len(planned))) as bar:
+
+            def note(check: str, run: str) -> None:
+                bar.update(len(found), f"{check} {run}")
+
             for check in planned:
                 bar.update(len(found), check.id)
-                found.append(self._text(check, lambda run, at=check.id: bar.update(len(found), f"{at} {run}")))  # type: ignore[misc]
+                found.append(self._text(check, functools.partial(note, check.id)))
         return found
 
     def _text(self, check: Check, on_run: Callable[[str], None]) -> Finding:
