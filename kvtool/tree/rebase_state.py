@@ -26,7 +26,6 @@ from kvtool.result import read
 from kvtool.tree.checkout import await_git, put_back, switch
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
 from kvtool.tree.status import dirty_paths, kvtool_dir, write_json
-from kvtool.upstream.lock import Upstream
 
 KEPT_REF = "refs/kvtool/rebase/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false", "-c", "merge.conflictStyle=zdiff3")
@@ -66,8 +65,9 @@ class RebaseState:
         return Choices(resolved, frozenset(self.skip), frozenset(self.drop), frozenset(self.accept))
 
     @property
-    def upstream(self) -> Upstream:
-        return Upstream(self.tag, self.tree, self.date)
+    def back(self) -> tuple[str, ...]:
+        """What git checkout is told to bring the tree to where it was."""
+        return (self.branch,) if self.branch else ("--detach", self.head)
 
 
 def state_path(tree: Path) -> Path:
@@ -213,7 +213,7 @@ def abort(tree: Path, git: Git, console: Console, state: RebaseState) -> None:
     else:
         at = recover(tree, git, state).at
     write_state(tree, replace(state, phase="aborting", at=at, to=state.head))
-    switch(git, console, *((state.branch,) if state.branch else ("--detach", state.head)))
+    switch(git, console, *state.back)
     if git.resolve("HEAD^{commit}") != state.head:
         raise TreeError(
             f"{tree}: branch {state.branch} moved during the rebase",

@@ -181,7 +181,7 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     if git.resolve("HEAD^{commit}") != state.head or git.line("rev-parse", "--abbrev-ref", "HEAD") != (
         state.branch or "HEAD"
     ):
-        switch(git, console, *((state.branch,) if state.branch else ("--detach", state.head)))
+        switch(git, console, *state.back)
     branch = f"refs/heads/{branch_of(state.tag)}"
     if branch != f"refs/heads/{state.branch}":
         git.run("update-ref", *((branch, plan["branch"]) if plan["branch"] else ("-d", branch)), check=False)

@@ -6,6 +6,7 @@ The registries' ordinary clients (npm, pip) fetch the packages: they know their 
 
 import base64
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -90,7 +91,7 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[
     attempts: list[tuple[str, _Fetch]] = []
     for source in upstream.sources:
         fetch = _from_npm if source.kind == "npm" else _from_sdist
-        attempts.append((str(source), lambda repo, place, bar, f=fetch, s=source: f(repo, place, bar, s)))  # type: ignore[misc]
+        attempts.append((str(source), functools.partial(fetch, source=source)))
     if lock.remote:
         attempts.append((lock.remote, lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)))
     return attempts
