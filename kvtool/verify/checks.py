@@ -176,31 +176,28 @@ def _answer(stdout: str) -> dict[str, Any] | None:
 
 def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
     """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
-    group = memory_class(log) or check.group or "other"
-    tail = log[-2000:]
-    data = _answer(stdout)
-    more: dict[str, Any] = {"group": group}
+    check = replace(check, group=memory_class(log) or check.group or "other")
+    end, data = {"log": log[-2000:]}, _answer(stdout)
     if data is None or data.get("status") not in STATUSES:
         if returncode < 0 or returncode > 2:
             signal = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-            return failed(check, "crash", f"kv-check itself ended with {signal}", details={"log": tail}, **more)
+            return failed(check, "crash", f"kv-check itself ended with {signal}", details=end)
         why = "printed no JSON line" if data is None else f"has an unknown status {data.get('status')!r}"
-        return failed(check, "garbage", f"kv-check {why} (exit code {returncode})", details={"log": tail}, **more)
+        return failed(check, "garbage", f"kv-check {why} (exit code {returncode})", details=end)
     status, reason = str(data["status"]), str(data.get("reason", ""))
     details = _details(data)
     if (returncode == 0) != (status not in FAILING):
         reason = f"kv-check says {status} but ended with exit code {returncode}"
-        return failed(check, "garbage", reason, details={**details, "log": tail}, **more)
+        return failed(check, "garbage", reason, details=details | end)
     if status in FAILING:
-        return failed(check, status, _where(data) or reason or status, details={**details, "log": tail}, **more)
+        return failed(check, status, _where(data) or reason or status, details=details | end)
     if status == "same" and not has_layers_that_grow(log):
         status, reason = "same-not-grown", "the cache that grew has no layers: all attention here has a window"
-    outcome = CheckOutcome.PASSED if status in PASSING else CheckOutcome.SKIPPED
     if status == "no-cache":
-        more["group"] = memory_class(log) or "no cache"
-    return finding(
-        check, outcome, status, reason, grown=status == "same" and bool(data.get("grown")), details=details, **more
-    )
+        check = replace(check, group=memory_class(log) or "no cache")
+    outcome = CheckOutcome.PASSED if status in PASSING else CheckOutcome.SKIPPED
+    grown = status == "same" and bool(data.get("grown"))
+    return finding(check, outcome, status, reason, grown=grown, details=details)
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:

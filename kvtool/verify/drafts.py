@@ -18,7 +18,7 @@ from kvtool.verify.models import (
     random_weight,
     read,
     write_model,
-    written,
+    written_once,
 )
 
 _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
@@ -37,14 +37,14 @@ class Pair:
 
 def pair(work: Path) -> Pair:
     """The two models, written once. Only the tests of the shared cells need them, so verify makes no others."""
-    work.mkdir(parents=True, exist_ok=True)
+    more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
     target, draft = work / "gemma4-target.gguf", work / "gemma4-assistant.gguf"
-    if not target.is_file():
-        written(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), _target_shapes()))
-    if not draft.is_file():
-        keys = _keys(_DRAFT_EMBD, embedding_length_out=_EMBD, nextn_predict_layers=len(_PATTERN))
-        written(draft, lambda path: write_model(path, "gemma4-assistant", keys, _draft_shapes()))
-    return Pair(target, draft)
+    return Pair(
+        written_once(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), _target_shapes())),
+        written_once(
+            draft, lambda path: write_model(path, "gemma4-assistant", _keys(_DRAFT_EMBD, **more), _draft_shapes())
+        ),
+    )
 
 
 def mtp(toy: Path, work: Path) -> Path:
@@ -54,10 +54,7 @@ def mtp(toy: Path, work: Path) -> Path:
     cannot be read.
     """
     out = work / f"{toy.stem}-mtp-{fingerprint([toy, Path(__file__)])}.gguf"
-    if not out.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        written(out, lambda path: _write_mtp(toy, path))
-    return out
+    return written_once(out, lambda path: _write_mtp(toy, path))
 
 
 def _write_mtp(toy: Path, out: Path) -> None:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtool.verify.models import attention_keys, write_model, written
+from kvtool.verify.models import attention_keys, write_model, written_once
 
 _LAYERS, _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _CONTEXT, _BUCKETS = 2, 128, 2, 64, 192, 128, 8192, 32
 
 
 def t5(work: Path) -> Path:
     """The model, written once."""
-    out = work / "t5.gguf"
-    if not out.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        written(out, _write)
-    return out
+    return written_once(work / "t5.gguf", _write)
 
 
 def _write(out: Path) -> None:
