@@ -24,6 +24,7 @@ from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Source, Upstream
 
+_STUB = Path(__file__).parent / "stub"
 _REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
 _DAMAGED = re.compile(
     r"EINTEGRITY|corrupt|did not match|index-pack|bad object|unable to read|inflate|pack signature|missing (blob|tree)"
@@ -221,13 +222,11 @@ def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
             why=f"{sys.executable} has no module pip (uv's environments have none unless asked)",
             next_step=f"for pip: uv pip install --python {sys.executable} pip, or {sys.executable} -m ensurepip",
         )
-    stub = place / "stub"
-    archive.write_backend_stub(stub)
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     argv += ["--no-build-isolation", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
     argv += ["--ignore-requires-python", "--progress-bar", "off", "--retries", "1", "--timeout", "30"]
     argv += ["--dest", place, f"{source.name}=={source.version}"]
-    env = {"PYTHONPATH": str(stub), "TMPDIR": str(place), "TEMP": str(place)}
+    env = {"PYTHONPATH": str(_STUB), "TMPDIR": str(place), "TEMP": str(place)}
     package = _download(argv, place, bar, source, f"{source.name}-*.tar.gz", env)
     stream = place / "import"
     archive.write_import(package, source.path, stream, "refs/kvtool/incoming")
