@@ -13,7 +13,7 @@ How to add a command
 
        @dataclass(frozen=True)
        class Options:
-           jobs: Annotated[int, typer.Option("--jobs", "-j", help="...")] = 0
+           jobs: Annotated[int, Option("--jobs", "-j", help="...")] = 0
 
        def run(project: Project, console: Console, options: Options) -> Built: ...
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 from kvtool.build.cmake import PRESETS
 from kvtool.errors import UsageError
@@ -41,16 +41,16 @@ _BACKENDS = {
     "rpc": "CPU plus other machines (ggml-rpc-server).",
 }
 Backend = Annotated[str, Flags(_BACKENDS)]
-Preset = Annotated[str, typer.Option("--preset", metavar="NAME", help=f"One of {', '.join(PRESETS)}.")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")]
-Tag = Annotated[str | None, typer.Argument(help="An upstream of patches/upstream.lock [the current one].")]
+Preset = Annotated[str, Option("--preset", metavar="NAME", help=f"One of {', '.join(PRESETS)}.")]
+Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")]
+Tag = Annotated[str | None, Argument(help="An upstream of patches/upstream.lock [the current one].")]
 Mirror = Annotated[
     str | None,
-    typer.Option("--mirror", metavar="PATH|URL", help="A git repository to take upstream from (or KVTOOL_UPSTREAM)."),
+    Option("--mirror", metavar="PATH|URL", help="A git repository to take upstream from (or KVTOOL_UPSTREAM)."),
 ]
 BinDir = Annotated[
     Path | None,
-    typer.Option("--bin", metavar="DIR", help="Take the programs in DIR; build nothing.", show_default=False),
+    Option("--bin", metavar="DIR", help="Take the programs in DIR; build nothing."),
 ]
 
 
@@ -58,18 +58,11 @@ BinDir = Annotated[
 class Shared:
     """What every command takes."""
 
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")] = (
-        False
-    )
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each command that is run.")] = False
-    project: Annotated[
-        Path | None,
-        typer.Option("--project", metavar="DIR", help="Directory with patches/series.toml.", show_default=False),
-    ] = None
-    tree: Annotated[
-        Path | None, typer.Option("--tree", metavar="DIR", help="Patched tree [PROJECT/llama.cpp].", show_default=False)
-    ] = None
+    json: Annotated[bool, Option("--json", help="One JSON document on stdout, everything else on stderr.")] = False
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show each command that is run.")] = False
+    project: Annotated[Path | None, Option("--project", metavar="DIR", help="Where patches/series.toml is.")] = None
+    tree: Annotated[Path | None, Option("--tree", metavar="DIR", help="Patched tree [PROJECT/llama.cpp].")] = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ def taken(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> Taken
         return _fields(hint)
     kind, info = get_args(hint)
     if isinstance(info, Flags):
-        flags = {word: typer.Option(f"--{word}", help=text) for word, text in info.help.items()}
+        flags = {word: Option(f"--{word}", help=text) for word, text in info.help.items()}
         words = tuple(_parameter(word, bool, flag, False) for word, flag in flags.items())
         return Taken(words, lambda given: info.chosen(word for word in info.help if given[word]))
     if get_origin(kind) is tuple:

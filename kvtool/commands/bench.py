@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from kvtool import machine, process
 from kvtool.bench import bars, plots, report, rows, runs
@@ -29,22 +29,15 @@ ROOM = 1024  # tokens that are decoded beyond a depth
 
 @dataclass(frozen=True)
 class Options:
-    quick: Annotated[bool, typer.Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
+    quick: Annotated[bool, Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
     model: Annotated[
-        Path | None,
-        typer.Option("--model", "-m", metavar="FILE", help="Another model than the one made here.", show_default=False),
+        Path | None, Option("--model", "-m", metavar="FILE", help="Another model than the one made here.")
     ] = None
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0
-    n_ctx: Annotated[int, typer.Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
-    baseline: Annotated[
-        Path | None,
-        typer.Option("--baseline", metavar="DIR", help="Libraries of an unpatched build.", show_default=False),
-    ] = None
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.", show_default=False),
-    ] = None
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 8 when a bar is missed.")] = False
+    rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0
+    n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
+    baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None
+    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None
+    strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False
     bin_dir: BinDir = None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from kvtool.commands.rebase_tree import refuse_unknown
 from kvtool.console import Console
@@ -234,15 +234,13 @@ def _at(project: Project, console: Console, patch: str, revision: str, mirror: P
 
 def command(
     env: Env,
-    patch: Annotated[str, typer.Argument(metavar="ID", help="A patch of series.toml.")],
-    good: Annotated[str, typer.Option("--good", metavar="TAG", help="Where it applies [the current upstream].")] = "",
-    bad: Annotated[str, typer.Option("--bad", metavar="TAG", help="Where it does not.")] = "",
-    at: Annotated[
-        str, typer.Option("--at", metavar="REV", help="Judge one commit of --mirror, for git bisect run.")
-    ] = "",
+    patch: Annotated[str, Argument(metavar="ID", help="A patch of series.toml.")],
+    good: Annotated[str, Option("--good", metavar="TAG", help="Where it applies [the current upstream].")] = "",
+    bad: Annotated[str, Option("--bad", metavar="TAG", help="Where it does not.")] = "",
+    at: Annotated[str, Option("--at", metavar="REV", help="Judge one commit of --mirror, for git bisect run.")] = "",
     mirror: Annotated[
         str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="Where to take upstream from; with --at a clone [here]."),
+        Option("--mirror", metavar="PATH|URL", help="Where to take upstream from; with --at a clone [here]."),
     ] = None,
 ) -> BisectResult | BisectAt:
     """Find the upstream where a patch stops applying.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool import process
 from kvtool.build import builder, cmake, toolchain
@@ -26,21 +26,15 @@ class Options:
     preset: Preset = "release"
     targets: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."
-        ),
+        Option("--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."),
     ] = ()
     jobs: Jobs = 0
     defines: Annotated[
-        tuple[str, ...],
-        typer.Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins."),
+        tuple[str, ...], Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins.")
     ] = ()
     # None: at first where npm is, for what people run; then as before
-    ui: Annotated[
-        bool | None,
-        typer.Option("--ui/--no-ui", help="llama-server's web page [where npm is, or as before].", show_default=False),
-    ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False
+    ui: Annotated[bool | None, Option("--ui/--no-ui", help="llama-server's web page [with npm, or as before].")] = None
+    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from kvtool.build import toolchain
 from kvtool.canary import latest
@@ -85,24 +85,19 @@ class CanaryResult(Result):
             console.line(f"the series holds on {self.tag}: {', '.join(done)}", "green")
 
 
+_STEPS = ", ".join(StepName)
+
+
 @dataclass(frozen=True)
 class Options:
-    tag: Annotated[str, typer.Argument(help="An upstream tag, also one that the lock does not know.")] = "latest"
+    tag: Annotated[str, Argument(help="An upstream tag, also one that the lock does not know.")] = "latest"
     mirror: Mirror = None
-    last: Annotated[StepName, typer.Option("--to", metavar="STEP", help=f"Stop after: {', '.join(StepName)}.")] = (
-        StepName.VERIFY
-    )
-    full: Annotated[bool, typer.Option("--full", help="All of verify, not the quick part of it.")] = False
-    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="The build to try.")] = "cpu"
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Also write the JSON document there.", show_default=False),
-    ] = None
+    last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Stop after: {_STEPS}.")] = StepName.VERIFY
+    full: Annotated[bool, Option("--full", help="All of verify, not the quick part of it.")] = False
+    backend: Annotated[str, Option("--backend", metavar="NAME", help="The build to try.")] = "cpu"
+    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the JSON document too.")] = None
     work: Annotated[
-        Path | None,
-        typer.Option(
-            "--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].", show_default=False
-        ),
+        Path | None, Option("--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].")
     ] = None
 
 

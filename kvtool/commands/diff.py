@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.env import Env
@@ -93,9 +93,9 @@ def _state(side: Snapshot) -> State:
 
 def command(
     env: Env,
-    before: Annotated[str, typer.Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
-    after: Annotated[str, typer.Argument(metavar="[B]", help="Another.")] = compare.WORKING,
-    code: Annotated[bool, typer.Option("--code", help="The patched files themselves, instead of the patches.")] = False,
+    before: Annotated[str, Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
+    after: Annotated[str, Argument(metavar="[B]", help="Another.")] = compare.WORKING,
+    code: Annotated[bool, Option("--code", help="The patched files themselves, instead of the patches.")] = False,
     mirror: Mirror = None,
 ) -> DiffResult:
     """Compare two states of the series, patch by patch (git range-diff).

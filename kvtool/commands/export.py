@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool.console import Console
 from kvtool.env import Env
@@ -188,14 +188,10 @@ def _numbered(path: Path) -> bool:
 
 def command(
     env: Env,
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 6 when something would be written.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Write nothing; exit 6 when something would be written.")] = False,
     mailbox: Annotated[
         Path | None,
-        typer.Option(
-            "--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."
-        ),
+        Option("--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."),
     ] = None,
 ) -> ExportResult:
     """Take the commits of the patched tree back into patches/ and cpp/.

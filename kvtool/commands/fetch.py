@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool.console import Console
 from kvtool.env import Env
@@ -57,7 +57,7 @@ def command(
     env: Env,
     tag: Tag = None,
     mirror: Mirror = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Then remove every other upstream from the cache.")] = False,
+    prune: Annotated[bool, Option("--prune", help="Then remove every other upstream from the cache.")] = False,
 ) -> FetchResult:
     """Get the pinned llama.cpp into the user-wide cache.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.env import Env
@@ -76,8 +76,8 @@ def _write(source: Project, made: Project, *, empty: bool) -> None:
 
 def command(
     env: Env,
-    place: Annotated[Path, typer.Argument(metavar="DIR", help="The new project; made if it is not there.")],
-    empty: Annotated[bool, typer.Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
+    place: Annotated[Path, Argument(metavar="DIR", help="The new project; made if it is not there.")],
+    empty: Annotated[bool, Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
 ) -> InitResult:
     """Make a project of your own: a patch series, with a Makefile and a workflow for GitHub.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool.build import toolchain
 from kvtool.commands import build, export
@@ -25,15 +25,12 @@ from kvtool.result import Result
 class Options:
     backend: Backend = "cpu"
     preset: Annotated[
-        str,
-        typer.Option(
-            "--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one."
-        ),
+        str, Option("--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one.")
     ] = "dist"
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the archive goes.")] = Path("dist")
-    ui: Annotated[bool, typer.Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the archive goes.")] = Path("dist")
+    ui: Annotated[bool, Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True
     check: Annotated[
-        bool, typer.Option("--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, serve.")
+        bool, Option("--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, serve.")
     ] = False
     jobs: Jobs = 0
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvtool.commands.rebase_results import RebaseResult
 from kvtool.console import Console
@@ -31,26 +31,24 @@ from kvtool.upstream.pin import with_upstream
 class RebaseOptions:
     """What is asked for on the command line."""
 
-    tag: Annotated[str | None, typer.Argument(help="The upstream to move to; the lock need not know it.")] = None
+    tag: Annotated[str | None, Argument(help="The upstream to move to; the lock need not know it.")] = None
     mirror: Mirror = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, not even the tree.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
+        bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
     ] = False
-    all: Annotated[bool, typer.Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False
+    all: Annotated[bool, Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
+        Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
     ] = None
-    go_on: Annotated[bool, typer.Option("--continue", help="Take the tree as the resolution and go on.")] = False
-    abort: Annotated[bool, typer.Option("--abort", help="Give up; tree and project as they were.")] = False
+    go_on: Annotated[bool, Option("--continue", help="Take the tree as the resolution and go on.")] = False
+    abort: Annotated[bool, Option("--abort", help="Give up; tree and project as they were.")] = False
     skip: Annotated[
-        tuple[str, ...],
-        typer.Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`)."),
+        tuple[str, ...], Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
     ] = ()
-    drop: Annotated[tuple[str, ...], typer.Option("--drop", metavar="ID", help="Take a patch out of the series.")] = ()
+    drop: Annotated[tuple[str, ...], Option("--drop", metavar="ID", help="Take a patch out of the series.")] = ()
     accept: Annotated[
-        tuple[str, ...],
-        typer.Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before."),
+        tuple[str, ...], Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before.")
     ] = ()
 
     @property

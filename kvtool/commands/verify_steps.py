@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from kvtool import process
 from kvtool.build import cmake, toolchain
@@ -32,25 +32,19 @@ _COMPARISONS = ("kv-check", *_TEXTS, "memory")  # what runs unless something is 
 
 @dataclass(frozen=True)
 class Options:
-    quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False
+    quick: Annotated[bool, Option("--quick", help="Two minutes: one or two models per memory class.")] = False
     matrix: Annotated[
-        bool,
-        typer.Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy."),
+        bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
     ] = False
-    markdown: Annotated[
-        Path | None,
-        typer.Option("--markdown", metavar="FILE", help="Also write the table of --matrix.", show_default=False),
-    ] = None
+    markdown: Annotated[Path | None, Option("--markdown", metavar="FILE", help="Also write --matrix's table.")] = None
     models: Annotated[
-        str, typer.Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
+        str, Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
     ] = ""
     patch: Annotated[
-        str, typer.Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
+        str, Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
     ] = ""
     jobs: Jobs = 0
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.", show_default=False)
-    ] = None
+    junit: Annotated[Path | None, Option("--junit", metavar="FILE", help="Also write a JUnit report.")] = None
     backend: Backend = "cpu"
     preset: Preset = "release"
     bin_dir: BinDir = None
