@@ -15,7 +15,7 @@ from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, 
 from kvtool.tree.series import NewFile, Series, Step
 from kvtool.tree.source import split_lines
 
-NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
+_NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,8 @@ class Builder:
         self.tree = self.git.line("rev-parse", f"{self.commit}^{{tree}}")
         self.reset()
 
-    def add_files(self, files: tuple[NewFile, ...]) -> None:
-        """Put cpp/'s files into the index; UsageError when upstream has such a path, as a file or as a folder."""
-        if not files:
-            return
+    def commit_files(self, files: tuple[NewFile, ...]) -> None:
+        """Commit cpp/'s files, if any; UsageError when upstream has such a path, as a file or as a folder."""
         listed = self.git.run("ls-tree", "-r", "-z", "--name-only", self.tree).stdout.split("\0")
         theirs = set(listed)
         folders = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
@@ -159,7 +157,12 @@ class Builder:
         names = "".join(f"{file.source.absolute()}\n" for file in files)
         ids = self.git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
         modes = ("100755" if file.executable else "100644" for file in files)
-        self.add_blobs([Blob(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
+        self.commit_blobs([Blob(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
+
+    def commit_blobs(self, blobs: Sequence[Blob]) -> None:
+        """Commit new files, if any."""
+        self.add_blobs(blobs)
+        self.commit_index(f"{_NEW_FILES_SUBJECT}\n")
 
     def add_blobs(self, blobs: Sequence[Blob]) -> None:
         lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
@@ -207,8 +210,7 @@ class Builder:
 def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
     """Base + cpp/'s files + each wanted patch. Same input, same commit ids, on every machine."""
     builder = Builder(scratch, base)
-    builder.add_files(series.files)
-    builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
+    builder.commit_files(series.files)
     trouble = Trouble()
     reports = tuple(replay_step(builder, step, trouble) for step in series.steps)
     return Replayed(base, builder.commit, builder.tree, reports)

@@ -17,7 +17,7 @@ from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project, read_text
 from kvtool.result import PatchOutcome
-from kvtool.tree.apply import NEW_FILES_SUBJECT, Blob, Builder, replay
+from kvtool.tree.apply import Blob, Builder, replay
 from kvtool.tree.checkout import applied_of
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
 from kvtool.tree.rebase_plan import Based, Rehearsal, Workshop
@@ -89,8 +89,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     blobs = _new_blobs(git, tree, head, theirs)
     groups = _groups(git, tree, commits, applied, series, theirs)
     builder = Builder(scratch, applied.base)
-    builder.add_blobs(blobs)
-    builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
+    builder.commit_blobs(blobs)
     built = [(group.id, _build(builder, tree, group)) for group in groups]
     patches = tuple(patch for _, patch in built if patch)
     emptied = tuple(name for name, patch in built if name and patch is None)

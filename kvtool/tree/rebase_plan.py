@@ -23,7 +23,6 @@ from kvtool.gitcmd import Scratch
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import (
-    NEW_FILES_SUBJECT,
     Builder,
     Origin,
     PatchReport,
@@ -120,8 +119,7 @@ def rehearse(
     commits = commits_of(scratch.git, locked.base, locked.head)
     origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
     mover = _Mover(Builder(scratch, new.commit), origins, choices or Choices())
-    mover.builder.add_files(new.series.files)
-    mover.builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
+    mover.builder.commit_files(new.series.files)
     for step in new.series.steps:
         mover.step(step)
         if mover.stop and not keep_going:

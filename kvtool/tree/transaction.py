@@ -79,7 +79,7 @@ class Stage:
         files = []
         for number, change in enumerate(changes):
             path = self.project.root / change.path
-            old = path.read_bytes() if path.is_file() else None
+            old = _content(path)
             for side, content in (("old", old), ("new", change.content)):
                 if content is not None:
                     (fresh / f"{number}.{side}").write_bytes(content)
@@ -95,13 +95,13 @@ class Stage:
 
     def _sides(self, number: int) -> dict[str, bytes | None]:
         places = {side: self.path / f"{number}.{side}" for side in ("old", "new")}
-        return {side: place.read_bytes() if place.is_file() else None for side, place in places.items()}
+        return {side: _content(place) for side, place in places.items()}
 
     def edited(self) -> str:
         """A file that is neither what it was nor what it is to be, "" for none."""
         for number, file in enumerate(self.plan["files"]):
             path = self.project.root / file["path"]
-            if (path.read_bytes() if path.is_file() else None) not in self._sides(number).values():
+            if _content(path) not in self._sides(number).values():
                 return str(file["path"])
         return ""
 
@@ -112,13 +112,17 @@ class Stage:
         files = list(enumerate(self.plan["files"]))
         for number, file in files if side == "new" else reversed(files):
             path, content, mode = self.project.root / file["path"], self._sides(number)[side], file["modes"][side]
-            there = path.read_bytes() if path.is_file() else None
+            there = _content(path)
             if (there, there is not None and _runs(path)) != (content, mode):
                 put_file(path, Change(file["path"], side, content, mode))
 
     def clear(self) -> None:
         """All is done, or undone."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _runs(path: Path) -> bool:

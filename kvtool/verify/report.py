@@ -130,14 +130,13 @@ class Verified(Result):
         self._render_reasons(console)
         for found in self.failed:
             console.line(f"FAILED {found.id}: {found.status}: {found.reason}", style="red")
-        passed = sum(f.outcome is CheckOutcome.PASSED for f in self.findings)
-        skipped = sum(f.outcome is CheckOutcome.SKIPPED for f in self.findings)
+        total = tally(self.findings)
         verdict = (
-            f"{len(self.failed)} checks failed" if self.failed else "dynamic equals static" if passed else "nothing"
+            f"{total.failed} checks failed" if total.failed else "dynamic equals static" if total.same else "nothing"
         )
         console.line()
         console.line(
-            f"llama.cpp {self.tag}, {self.mode}: {verdict}: {passed} checks passed, {skipped} not possible, "
+            f"llama.cpp {self.tag}, {self.mode}: {verdict}: {total.same} checks passed, {total.not_run} not possible, "
             f"{self.seconds:.0f} s",
             style="bold green" if self.failure is None else "bold red",
         )
