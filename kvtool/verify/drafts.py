@@ -18,7 +18,7 @@ from kvtool.verify.models import (
     random_weight,
     read,
     write_model,
-    written_once,
+    written,
 )
 
 _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
@@ -40,10 +40,8 @@ def pair(work: Path) -> Pair:
     more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
     target, draft = work / "gemma4-target.gguf", work / "gemma4-assistant.gguf"
     return Pair(
-        written_once(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), _target_shapes())),
-        written_once(
-            draft, lambda path: write_model(path, "gemma4-assistant", _keys(_DRAFT_EMBD, **more), _draft_shapes())
-        ),
+        written(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), _target_shapes())),
+        written(draft, lambda path: write_model(path, "gemma4-assistant", _keys(_DRAFT_EMBD, **more), _draft_shapes())),
     )
 
 
@@ -54,7 +52,7 @@ def mtp(toy: Path, work: Path) -> Path:
     cannot be read.
     """
     out = work / f"{toy.stem}-mtp-{fingerprint([toy, Path(__file__)])}.gguf"
-    return written_once(out, lambda path: _write_mtp(toy, path))
+    return written(out, lambda path: _write_mtp(toy, path))
 
 
 def _write_mtp(toy: Path, out: Path) -> None:

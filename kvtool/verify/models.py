@@ -125,10 +125,10 @@ def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
     if not out.is_file():
         for stale in work.glob(f"spoken-{toy.stem}-????????????.gguf"):
             stale.unlink()
-    return written_once(out, lambda path: _graft(toy, vocabulary, path, seed))
+    return written(out, lambda path: _graft(toy, vocabulary, path, seed))
 
 
-def written_once(out: Path, write: Callable[[Path], None]) -> Path:
+def written(out: Path, write: Callable[[Path], None]) -> Path:
     """Let `write` make the file under another name, then rename: a killed run leaves nothing that looks finished."""
     if out.is_file():
         return out
@@ -260,7 +260,7 @@ def write_model(
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
     """A model with this cache geometry and next to nothing else (about 20 MB for Qwen3.5-27B's); cached by name."""
     out = work / f"cache-{geometry.layers}x{geometry.kv_heads}x{geometry.head_size}-{context}.gguf"
-    return written_once(out, lambda path: _write_cache_model(geometry, path, context))
+    return written(out, lambda path: _write_cache_model(geometry, path, context))
 
 
 def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtool.verify.models import attention_keys, write_model, written_once
+from kvtool.verify.models import attention_keys, write_model, written
 
 _LAYERS, _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _CONTEXT, _BUCKETS = 2, 128, 2, 64, 192, 128, 8192, 32
 
 
 def t5(work: Path) -> Path:
     """The model, written once."""
-    return written_once(work / "t5.gguf", _write)
+    return written(work / "t5.gguf", _write)
 
 
 def _write(out: Path) -> None:
