@@ -11,29 +11,32 @@ How to add a command
            def render(self, console: Console) -> None:
                console.line(f"built in {self.seconds:.1f} s")
 
+       @dataclass(frozen=True)
+       class Options:
+           jobs: Annotated[int, Option("--jobs", "-j", help="...")] = 0
+
        def run(project: Project, console: Console, options: Options) -> Built: ...
 
-       def command(env: Env, jobs: Annotated[int, typer.Option("--jobs", "-j", help="...")] = 0) -> Built:
+       def command(env: Env, options: Options) -> Built:
            '''Build the patched tree.          <- first line: the summary that `kvtool --help` lists
 
            The rest: what `kvtool build --help` teaches.
 
                kvtool build --metal     examples are indented, and can be pasted'''
-           return run(env.project, env.console, Options(jobs))
+           return run(env.project, env.console, options)
 
 2. Add the verb to COMMANDS below, in the order of use.
 
-`command` takes `env: Env` first, then typer-annotated parameters. The options every command has (--json, --quiet,
---verbose, --project, --tree) are added here and arrive as env. It returns a Result; it never prints (env.console does)
-and never exits: errors are raised (KvtoolError) or carried by Result.failure, and this module turns either into the
-exit code. env.project is looked up on first use, so a command that needs no project works anywhere.
-Import Env (from kvtool.env) at run time, not under TYPE_CHECKING: the signature is evaluated. Import heavy libraries
-inside run(), not at the top: `kvtool --help` imports every command module, a command only its own.
+`command` takes `env: Env` first, then typer-annotated parameters, or a dataclass of them (options.py). The options that
+every command has (--json, --quiet, --verbose, --project, --tree) are added here and arrive as env. It returns a Result;
+it never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by Result.failure, and
+this module turns either into the exit code. env.project is looked up on first use, so a command that needs no project
+works anywhere. Import Env (from kvtool.env) at run time, not under TYPE_CHECKING: the signature is evaluated. Import
+heavy libraries inside run(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
-from __future__ import annotations
-
 import copy
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -41,7 +44,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args
 
 import typer
@@ -50,6 +52,7 @@ from kvtool import __version__
 from kvtool.console import Console, escape
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, UsageError
+from kvtool.options import Shared, Taken, taken
 from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
@@ -61,47 +64,29 @@ COMMANDS = (
 EPILOG = "Start: kvtool doctor, then fetch, apply, build, verify. Each command's --help has an example."
 
 
-_SHARED: dict[str, Any] = {
-    "json": Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")],
-    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="No steps and no progress on stderr.")],
-    "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="Show each command that is run.")],
-    "project": Annotated[
-        Path | None,
-        typer.Option("--project", metavar="DIR", help="Directory with patches/series.toml.", show_default=False),
-    ],
-    "tree": Annotated[
-        Path | None, typer.Option("--tree", metavar="DIR", help="Patched tree [PROJECT/llama.cpp].", show_default=False)
-    ],
-}
+_BEFORE = ("-q", "-v", *(f"--{field.name}" for field in dataclasses.fields(Shared)))
 
-_BEFORE = ("-q", "-v", *(f"--{name}" for name in _SHARED))
+
+def taken_by(command: Callable[..., Result]) -> dict[str, Taken]:
+    """The parameters of a command but for env."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    return {p.name: taken(p.name, p.annotation, p.default) for p in own}
 
 
 def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
     """Wrap a command: its own parameters plus the shared ones, returning the exit code."""
+    own, everywhere = taken_by(command), taken("shared", Shared)
 
     def call(**given: Any) -> int:
-        shared = {name: given.pop(name) for name in _SHARED}
-        console = Console(json=shared["json"], quiet=shared["quiet"], verbose=shared["verbose"])
-        result = command(Env(console, shared["project"], shared["tree"]), **given)
+        shared: Shared = everywhere.value(given)
+        console = Console(json=shared.json, quiet=shared.quiet, verbose=shared.verbose)
+        result = command(Env(console, shared.project, shared.tree), **{name: p.value(given) for name, p in own.items()})
         console.result(result)
         return result.failure.exit_code if result.failure else 0
 
-    own = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_literal(p.annotation))
-        for p in list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    ]
-    added = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if name in ("json", "quiet", "verbose") else None,
-            annotation=_literal(hint),
-        )
-        for name, hint in _SHARED.items()
-    ]
-    call.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    parsed = [_literal(p) for some in (*own.values(), everywhere) for p in some.parameters]
+    call.__signature__ = inspect.Signature(parsed)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parsed}
     call.__doc__ = escape(_flowing(inspect.getdoc(command) or ""))
     return call
 
@@ -112,12 +97,12 @@ def _flowing(doc: str) -> str:
     return "\n\n".join(part if part.startswith("    ") else part.replace("\n", " ") for part in paragraphs)
 
 
-def _literal(hint: Any) -> Any:
-    """A parameter whose help is plain text: typer takes [bench] for markup and drops it."""
-    kind, info = get_args(hint)
+def _literal(parameter: inspect.Parameter) -> inspect.Parameter:
+    """With help that is plain text: typer takes [bench] for markup and drops it."""
+    kind, info = get_args(parameter.annotation)
     info = copy.copy(info)
     info.help = escape(info.help or "")
-    return Annotated[kind, info]
+    return parameter.replace(annotation=Annotated[kind, info])
 
 
 def build_app(only: str = "") -> typer.Typer:
@@ -200,6 +185,5 @@ class _Interrupted(KvtoolError):
 
 
 def main() -> NoReturn:
-    """Entry point of the `kvtool` script."""
     signal.signal(signal.SIGTERM, _interrupted)
     sys.exit(run(sys.argv[1:]))

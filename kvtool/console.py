@@ -4,8 +4,6 @@ Results go to stdout: a human rendering, or with --json one document and nothing
 progress, commands, errors) goes to stderr, so that stdout can be piped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -58,7 +56,7 @@ class _Bar:
 class _Lines:
     """Elsewhere: a line now and then."""
 
-    def __init__(self, console: Console, text: str, total: float | None) -> None:
+    def __init__(self, console: "Console", text: str, total: float | None) -> None:
         self._console, self._text, self._total = console, text, total
         self._last, self._said = time.monotonic(), text
 
@@ -84,7 +82,6 @@ class Console:
         process.observe(self.echo_command if verbose else None)
 
     def step(self, text: str) -> None:
-        """One line of what is going on, on stderr."""
         if not self.quiet:
             self._err.print(escape(text))
 
@@ -171,7 +168,6 @@ class Console:
             self._err.print(escape(err.output.rstrip()), style="dim")
 
     def traceback(self, text: str) -> None:
-        """The traceback of an internal error, on stderr."""
         self._err.print(escape(text.rstrip()), style="dim")
 
     def document(self, doc: object) -> None:

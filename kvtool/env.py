@@ -1,7 +1,5 @@
 """What cli.py hands to every command."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

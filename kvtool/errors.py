@@ -5,8 +5,8 @@ Exit codes: 0 ok, 1 internal (also a full disk), 2 usage, 3 conflict, 4 stale or
 shell. `kvtool bisect --at` speaks to git bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
 """
 
-from __future__ import annotations
-
+import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
@@ -144,3 +144,12 @@ class BisectAbort(KvtoolError):
 
     exit_code = 128
     code = "abort"
+
+
+@contextlib.contextmanager
+def writing(what: str, next_step: str = "") -> Iterator[None]:
+    """An OSError inside is a DiskError: `what` cannot be written."""
+    try:
+        yield
+    except OSError as err:
+        raise DiskError(f"cannot write {what}", why=str(err), next_step=next_step) from err

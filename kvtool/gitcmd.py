@@ -4,8 +4,6 @@ And where it works: whatever is built is built in a scratch repository, which se
 give() then hands over what is wanted of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -13,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from kvtool import process
 from kvtool.errors import DiskError, KvtoolError, MissingToolError
@@ -109,6 +108,13 @@ class Git:
     def __init__(self, repo: Path) -> None:
         self.repo = repo.absolute()
 
+    @classmethod
+    def create(cls, repo: Path, *, bare: bool = True) -> Self:
+        repo.mkdir(parents=True, exist_ok=True)
+        git = cls(repo)
+        git.run("init", "--quiet", *(["--bare"] if bare else []), ".")
+        return git
+
     def run(
         self,
         *args: str | Path,
@@ -132,7 +138,6 @@ class Git:
         return self.run(*args, input=input).raw
 
     def ok(self, *args: str | Path) -> bool:
-        """Whether the call succeeds."""
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, on_line: Callable[[str], None]) -> Completed:
@@ -175,7 +180,6 @@ class Scratch:
     folder: Path
 
     def place(self) -> Path:
-        """A fresh directory."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def give(self, git: Git, *revisions: str) -> None:
@@ -191,9 +195,7 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
     """
     with tempfile.TemporaryDirectory(prefix="kvtool-", dir=below) as name:
         folder = Path(name).resolve()
-        git = Git(folder / "repo.git")
-        git.repo.mkdir()
-        git.run("init", "--quiet", "--bare", ".")
+        git = Git.create(folder / "repo.git")
         objects, shallow = [], set[str]()
         for repository in repositories:
             if not repository.exists():

@@ -1,7 +1,5 @@
 """What this machine is and has: what a measurement needs to know before it starts, and to say afterwards."""
 
-from __future__ import annotations
-
 import os
 import platform
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ class Machine:
 
 
 def machine() -> Machine:
-    """This machine."""
     return Machine(
         f"{platform.system()} {platform.release()}",
         _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
@@ -48,7 +45,6 @@ def _field(path: str, name: str) -> str:
 
 
 def _kib(name: str) -> int | None:
-    """A size of /proc/meminfo in bytes."""
     words = _field("/proc/meminfo", name).split()
     return int(words[0]) * 1024 if words else None
 
@@ -75,3 +71,13 @@ def available_memory() -> int | None:
     except (OSError, ValueError):
         pass  # no cgroup v2, or none that limits
     return min(free)
+
+
+_HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine
+
+
+def too_large(needed: int, available: int | None) -> str:
+    """Why so many bytes are better not filled, "" when they may be."""
+    if available is None or available >= needed + _HEADROOM:
+        return ""
+    return f"it takes {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are available"

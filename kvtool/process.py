@@ -5,8 +5,6 @@ servers. The executable is resolved first, so that a missing one is a clear erro
 captured run shows its output in the error; a streamed one has shown it already, so the caller decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -58,6 +56,11 @@ def which(name: str) -> Path | None:
     """A program on PATH, then beside the running python (a venv that is not activated has cmake and ninja there)."""
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     return Path(found) if found else None
+
+
+def program_in(folder: Path, name: str) -> Path | None:
+    """A program in a folder, by the name that it has on this system."""
+    return next((file for file in (folder / name, folder / f"{name}.exe") if file.is_file()), None)
 
 
 def _resolve(argv: Sequence[str | Path]) -> list[str]:

@@ -1,7 +1,5 @@
 """Where things are: the project (patches/ and cpp/), the patched tree, the user-wide cache."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,3 +84,11 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
     named = tree or (Path(os.environ["KVTOOL_TREE"]) if os.environ.get("KVTOOL_TREE") else None)
     checkout = named.expanduser().absolute() if named else (Path.cwd() if packaged else root) / "llama.cpp"
     return Project(root, root / "patches", root / "cpp", checkout, user_cache())
+
+
+def read_text(path: Path) -> str:
+    """A text file of the project; UsageError when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"cannot read {path}", why=str(err)) from err

@@ -1,17 +1,19 @@
 """What commands return: frozen data that the edge renders, as a table for people or as one JSON document."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from kvtool.errors import KvtoolError
 
 if TYPE_CHECKING:
     from kvtool.console import Console
+
+
+_T = TypeVar("_T")
 
 
 class PatchOutcome(enum.StrEnum):
@@ -34,6 +36,14 @@ class CheckOutcome(enum.StrEnum):
     SKIPPED = "skipped"
 
 
+@dataclasses.dataclass(frozen=True)
+class FileChange:
+    """A file of the project that was written. action: add | change | remove."""
+
+    path: str
+    action: str
+
+
 def plain(value: Any) -> Any:
     """A value as JSON types: dataclasses become objects (in field order), paths and enums strings, tuples lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -49,6 +59,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(v) for v in value]
     return value
+
+
+def read(kind: type[_T], data: Any) -> _T:
+    """The inverse of plain(): KeyError, TypeError or ValueError when the JSON types are something else."""
+    made: _T = _read(kind, data)
+    return made
+
+
+def _read(kind: Any, data: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        hints, names = get_type_hints(kind), (field.name for field in dataclasses.fields(kind))
+        return kind(**{name: _read(hints[name], data[name]) for name in names if name in data})  # type: ignore[operator]
+    if get_origin(kind) is tuple:
+        first, *others = get_args(kind)
+        kinds = itertools.repeat(first) if others == [...] else (first, *others)
+        return tuple(_read(each, value) for each, value in zip(kinds, data, strict=False))
+    return kind(data) if isinstance(kind, enum.EnumType) else data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +101,6 @@ class Result:
             doc["error"] = failure.to_json()
         return doc
 
-    def render(self, console: Console) -> None:
+    def render(self, console: "Console") -> None:
         """Say it to a person, through console.line() and console.table()."""
         raise NotImplementedError

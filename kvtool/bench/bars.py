@@ -1,7 +1,5 @@
 """The bars: what was promised of the dynamic cache, against what was measured."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,5 +119,4 @@ def _speed_bar(s: Speed) -> Bar:
 
 
 def missed(found: Sequence[Bar]) -> tuple[Bar, ...]:
-    """Those that were measured and not met."""
     return tuple(b for b in found if b.met is False)

@@ -1,7 +1,5 @@
 """Plots: memory against tokens, growth against what the machine can do. The only importer of matplotlib."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +26,6 @@ def require() -> None:
 
 
 def draw(rows: Sequence[Row]) -> dict[str, bytes]:
-    """The plots by file name, each as SVG and PNG."""
     depths = [r for r in rows if r.moment == "depth"]
     return {**_saved("memory", _memory(depths)), **_saved("growth", _growth([r for r in depths if r.growth_limit]))}
 

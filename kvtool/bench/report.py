@@ -1,7 +1,5 @@
 """What bench returns, its tables, the same ones for a terminal and for bench.md, and the files that --out writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +11,9 @@ from kvtool.bench.rows import Row
 from kvtool.bench.runs import STATIC
 from kvtool.bench.speed import Figure, Speed
 from kvtool.console import Console
-from kvtool.errors import DiskError, KvtoolError, MeasureError
+from kvtool.errors import KvtoolError, MeasureError, writing
 from kvtool.machine import Machine
+from kvtool.markdown import table as markdown_table
 from kvtool.result import Result, plain
 
 HOW = """\
@@ -98,7 +97,6 @@ def verdict(result: Benched) -> str:
 
 
 def tables(result: Benched) -> tuple[Table, ...]:
-    """All tables, the bars first."""
     return (_bars(result.bars), _speeds(result.speeds), _memory(result.rows), _growths(result.rows))
 
 
@@ -171,16 +169,13 @@ def write(out: Path, result: Benched, pictures: Mapping[str, bytes]) -> None:
         # last, and with the others in it: who finds it finds all of them
         "bench.json": (json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n").encode(),
     }
-    try:
+    with writing(f"to {out}", "--out another directory"):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in contents.items():
             (out / name).write_bytes(data)
-    except OSError as err:
-        raise DiskError(f"cannot write to {out}", why=str(err), next_step="--out another directory") from err
 
 
 def markdown(result: Benched, pictures: Sequence[str]) -> str:
-    """bench.md."""
     m = result.machine
     memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
     pages = f", transparent huge pages: {m.pages}" if m.pages else ""
@@ -190,13 +185,6 @@ def markdown(result: Benched, pictures: Sequence[str]) -> str:
         f"on {m.processor}, {m.cores} cores{memory}, {m.system}{pages}. {verdict(result)}.\n",
         HOW,
         *(f"![{Path(name).stem}]({name})\n" for name in pictures),
-        *(_markdown_table(table) for table in tables(result)),
+        *(f"## {table.title}\n\n{markdown_table(table.columns, table.rows)}" for table in tables(result)),
     ]
     return "\n".join([*parts, *([f"Static left out: {result.skipped}.\n"] if result.skipped else [])])
-
-
-def _markdown_table(table: Table) -> str:
-    head = "| " + " | ".join(c.removeprefix(">") for c in table.columns) + " |"
-    rule = "|" + "|".join("---:" if c.startswith(">") else "---" for c in table.columns) + "|"
-    body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
-    return "\n".join([f"## {table.title}\n", head, rule, *body]) + "\n"

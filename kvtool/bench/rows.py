@@ -1,7 +1,5 @@
 """Medians of what was measured of memory, as rows: what the bars, the tables, the files and the plots show."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +36,6 @@ class Row:
 
 
 def rows(measured: Mapping[str, Sequence[Memory]]) -> tuple[Row, ...]:
-    """All of them, cache by cache."""
     return tuple(_row(mode, measured[mode], i) for mode in MODES for i in range(len(_moments(measured[mode]))))
 
 

@@ -1,7 +1,5 @@
 """Start kv-bench, process after process, and collect what it says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +11,12 @@ from kvtool.bench import samples, speed
 from kvtool.bench.samples import Memory
 from kvtool.bench.speed import Speed
 from kvtool.errors import MeasureError
-from kvtool.machine import available_memory
+from kvtool.machine import available_memory, too_large
 
 STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
 MODES = (IN_PLACE, COPY, STATIC)
 
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
-_HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine
 _TIMEOUT = 1800.0
 
 OnRun = Callable[[int, str], None]
@@ -59,7 +56,7 @@ def memory(plan: Plan, on_run: OnRun) -> tuple[Mapping[str, Sequence[Memory]], s
         for i, mode in enumerate((*MODES[turn:], *MODES[:turn])):
             on_run(repeat * len(MODES) + i, f"{mode} {repeat + 1}")
             if mode == STATIC:
-                skipped = skipped or _too_large(found[IN_PLACE][0].points[0].usage.reserved)
+                skipped = skipped or too_large(found[IN_PLACE][0].points[0].usage.reserved, available_memory())
             if mode != STATIC or not skipped:
                 sizes = ["-c", str(plan.n_ctx), "-d", _listed(plan.depths), "--limit"]
                 found[mode].append(samples.memory(_answer(plan, mode, sizes)))
@@ -82,13 +79,6 @@ def speeds(plan: Plan, on_run: OnRun) -> tuple[Speed, ...]:
 
 def _listed(depths: Sequence[int]) -> str:
     return ",".join(map(str, depths))
-
-
-def _too_large(needed: int) -> str:
-    available = available_memory()
-    if available is None or available >= needed + _HEADROOM:
-        return ""
-    return f"it takes {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are available"
 
 
 def _answer(plan: Plan, mode: str, given: Sequence[str]) -> dict[str, Any]:

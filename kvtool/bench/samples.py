@@ -1,14 +1,12 @@
 """What one run of kv-bench says, as data. Sizes in bytes, times in seconds unless a name ends in _us."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from kvtool.errors import MeasureError
-
-_T = TypeVar("_T")
+from kvtool.result import read
 
 
 @dataclass(frozen=True)
@@ -76,28 +74,21 @@ class Pair:
 
 
 def memory(doc: Mapping[str, Any]) -> Memory:
-    """kv-bench's document without --rounds. Raises MeasureError when something is missing."""
-    try:
-        points = tuple(_made(Point, {**p, "usage": _made(Usage, p["usage"])}) for p in doc["points"])
-        growths = tuple(_made(Growth, g) for g in doc["growths"])
-        return _made(Memory, {**doc, "points": points, "growths": growths})
-    except (KeyError, TypeError) as err:
-        raise _not_understood(err) from err
+    """kv-bench's document without --rounds."""
+    with _understanding():
+        return read(Memory, doc)
 
 
 def pairs(doc: Mapping[str, Any]) -> tuple[Pair, ...]:
-    """kv-bench's document with --rounds. Raises MeasureError when something is missing."""
+    """kv-bench's document with --rounds."""
+    with _understanding():
+        return tuple(read(Pair, pair) for pair in doc["pairs"])
+
+
+@contextlib.contextmanager
+def _understanding() -> Iterator[None]:
     try:
-        return tuple(_made(Pair, p) for p in doc["pairs"])
+        yield
     except (KeyError, TypeError) as err:
-        raise _not_understood(err) from err
-
-
-def _made(kind: type[_T], doc: Mapping[str, Any]) -> _T:
-    return kind(**{f.name: doc[f.name] for f in fields(kind)})  # type: ignore[arg-type]
-
-
-def _not_understood(err: Exception) -> MeasureError:
-    return MeasureError(
-        "kv-bench's answer is not understood", why=f"{type(err).__name__}: {err}", next_step="kvtool build"
-    )
+        why = f"{type(err).__name__}: {err}"
+        raise MeasureError("kv-bench's answer is not understood", why=why, next_step="kvtool build") from err

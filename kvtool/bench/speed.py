@@ -14,8 +14,6 @@ logarithms of the rounds' ratios:
     exp(mean +- t(0.975, rounds - 1) * deviation / sqrt(rounds))
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Run a build plan: configure when needed, then ninja with a live progress bar. Errors show the failing command."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import json
@@ -11,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool import process
-from kvtool.alone import alone
 from kvtool.build import ninja
 from kvtool.build.cmake import PAGE_ON, Plan
 from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
+from kvtool.locks import alone
 
 _STAMP = "kvtool-configure.json"
 

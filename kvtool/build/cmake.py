@@ -4,8 +4,6 @@ Pure: nothing here runs anything, so that `kvtool build --dry-run` and the tests
 builder.py runs a plan.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -124,6 +122,17 @@ _CMAKE_ENV = ("CC", "CXX", "CUDACXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAG
 
 
 @dataclass(frozen=True)
+class Toolchain:
+    """What a plan needs; flags: cache variables that tell CMake where something was found."""
+
+    cmake: Path
+    ninja: Path
+    ccache: Path | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    npm: Path | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """One build, complete: what runs, where, with which additions to the environment.
 
@@ -145,7 +154,6 @@ class Plan:
 
     @property
     def page(self) -> bool:
-        """Whether llama-server gets its web page."""
         return PAGE_ON in self.configure
 
     @property
@@ -224,29 +232,24 @@ def ccache_env(tree: Path, directory: Path, preset: str) -> dict[str, str]:
 def plan(
     tree: Path,
     cpp: Path,
+    tools: Toolchain,
     *,
     backend: str,
     preset: str,
-    cmake: Path | str,
-    ninja_path: Path | str,
     system: str,
     jobs: int,
     targets: Sequence[str] = (),
     defines: Mapping[str, str] | None = None,
-    ccache: Path | None = None,
-    extra_flags: Mapping[str, str] | None = None,
-    npm: Path | None = None,
+    page: bool = False,
     page_required: bool = False,
 ) -> Plan:
-    """The plan of a build. defines: the user's own -D, which win; extra_flags: what the toolchain found out.
-
-    npm: what makes the web page of llama-server, None for a server without one.
-    """
+    """The plan of a build. defines: the user's own -D, which win; page: of llama-server, which takes npm."""
     directory = build_dir(tree, backend, preset)
-    ours = flags(backend, preset, system=system, ccache=ccache, page=npm is not None)
-    values = {**ours, **(extra_flags or {}), **(defines or {})}
+    npm = tools.npm if page else None
+    ours = flags(backend, preset, system=system, ccache=tools.ccache, page=npm is not None)
+    values = {**ours, **tools.flags, **(defines or {})}
     configure = (
-        str(cmake),
+        str(tools.cmake),
         "--fresh",  # forget what an earlier configure left behind; objects stay, ninja compares commands
         "-S",
         str(tree),
@@ -254,7 +257,7 @@ def plan(
         str(directory),
         "-G",
         "Ninja",
-        f"-DCMAKE_MAKE_PROGRAM={ninja_path}",
+        f"-DCMAKE_MAKE_PROGRAM={tools.ninja}",
         *(f"-D{name}={value}" for name, value in values.items()),
     )
     return Plan(
@@ -265,8 +268,8 @@ def plan(
         tuple(targets) or default_targets(backend, preset, cpp),
         bool(targets),
         jobs,
-        str(ninja_path),
+        str(tools.ninja),
         configure,
-        {**(ccache_env(tree, directory, preset) if ccache else {}), **(npm_env(npm) if npm else {})},
+        {**(ccache_env(tree, directory, preset) if tools.ccache else {}), **(npm_env(npm) if npm else {})},
         page_required,
     )

@@ -10,8 +10,6 @@ command printed (warnings), and for a failed step
 Several steps fail when several run at once. The total changes on the way when CMake runs again.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -54,7 +52,6 @@ class OutputParser:
     def __init__(self) -> None:
         self.steps = 0
         self.compiled = 0
-        self.last: Step | None = None
         self.message = ""
         self.page: list[str] = []
         self._failed: list[list[str]] = []
@@ -69,7 +66,6 @@ class OutputParser:
             # [0/1] announces that CMake runs again; it is not a finished step
             self.steps += 1 if step.done else 0
             self.compiled += step.description.startswith("Building ")
-            self.last = step
             return step
         failed = _FAILED.match(line)
         if failed:

@@ -3,8 +3,6 @@
 Checked before anything starts, so that a machine that cannot build a backend gets one error with everything it lacks.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -16,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtool import process
-from kvtool.build.cmake import BACKENDS
+from kvtool.build.cmake import BACKENDS, Toolchain
 from kvtool.errors import KvtoolError, MissingToolError
 
 
@@ -100,17 +98,6 @@ class Tool:
         return self.path is not None
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """What a plan needs; flags: cache variables that tell CMake where something was found."""
-
-    cmake: Path
-    ninja: Path
-    ccache: Path | None
-    flags: Mapping[str, str] = field(default_factory=dict)
-    npm: Path | None = None
-
-
 def version_of(path: Path) -> str | None:
     """The first version number a program prints of itself; "" when it prints none, None when it cannot run.
 
@@ -130,10 +117,8 @@ def version_of(path: Path) -> str | None:
 
 def beside_python(name: str) -> Path | None:
     """A program of this Python environment first (cmake and ninja are kvtool's own requirements), then on PATH."""
-    for candidate in (Path(sys.executable).parent / name, Path(sys.executable).parent / f"{name}.exe"):
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return candidate
-    return process.which(name)
+    beside = process.program_in(Path(sys.executable).parent, name)
+    return beside if beside and os.access(beside, os.X_OK) else process.which(name)
 
 
 def look(name: str, path: Path | None, hints: Hints, missing: str = "") -> Tool:
@@ -347,24 +332,20 @@ def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
     return ()
 
 
-def _flags(tools: Sequence[Tool]) -> dict[str, str]:
-    return {name: value for tool in tools for name, value in tool.flags.items()}
+def tools_of(backend: str, system: str) -> tuple[Tool, ...]:
+    """All that a build of `backend` needs; where the system rules it out, nothing else is worth saying."""
+    extra = backend_tools(backend, system)
+    if BACKENDS[backend].system not in ("", system):
+        return extra
+    return (find_compiler("C"), find_compiler("C++"), find_cmake(), find_ninja(), *extra)
 
 
 def require(backend: str, system: str | None = None) -> Toolchain:
     """Everything a build of `backend` needs, or one MissingToolError that names all that is missing."""
-    system = system or platform.system()
-    cmake, ninja = find_cmake(), find_ninja()
-    # where the system rules the backend out, nothing else is worth saying
-    extra = backend_tools(backend, system)
-    if BACKENDS[backend].system in ("", system):
-        tools = (find_compiler("C"), find_compiler("C++"), cmake, ninja, *extra)
-    else:
-        tools = extra
-    missing = [tool for tool in tools if not tool.found]
-    if missing or cmake.path is None or ninja.path is None:
+    tools = tools_of(backend, system or platform.system())
+    if missing := [tool for tool in tools if not tool.found]:
         raise _missing(backend, missing)
-    return Toolchain(cmake.path, ninja.path, find_ccache().path, _flags(extra), process.which("npm"))
+    return _toolchain(tools)
 
 
 def require_npm() -> None:
@@ -386,8 +367,13 @@ def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:
-    """What is here, and bare names for what is not: a dry run says what would run where everything is installed."""
-    extra = backend_tools(backend, system or platform.system())
-    cmake, ninja = find_cmake().path, find_ninja().path
-    npm = process.which("npm")
-    return Toolchain(cmake or Path("cmake"), ninja or Path("ninja"), find_ccache().path, _flags(extra), npm)
+    """What is here: a dry run says what would run where everything is installed."""
+    return _toolchain((find_cmake(), find_ninja(), *backend_tools(backend, system or platform.system())))
+
+
+def _toolchain(tools: Sequence[Tool]) -> Toolchain:
+    """What was found, and bare names for what was not."""
+    found = {tool.name: tool.path for tool in tools}
+    flags = {name: value for tool in tools for name, value in tool.flags.items()}
+    cmake, ninja = (found[name] or Path(name) for name in ("cmake", "ninja"))
+    return Toolchain(cmake, ninja, find_ccache().path, flags, process.which("npm"))

@@ -1,7 +1,5 @@
 """Which tag is upstream's newest. Asked of the remote where it can be reached, else of the lock."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterable
@@ -41,13 +39,12 @@ def find(lock: Lock, remote: str) -> Latest:
     known = list(lock.upstreams)[-1]
     try:
         with tempfile.TemporaryDirectory(prefix="kvtool-") as name:
-            return Latest(_newest(Git(Path(name)), remote), remote)
+            return Latest(_newest(Git.create(Path(name)), remote), remote)
     except NetworkError as err:
         return Latest(known, "upstream.lock", err.why)
 
 
 def _newest(git: Git, remote: str) -> str:
-    git.run("init", "--quiet", "--bare", ".")
     where = str(Path(remote).expanduser().absolute()) if Path(remote).expanduser().exists() else remote
     done = git.run("ls-remote", "--tags", "--refs", where, check=False)
     if done.returncode != 0:

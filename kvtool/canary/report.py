@@ -1,7 +1,5 @@
 """What a canary reports: each step, and what broke, under a key that stays while the same thing is broken. Pure."""
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from dataclasses import dataclass
@@ -84,5 +82,4 @@ def of_error(step: StepName, err: KvtoolError) -> Breakage:
 
 
 def tail(text: str) -> str:
-    """The end of a log."""
     return "\n".join(text.strip().splitlines()[-_TAIL:])

@@ -1,24 +1,18 @@
 """`kvtool apply`: make the patched tree what patches/ and cpp/ say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
-
-import typer
+from typing import ClassVar
 
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError
+from kvtool.options import Mirror, Tag
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout
-from kvtool.tree.apply import PatchReport, conflict_error
-from kvtool.tree.rebase_plan import bases, build
-from kvtool.tree.series import load_series
-from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import load_lock
+from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines
+from kvtool.tree.rebase_plan import Workshop
 
 
 @dataclass(frozen=True)
@@ -80,39 +74,18 @@ def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
 
 def run(project: Project, console: Console, tag: str | None = None, mirror: str | None = None) -> ApplyResult:
     """Fetches the upstream when the cache does not have it."""
-    lock = load_lock(project.lock)
-    upstream = lock.upstream(tag)
-    series = load_series(project, lock, upstream)
-    cache = Cache(project.cache)
-    base_of = bases(cache, lock, console, mirror)
-    base = base_of(upstream)
-    outcome = checkout.bring(
-        project,
-        console,
-        cache,
-        series,
-        lambda scratch: build(scratch, project, lock, upstream, base_of),
-        pinned=tag is not None,
-    )
+    shop = Workshop(project, console, mirror)
+    upstream = shop.lock.upstream(tag)
+    base = shop.base(upstream)  # what takes long comes before the tree is locked
+    outcome = checkout.bring(shop, upstream, pinned=tag is not None)
     applied, replayed = outcome.applied, outcome.replayed
-    if applied is None:
-        assert replayed is not None
-        lines = replayed.upstream_lines
-        return ApplyResult(upstream.tag, project.tree, "conflict", base, "", 0, lines, replayed.reports)
-    word = "created" if outcome.created else "unchanged" if replayed is None else "moved"
-    return ApplyResult(
-        upstream.tag, project.tree, word, base, applied.head, outcome.changed, applied.upstream_lines, applied.patches
-    )
+    reports = applied.patches if applied else replayed.reports if replayed else ()
+    word = "created" if outcome.created else "unchanged" if replayed is None else "moved" if applied else "conflict"
+    head, lines = applied.head if applied else "", upstream_lines(reports)
+    return ApplyResult(upstream.tag, project.tree, word, base, head, outcome.changed, lines, reports)
 
 
-def command(
-    env: Env,
-    tag: Annotated[str | None, typer.Argument(help="An upstream of patches/upstream.lock [the current one].")] = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="Where to take upstream from, as in kvtool fetch."),
-    ] = None,
-) -> ApplyResult:
+def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
     """Make the patched tree: upstream, the files of cpp/, one commit per patch.
 
     Fetches upstream if it is not in the cache. Files that do not change keep their time stamps, so nothing else is

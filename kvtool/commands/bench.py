@@ -1,16 +1,13 @@
 """`kvtool bench`: what a static cache and the two kinds of dynamic ones cost, side by side in one run."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from kvtool import machine
-from kvtool.alone import alone
+from kvtool import machine, process
 from kvtool.bench import bars, plots, report, rows, runs
 from kvtool.bench.report import Benched
 from kvtool.build import cmake
@@ -18,6 +15,8 @@ from kvtool.commands import build
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import MeasureError, UsageError
+from kvtool.locks import alone
+from kvtool.options import BinDir
 from kvtool.project import Project
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
@@ -30,19 +29,16 @@ ROOM = 1024  # tokens that are decoded beyond a depth
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure. model: a GGUF file, None: random weights with Qwen3.5-27B's cache; rounds: 0 for the mode's.
-
-    baseline: an unpatched build's libraries; bin_dir: programs to measure as they are; out: where files go.
-    """
-
-    quick: bool = False
-    model: Path | None = None
-    rounds: int = 0
-    n_ctx: int = CONTEXT
-    baseline: Path | None = None
-    bin_dir: Path | None = None
-    out: Path | None = None
-    strict: bool = False
+    quick: Annotated[bool, Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
+    model: Annotated[
+        Path | None, Option("--model", "-m", metavar="FILE", help="Another model than the one made here.")
+    ] = None
+    rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0
+    n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
+    baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None
+    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None
+    strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False
+    bin_dir: BinDir = None
 
 
 def make_plan(options: Options, program: Path, model: Path) -> runs.Plan:
@@ -76,8 +72,7 @@ def _check(options: Options) -> None:
 
 def _program(project: Project, console: Console, options: Options) -> Path:
     directory = options.bin_dir or build.run(project, console, build.Options(targets=(cmake.BENCH_TARGET,))).bin_dir
-    names = (cmake.BENCH_TARGET, f"{cmake.BENCH_TARGET}.exe")
-    found = next((f for name in names if (f := directory.absolute() / name).is_file()), None)
+    found = process.program_in(directory.absolute(), cmake.BENCH_TARGET)
     if found is None:
         raise MeasureError(f"kv-bench is not in {directory}", next_step="kvtool build --target kv-bench")
     return found
@@ -120,29 +115,7 @@ def run(project: Project, console: Console, options: Options) -> Benched:
     return result
 
 
-def command(
-    env: Env,
-    quick: Annotated[bool, typer.Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", "-m", metavar="FILE", help="Another model than the one made here.", show_default=False),
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0,
-    ctx: Annotated[int, typer.Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT,
-    baseline: Annotated[
-        Path | None,
-        typer.Option("--baseline", metavar="DIR", help="Libraries of an unpatched build.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.", show_default=False),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 8 when a bar is missed.")] = False,
-    bin_dir: Annotated[
-        Path | None,
-        typer.Option("--bin", metavar="DIR", help="Measure the programs in DIR; build nothing.", show_default=False),
-    ] = None,
-) -> Benched:
+def command(env: Env, options: Options) -> Benched:
     """Measure what the dynamic cache costs and saves.
 
     Builds what it needs and makes a model of random weights with the cache geometry of Qwen3.5-27B. Memory: a static
@@ -156,4 +129,4 @@ def command(
 
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
-    return run(env.project, env.console, Options(quick, model, rounds, ctx, baseline, bin_dir, out, strict))
+    return run(env.project, env.console, options)

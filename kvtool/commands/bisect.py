@@ -1,7 +1,5 @@
 """`kvtool bisect`: on which upstream does a patch stop applying?"""
 
-from __future__ import annotations
-
 import enum
 import os
 from collections.abc import Callable, Sequence
@@ -9,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
+from kvtool.commands.rebase_tree import refuse_unknown
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError
@@ -18,10 +17,8 @@ from kvtool.gitcmd import Git, scratch_repository
 from kvtool.project import Project
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk
-from kvtool.tree.rebase_plan import Rehearsal, bases, rehearse_project
-from kvtool.tree.series import load_patches
-from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, Upstream, load_lock
+from kvtool.tree.rebase_plan import Rehearsal, Workshop
+from kvtool.upstream.lock import Upstream, load_lock
 from kvtool.upstream.pin import with_upstream
 
 
@@ -155,41 +152,30 @@ class BisectAt(Result):
         console.line(f"{self.commit[:12]}: {self.patch} is {self.outcome}: {self.verdict}")
 
 
-class _Trier:
-    """Rehearses the series on one upstream after the other. extra: repositories whose commits are wanted too."""
+def _rehearsal(shop: Workshop, upstream: Upstream, *clones: Path) -> Rehearsal:
+    """clones: repositories that have the upstream's commit, where the cache has not."""
+    for wanted in (shop.lock.upstream(), upstream):
+        shop.base(wanted)
+    with scratch_repository(shop.cache.repo, *clones) as scratch:
+        return shop.rehearse(scratch, upstream)
 
-    def __init__(self, project: Project, console: Console, patch: str, mirror: str | None, *extra: Path) -> None:
-        self.project, self.patch = project, patch
-        self.lock, cache = load_lock(project.lock), Cache(project.cache)
-        self.base_of = bases(cache, self.lock, console, mirror)
-        self.repositories = (cache.repo, *extra)
-        known = [entry.id for entry in load_patches(project)]
-        if patch not in known:
-            raise UsageError(f"there is no patch {patch!r}", next_step=f"known are {', '.join(known)}")
 
-    def rehearsal(self, lock: Lock, target: Upstream, base: str = "") -> Rehearsal:
-        """From the upstream that the series is locked to, onto another one, whose base is known or is fetched."""
-        commits = {lock.current: self.base_of(lock.upstream())}
-        commits[target.tag] = base or self.base_of(target)
-        with scratch_repository(*self.repositories) as scratch:
-            return rehearse_project(scratch, self.project, lock, target, lambda upstream: commits[upstream.tag])
-
-    def tag(self, tag: str) -> Trial:
-        """An upstream of the lock; one that cannot be had, or on which nothing can be built, is skipped."""
-        upstream = self.lock.upstream(tag)
-        try:
-            return judge(self.rehearsal(self.lock, upstream), self.patch)
-        except KvtoolError as err:
-            if tag == self.lock.current:
-                raise
-            return Trial(tag, Verdict.SKIP, "", str(err), (), 0.0)
+def _try(shop: Workshop, tag: str, patch: str) -> Trial:
+    """An upstream of the lock; one that cannot be had, or on which nothing can be built, is skipped."""
+    try:
+        return judge(_rehearsal(shop, shop.lock.upstream(tag)), patch)
+    except KvtoolError as err:
+        if tag == shop.lock.current:
+            raise
+        return Trial(tag, Verdict.SKIP, "", str(err), (), 0.0)
 
 
 def run(project: Project, console: Console, patch: str, good: str, bad: str, mirror: str | None = None) -> BisectResult:
     """Search the upstreams of the lock between two of them, in either direction."""
-    trier = _Trier(project, console, patch, mirror)
-    tags = list(trier.lock.upstreams)
-    ends = trier.lock.upstream(good).order, trier.lock.upstream(bad).order
+    shop = Workshop(project, console, mirror)
+    refuse_unknown(project, (patch,))
+    tags = list(shop.lock.upstreams)
+    ends = shop.lock.upstream(good).order, shop.lock.upstream(bad).order
     between = tags[min(ends) : max(ends) + 1]
     if ends[0] > ends[1]:
         between.reverse()
@@ -202,7 +188,7 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
             nonlocal tried
             bar.update(tried, tag)
             tried += 1
-            return trier.tag(tag)
+            return _try(shop, tag, patch)
 
         first, last = attempt(good), attempt(bad)
         for trial, wanted in ((first, Verdict.GOOD), (last, Verdict.BAD)):
@@ -237,25 +223,24 @@ def _at(project: Project, console: Console, patch: str, revision: str, mirror: P
     commit = git.resolve(f"{revision}^{{commit}}")
     if commit is None:
         raise UsageError(f"{mirror} has no commit {revision!r}")
-    trier = _Trier(project, console, patch, None, git.repo)
+    shop, tag = Workshop(project, console), commit[:12]
+    refuse_unknown(project, (patch,))
     tree, date = git.line("rev-parse", f"{commit}^{{tree}}"), git.line("log", "-1", "--format=%cs", commit)
     # from/until go by the order of the lock: the commit stands where its date puts it
-    lock = with_upstream(trier.lock, commit[:12], tree, date)
-    trial = judge(trier.rehearsal(lock, lock.upstream(commit[:12]), commit), patch)
+    shop.lock, shop.known[tag] = with_upstream(shop.lock, tag, tree, date), commit
+    trial = judge(_rehearsal(shop, shop.lock.upstream(tag), git.repo), patch)
     return BisectAt(patch, commit, trial.verdict, trial.outcome, trial.why, trial.seconds)
 
 
 def command(
     env: Env,
-    patch: Annotated[str, typer.Argument(metavar="ID", help="A patch of series.toml.")],
-    good: Annotated[str, typer.Option("--good", metavar="TAG", help="Where it applies [the current upstream].")] = "",
-    bad: Annotated[str, typer.Option("--bad", metavar="TAG", help="Where it does not.")] = "",
-    at: Annotated[
-        str, typer.Option("--at", metavar="REV", help="Judge one commit of --mirror, for git bisect run.")
-    ] = "",
+    patch: Annotated[str, Argument(metavar="ID", help="A patch of series.toml.")],
+    good: Annotated[str, Option("--good", metavar="TAG", help="Where it applies [the current upstream].")] = "",
+    bad: Annotated[str, Option("--bad", metavar="TAG", help="Where it does not.")] = "",
+    at: Annotated[str, Option("--at", metavar="REV", help="Judge one commit of --mirror, for git bisect run.")] = "",
     mirror: Annotated[
         str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="Where to take upstream from; with --at a clone [here]."),
+        Option("--mirror", metavar="PATH|URL", help="Where to take upstream from; with --at a clone [here]."),
     ] = None,
 ) -> BisectResult | BisectAt:
     """Find the upstream where a patch stops applying.

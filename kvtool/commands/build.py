@@ -1,14 +1,13 @@
 """`kvtool build`: configure and build the patched tree."""
 
-from __future__ import annotations
-
 import platform
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool import process
 from kvtool.build import builder, cmake, toolchain
@@ -16,24 +15,26 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError
 from kvtool.machine import cores
+from kvtool.options import Backend, Jobs, Preset
 from kvtool.project import Project
 from kvtool.result import Result
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to build. targets: none means the default ones; jobs: 0 means one per core; defines: (name, value).
-
-    ui: with llama-server's web page, without it, or (None) as before; at first where npm is, for what people run.
-    """
-
-    backend: str = "cpu"
-    preset: str = "release"
-    targets: tuple[str, ...] = ()
-    jobs: int = 0
-    defines: tuple[tuple[str, str], ...] = ()
-    dry_run: bool = False
-    ui: bool | None = None
+    backend: Backend = "cpu"
+    preset: Preset = "release"
+    targets: Annotated[
+        tuple[str, ...],
+        Option("--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."),
+    ] = ()
+    jobs: Jobs = 0
+    defines: Annotated[
+        tuple[str, ...], Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins.")
+    ] = ()
+    # None: at first where npm is, for what people run; then as before
+    ui: Annotated[bool | None, Option("--ui/--no-ui", help="llama-server's web page [with npm, or as before].")] = None
+    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,11 @@ class Command:
         return process.quote([*(f"{name}={value}" for name, value in self.env.items()), *self.argv])
 
 
-@dataclass(frozen=True)
-class Built(Result):
+@dataclass(frozen=True, kw_only=True)
+class Built(builder.Outcome, Result):
     """A build that succeeded, or with dry_run the commands of one that did not start.
 
-    steps: how many of ninja's steps ran; compiled: how many of them were compilations; cache_hits, cache_misses:
-    compilations that ccache answered or had to pass on; seconds: of the whole command; ui: llama-server was to have its
-    web page, and no_page why it has none ("" when it has).
+    seconds: of the whole command; ui: llama-server was to have its web page.
     """
 
     command: ClassVar[str] = "build"
@@ -63,18 +62,11 @@ class Built(Result):
     bin_dir: Path
     backend: str
     preset: str
-    targets: tuple[str, ...]
     jobs: int
     dry_run: bool
     commands: tuple[Command, ...]
-    configured: bool = False
-    steps: int = 0
-    compiled: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    seconds: float = 0.0
-    ui: bool = False
-    no_page: str = ""
+    seconds: float
+    ui: bool
 
     def render(self, console: Console) -> None:
         if self.dry_run:
@@ -87,35 +79,29 @@ class Built(Result):
         console.line(f"programs: {self.bin_dir}")
 
 
-def default_jobs() -> int:
-    """The cores this process may use."""
-    return cores()
-
-
-def make_plan(project: Project, options: Options, tools: toolchain.Toolchain) -> cmake.Plan:
+def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cmake.Plan:
     """The plan; UsageError for a preset or a number of jobs that does not exist."""
     if options.preset not in cmake.PRESETS:
         raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
     page = options.ui
+    if page:
+        tools = replace(tools, npm=tools.npm or Path("npm"))
     if page is None:  # as it was last configured, so that verify does not turn around what build was told
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].page if known is None else known
     return cmake.plan(
         project.tree,
         project.cpp,
+        tools,
         backend=options.backend,
         preset=options.preset,
-        cmake=tools.cmake,
-        ninja_path=tools.ninja,
         system=platform.system(),
-        jobs=options.jobs or default_jobs(),
+        jobs=options.jobs or cores(),
         targets=options.targets,
-        defines=dict(options.defines),
-        ccache=tools.ccache,
-        extra_flags=tools.flags,
-        npm=(tools.npm or (Path("npm") if options.ui else None)) if page else None,
+        defines=parse_defines(options.defines),
+        page=page,
         page_required=options.ui is True,
     )
 
@@ -139,73 +125,29 @@ def run(project: Project, console: Console, options: Options) -> Built:
 def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
     env = dict(planned.env)
     return Built(
-        planned.tree,
-        planned.build_dir,
-        planned.build_dir / "bin",
-        planned.backend,
-        planned.preset,
-        outcome.targets,
-        planned.jobs,
-        dry_run,
-        (Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
-        outcome.configured,
-        outcome.steps,
-        outcome.compiled,
-        outcome.cache_hits,
-        outcome.cache_misses,
-        time.monotonic() - started,
-        planned.page,
-        outcome.no_page,
+        **vars(outcome),
+        tree=planned.tree,
+        build_dir=planned.build_dir,
+        bin_dir=planned.build_dir / "bin",
+        backend=planned.backend,
+        preset=planned.preset,
+        jobs=planned.jobs,
+        dry_run=dry_run,
+        commands=(Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
+        seconds=time.monotonic() - started,
+        ui=planned.page,
     )
 
 
-def parse_backend(chosen: dict[str, bool]) -> str:
-    """The one backend named on the command line; cpu when none is."""
-    named = [name for name, given in chosen.items() if given]
-    if len(named) > 1:
-        options = " and ".join(f"--{name}" for name in named)
-        raise UsageError(
-            f"{options} are two builds", next_step="name one backend; each has a build directory of its own"
-        )
-    return named[0] if named else "cpu"
-
-
-def parse_defines(given: list[str]) -> tuple[tuple[str, str], ...]:
-    """NAME=VALUE pairs of -D."""
+def parse_defines(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     wrong = next((text for text, (name, equals, _) in zip(given, pairs, strict=True) if not (name and equals)), None)
     if wrong is not None:
         raise UsageError(f"-D {wrong} is not NAME=VALUE", next_step="for example -D LLAMA_OPENSSL=ON")
-    return tuple((name, value) for name, _, value in pairs)
+    return {name: value for name, _, value in pairs}
 
 
-def command(
-    env: Env,
-    cpu: Annotated[bool, typer.Option("--cpu", help="CPU only (the default).")] = False,
-    metal: Annotated[bool, typer.Option("--metal", help="Apple GPUs; on macOS.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="NVIDIA GPUs; needs nvcc.")] = False,
-    vulkan: Annotated[bool, typer.Option("--vulkan", help="Any GPU with Vulkan; needs glslc.")] = False,
-    rpc: Annotated[bool, typer.Option("--rpc", help="CPU plus other machines (ggml-rpc-server).")] = False,
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help=f"One of {', '.join(cmake.PRESETS)}.")
-    ] = "release",
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."
-        ),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")] = 0,
-    define: Annotated[
-        list[str] | None,
-        typer.Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins."),
-    ] = None,
-    ui: Annotated[
-        bool | None,
-        typer.Option("--ui/--no-ui", help="llama-server's web page [where npm is, or as before].", show_default=False),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False,
-) -> Built:
+def command(env: Env, options: Options) -> Built:
     """Build the patched llama.cpp.
 
     Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
@@ -217,6 +159,4 @@ def command(
         kvtool build --preset debug     with assertions and for a debugger
         kvtool build -D LLAMA_OPENSSL=ON --target llama-server
     """
-    backend = parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc})
-    options = Options(backend, preset, tuple(target or ()), jobs, parse_defines(define or []), dry_run, ui)
     return run(env.project, env.console, options)

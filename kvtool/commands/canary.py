@@ -1,17 +1,14 @@
 """`kvtool canary`: does the series still hold on upstream's newest tag? One report, for CI."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from kvtool.build import toolchain
 from kvtool.canary import latest
@@ -29,11 +26,11 @@ from kvtool.commands import build, init, verify, verify_steps
 from kvtool.commands.rebase_tree import RebaseOptions, begin
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import ConflictError, KvtoolError, UsageError
-from kvtool.project import Project
+from kvtool.errors import ConflictError, KvtoolError
+from kvtool.options import Mirror
+from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport
-from kvtool.tree.series import read_text
 from kvtool.tree.status import write_json
 from kvtool.upstream import discover
 from kvtool.upstream.cache import Cache
@@ -88,25 +85,51 @@ class CanaryResult(Result):
             console.line(f"the series holds on {self.tag}: {', '.join(done)}", "green")
 
 
+_STEPS = ", ".join(StepName)
+
+
+@dataclass(frozen=True)
+class Options:
+    tag: Annotated[str, Argument(help="An upstream tag, also one that the lock does not know.")] = "latest"
+    mirror: Mirror = None
+    last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Stop after: {_STEPS}.")] = StepName.VERIFY
+    full: Annotated[bool, Option("--full", help="All of verify, not the quick part of it.")] = False
+    backend: Annotated[str, Option("--backend", metavar="NAME", help="The build to try.")] = "cpu"
+    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the JSON document too.")] = None
+    work: Annotated[
+        Path | None, Option("--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].")
+    ] = None
+
+
 @dataclass
 class _Run:
-    """A canary under way: what is known so far."""
+    """A canary under way: what is known so far. copy: the project in which it all happens, once it is there."""
 
     project: Project
     console: Console
-    mirror: str | None
-    work: Path
+    options: Options
+    lock: Lock
+    tag: str
+    copy: Project | None = None
     steps: list[Step] = field(default_factory=list)
     breakages: tuple[Breakage, ...] = ()
     patches: tuple[PatchReport, ...] = ()
     error: KvtoolError | None = None
     tree: str = ""
 
-    def step(self, name: StepName, wanted: bool, action: Callable[[], str]) -> None:
-        """Run one step unless an earlier one failed; action returns a summary, or raises, or sets self.error."""
-        if self.error is not None or not wanted:
-            self.steps.append(Step(name, CheckOutcome.SKIPPED))
-            return
+    def go(self, work: Path) -> None:
+        """Every step until one fails, or the last that was asked for; the others are skipped."""
+        actions = (lambda: self._fetch(work), self._rebase, self._build, self._verify)
+        wanted = True
+        for name, action in zip(StepName, actions, strict=True):
+            if self.error is not None or not wanted:
+                self.steps.append(Step(name, CheckOutcome.SKIPPED))
+            else:
+                self._step(name, action)
+            wanted = wanted and name is not self.options.last
+
+    def _step(self, name: StepName, action: Callable[[], str]) -> None:
+        """One step; action returns a summary, or raises, or sets self.error."""
         started, summary, log = time.monotonic(), "", ""
         try:
             summary = action()
@@ -118,105 +141,67 @@ class _Run:
         outcome = CheckOutcome.FAILED if self.error else CheckOutcome.PASSED
         self.steps.append(Step(name, outcome, round(time.monotonic() - started, 1), summary, log))
 
+    def _fetch(self, work: Path) -> str:
+        cache, mirror = Cache(self.project.cache), self.options.mirror
+        grown, fetched = discover.ensure(cache, self.lock, self.tag, self.console, mirror)
+        self.tree = fetched.upstream.tree
+        self.copy = copy = init.create(self.project, work)
+        # the copy's lock has the tag, so that it is not fetched again; it is not the current one yet
+        text = pin(pin(read_text(copy.lock), grown, self.tag), grown, self.lock.current)
+        copy.lock.write_text(text, encoding="utf-8")
+        return f"tree {self.tree[:12]} from {fetched.source}"
 
-def run(
-    project: Project,
-    console: Console,
-    tag: str = "latest",
-    *,
-    mirror: str | None = None,
-    last: StepName = StepName.VERIFY,
-    options: verify_steps.Options | None = None,
-    work: Path | None = None,
-) -> CanaryResult:
-    """Fetch, rebase, build, verify, in a copy of the project, which is not changed. last: the step to stop after.
+    def _rebase(self) -> str:
+        assert self.copy is not None
+        moved = begin(self.copy, self.console, RebaseOptions(self.tag, self.options.mirror), self.tag)
+        self.patches, self.breakages = moved.patches, of_patches(moved.patches)
+        if broken := moved.failure:
+            self.error = ConflictError(broken.what, why=broken.why, next_step=f"kvtool rebase {self.tag}")
+            return ""
+        return f"{len(moved.patches)} patches, {sum(report.hunks for report in moved.patches)} hunks"
 
-    What breaks is in the result, not an exception. work: where the copy is made and kept; None: a temporary directory.
+    def _build(self) -> str:
+        assert self.copy is not None
+        built = build.run(self.copy, self.console, build.Options(self.options.backend))
+        return f"{built.compiled} files compiled"
+
+    def _verify(self) -> str:
+        assert self.copy is not None
+        wanted = verify_steps.Options(quick=not self.options.full, backend=self.options.backend)
+        done = verify.run(self.copy, self.console, wanted)
+        self.error, self.breakages = done.failure, of_verified(done)
+        return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
+
+
+def run(project: Project, console: Console, options: Options) -> CanaryResult:
+    """Fetch, rebase, build, verify, in a copy of the project, which is not changed.
+
+    What breaks is in the result, not an exception.
     """
     toolchain.require_git()  # what this machine lacks is no breakage
     lock = load_lock(project.lock)
-    newest = latest.Latest(tag, "given")
-    if tag == "latest":
-        remote = mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote
-        newest = latest.find(lock, remote)
-    with ExitStack() as stack:
-        place = work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtool-canary-")))
-        current = _Run(project, console, mirror, place)
-        _steps(current, lock, newest.tag, last, options or verify_steps.Options(quick=True))
-    key = current.breakages[0].key if current.breakages else ""
+    newest = latest.Latest(options.tag, "given")
+    if options.tag == "latest":
+        newest = latest.find(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
+    done = _Run(project, console, options, lock, newest.tag)
+    with tempfile.TemporaryDirectory(prefix="kvtool-canary-") as name:
+        done.go(options.work.absolute() if options.work else Path(name))
     return CanaryResult(
         SCHEMA,
         newest.tag,
         newest.source,
         newest.why,
-        current.tree,
+        done.tree,
         lock.current,
-        key,
-        tuple(current.steps),
-        current.breakages,
-        current.patches,
-        current.error,
+        done.breakages[0].key if done.breakages else "",
+        tuple(done.steps),
+        done.breakages,
+        done.patches,
+        done.error,
     )
 
 
-def _steps(current: _Run, lock: Lock, tag: str, last: StepName, options: verify_steps.Options) -> None:
-    copies: list[Project] = []
-
-    def fetch() -> str:
-        grown, fetched = discover.ensure(Cache(current.project.cache), lock, tag, current.console, current.mirror)
-        current.tree = fetched.upstream.tree
-        copy = init.create(current.project, current.work)
-        copies.append(copy)
-        # the copy's lock has the tag, so that it is not fetched again; it is not the current one yet
-        text = pin(pin(read_text(copy.lock), grown, tag), grown, lock.current)
-        copy.lock.write_text(text, encoding="utf-8")
-        return f"tree {fetched.upstream.tree[:12]} from {fetched.source}"
-
-    def rebase() -> str:
-        moved = begin(copies[0], current.console, RebaseOptions(tag, current.mirror), tag)
-        current.patches, current.breakages = moved.patches, of_patches(moved.patches)
-        if broken := moved.failure:
-            current.error = ConflictError(broken.what, why=broken.why, next_step=f"kvtool rebase {tag}")
-            return ""
-        return f"{len(moved.patches)} patches, {sum(report.hunks for report in moved.patches)} hunks"
-
-    def compile_it() -> str:
-        built = build.run(copies[0], current.console, build.Options(options.backend, options.preset))
-        return f"{built.compiled} files compiled"
-
-    def verify_it() -> str:
-        done = verify.run(copies[0], current.console, options)
-        current.error, current.breakages = done.failure, of_verified(done)
-        return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
-
-    order = list(StepName)
-    for name, action in zip(order, (fetch, rebase, compile_it, verify_it), strict=True):
-        current.step(name, order.index(name) <= order.index(last), action)
-
-
-def command(
-    env: Env,
-    tag: Annotated[str, typer.Argument(help="An upstream tag, also one that the lock does not know.")] = "latest",
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="A git repository to take it from (or KVTOOL_UPSTREAM)."),
-    ] = None,
-    last: Annotated[
-        str, typer.Option("--to", metavar="STEP", help=f"Stop after this step: {', '.join(StepName)}.")
-    ] = "verify",
-    full: Annotated[bool, typer.Option("--full", help="All of verify, not the quick part of it.")] = False,
-    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help="The build to try.")] = "cpu",
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Also write the JSON document there.", show_default=False),
-    ] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(
-            "--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].", show_default=False
-        ),
-    ] = None,
-) -> CanaryResult:
+def command(env: Env, options: Options) -> CanaryResult:
     """Say whether the series still holds on an upstream tag, without touching anything.
 
     fetch, rebase, build, verify --quick, in a project and a tree of their own. `latest` is the
@@ -231,18 +216,7 @@ def command(
 
     Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
     """
-    if last not in list(StepName):
-        raise UsageError(f"there is no step {last!r}", next_step=f"--to {'|'.join(StepName)}")
-    options = verify_steps.Options(quick=not full, backend=backend)
-    result = run(
-        env.project,
-        env.console,
-        tag,
-        mirror=mirror,
-        last=StepName(last),
-        options=options,
-        work=work.absolute() if work else None,
-    )
-    if report is not None:
-        write_json(report.absolute(), plain(result.to_json()))
+    result = run(env.project, env.console, options)
+    if options.report is not None:
+        write_json(options.report.absolute(), plain(result.to_json()))
     return result

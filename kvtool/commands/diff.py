@@ -1,22 +1,19 @@
 """`kvtool diff`: what became of the series between two states of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.gitcmd import scratch_repository
+from kvtool.options import Mirror
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import compare
 from kvtool.tree.compare import Snapshot
-from kvtool.tree.rebase_plan import bases
-from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, Upstream
+from kvtool.tree.rebase_plan import Workshop
 
 
 @dataclass(frozen=True)
@@ -71,17 +68,12 @@ def run(
     project: Project, console: Console, before: str, after: str, *, code: bool = False, mirror: str | None = None
 ) -> DiffResult:
     """Build both states in a throw-away repository and compare them. code: the code instead of the patches."""
-    cache = Cache(project.cache)
-
-    def ensure(lock: Lock, upstream: Upstream) -> str:
-        return bases(cache, lock, console, mirror)(upstream)
-
-    names = (before, after)
-    repositories = [cache.repo]
+    shop, names = Workshop(project, console, mirror), (before, after)
+    repositories = [shop.cache.repo]
     if compare.TREE in names and (project.tree / ".git").exists():
         repositories.append(project.tree)
     with scratch_repository(*repositories) as scratch:
-        old, new = (compare.snapshot(project, name, scratch, ensure) for name in names)
+        old, new = (compare.snapshot(shop, name, scratch) for name in names)
         ranges = (old.base, old.head), (new.base, new.head)
         ids = {**old.ids, **new.ids}
         pairs = compare.range_diff(scratch.git, *ranges, lambda commit, subject: ids.get(commit) or subject)
@@ -101,13 +93,10 @@ def _state(side: Snapshot) -> State:
 
 def command(
     env: Env,
-    before: Annotated[str, typer.Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
-    after: Annotated[str, typer.Argument(metavar="[B]", help="Another.")] = compare.WORKING,
-    code: Annotated[bool, typer.Option("--code", help="The patched files themselves, instead of the patches.")] = False,
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="Where to take upstream from, as in kvtool fetch."),
-    ] = None,
+    before: Annotated[str, Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
+    after: Annotated[str, Argument(metavar="[B]", help="Another.")] = compare.WORKING,
+    code: Annotated[bool, Option("--code", help="The patched files themselves, instead of the patches.")] = False,
+    mirror: Mirror = None,
 ) -> DiffResult:
     """Compare two states of the series, patch by patch (git range-diff).
 

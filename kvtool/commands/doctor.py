@@ -1,7 +1,5 @@
 """`kvtool doctor`: can this machine run the main job, and what would each missing thing take?"""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import sys
@@ -10,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
-
 from kvtool import process
 from kvtool.build import toolchain
 from kvtool.build.cmake import BACKENDS
-from kvtool.commands.build import parse_backend
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, MissingToolError, UsageError
+from kvtool.options import Flags
 from kvtool.project import user_cache
 from kvtool.result import Result
 
@@ -117,13 +113,8 @@ def _writable(name: str, path: Path, how: str) -> Check:
         return Check(name, False, True, "", f"cannot write in {path}: {err.strerror}", how)
 
 
-def _backend(name: str, system: str) -> str:
-    """Why a backend cannot be built here, or ""."""
-    if BACKENDS[name].system not in ("", system):
-        tools = toolchain.backend_tools(name, system)
-    else:
-        tools = (toolchain.find_compiler("C"), toolchain.find_compiler("C++"), *toolchain.backend_tools(name, system))
-    return "; ".join(tool.missing for tool in tools if not tool.found)
+def _lacks(backend: str, system: str) -> str:
+    return "; ".join(tool.missing for tool in toolchain.tools_of(backend, system) if not tool.found)
 
 
 def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
@@ -144,15 +135,13 @@ def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
         _writable("tree", tree, "name another place with --tree DIR or KVTOOL_TREE"),
         _writable("cache", cache, "name another place with KVTOOL_CACHE=DIR"),
     )
-    return Diagnosis(system, checks, {name: _backend(name, system) for name in BACKENDS})
+    return Diagnosis(system, checks, {name: _lacks(name, system) for name in BACKENDS})
 
 
-def command(
-    env: Env,
-    metal: Annotated[bool, typer.Option("--metal", help="Also what the Metal build needs.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="Also what the CUDA build needs.")] = False,
-    vulkan: Annotated[bool, typer.Option("--vulkan", help="Also what the Vulkan build needs.")] = False,
-) -> Diagnosis:
+_GPUS = {name: f"Also what the {name} build needs." for name in ("metal", "cuda", "vulkan")}
+
+
+def command(env: Env, backend: Annotated[str, Flags(_GPUS)]) -> Diagnosis:
     """Say what this machine has and lacks for the main job.
 
     Exit code 0 when `kvtool fetch`, apply, build and verify can run (on the CPU, or the backend that is named), else 7.
@@ -165,4 +154,4 @@ def command(
         tree, cache = env.project.tree, env.project.cache
     except UsageError:  # a machine can be looked at from anywhere
         tree, cache = Path.cwd() / "llama.cpp", user_cache()
-    return diagnose(tree, cache, parse_backend({"metal": metal, "cuda": cuda, "vulkan": vulkan}))
+    return diagnose(tree, cache, backend)

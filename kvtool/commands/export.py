@@ -1,37 +1,28 @@
 """`kvtool export`: take the commits of the patched tree back into patches/ and cpp/."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git, Scratch
+from kvtool.locks import hold_tree
 from kvtool.project import Project
-from kvtool.result import Result
-from kvtool.tree.apply import Replayed, commits_of
+from kvtool.result import FileChange, Result
+from kvtool.tree.apply import commits_of
 from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
-from kvtool.tree.export import Folded, changes, fold, write_mailbox, written
-from kvtool.tree.rebase_plan import bases, build
-from kvtool.tree.series import Series, load_series
+from kvtool.tree.export import Folded, changes, fold
+from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS
+from kvtool.tree.rebase_plan import Workshop
+from kvtool.tree.series import Series
 from kvtool.tree.status import Applied, TreeState, not_clean, tree_state, write_applied
-from kvtool.tree.transaction import Change, Stage
-from kvtool.upstream.cache import Cache, guard, tree_lock
-from kvtool.upstream.lock import Lock, load_lock
-
-
-@dataclass(frozen=True)
-class ExportedFile:
-    """path: in the project; action: add | change | remove."""
-
-    path: str
-    action: str
+from kvtool.tree.transaction import Change, Stage, written
+from kvtool.upstream.cache import Cache
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,7 @@ class ExportResult(Result):
     tree: Path
     head: str
     check: bool
-    files: tuple[ExportedFile, ...]
+    files: tuple[FileChange, ...]
     mailbox: tuple[Path, ...]
 
     @property
@@ -78,15 +69,14 @@ class _Source:
     git: Git
     state: TreeState
     applied: Applied
-    lock: Lock
+    shop: Workshop
     series: Series
     stage: Stage
-    build: Callable[[Project], tuple[Series, Replayed]]
 
     @property
     def was(self) -> dict[str, bytes]:
         """The patches as they were moved to another upstream than the locked one."""
-        if self.applied.tree == self.lock.upstream().tree:
+        if self.applied.tree == self.shop.lock.upstream().tree:
             return {}
         made = commits_of(self.git, self.applied.base, self.applied.head)
         return {report.id: made[report.commit].diff for report in self.applied.patches if report.commit}
@@ -102,21 +92,16 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
         raise not_clean(TreeState(state.path, applied, state.head, dirty=state.dirty, operation=state.operation))
-    lock, stage = load_lock(project.lock), Stage(project, "export")
-    upstream, base = lock.upstream(applied.tag), applied.base
-    fetch = bases(Cache(project.cache), lock, console)
-
-    def made(of: Project) -> tuple[Series, Replayed]:
-        known = build(scratch, of, lock, upstream, lambda up: base if up.tag == upstream.tag else fetch(up))
-        return load_series(of, lock, upstream), known
-
-    series = load_series(project, lock, upstream)
+    shop, stage = Workshop(project, console), Stage(project, "export")
+    upstream = shop.lock.upstream(applied.tag)
+    shop.known[upstream.tag] = applied.base
+    series = shop.series(upstream)
     explained = stage.path.exists() and not stage.edited()
     if series.digest != applied.digest and not explained:
-        replayed = made(project)[1]
+        replayed = shop.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.git.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)
-    return _Source(scratch.git, state, applied, lock, series, stage, made)
+    return _Source(scratch.git, state, applied, shop, series, stage)
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
@@ -144,7 +129,7 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
         raise not_clean(TreeState(project.tree, None))
     cache = Cache(project.cache)
     with (
-        guard(tree_lock(cache.root, project.tree), console, str(project.tree)),
+        hold_tree(project, console),
         # what .git/config and .git/info/attributes of the tree say stays out of patches
         scratch_below(project.tree, project.tree, cache.repo) as scratch,
     ):
@@ -152,17 +137,18 @@ def run(project: Project, console: Console, *, check: bool = False, mailbox: Pat
         applied, head = source.applied, source.state.head
         folded = fold(scratch, project.tree, applied, head, source.series)
         if mailbox:
-            mails = write_mailbox(scratch.git, applied.base, folded.head, mailbox)
+            mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
             return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
         todo = changes(project, scratch, folded, source.series, source.was)
-        files = tuple(ExportedFile(change.path, change.action) for change in todo)
+        files = tuple(FileChange(change.path, change.action) for change in todo)
         head = head if check else _write(project, source, folded, todo, scratch)
         return ExportResult(applied.tag, project.tree, head, check, files, ())
 
 
 def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change, ...], scratch: Scratch) -> str:
     """Try it, write, then let the branch and the state follow (the tree's files are the same, none is touched)."""
-    series, replayed = source.build(written(project, todo, scratch.place()))
+    shop = source.shop.of(written(project, todo, scratch.place()))
+    series, replayed = shop.series(source.series.upstream), shop.build(scratch, source.series.upstream)
     if not replayed.complete or replayed.tree != folded.tree:
         raise KvtoolError("the exported series does not give the tree back", why="this is a bug; nothing was written")
     git = Git(project.tree)
@@ -183,16 +169,29 @@ def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change
     return replayed.head
 
 
+def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
+    """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
+    if folder.exists() and (not folder.is_dir() or any(not _numbered(p) for p in folder.iterdir())):
+        raise UsageError(
+            f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink()
+    git.run("format-patch", "--quiet", "-o", folder.absolute(), *MAIL_FLAGS, *DIFF_FLAGS, f"{base}..{head}")
+    return tuple(sorted(folder.iterdir()))
+
+
+def _numbered(path: Path) -> bool:
+    return bool(re.fullmatch(r"\d{4}-.*\.patch", path.name))
+
+
 def command(
     env: Env,
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit 6 when something would be written.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Write nothing; exit 6 when something would be written.")] = False,
     mailbox: Annotated[
         Path | None,
-        typer.Option(
-            "--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."
-        ),
+        Option("--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."),
     ] = None,
 ) -> ExportResult:
     """Take the commits of the patched tree back into patches/ and cpp/.

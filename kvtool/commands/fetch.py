@@ -1,15 +1,14 @@
 """`kvtool fetch`: have a pinned upstream in the user-wide cache."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool.console import Console
 from kvtool.env import Env
+from kvtool.options import Mirror, Tag
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.upstream import sources
@@ -56,14 +55,9 @@ def run(
 
 def command(
     env: Env,
-    tag: Annotated[str | None, typer.Argument(help="An upstream of patches/upstream.lock [the current one].")] = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option(
-            "--mirror", metavar="PATH|URL", help="A git repository or bundle to take it from (or KVTOOL_UPSTREAM)."
-        ),
-    ] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Then remove every other upstream from the cache.")] = False,
+    tag: Tag = None,
+    mirror: Mirror = None,
+    prune: Annotated[bool, Option("--prune", help="Then remove every other upstream from the cache.")] = False,
 ) -> FetchResult:
     """Get the pinned llama.cpp into the user-wide cache.
 

@@ -1,17 +1,15 @@
 """`kvtool init`: a project of the user's own."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import DiskError, UsageError
+from kvtool.errors import UsageError, writing
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.series import load_patches, new_files
@@ -45,7 +43,6 @@ class InitResult(Result):
 
 
 def run(source: Project, place: Path, *, empty: bool = False) -> InitResult:
-    """Write the project, as create() does."""
     made = create(source, place, empty=empty)
     return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))
 
@@ -57,10 +54,8 @@ def create(source: Project, place: Path, *, empty: bool = False) -> Project:
     if there:
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
     made = Project(root, root / "patches", root / "cpp", root / "llama.cpp", source.cache)
-    try:
+    with writing(str(root), "name another place"):
         _write(source, made, empty=empty)
-    except OSError as err:
-        raise DiskError(f"cannot write {root}", why=str(err), next_step="name another place") from err
     return made
 
 
@@ -81,8 +76,8 @@ def _write(source: Project, made: Project, *, empty: bool) -> None:
 
 def command(
     env: Env,
-    place: Annotated[Path, typer.Argument(metavar="DIR", help="The new project; made if it is not there.")],
-    empty: Annotated[bool, typer.Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
+    place: Annotated[Path, Argument(metavar="DIR", help="The new project; made if it is not there.")],
+    empty: Annotated[bool, Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
 ) -> InitResult:
     """Make a project of your own: a patch series, with a Makefile and a workflow for GitHub.
 

@@ -1,7 +1,5 @@
 """`kvtool lint`: are series.toml, the patches, cpp/ and the lock right, each alone and against each other?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,7 +38,6 @@ class LintResult(Result):
 
 
 def run(project: Project) -> LintResult:
-    """Look at everything; change nothing."""
     findings = lint_project(project, known_tests(project.cpp))
     broken = any(finding.rule in ("toml", "entry", "twice") for finding in findings)
     return LintResult(0 if broken else len(load_patches(project)), findings)

@@ -1,7 +1,5 @@
 """`kvtool package`: an archive of a build that somebody else can unpack and run."""
 
-from __future__ import annotations
-
 import platform
 import tempfile
 import time
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
+from typer import Option
 
 from kvtool.build import toolchain
 from kvtool.commands import build, export
@@ -17,9 +15,24 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
+from kvtool.options import Backend, Jobs
 from kvtool.package import archive
 from kvtool.project import Project
 from kvtool.result import Result
+
+
+@dataclass(frozen=True)
+class Options:
+    backend: Backend = "cpu"
+    preset: Annotated[
+        str, Option("--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one.")
+    ] = "dist"
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the archive goes.")] = Path("dist")
+    ui: Annotated[bool, Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True
+    check: Annotated[
+        bool, Option("--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, serve.")
+    ] = False
+    jobs: Jobs = 0
 
 
 @dataclass(frozen=True)
@@ -43,30 +56,31 @@ class Packaged(Result):
         console.line(f"sha256 {self.sha256}")
 
 
-def run(project: Project, console: Console, options: build.Options, out: Path, check: bool) -> Packaged:
+def run(project: Project, console: Console, options: Options) -> Packaged:
     """Build, pack, and with check unpack and run. BuildError, MissingToolError, TreeError, VerifyError, DiskError."""
     from kvtool.package import contents
     from kvtool.upstream.lock import load_lock
 
     started = time.monotonic()
-    built = build.run(project, console, options)
+    wanted = build.Options(options.backend, options.preset, jobs=options.jobs, ui=options.ui)
+    built = build.run(project, console, wanted)
     with tempfile.TemporaryDirectory(prefix="kvtool-mails-") as place:
         series = export.run(project, console, mailbox=Path(place) / "patches")
         upstream = load_lock(project.lock).upstream(series.tag)
-        plan = build.make_plan(project, options, toolchain.require(options.backend))
+        plan = build.make_plan(project, wanted, toolchain.require(options.backend))
         entries = contents.gather(project, plan, built.targets, series.tag, upstream.tree, series.mailbox)
     entries.append(archive.sums(entries))
     name = archive.archive_name(series.tag, platform.system(), platform.machine(), built.backend, built.preset)
-    file = out.absolute() / name
+    file = options.out.absolute() / name
     when = int(Git(project.tree).line("show", "-s", "--format=%at", "HEAD"))
     with console.progress(f"packing {name}", float(sum(len(entry.content) for entry in entries))) as bar:
         digest = archive.write(file, f"llama-{series.tag}", entries, when, bar.update)
-    if check:
+    if options.check:
         _check(project, console, file)
     names = tuple(entry.name for entry in entries)
     seconds = time.monotonic() - started
     size = file.stat().st_size
-    return Packaged(file, size, digest, series.tag, built.backend, built.preset, names, check, seconds)
+    return Packaged(file, size, digest, series.tag, built.backend, built.preset, names, options.check, seconds)
 
 
 def _check(project: Project, console: Console, file: Path) -> None:
@@ -81,26 +95,7 @@ def _check(project: Project, console: Console, file: Path) -> None:
         raise
 
 
-def command(
-    env: Env,
-    cpu: Annotated[bool, typer.Option("--cpu", help="CPU only (the default).")] = False,
-    metal: Annotated[bool, typer.Option("--metal", help="Apple GPUs; on macOS.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="NVIDIA GPUs.")] = False,
-    vulkan: Annotated[bool, typer.Option("--vulkan", help="Any GPU with Vulkan.")] = False,
-    rpc: Annotated[bool, typer.Option("--rpc", help="CPU plus other machines.")] = False,
-    preset: Annotated[
-        str,
-        typer.Option(
-            "--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one."
-        ),
-    ] = "dist",
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the archive goes.")] = Path("dist"),
-    ui: Annotated[bool, typer.Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True,
-    check: Annotated[
-        bool, typer.Option("--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, serve.")
-    ] = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")] = 0,
-) -> Packaged:
+def command(env: Env, options: Options) -> Packaged:
     """Make an archive of the patched llama.cpp that runs on another machine.
 
     Builds what is missing, then packs programs, libraries, licences, the series as mails for git am (patches/), a
@@ -113,5 +108,4 @@ def command(
 
     Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
     """
-    chosen = build.parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc})
-    return run(env.project, env.console, build.Options(chosen, preset, (), jobs, ui=ui), out, check)
+    return run(env.project, env.console, options)

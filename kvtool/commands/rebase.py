@@ -1,12 +1,5 @@
 """`kvtool rebase`: move the series to another upstream, and tell what becomes of each patch."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
 from kvtool.commands.rebase_tree import RebaseOptions, begin, refuse_unknown, resume, with_history
@@ -16,14 +9,10 @@ from kvtool.errors import KvtoolError, UsageError
 from kvtool.gitcmd import scratch_repository
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.rebase_plan import BaseOf, Choices, Rehearsal, bases, rehearse_project
+from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
 from kvtool.tree.series import load_patches
-from kvtool.upstream import discover
-from kvtool.upstream.cache import Cache
 from kvtool.upstream.history import History
-from kvtool.upstream.lock import Lock, Upstream, load_lock
-
-_Names = list[str] | None
+from kvtool.upstream.lock import Upstream
 
 
 def run(project: Project, console: Console, options: RebaseOptions) -> Result:
@@ -61,24 +50,21 @@ def _check(options: RebaseOptions) -> None:
 # --- without touching anything -----------------------------------------------------------------------------------
 
 
-def _rehearse(project: Project, lock: Lock, upstream: Upstream, base_of: BaseOf, options: RebaseOptions) -> Rehearsal:
+def _rehearse(shop: Workshop, upstream: Upstream, options: RebaseOptions) -> Rehearsal:
     choices = Choices({}, *(frozenset(names) for names in (options.skip, options.drop, options.accept)))
-    keep_going = options.keep_going or options.all
-    with scratch_repository(Cache(project.cache).repo) as scratch:
-        return rehearse_project(scratch, project, lock, upstream, base_of, choices=choices, keep_going=keep_going)
+    with scratch_repository(shop.cache.repo) as scratch:
+        return shop.rehearse(scratch, upstream, choices=choices, keep_going=options.keep_going or options.all)
 
 
 def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: str) -> RebaseResult:
-    cache, lock = Cache(project.cache), load_lock(project.lock)
+    shop = Workshop(project, console, options.mirror)
     refuse_unknown(project, options.named)
-    lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
-    locked = bases(cache, lock, console, options.mirror)(lock.upstream())
-    known = {lock.current: locked, tag: fetched.commit}
-    done = _rehearse(project, lock, fetched.upstream, lambda upstream: known[upstream.tag], options)
-    history = History.between(options.mirror, lock.upstream(), fetched.upstream)
+    upstream, locked = shop.find(tag), shop.lock.upstream()
+    done = _rehearse(shop, upstream, options)
+    history = History.between(options.mirror, locked, upstream)
     return RebaseResult(
         tag=tag,
-        previous=lock.current,
+        previous=locked.tag,
         tree=project.tree,
         outcome="rehearsed",
         head=done.head if done.complete else "",
@@ -90,15 +76,14 @@ def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: st
 
 def _span(project: Project, console: Console, options: RebaseOptions) -> SpanResult:
     """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
-    cache, lock = Cache(project.cache), load_lock(project.lock)
-    base_of = bases(cache, lock, console, options.mirror)
-    base_of(lock.upstream())
-    rows = []
+    shop, rows = Workshop(project, console, options.mirror), []
+    lock = shop.lock
+    shop.base(lock.upstream())
     with console.progress("rehearsing", len(lock.upstreams)) as bar:
         for number, (tag, upstream) in enumerate(lock.upstreams.items()):
             bar.update(number, tag)
             try:
-                rows.append(span_row(upstream, _rehearse(project, lock, upstream, base_of, options)))
+                rows.append(span_row(upstream, _rehearse(shop, upstream, options)))
             except KvtoolError as err:
                 rows.append(span_row(upstream, err))
     ids = tuple(patch.id for patch in load_patches(project))
@@ -108,31 +93,7 @@ def _span(project: Project, console: Console, options: RebaseOptions) -> SpanRes
     return result
 
 
-def command(
-    env: Env,
-    tag: Annotated[str | None, typer.Argument(help="The upstream to move to; the lock need not know it.")] = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option("--mirror", metavar="PATH|URL", help="A git repository that has the tag (or KVTOOL_UPSTREAM)."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, not even the tree.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
-    ] = False,
-    all_tags: Annotated[bool, typer.Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
-    ] = None,
-    go_on: Annotated[bool, typer.Option("--continue", help="Take the tree as the resolution and go on.")] = False,
-    abort: Annotated[bool, typer.Option("--abort", help="Give up; tree and project as they were.")] = False,
-    skip: Annotated[
-        _Names, typer.Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
-    ] = None,
-    drop: Annotated[_Names, typer.Option("--drop", metavar="ID", help="Take a patch out of the series.")] = None,
-    accept: Annotated[
-        _Names, typer.Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before.")
-    ] = None,
-) -> Result:
+def command(env: Env, options: RebaseOptions) -> Result:
     """Move the series to another upstream: patches/, upstream.lock and the patched tree.
 
     The series is first replayed on the locked upstream, then each patch is merged onto the new one; where it landed is
@@ -147,6 +108,4 @@ def command(
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
-    named = (tuple(names or ()) for names in (skip, drop, accept))
-    options = RebaseOptions(tag, mirror, dry_run, keep_going, all_tags, markdown, go_on, abort, *named)
     return run(env.project, env.console, options)

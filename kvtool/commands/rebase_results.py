@@ -1,28 +1,19 @@
 """What `kvtool rebase` answers: one rebase, or the table over every upstream of the lock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from kvtool import markdown
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
-from kvtool.errors import ConflictError, DiskError, KvtoolError, NetworkError
-from kvtool.result import PatchOutcome, Result
+from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
+from kvtool.result import FileChange, PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk, PatchReport
 from kvtool.tree.rebase_plan import Rehearsal
 from kvtool.upstream.lock import Upstream
 
 _BAD = (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """path: in the project; action: change | remove."""
-
-    path: str
-    action: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class RebaseResult(Result):
     head: str = ""
     stopped_at: str = ""
     range_diff: Path | None = None
-    files: tuple[WrittenFile, ...] = ()
+    files: tuple[FileChange, ...] = ()
     patches: tuple[PatchReport, ...] = ()
     seconds: float = 0.0
     filled_in: tuple[str, ...] = ()
@@ -148,7 +139,6 @@ class SpanRow:
 
 
 def span_row(upstream: Upstream, got: Rehearsal | KvtoolError) -> SpanRow:
-    """A row from a rehearsal, or from what prevented it."""
     if isinstance(got, Rehearsal):
         word = "complete" if got.complete else "conflict"
         return SpanRow(upstream.tag, upstream.date, word, got.reports, round(got.seconds, 3), "")
@@ -206,19 +196,11 @@ class SpanResult(Result):
 
     def write_markdown(self, path: Path) -> None:
         """The table for a README. DiskError when the file cannot be written."""
-        lines = [
-            f"The series of {self.current}, moved onto each upstream; a number is how many hunks were applied.",
-            "",
-            f"| upstream | date | {' | '.join(self.ids)} | seconds |",
-            f"|---|---|{'---|' * len(self.ids)}---:|",
-        ]
-        for row in self.rows:
-            cells = " | ".join(self._cells(row))
-            lines.append(f"| {row.tag} | {row.date} | {cells} | {row.seconds:.1f} |")
-        try:
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        except OSError as err:
-            raise DiskError(f"cannot write {path}", why=str(err)) from err
+        title = f"The series of {self.current}, moved onto each upstream; a number is how many hunks were applied."
+        rows = [[row.tag, row.date, *self._cells(row), f"{row.seconds:.1f}"] for row in self.rows]
+        with writing(str(path)):
+            table = markdown.table(("upstream", "date", *self.ids, ">seconds"), rows)
+            path.write_text(f"{title}\n\n{table}", encoding="utf-8")
 
 
 def _counts(row: SpanRow) -> tuple[str, ...]:

@@ -1,45 +1,55 @@
 """A rebase in the patched tree: begin, stop for a person, go on, give up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from kvtool.commands.rebase_results import RebaseResult, WrittenFile
+from typer import Argument, Option
+
+from kvtool.commands.rebase_results import RebaseResult
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git
+from kvtool.locks import hold_tree
+from kvtool.options import Mirror
 from kvtool.project import Project
 from kvtool.tree import checkout, rebase_state, transaction
 from kvtool.tree.apply import PatchReport, conflict_error
 from kvtool.tree.checkout import base_ref, scratch_below, take_base
-from kvtool.tree.export import range_diff_path, rebased, write_range_diff
-from kvtool.tree.rebase_plan import Based, Rehearsal, Stop, bases, build, rehearse
+from kvtool.tree.compare import range_diff_path, write_range_diff
+from kvtool.tree.export import rebased
+from kvtool.tree.rebase_plan import Based, Rehearsal, Stop, Workshop, rehearse
 from kvtool.tree.rebase_state import RebaseState
-from kvtool.tree.series import Series, load_patches, load_series
+from kvtool.tree.series import load_patches
 from kvtool.tree.status import branch_of, require_applied
-from kvtool.upstream import discover
-from kvtool.upstream.cache import Cache, guard, tree_lock
 from kvtool.upstream.history import NONE, History
-from kvtool.upstream.lock import Lock, load_lock
+from kvtool.upstream.lock import load_lock
 from kvtool.upstream.pin import with_upstream
 
 
 @dataclass(frozen=True)
 class RebaseOptions:
-    """What was asked for on the command line."""
+    """What is asked for on the command line."""
 
-    tag: str | None = None
-    mirror: str | None = None
-    dry_run: bool = False
-    keep_going: bool = False
-    all: bool = False
-    markdown: Path | None = None
-    go_on: bool = False
-    abort: bool = False
-    skip: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    accept: tuple[str, ...] = ()
+    tag: Annotated[str | None, Argument(help="The upstream to move to; the lock need not know it.")] = None
+    mirror: Mirror = None
+    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False
+    keep_going: Annotated[
+        bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
+    ] = False
+    all: Annotated[bool, Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False
+    markdown: Annotated[
+        Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
+    ] = None
+    go_on: Annotated[bool, Option("--continue", help="Take the tree as the resolution and go on.")] = False
+    abort: Annotated[bool, Option("--abort", help="Give up; tree and project as they were.")] = False
+    skip: Annotated[
+        tuple[str, ...], Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
+    ] = ()
+    drop: Annotated[tuple[str, ...], Option("--drop", metavar="ID", help="Take a patch out of the series.")] = ()
+    accept: Annotated[
+        tuple[str, ...], Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before.")
+    ] = ()
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -50,10 +60,8 @@ class RebaseOptions:
 class _Session:
     """A rebase in the patched tree: the series on both upstreams, and what was decided."""
 
-    project: Project
-    console: Console
+    shop: Workshop
     git: Git
-    lock: Lock
     old: Based
     new: Based
     state: RebaseState
@@ -82,53 +90,51 @@ def refuse_unknown(project: Project, names: tuple[str, ...]) -> None:
 
 def begin(project: Project, console: Console, options: RebaseOptions, tag: str) -> RebaseResult:
     """A rebase from the beginning; the tree is first brought to the locked upstream, or made."""
-    cache, lock = Cache(project.cache), load_lock(project.lock)
+    shop = Workshop(project, console, options.mirror)
     refuse_unknown(project, options.named)
     if (project.tree / ".git").is_dir() and (under_way := rebase_state.read_state(project.tree)):
         raise TreeError(
             f"a rebase onto {under_way.tag} is under way",
             next_step="go on: kvtool rebase --continue; or give it up: kvtool rebase --abort",
         )
-    lock, fetched = discover.ensure(cache, lock, tag, console, options.mirror)
-    base_of, locked = bases(cache, lock, console, options.mirror), lock.upstream()
-    series = load_series(project, lock, locked)
-    outcome = checkout.bring(
-        project, console, cache, series, lambda scratch: build(scratch, project, lock, locked, base_of), pinned=False
-    )
+    upstream, locked = shop.find(tag), shop.lock.upstream()
+    outcome = checkout.bring(shop, locked, pinned=False)
     if outcome.applied is None:
         assert outcome.replayed is not None
-        raise conflict_error(outcome.replayed.reports, lock.current) or KvtoolError("the series does not apply")
-    with guard(tree_lock(cache.root, project.tree), console, str(project.tree)):
+        raise conflict_error(outcome.replayed.reports, locked.tag) or KvtoolError("the series does not apply")
+    with hold_tree(project, console):
         there = require_applied(project)
         git = Git(project.tree)
-        take_base(git, cache, tag)
+        take_base(git, shop.cache, tag)
         state = RebaseState(
             phase="begun",
             tag=tag,
-            tree=fetched.upstream.tree,
-            date=fetched.upstream.date,
+            tree=upstream.tree,
+            date=upstream.date,
             head=there.head,
             branch=there.branch,
-            digest=series.digest,
+            digest=outcome.applied.digest,
             mirror=options.mirror or "",
             at=there.head,
             skip=options.skip,
             drop=options.drop,
             accept=options.accept,
         )
-        if tag == lock.current:
+        if tag == locked.tag:
             patches = outcome.applied.patches
             return RebaseResult(tag, tag, project.tree, "unchanged", head=there.head, patches=patches)
-        session = _open(project, console, lock, series, state)
+        session = _open(shop, state)
         checkout.keep_branch(git, branch_of(tag), (there.head,))
         return _advance(session)
 
 
-def _open(project: Project, console: Console, lock: Lock, series: Series, state: RebaseState) -> _Session:
-    git = Git(project.tree)
-    old, new = (git.line("rev-parse", f"{base_ref(tag)}^{{commit}}") for tag in (lock.current, state.tag))
-    target = Based(load_series(project, lock, lock.upstream(state.tag)), new)
-    return _Session(project, console, git, lock, Based(series, old), target, state)
+def _open(shop: Workshop, state: RebaseState) -> _Session:
+    git = Git(shop.project.tree)
+    old, new = (
+        Based(shop.series(upstream), git.line("rev-parse", f"{base_ref(upstream.tag)}^{{commit}}"))
+        for upstream in (shop.lock.upstream(), shop.lock.upstream(state.tag))
+    )
+    return _Session(shop, git, old, new, state)
 
 
 def resume(project: Project, console: Console, options: RebaseOptions) -> RebaseResult:
@@ -136,7 +142,7 @@ def resume(project: Project, console: Console, options: RebaseOptions) -> Rebase
     tree = project.tree
     if not (tree / ".git").is_dir() or rebase_state.read_state(tree) is None:
         raise UsageError("no rebase is under way", next_step="begin one: kvtool rebase TAG")
-    with guard(tree_lock(project.cache, tree), console, str(tree)):
+    with hold_tree(project, console):
         state = rebase_state.read_state(tree)
         if state is None:
             raise UsageError("no rebase is under way any more", next_step="kvtool status")
@@ -148,19 +154,17 @@ def resume(project: Project, console: Console, options: RebaseOptions) -> Rebase
             return _finished(project, written, written.applied.patches, 0.0)
         if state.phase == "aborting":
             raise TreeError("the rebase was being given up", next_step="kvtool rebase --abort finishes that")
-        lock = load_lock(project.lock)
-        previous = lock.current
-        if state.tag not in lock.upstreams:
-            lock = with_upstream(lock, state.tag, state.tree, state.date)
-        series = load_series(project, lock, lock.upstream(previous))
-        if series.digest != state.digest:
+        shop = Workshop(project, console, state.mirror)
+        if state.tag not in shop.lock.upstreams:
+            shop.lock = with_upstream(shop.lock, state.tag, state.tree, state.date)
+        if shop.series(shop.lock.upstream()).digest != state.digest:
             raise TreeError(
                 "patches/ or cpp/ changed since the rebase began",
                 next_step="put them back with git; or kvtool rebase --abort and begin anew (rerere remembers what "
                 "you resolved)",
             )
         state = _decide(tree, git, state, options)
-        return _advance(_open(project, console, lock, series, state))
+        return _advance(_open(shop, state))
 
 
 def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> RebaseResult:
@@ -192,17 +196,17 @@ def _decide(tree: Path, git: Git, state: RebaseState, options: RebaseOptions) ->
 
 def _advance(session: _Session) -> RebaseResult:
     """Move every patch; finish, or stop in the tree at the first one that needs a person."""
-    project, state = session.project, session.state
+    shop, state, project = session.shop, session.state, session.shop.project
     with scratch_below(project.tree, project.tree) as scratch:
-        with session.console.progress(f"moving the series to llama.cpp {state.tag}"):
+        with shop.console.progress(f"moving the series to llama.cpp {state.tag}"):
             done = rehearse(scratch, session.old, session.new, choices=state.choices)
         if done.stop is not None:
             scratch.give(session.git, *filter(None, (done.stop.parent, done.stop.commit, *_origin(done.stop))))
             return _stop(session, done, done.stop)
-        changes, applied = rebased(project, scratch, session.lock, session.new, done)
-        write_range_diff(project.tree, scratch.git, session.lock.current, done)
+        changes, applied = rebased(shop, scratch, session.new, done)
+        write_range_diff(project.tree, scratch.git, shop.lock.current, done)
         scratch.give(session.git, applied.head)
-    written = transaction.write(project, session.git, session.console, state, changes, applied)
+    written = transaction.write(project, session.git, shop.console, state, changes, applied)
     return _finished(project, written, done.reports, done.seconds)
 
 
@@ -220,15 +224,15 @@ def _finished(
         outcome="rebased",
         head=written.applied.head,
         range_diff=range_diff_path(project.tree, written.previous, written.applied.tag),
-        files=tuple(WrittenFile(path, action) for path, action in written.files),
+        files=written.files,
         patches=reports,
         seconds=round(seconds, 3),
     )
 
 
 def _stop(session: _Session, done: Rehearsal, stop: Stop) -> RebaseResult:
-    project, state, lock = session.project, session.state, session.lock
-    rebase_state.stop_at(project.tree, session.git, session.console, state, stop)
+    project, state, lock = session.shop.project, session.state, session.shop.lock
+    rebase_state.stop_at(project.tree, session.git, session.shop.console, state, stop)
     new = lock.upstream(state.tag)
     return RebaseResult(
         tag=state.tag,

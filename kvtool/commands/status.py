@@ -1,7 +1,5 @@
 """`kvtool status`: what the patched tree is, compared with patches/, cpp/ and the lock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +10,7 @@ from kvtool.env import Env
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.apply import PatchReport
+from kvtool.tree.apply import PatchReport, upstream_lines
 from kvtool.tree.series import GOAL_LINES, load_patches, load_series, new_files
 from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
 from kvtool.upstream.lock import Lock, load_lock
@@ -68,7 +66,6 @@ class StatusResult(Result):
 
 
 def run(project: Project) -> StatusResult:
-    """Look; change nothing."""
     lock = load_lock(project.lock)
     listed = {patch.file for patch in load_patches(project)}
     unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
@@ -87,7 +84,7 @@ def run(project: Project) -> StatusResult:
         next=error.next_step if error else "",
         dirty=state.dirty,
         commits=state.extra,
-        upstream_lines=applied.upstream_lines if applied else 0,
+        upstream_lines=upstream_lines(applied.patches) if applied else 0,
         groups=_groups(project, applied) if applied else (),
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,

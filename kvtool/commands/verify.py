@@ -1,26 +1,19 @@
 """`kvtool verify`: is the dynamic cache equal to the static one, bit for bit and text for text?"""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from kvtool.alone import alone
-from kvtool.build import cmake
-from kvtool.commands import build
-from kvtool.commands.verify_steps import Options, compare, prepare, run_named
+from kvtool.commands.verify_steps import Options, Verification, kinds_of, programs
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
+from kvtool.locks import alone
+from kvtool.machine import cores
 from kvtool.project import Project
-from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import devices, junit, matrix, named
+from kvtool.verify import devices, junit, matrix
 from kvtool.verify.checks import Finding
 from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
 
@@ -50,26 +43,26 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     options.refuse_contradictions()
     for file in filter(None, (options.junit, options.markdown)):
         _must_be_writable(file)
-    kinds = named.tests_of(load_patches(project), options.patch, project.cpp) if options.patch else None
-    bench = prepare(project, console, options, kinds)
+    kinds = kinds_of(project, options)
+    bin_dir, work = programs(project, console, options, kinds), project.tree / "build" / "verify"
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
-    bench.work.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
     with (
-        alone(bench.work, VerifyError, "verify is running"),
-        devices.device(options.backend, bench.bin_dir, bench.work, options.jobs or build.default_jobs()) as on,
+        alone(work, VerifyError, "verify is running"),
+        devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
     ):
-        everything = run_named(bench, project, console, kinds) if kinds is not None else []
-        everything += compare(bench, console, options, on, tag, kinds)
+        under_way = Verification(project, console, options, kinds, bin_dir, work, on)
+        everything = under_way.run(tag)
     if options.junit is not None:
         junit.write(options.junit, everything)
     if options.markdown is not None:
         _write_markdown(options.markdown, everything)
-    bench.told.close()
+    under_way.told.close()
     return Verified(
         tag,
         options.mode,
-        bench.bin_dir,
+        bin_dir,
         class_rows(everything),
         tuple(everything),
         options.junit,
@@ -77,45 +70,14 @@ def run(project: Project, console: Console, options: Options) -> Verified:
     )
 
 
-def command(
-    env: Env,
-    quick: Annotated[bool, typer.Option("--quick", help="Two minutes: one or two models per memory class.")] = False,
-    matrix: Annotated[
-        bool,
-        typer.Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy."),
-    ] = False,
-    markdown_file: Annotated[
-        Path | None,
-        typer.Option("--markdown", metavar="FILE", help="Also write the table of --matrix.", show_default=False),
-    ] = None,
-    models_glob: Annotated[
-        str, typer.Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
-    ] = "",
-    patch: Annotated[
-        str, typer.Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
-    ] = "",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="kv-checks at a time [one per core].")] = 0,
-    junit_file: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report.", show_default=False)
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU build, cache in host memory (the default).")] = False,
-    metal: Annotated[bool, typer.Option("--metal", help="The Metal build, cache on the GPU.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="The CUDA build, cache on the GPU.")] = False,
-    vulkan: Annotated[bool, typer.Option("--vulkan", help="The Vulkan build, cache on the GPU.")] = False,
-    rpc: Annotated[bool, typer.Option("--rpc", help="The RPC build, cache in a ggml-rpc-server on loopback.")] = False,
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help=f"The build to verify: {', '.join(cmake.PRESETS)}.")
-    ] = "release",
-    bin_dir: Annotated[
-        Path | None,
-        typer.Option("--bin", metavar="DIR", help="Verify the programs in DIR; build nothing.", show_default=False),
-    ] = None,
-) -> Verified:
+def command(env: Env, options: Options) -> Verified:
     """Prove the dynamic cache equal to the static one.
 
     Builds what it needs, then: kv-check (every logit of every decode, bit for bit) on upstream's toy models with flash
     attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
     context with Qwen3.5-27B's cache.
+
+    The cache is in host memory, on the GPU of a build for one, with --rpc in a ggml-rpc-server on loopback.
 
     --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
 
@@ -127,16 +89,4 @@ def command(
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """
-    options = Options(
-        quick=quick,
-        matrix=matrix,
-        jobs=jobs,
-        models=models_glob,
-        junit=junit_file,
-        markdown=markdown_file,
-        backend=build.parse_backend({"cpu": cpu, "metal": metal, "cuda": cuda, "vulkan": vulkan, "rpc": rpc}),
-        preset=preset,
-        bin_dir=bin_dir,
-        patch=patch,
-    )
     return run(env.project, env.console, options)

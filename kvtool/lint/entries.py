@@ -1,7 +1,5 @@
 """Lint of series.toml: each entry on its own terms, against the lock, and against the others. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """One thing that lint found."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

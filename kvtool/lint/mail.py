@@ -1,7 +1,5 @@
 """Lint of one patch file: a mail that parses, hunks that say the truth, nothing that a reviewer would refuse. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 

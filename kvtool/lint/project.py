@@ -1,16 +1,14 @@
 """Lint of a whole project: series.toml, the lock, patches/, cpp/, each alone and against each other."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from kvtool.errors import KvtoolError
 from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
 from kvtool.lint.finding import LintFinding
 from kvtool.lint.mail import lint_patch
-from kvtool.project import Project
+from kvtool.project import Project, read_text
 from kvtool.tree.patchfile import Mail, changed_lines
-from kvtool.tree.series import GOAL_LINES, Patch, new_files, read_text
+from kvtool.tree.series import GOAL_LINES, Patch, new_files
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Lock, load_lock, read_tables
 

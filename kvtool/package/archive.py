@@ -3,8 +3,6 @@
 A .tar.gz with one folder, llama-TAG/; for Windows a .zip without one.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

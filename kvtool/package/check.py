@@ -1,7 +1,5 @@
 """Does the archive run where nobody built it? Unpacked into a folder of its own, on models made here and now."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

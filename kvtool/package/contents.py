@@ -1,7 +1,5 @@
 """What goes into the archive of a build: programs, the libraries they need, licences, the series, a manifest."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re
@@ -22,8 +20,8 @@ _LIBRARY = re.compile(r"(?:\.so[.\d]*|\.dylib|\.dll)$")
 
 def programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
     """What the build made for people: its programs but for the tests."""
-    found = [plan.build_dir / "bin" / name for name in targets if not name.startswith(("test-", BENCH_TARGET))]
-    return [path for file in found for path in (file, file.with_suffix(".exe")) if path.is_file()]
+    wanted = [name for name in targets if not name.startswith(("test-", BENCH_TARGET))]
+    return list(filter(None, (process.program_in(plan.build_dir / "bin", name) for name in wanted)))
 
 
 def _libraries(plan: Plan, targets: Sequence[str]) -> list[Path]:

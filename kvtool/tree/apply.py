@@ -3,11 +3,10 @@
 A conflict is an outcome, not an exception: every patch is tried, and each gets a report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import NamedTuple, Self
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch
@@ -16,7 +15,7 @@ from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, 
 from kvtool.tree.series import NewFile, Series, Step
 from kvtool.tree.source import split_lines
 
-NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
+_NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class FailedHunk:
     behind: str = ""
 
     @classmethod
-    def of(cls, hunk: Hunk, reason: str) -> FailedHunk:
+    def of(cls, hunk: Hunk, reason: str) -> Self:
         return cls(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.heading}".strip(), reason)
 
     def __str__(self) -> str:
@@ -73,6 +72,14 @@ class PatchReport:
         return bool(self.failed or self.lost)
 
 
+class Blob(NamedTuple):
+    """A file of a git tree. mode: "100644" or "100755"."""
+
+    mode: str
+    id: str
+    path: str
+
+
 @dataclass(frozen=True)
 class Origin:
     """A patch as a commit: where it was made. diff: as DIFF_FLAGS write it."""
@@ -98,6 +105,11 @@ def diff_of(git: Git, before: str, after: str) -> bytes:
     return git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
 
 
+def upstream_lines(reports: Sequence[PatchReport]) -> int:
+    """Changed lines in upstream's own files, all patches together."""
+    return sum(report.added + report.removed for report in reports)
+
+
 @dataclass(frozen=True)
 class Replayed:
     """The commits of a series. head is the last commit; complete: no conflict on the way."""
@@ -110,11 +122,6 @@ class Replayed:
     @property
     def complete(self) -> bool:
         return not any(report.in_the_way for report in self.reports)
-
-    @property
-    def upstream_lines(self) -> int:
-        """Changed lines in upstream's own files, all patches together."""
-        return sum(r.added + r.removed for r in self.reports)
 
 
 @dataclass
@@ -132,10 +139,8 @@ class Builder:
         self.tree = self.git.line("rev-parse", f"{self.commit}^{{tree}}")
         self.reset()
 
-    def add_files(self, files: tuple[NewFile, ...]) -> None:
-        """Put cpp/'s files into the index; UsageError when upstream has such a path, as a file or as a folder."""
-        if not files:
-            return
+    def commit_files(self, files: tuple[NewFile, ...]) -> None:
+        """Commit cpp/'s files, if any; UsageError when upstream has such a path, as a file or as a folder."""
         listed = self.git.run("ls-tree", "-r", "-z", "--name-only", self.tree).stdout.split("\0")
         theirs = set(listed)
         folders = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
@@ -152,10 +157,14 @@ class Builder:
         names = "".join(f"{file.source.absolute()}\n" for file in files)
         ids = self.git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
         modes = ("100755" if file.executable else "100644" for file in files)
-        self.add_blobs([(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
+        self.commit_blobs([Blob(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
 
-    def add_blobs(self, blobs: Sequence[tuple[str, str, str]]) -> None:
-        """Put (mode, blob id, path) entries into the index."""
+    def commit_blobs(self, blobs: Sequence[Blob]) -> None:
+        """Commit new files, if any."""
+        self.add_blobs(blobs)
+        self.commit_index(f"{_NEW_FILES_SUBJECT}\n")
+
+    def add_blobs(self, blobs: Sequence[Blob]) -> None:
         lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
         if lines:
             self._index = ""
@@ -201,8 +210,7 @@ class Builder:
 def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
     """Base + cpp/'s files + each wanted patch. Same input, same commit ids, on every machine."""
     builder = Builder(scratch, base)
-    builder.add_files(series.files)
-    builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
+    builder.commit_files(series.files)
     trouble = Trouble()
     reports = tuple(replay_step(builder, step, trouble) for step in series.steps)
     return Replayed(base, builder.commit, builder.tree, reports)

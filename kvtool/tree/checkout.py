@@ -6,14 +6,11 @@ run finds it, puts the old state back and begins anew. A tree that does not exis
 renamed into it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,8 +18,10 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError
 from kvtool.gitcmd import IDENTITY_EMAIL, Git, Scratch, scratch_repository
-from kvtool.project import Project
+from kvtool.locks import hold_tree
+from kvtool.result import read
 from kvtool.tree.apply import Replayed
+from kvtool.tree.rebase_plan import Workshop
 from kvtool.tree.series import Series
 from kvtool.tree.status import (
     Applied,
@@ -36,9 +35,8 @@ from kvtool.tree.status import (
     write_applied,
     write_json,
 )
-from kvtool.upstream.cache import Cache, guard, ref_of, tree_lock
-
-Build = Callable[[Scratch], Replayed]
+from kvtool.upstream.cache import Cache, ref_of
+from kvtool.upstream.lock import Upstream
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,13 @@ class Brought:
     created: bool = False
 
 
-def bring(project: Project, console: Console, cache: Cache, series: Series, build: Build, *, pinned: bool) -> Brought:
-    """Make project.tree the series, as build() makes it from the cache. TreeError (exit 4) rather than lose work."""
-    tree = project.tree
-    with guard(tree_lock(cache.root, tree), console, str(tree)):
+def bring(shop: Workshop, upstream: Upstream, *, pinned: bool) -> Brought:
+    """Make the project's tree the series on an upstream. TreeError (exit 4) rather than lose work."""
+    tree, series = shop.project.tree, shop.series(upstream)
+    with hold_tree(shop.project, shop.console):
         sweep(tree)
         if read_applied(tree) is not None:
-            return _update(project, console, cache, series, build, pinned)
+            return _update(shop, series, pinned)
         if tree.exists() and (not tree.is_dir() or any(tree.iterdir())):
             raise TreeError(
                 f"{tree} is not a tree that kvtool made",
@@ -68,7 +66,7 @@ def bring(project: Project, console: Console, cache: Cache, series: Series, buil
                 next_step="move it away, or name another place: --tree DIR",
             )
         try:
-            return _create(tree, console, cache, series, build, pinned)
+            return _create(shop, series, pinned)
         except OSError as err:
             raise DiskError(f"cannot create {tree}", why=str(err)) from err
 
@@ -92,20 +90,27 @@ def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
     return Applied(up.tag, up.tree, series.digest, replayed.base, replayed.head, pinned, replayed.reports)
 
 
-def _create(tree: Path, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Brought:
+def _built(shop: Workshop, upstream: Upstream, git: Git) -> Replayed:
+    """The series, and all of it in a tree's repository if it is complete."""
+    with scratch_below(git.repo, shop.cache.repo) as scratch:
+        replayed = shop.build(scratch, upstream)
+        if replayed.complete:
+            take_base(git, shop.cache, upstream.tag)
+            scratch.give(git, replayed.head)
+        return replayed
+
+
+def _create(shop: Workshop, series: Series, pinned: bool) -> Brought:
+    tree = shop.project.tree
     tree.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{tree.name}.kvtool-", dir=tree.parent))
     try:
-        git = Git(fresh)
-        git.run("init", "--quiet", ".")
+        git = Git.create(fresh, bare=False)
         git.run("config", "core.autocrlf", "false")  # for the user's own git calls there: upstream's bytes as they are
-        with scratch_below(fresh, cache.repo) as scratch:
-            replayed = build(scratch)
-            if not replayed.complete:
-                return Brought(None, replayed, 0)
-            take_base(git, cache, series.upstream.tag)
-            scratch.give(git, replayed.head)
-        switch(git, console, "-B", branch_of(series.upstream.tag), replayed.head)
+        replayed = _built(shop, series.upstream, git)
+        if not replayed.complete:
+            return Brought(None, replayed, 0)
+        switch(git, shop.console, "-B", branch_of(series.upstream.tag), replayed.head)
         applied = applied_of(series, replayed, pinned=pinned)
         write_applied(fresh, applied)
         fresh.chmod(0o755)  # mkdtemp's 0700 is not what a checkout looks like
@@ -139,10 +144,10 @@ def base_ref(tag: str) -> str:
     return f"refs/kvtool/base/{tag}"
 
 
-def _update(project: Project, console: Console, cache: Cache, series: Series, build: Build, pinned: bool) -> Brought:
-    tree, git = project.tree, Git(project.tree)
+def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
+    tree, git = shop.project.tree, Git(shop.project.tree)
     finish_interrupted(tree, git)
-    state = tree_state(project)
+    state = tree_state(shop.project)
     before = state.applied
     assert before is not None
     if state.operation or state.interrupted:
@@ -154,16 +159,13 @@ def _update(project: Project, console: Console, cache: Cache, series: Series, bu
         return Brought(before, None, 0)
     if state.dirty:
         raise not_clean(state)
-    with scratch_below(tree, cache.repo) as scratch:
-        replayed = build(scratch)
-        if not replayed.complete:
-            return Brought(None, replayed, 0)
-        take_base(git, cache, series.upstream.tag)
-        scratch.give(git, replayed.head)
+    replayed = _built(shop, series.upstream, git)
+    if not replayed.complete:
+        return Brought(None, replayed, 0)
     refuse_loss(git, state, replayed, branch_of(series.upstream.tag))
     applied = applied_of(series, replayed, pinned=pinned)
     changed = git.run("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head).stdout.count("\0")
-    move(tree, git, console, state.head, applied)
+    move(tree, git, shop.console, state.head, applied)
     return Brought(applied, replayed, changed)
 
 
@@ -238,7 +240,7 @@ def finish_interrupted(tree: Path, git: Git) -> None:
     if not journal.exists():
         return
     data = json.loads(journal.read_text(encoding="utf-8"))
-    applied, old = Applied.from_json(data["applied"]), str(data["from"])
+    applied, old = read(Applied, data["applied"]), str(data["from"])
     await_git(tree)
     dirty = dirty_paths(git)
     head = git.resolve("HEAD")

@@ -10,8 +10,6 @@ They are compared by git's range-diff, with the patches' own names deciding what
 how alike they are, and takes a small patch of which a line changed for a removed and an added one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,21 +21,11 @@ from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import PatchReport
 from kvtool.tree.patchfile import DIFF_FLAGS
-from kvtool.tree.rebase_plan import build
-from kvtool.tree.status import not_clean, tree_state
-from kvtool.upstream.lock import Lock, Upstream, load_lock
+from kvtool.tree.rebase_plan import Rehearsal, Workshop
+from kvtool.tree.status import kvtool_dir, not_clean, tree_state
+from kvtool.upstream.lock import Lock
 
 WORKING, TREE = ".", "tree"
-Ensure = Callable[[Lock, Upstream], str]  # has an upstream in the cache; its base commit
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A parsed name. revision: "" for the working files; tag: "" for the lock's current one."""
-
-    revision: str
-    tag: str
-    tree: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,31 +44,27 @@ class Snapshot:
     ids: dict[str, str]
 
 
-def parse_spec(name: str, lock: Lock) -> Spec:
-    """Take a name apart; whether a revision exists is not looked at."""
-    if name == TREE:
-        return Spec("", "", tree=True)
+def parse_name(name: str, lock: Lock) -> tuple[str, str]:
+    """The revision ("" for the working files) and the tag ("" for the current one); whether they exist is not known."""
     revision, colon, tag = name.rpartition(":")
-    if colon:
-        return Spec("" if revision == WORKING else revision, tag)
-    if name == WORKING or name in lock.upstreams:
-        return Spec("", "" if name == WORKING else name)
-    return Spec(name, "")
+    if not colon:
+        revision, tag = ("", name) if name in lock.upstreams else (name, "")
+    return "" if revision == WORKING else revision, tag
 
 
-def snapshot(project: Project, name: str, scratch: Scratch, ensure: Ensure) -> Snapshot:
+def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
     """Build the commits of a state in a throw-away repository. UsageError for a name that means nothing here."""
-    spec = parse_spec(name, load_lock(project.lock))
-    if spec.tree:
-        return _tree(project, name)
+    if name == TREE:
+        return _tree(shop.project, name)
+    revision, tag = parse_name(name, shop.lock)
     commit = ""
-    if spec.revision:
+    if revision:
         place = scratch.place()
-        commit = _extract(project, spec.revision, place)
-        project = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
-    lock = load_lock(project.lock)
-    upstream = lock.upstream(spec.tag or None)
-    made = build(scratch, project, lock, upstream, lambda wanted: ensure(lock, wanted))
+        commit = _extract(shop.project, revision, place)
+        there = replace(shop.project, root=place, patches=place / "patches", cpp=place / "cpp")
+        shop = Workshop(there, shop.console, shop.mirror)
+    upstream = shop.lock.upstream(tag or None)
+    made = shop.build(scratch, upstream)
     return Snapshot(name, commit, upstream.tag, made.base, made.head, _missing(made.reports), _ids(made.reports))
 
 
@@ -200,3 +184,20 @@ def _diff(git: Git, pair: Pair) -> str:
     ranges = (f"{commit}^..{commit}" for commit in (pair.before, pair.after))
     done = git.run(*_RANGE_DIFF, "--creation-factor=100000", *ranges)
     return "\n".join(line for line in done.stdout.splitlines() if not _PAIR.match(line))
+
+
+# --- what a rebase leaves -----------------------------------------------------------------------------------------
+
+
+def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Path:
+    """Keep how each patch changed from the old upstream to the new one; the file."""
+    ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
+    text = git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
+    path = range_diff_path(tree, old_tag, done.tag)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+    return path
+
+
+def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
+    return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"

@@ -5,32 +5,34 @@ patch: a commit that apply made, or with the same subject, is that patch; `fixup
 amend!) is folded into it; any other commit that touches upstream's files is a new patch, at its place in the order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
-import tomlkit
-from tomlkit.items import AoT
-
-from kvtool.errors import ConflictError, KvtoolError, TreeError, UsageError
+from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
-from kvtool.project import Project
+from kvtool.project import Project, read_text
 from kvtool.result import PatchOutcome
-from kvtool.tree.apply import NEW_FILES_SUBJECT, Builder, replay
+from kvtool.tree.apply import Blob, Builder, replay
 from kvtool.tree.checkout import applied_of
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
-from kvtool.tree.rebase_plan import Based, Rehearsal
-from kvtool.tree.series import Series, Step, hidden, load_patches, load_series, new_files, read_text
-from kvtool.tree.status import Applied, Commit, changed_rows, commits_since, kvtool_dir
-from kvtool.tree.transaction import Change, put_file
+from kvtool.tree.rebase_plan import Based, Rehearsal, Workshop
+from kvtool.tree.series import (
+    Series,
+    Step,
+    edit_series,
+    hidden,
+    limit_series,
+    load_patches,
+    new_files,
+    new_id,
+)
+from kvtool.tree.status import Applied, Commit, changed_rows, commits_since
+from kvtool.tree.transaction import Change, written
 from kvtool.upstream.lock import Lock
 from kvtool.upstream.pin import pin
 
@@ -38,22 +40,12 @@ _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 
 
 @dataclass(frozen=True)
-class Blob:
-    """A file of a git tree. mode: "100644" or "100755"."""
-
-    path: str
-    mode: str
-    id: str
-
-
-@dataclass(frozen=True)
 class FoldedPatch:
-    """A patch as the tree has it. id "" for a new one; commit: the folded one, parent: what it stands on."""
+    """A patch as the tree has it. id "" for a new one; commit: the folded one."""
 
     id: str
     subject: str
     commit: str
-    parent: str
 
 
 @dataclass(frozen=True)
@@ -72,11 +64,15 @@ class Folded:
 
 @dataclass
 class _Group:
-    """A patch and the commits that make it up; the first is its own."""
+    """A patch and the commits that make it up, each with what it changes; the first is its own."""
 
     id: str
-    commits: list[Commit]
+    commits: list[tuple[Commit, bytes]]
     message: str
+
+    @property
+    def first(self) -> Commit:
+        return self.commits[0][0]
 
 
 def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Series) -> Folded:
@@ -93,9 +89,8 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     blobs = _new_blobs(git, tree, head, theirs)
     groups = _groups(git, tree, commits, applied, series, theirs)
     builder = Builder(scratch, applied.base)
-    builder.add_blobs([(blob.mode, blob.id, blob.path) for blob in blobs])
-    builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
-    built = [(group.id, _build(builder, tree, group, theirs)) for group in groups]
+    builder.commit_blobs(blobs)
+    built = [(group.id, _build(builder, tree, group)) for group in groups]
     patches = tuple(patch for _, patch in built if patch)
     emptied = tuple(name for name, patch in built if name and patch is None)
     wanted = git.line("rev-parse", f"{head}^{{tree}}")
@@ -124,11 +119,11 @@ def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple
                 why="cpp/ holds plain files, none of them hidden, and no README.md of llama.cpp's root",
                 next_step=f"remove it from the tree: git -C {tree} rm {path}",
             )
-        found.append(Blob(path, mode, blob))
+        found.append(Blob(mode, blob, path))
     return tuple(found)
 
 
-def upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
+def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
     """What a commit changes in upstream's own files, as a diff with plenty of context."""
     flags = [flag for flag in DIFF_FLAGS if flag != "-U1"]
     files = parse_diff(git.raw("diff-tree", "-p", "-U3", "--no-commit-id", *flags, commit.parent, commit.id))
@@ -153,24 +148,26 @@ def _groups(
         while found := _FIXUP.match(target):
             target, kind = target[found.end() :], kind or found[1]
         patch = by_commit.get(commit.id) or by_name.get(target, "")
+        diff = _upstream_diff(git, commit, theirs)
+        known = next((group for group in groups if patch and group.id == patch), None)
         if kind:
-            _add_fixup(groups, commit, kind, target, patch, bool(upstream_diff(git, commit, theirs)))
-        elif any(group.id == patch for group in groups if patch):
-            groups[[group.id for group in groups].index(patch)].commits.append(commit)
-        elif patch or upstream_diff(git, commit, theirs):
-            groups.append(_Group(patch, [commit], commit.message))
+            known = known or next((group for group in groups if group.first.subject == target), None)
+            _add_fixup(known, commit, diff, kind, target)
+        elif known:
+            known.commits.append((commit, diff))
+        elif patch or diff:
+            groups.append(_Group(patch, [(commit, diff)], commit.message))
     _refuse_lost(groups, applied, series)
     return groups
 
 
-def _add_fixup(groups: list[_Group], commit: Commit, kind: str, target: str, patch: str, needed: bool) -> None:
-    mine = [g for g in groups if (patch and g.id == patch) or g.commits[0].subject == target]
-    if mine:
-        mine[0].commits.append(commit)
+def _add_fixup(group: _Group | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
+    if group:
+        group.commits.append((commit, diff))
         rest = commit.message.partition("\n")[2].strip()
         if kind == "amend" and rest:
-            mine[0].message = rest + "\n"
-    elif needed:  # a fixup that touches new files only needs no patch: the path says where it goes
+            group.message = rest + "\n"
+    elif diff:  # a fixup that touches new files only needs no patch: the path says where it goes
         raise TreeError(
             f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
             why=f"no patch before it has the subject or id {target!r}",
@@ -192,22 +189,20 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
         )
 
 
-def _build(builder: Builder, tree: Path, group: _Group, theirs: frozenset[str]) -> FoldedPatch | None:
+def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch | None:
     """Commit a group on top of what is built so far; None when it changes nothing in upstream's files."""
-    parent = builder.commit
-    for commit in group.commits:
-        diff = upstream_diff(builder.git, commit, theirs)
+    first = group.first
+    for commit, diff in group.commits:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
             builder.reset()
             raise ConflictError(
-                f"commit {commit.id[:10]} ({commit.subject}) does not go into its patch {group.commits[0].subject!r}",
+                f"commit {commit.id[:10]} ({commit.subject}) does not go into its patch {first.subject!r}",
                 why="it changes lines that a later patch brings",
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
-    first = group.commits[0]
     mail = Mail(first.author, first.email, first.date, first.subject, group.message, b"", b"")
     made = builder.commit_index(group.message, mail=mail)
-    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made, parent) if made else None
+    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made) if made else None
 
 
 # --- what changes ------------------------------------------------------------------------------------------------
@@ -267,9 +262,9 @@ def _patch_changes(
         order.append(name)
         if step is None:
             added[name] = patch.subject
-            found.append(Change(f"patches/{name}.patch", "add", as_mail(scratch.git, patch.commit)))
-        elif not says_the_same(scratch, step, patch, was.get(patch.id, b"")):
-            found.append(Change(f"patches/{step.patch.file}", "change", as_mail(scratch.git, patch.commit)))
+            found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch.git, patch.commit)))
+        elif not _says_the_same(scratch, step, patch.commit, was.get(patch.id, b"")):
+            found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch.git, patch.commit)))
     gone = [steps[name] for name in folded.emptied if name in steps]
     found += [Change(f"patches/{step.patch.file}", "remove", None) for step in gone]
     text = read_text(project.series)
@@ -279,37 +274,25 @@ def _patch_changes(
     return found
 
 
-def new_id(subject: str, taken: set[str]) -> str:
-    """A patch id from a subject: lower-case words and dashes, unique."""
-    stem = "-".join(re.findall(r"[a-z0-9]+", subject.lower()))[:40].strip("-") or "patch"
-    number, name = 1, stem
-    while name in taken:
-        number += 1
-        name = f"{stem}-{number}"
-    return name
-
-
-def as_mail(git: Git, commit: str) -> bytes:
+def _as_mail(git: Git, commit: str) -> bytes:
     """A commit as a patch file, the same bytes everywhere."""
     return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
 
 
-def says_the_same(scratch: Scratch, step: Step, patch: FoldedPatch, was: bytes = b"") -> bool:
+def _says_the_same(scratch: Scratch, step: Step, commit: str, was: bytes = b"") -> bool:
     """Whether the file as it is already gives this commit, so that it need not change (its line numbers may be old).
 
     was: what it gave when it was moved to this upstream.
     """
-    fresh = parse_mail(as_mail(scratch.git, patch.commit), patch.subject)
+    fresh = parse_mail(_as_mail(scratch.git, commit), commit)
     if _identity(fresh) != _identity(step.mail):
         return False
     if was and changed_rows(was) == changed_rows(fresh.diff):
         return True
     if headings(fresh.diff) != headings(step.mail.diff):
         return False
-    builder = Builder(scratch, patch.parent)
-    return builder.apply(step.mail.diff) and builder.write_tree() == builder.git.line(
-        "rev-parse", f"{patch.commit}^{{tree}}"
-    )
+    builder = Builder(scratch, f"{commit}^")
+    return builder.apply(step.mail.diff) and builder.write_tree() == builder.git.resolve(f"{commit}^{{tree}}")
 
 
 def _identity(mail: Mail) -> tuple[object, ...]:
@@ -320,72 +303,16 @@ def _identity(mail: Mail) -> tuple[object, ...]:
     return mail.name, mail.email, date, mail.message
 
 
-def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[str]) -> str:
-    """series.toml with new entries in their place, gone ones removed, the rest reordered only if it must be."""
-    doc = tomlkit.parse(text)
-    table = doc.get("patch")
-    entries = list(table) if isinstance(table, AoT) else []
-    listed = [str(entry["id"]) for entry in entries]
-    kept = [name for name in listed if name in order]
-    if not added and not gone and kept == [name for name in order if name in listed]:
-        return text
-    by_id = dict(zip(listed, entries, strict=True))
-    for name, subject in added.items():
-        entry = tomlkit.table()
-        entry.add("id", name)
-        entry.add("why", subject)
-        entry.add("tests", tomlkit.array())
-        by_id[name] = entry
-    result = list(order)
-    for name in listed:  # patches that this upstream skips stay behind the one they followed
-        if name not in order and name not in gone:
-            before = listed[: listed.index(name)]
-            at = max((result.index(b) + 1 for b in before if b in result), default=0)
-            result.insert(at, name)
-    fresh = [_entry_text(by_id[name]) for name in result]
-    if result[: len(listed)] == listed:  # the usual case: the file grows at its end, and nothing in it moves
-        return "\n\n".join([text.rstrip("\n"), *fresh[len(listed) :]]).lstrip("\n") + "\n"
-    if table is not None:
-        doc.remove("patch")
-    return "\n\n".join([tomlkit.dumps(doc).rstrip("\n"), *fresh]).lstrip("\n") + "\n"
-
-
-def _entry_text(entry: tomlkit.items.Table) -> str:
-    tables = tomlkit.aot()
-    tables.append(entry)
-    doc = tomlkit.document()
-    doc.append("patch", tables)
-    return tomlkit.dumps(doc).strip("\n")
-
-
-# --- what is to be written, tried before -------------------------------------------------------------------------
-
-
-def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
-    """The project as it will be, put together in an empty directory."""
-    copy = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
-    copy.patches.mkdir()
-    files = [project.series, project.lock, *(project.patches / patch.file for patch in load_patches(project))]
-    pairs = [(file, copy.patches / file.name) for file in files]
-    for source, target in (*pairs, *((file.source, copy.cpp / file.path) for file in new_files(project.cpp))):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)
-    for change in todo:
-        put_file(place / change.path, change)
-    return copy
-
-
 # --- a series that was moved to another upstream -----------------------------------------------------------------
 
 
-def rebased(
-    project: Project, scratch: Scratch, lock: Lock, new: Based, done: Rehearsal
-) -> tuple[tuple[Change, ...], Applied]:
+def rebased(shop: Workshop, scratch: Scratch, new: Based, done: Rehearsal) -> tuple[tuple[Change, ...], Applied]:
     """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
 
     A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
     (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one.
     """
+    project, lock = shop.project, shop.lock
     found = _patch_files(scratch, new, done)
     text = read_text(project.series)
     if (fresh := _series_text(project, text, lock, done)) != text:
@@ -395,7 +322,7 @@ def rebased(
         found.append(Change("patches/upstream.lock", "change", fresh.encode()))
     order = {"patches/series.toml": 1, "patches/upstream.lock": 2}
     found.sort(key=lambda change: 3 if change.content is None else order.get(change.path, 0))
-    series = load_series(written(project, found, scratch.place()), lock, new.series.upstream)
+    series = shop.of(written(project, found, scratch.place())).series(new.series.upstream)
     replayed = replay(scratch, new.commit, series)
     if not replayed.complete or replayed.tree != done.tree:
         raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
@@ -410,66 +337,18 @@ def _patch_files(scratch: Scratch, new: Based, done: Rehearsal) -> list[Change]:
         path = f"patches/{step.patch.file}"
         if report.outcome == PatchOutcome.DROPPED:
             found.append(Change(path, "remove", None))
-        elif report.commit:
-            patch = FoldedPatch(report.id, step.mail.subject, report.commit, f"{report.commit}^")
-            if not says_the_same(scratch, step, patch):
-                found.append(Change(path, "change", as_mail(scratch.git, report.commit)))
+        elif report.commit and not _says_the_same(scratch, step, report.commit):
+            found.append(Change(path, "change", _as_mail(scratch.git, report.commit)))
     return found
 
 
 def _series_text(project: Project, text: str, lock: Lock, done: Rehearsal) -> str:
     """series.toml without the dropped patches, and with a limit on those that have no place on the new upstream."""
-    document = tomlkit.parse(text)
-    entries: Any = document.get("patch", [])
-    wanted = {p.id for p in load_patches(project) if p.wanted(lock, lock.upstream(done.tag))}
-    key, tag = _limit(lock, done.tag)
-    for report in done.reports:
-        at = next(number for number, entry in enumerate(entries) if entry["id"] == report.id)
-        if report.outcome == PatchOutcome.DROPPED:
-            del entries[at]
-        elif not report.commit and report.id in wanted:
-            entries[at][key] = tag
-    return tomlkit.dumps(document)
-
-
-def _limit(lock: Lock, tag: str) -> tuple[str, str]:
-    """The key and value that exclude a tag: `until` it, or `from` the one after it when it is older than the lock's."""
-    upstream = lock.upstream(tag)
-    if upstream.order > lock.upstream().order:
-        return "until", tag
-    return "from", next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
-
-
-def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Path:
-    """Keep how each patch changed from the old upstream to the new one; the file."""
-    ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
-    text = git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
-    path = range_diff_path(tree, old_tag, done.tag)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text)
-    return path
-
-
-def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
-    """Where the range-diff of a rebase is kept."""
-    return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"
-
-
-# --- for git am --------------------------------------------------------------------------------------------------
-
-
-def write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
-    """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
-    if folder.exists() and (not folder.is_dir() or any(not _numbered(p) for p in folder.iterdir())):
-        raise UsageError(
-            f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.iterdir():
-        left.unlink()
-    git.run("format-patch", "--quiet", "-o", folder.absolute(), *MAIL_FLAGS, *DIFF_FLAGS, f"{base}..{head}")
-    return tuple(sorted(folder.iterdir()))
-
-
-def _numbered(path: Path) -> bool:
-    return bool(re.fullmatch(r"\d{4}-.*\.patch", path.name))
+    upstream = lock.upstream(done.tag)
+    wanted = {p.id for p in load_patches(project) if p.wanted(lock, upstream)}
+    dropped = {report.id for report in done.reports if report.outcome == PatchOutcome.DROPPED}
+    out = {report.id for report in done.reports if not report.commit and report.id in wanted} - dropped
+    limit = "until", upstream.tag
+    if upstream.order < lock.upstream().order:
+        limit = "from", next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
+    return limit_series(text, dropped, dict.fromkeys(out, limit))

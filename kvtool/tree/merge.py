@@ -12,8 +12,6 @@ Whatever comes out is held against placement.py, hunk by hunk, and a hunk in the
 where it landed and where it belongs.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
-from kvtool.tree.apply import Builder, FailedHunk, Origin, failed_hunks
+from kvtool.tree.apply import Blob, Builder, FailedHunk, Origin, failed_hunks
 from kvtool.tree.patchfile import FileDiff, Piece, parse_diff, pieces_of
 from kvtool.tree.placement import Landing, LineMap, check
 from kvtool.tree.source import SourceFile
@@ -107,7 +105,7 @@ def _settle_all(
     builder: Builder, tree: str, unmerged: Mapping[str, Mapping[str, tuple[str, str]]]
 ) -> tuple[str | None, tuple[str, ...]]:
     """The tree of a merge without its conflicts, None where one is none of those that can be settled."""
-    git, notes, settled = builder.git, list[str](), list[tuple[str, str, str]]()
+    git, notes, settled = builder.git, list[str](), list[Blob]()
     for path, stages in unmerged.items():
         if set(stages) != {"1", "2", "3"} or len({mode for mode, _ in stages.values()}) > 1:
             return None, ()
@@ -117,7 +115,7 @@ def _settle_all(
             return None, ()
         content, note = made
         notes += [f"{path}: {note}"] if note else []
-        settled.append((stages["2"][0], git.line("hash-object", "-w", "--stdin", input=content), path))
+        settled.append(Blob(stages["2"][0], git.line("hash-object", "-w", "--stdin", input=content), path))
     builder.reset(tree)
     builder.add_blobs(settled)
     return builder.write_tree(), tuple(notes)

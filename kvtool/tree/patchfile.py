@@ -1,7 +1,5 @@
 """Patch files: mails as `git format-patch` writes them. Parse them, take their diff apart, down to the lines. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from email import policy
@@ -164,7 +162,6 @@ def _path(head: bytes) -> str:
 
 
 def changed_lines(diff: bytes) -> tuple[int, int]:
-    """Added and removed lines."""
     marks = [row[:1] for file in parse_diff(diff) for hunk in file.hunks for row in hunk.rows]
     return marks.count(b"+"), marks.count(b"-")
 

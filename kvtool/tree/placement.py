@@ -16,12 +16,11 @@ Where upstream only put lines in at the place where the hunk puts some in, the h
 whole.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from kvtool.tree.patchfile import FileDiff, Piece
 from kvtool.tree.source import SourceFile, words
@@ -62,12 +61,12 @@ class LineMap:
         self.blocks = sorted(blocks, key=lambda block: (block.old, block.new))
 
     @classmethod
-    def of(cls, file: FileDiff | None) -> LineMap:
+    def of(cls, file: FileDiff | None) -> Self:
         """From one file of a diff without context; None: the file did not change."""
         hunks = file.hunks if file else ()
         return cls([Block(hunk.old, hunk.removed, hunk.new, hunk.added) for hunk in hunks])
 
-    def refined(self, old: Sequence[bytes], new: Sequence[bytes]) -> LineMap:
+    def refined(self, old: Sequence[bytes], new: Sequence[bytes]) -> "LineMap":
         """The same, but lines of a block whose keys are equal are the same line: all of them where the block has only
         such lines, else those that are there once. Which of several braces is which, nobody can tell."""
         return LineMap([part for block in self.blocks for part in _refined(block, old, new)])

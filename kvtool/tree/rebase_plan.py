@@ -6,15 +6,16 @@ cannot be moved does not hide the others: each later one is tried on what could 
     rehearsal = rehearse(scratch, Based(series_old, commit_old), Based(series_new, commit_new))
 
 The two series are the same files, loaded for two upstreams (from/until differ). Whoever wants the result as it will be
-applied takes `head`: its commits are those that `kvtool apply` makes after the rebase. build() is what every command
+applied takes `head`: its commits are those that `kvtool apply` makes after the rebase. A Workshop is what every command
 asks for the series on some upstream.
 """
 
-from __future__ import annotations
-
+import contextlib
+import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from kvtool.console import Console
 from kvtool.errors import ConflictError, NetworkError, TreeError, UsageError
@@ -22,7 +23,6 @@ from kvtool.gitcmd import Scratch
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import (
-    NEW_FILES_SUBJECT,
     Builder,
     Origin,
     PatchReport,
@@ -37,11 +37,9 @@ from kvtool.tree.apply import (
 from kvtool.tree.merge import Picked, cherry_pick
 from kvtool.tree.patchfile import parse_diff, runs, size_of
 from kvtool.tree.series import Series, Step, load_series
-from kvtool.upstream import sources
+from kvtool.upstream import discover, sources
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, Upstream
-
-BaseOf = Callable[[Upstream], str]  # has an upstream in the cache; its base commit
+from kvtool.upstream.lock import Upstream, load_lock
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ def rehearse(
     commits = commits_of(scratch.git, locked.base, locked.head)
     origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
     mover = _Mover(Builder(scratch, new.commit), origins, choices or Choices())
-    mover.builder.add_files(new.series.files)
-    mover.builder.commit_index(f"{NEW_FILES_SUBJECT}\n")
+    mover.builder.commit_files(new.series.files)
     for step in new.series.steps:
         mover.step(step)
         if mover.stop and not keep_going:
@@ -131,40 +128,55 @@ def rehearse(
     return Rehearsal(*result, new.series.upstream.tag, locked, mover.stop, time.monotonic() - start)
 
 
-def rehearse_project(
-    scratch: Scratch,
-    project: Project,
-    lock: Lock,
-    upstream: Upstream,
-    base_of: BaseOf,
-    *,
-    choices: Choices | None = None,
-    keep_going: bool = True,
-) -> Rehearsal:
-    """rehearse() for the patches of a project, from its locked upstream onto another one that the lock knows."""
-    old, new = (Based(load_series(project, lock, up), base_of(up)) for up in (lock.upstream(), upstream))
-    return rehearse(scratch, old, new, choices=choices, keep_going=keep_going)
+class Workshop:
+    """A project's series on the upstreams of a lock: as it is on the locked one, moved from there to any other.
 
+    lock: the project's, which may come to know more; known: base commits by tag, fetched when they are asked for.
+    """
 
-def build(scratch: Scratch, project: Project, lock: Lock, upstream: Upstream, base_of: BaseOf) -> Replayed:
-    """The series on an upstream: the patches as they are on the locked one, moved from there onto any other one."""
-    if upstream.tree != lock.upstream().tree:
-        return rehearse_project(scratch, project, lock, upstream, base_of)
-    return replay(scratch, base_of(upstream), load_series(project, lock, upstream))
+    def __init__(self, project: Project, console: Console, mirror: str | None = None) -> None:
+        self.project, self.console, self.mirror = project, console, mirror
+        self.lock, self.cache = load_lock(project.lock), Cache(project.cache)
+        self.known: dict[str, str] = {}
 
+    def of(self, project: Project) -> Self:
+        """The same for another copy of the project."""
+        other = copy.copy(self)
+        other.project = project
+        return other
 
-def bases(cache: Cache, lock: Lock, console: Console, mirror: str | None = None) -> BaseOf:
-    """Fetches what the cache lacks. The mirror is asked last for the locked upstream: it may have others only."""
+    def find(self, tag: str) -> Upstream:
+        """Have an upstream that the lock need not know."""
+        self.lock, fetched = discover.ensure(self.cache, self.lock, tag, self.console, self.mirror)
+        self.known[tag] = fetched.commit
+        return fetched.upstream
 
-    def base_of(upstream: Upstream) -> str:
-        if mirror and upstream.tag == lock.current:
-            try:
-                return sources.ensure(cache, lock, upstream, console).commit
-            except (NetworkError, UsageError):
-                pass
-        return sources.ensure(cache, lock, upstream, console, mirror).commit
+    def base(self, upstream: Upstream) -> str:
+        if upstream.tag not in self.known:
+            self.known[upstream.tag] = self._fetch(upstream)
+        return self.known[upstream.tag]
 
-    return base_of
+    def _fetch(self, upstream: Upstream) -> str:
+        """The mirror is asked last for the locked upstream: it may have others only."""
+        if self.mirror and upstream.tag == self.lock.current:
+            with contextlib.suppress(NetworkError, UsageError):
+                return sources.ensure(self.cache, self.lock, upstream, self.console).commit
+        return sources.ensure(self.cache, self.lock, upstream, self.console, self.mirror).commit
+
+    def series(self, upstream: Upstream) -> Series:
+        return load_series(self.project, self.lock, upstream)
+
+    def rehearse(
+        self, scratch: Scratch, upstream: Upstream, *, choices: Choices | None = None, keep_going: bool = True
+    ) -> Rehearsal:
+        """rehearse() from the locked upstream onto another one."""
+        old, new = (Based(self.series(up), self.base(up)) for up in (self.lock.upstream(), upstream))
+        return rehearse(scratch, old, new, choices=choices, keep_going=keep_going)
+
+    def build(self, scratch: Scratch, upstream: Upstream) -> Replayed:
+        if upstream.tree != self.lock.upstream().tree:
+            return self.rehearse(scratch, upstream)
+        return replay(scratch, self.base(upstream), self.series(upstream))
 
 
 class _Mover:
@@ -177,7 +189,6 @@ class _Mover:
         self._origins, self._choices, self._trouble = origins, choices, Trouble()
 
     def step(self, step: Step) -> None:
-        """Move one patch and take note of it."""
         start, parent = time.monotonic(), self.builder.commit
         origin = self._origins.get(step.patch.id)
         report = self._move(step, origin)

@@ -12,23 +12,20 @@ the checkout moves. The patches that were moved need no state: moving them again
 Nobody's edits are thrown away: before the checkout moves on or back, what it holds becomes a commit, kept by a ref.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
+from kvtool.result import read
 from kvtool.tree.checkout import await_git, put_back, switch
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
 from kvtool.tree.status import dirty_paths, kvtool_dir, write_json
-from kvtool.upstream.lock import Upstream
 
 KEPT_REF = "refs/kvtool/rebase/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false", "-c", "merge.conflictStyle=zdiff3")
@@ -68,12 +65,12 @@ class RebaseState:
         return Choices(resolved, frozenset(self.skip), frozenset(self.drop), frozenset(self.accept))
 
     @property
-    def upstream(self) -> Upstream:
-        return Upstream(self.tag, self.tree, self.date)
+    def back(self) -> tuple[str, ...]:
+        """What git checkout is told to bring the tree to where it was."""
+        return (self.branch,) if self.branch else ("--detach", self.head)
 
 
 def state_path(tree: Path) -> Path:
-    """Where the journal of a rebase is."""
     return kvtool_dir(tree) / "rebase.json"
 
 
@@ -81,11 +78,7 @@ def read_state(tree: Path) -> RebaseState | None:
     """The rebase that is under way, or None. TreeError when the journal cannot be understood."""
     path = state_path(tree)
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        data["resolved"] = tuple((str(a), str(b), str(c)) for a, b, c in data["resolved"])
-        for key in ("skip", "drop", "accept"):
-            data[key] = tuple(data[key])
-        return RebaseState(**data)
+        return read(RebaseState, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError) as err:
@@ -93,7 +86,6 @@ def read_state(tree: Path) -> RebaseState | None:
 
 
 def write_state(tree: Path, state: RebaseState) -> RebaseState:
-    """Replace the state, atomically."""
     write_json(state_path(tree), asdict(state))
     return state
 
@@ -221,7 +213,7 @@ def abort(tree: Path, git: Git, console: Console, state: RebaseState) -> None:
     else:
         at = recover(tree, git, state).at
     write_state(tree, replace(state, phase="aborting", at=at, to=state.head))
-    switch(git, console, *((state.branch,) if state.branch else ("--detach", state.head)))
+    switch(git, console, *state.back)
     if git.resolve("HEAD^{commit}") != state.head:
         raise TreeError(
             f"{tree}: branch {state.branch} moved during the rebase",

@@ -1,20 +1,21 @@
-"""patches/series.toml and cpp/: what a patched tree is made of. Reads files, runs nothing.
+"""patches/series.toml and cpp/: what a patched tree is made of, and its text with a change. Reads files, runs nothing.
 
 The rule for cpp/: every file below it stands for the file at the same path in llama.cpp, except cpp/README.md and names
 that start with a dot or end with a tilde.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+from tomlkit.items import AoT, Table
+
 from kvtool.errors import UsageError
-from kvtool.project import Project
+from kvtool.project import Project, read_text
 from kvtool.tree.patchfile import Mail, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
@@ -145,16 +146,7 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
 
 
 def load_patches(project: Project) -> tuple[Patch, ...]:
-    """Read and parse patches/series.toml."""
     return parse_series(read_text(project.series), str(project.series))
-
-
-def read_text(path: Path) -> str:
-    """A text file of the project; UsageError when it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"cannot read {path}", why=str(err)) from err
 
 
 def hidden(path: str) -> bool:
@@ -207,3 +199,68 @@ def _digest(upstream: Upstream, files: tuple[NewFile, ...], steps: tuple[Step, .
         if step.wanted:
             add(b"patch", step.patch.id.encode(), step.mail.raw)
     return total.hexdigest()
+
+
+# --- series.toml with another series in it ------------------------------------------------------------------------
+
+
+def new_id(subject: str, taken: set[str]) -> str:
+    """A patch id from a subject: lower-case words and dashes, unique."""
+    stem = "-".join(re.findall(r"[a-z0-9]+", subject.lower()))[:40].strip("-") or "patch"
+    number, name = 1, stem
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    return name
+
+
+def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[str]) -> str:
+    """series.toml with new entries in their place, gone ones removed, the rest reordered only if it must be."""
+    doc = tomlkit.parse(text)
+    table = doc.get("patch")
+    entries = list(table) if isinstance(table, AoT) else []
+    listed = [str(entry["id"]) for entry in entries]
+    kept = [name for name in listed if name in order]
+    if not added and not gone and kept == [name for name in order if name in listed]:
+        return text
+    by_id = dict(zip(listed, entries, strict=True))
+    for name, subject in added.items():
+        entry = tomlkit.table()
+        entry.add("id", name)
+        entry.add("why", subject)
+        entry.add("tests", tomlkit.array())
+        by_id[name] = entry
+    result = list(order)
+    for name in listed:  # patches that this upstream skips stay behind the one they followed
+        if name not in order and name not in gone:
+            before = listed[: listed.index(name)]
+            at = max((result.index(b) + 1 for b in before if b in result), default=0)
+            result.insert(at, name)
+    fresh = [_entry_text(by_id[name]) for name in result]
+    if result[: len(listed)] == listed:  # the usual case: the file grows at its end, and nothing in it moves
+        return "\n\n".join([text.rstrip("\n"), *fresh[len(listed) :]]).lstrip("\n") + "\n"
+    if table is not None:
+        doc.remove("patch")
+    return "\n\n".join([tomlkit.dumps(doc).rstrip("\n"), *fresh]).lstrip("\n") + "\n"
+
+
+def _entry_text(entry: Table) -> str:
+    tables = tomlkit.aot()
+    tables.append(entry)
+    doc = tomlkit.document()
+    doc.append("patch", tables)
+    return tomlkit.dumps(doc).strip("\n")
+
+
+def limit_series(text: str, dropped: Collection[str], limits: Mapping[str, tuple[str, str]]) -> str:
+    """series.toml without the patches that were dropped, and with a limit, such as ("until", tag), on others."""
+    document = tomlkit.parse(text)
+    entries: Any = document.get("patch", [])
+    for at in reversed(range(len(entries))):
+        name = entries[at]["id"]
+        if name in dropped:
+            del entries[at]
+        elif name in limits:
+            key, tag = limits[name]
+            entries[at][key] = tag
+    return tomlkit.dumps(document)

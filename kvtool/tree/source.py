@@ -5,8 +5,6 @@ is what its bytes are. In C a line that was only re-aligned is the same line: th
 tokens, before the first and behind the last may differ. It may not where there was none, nor in a string or character.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -68,7 +66,7 @@ class SourceFile:
             found.update(range(first, number + 1))
         return found
 
-    def columns(self, number: int, other: SourceFile, there: int) -> dict[int, int]:
+    def columns(self, number: int, other: "SourceFile", there: int) -> dict[int, int]:
         """Where each token of a line stands in the same line of another file; {} where tabs make that unclear."""
         old, new = self._hidden[number], other._hidden[there]
         if b"\t" in old + new:

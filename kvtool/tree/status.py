@@ -1,17 +1,14 @@
 """The patched tree: what was put there, what state it is in, and why each patch is what it is. Changes nothing."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from kvtool.errors import TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
-from kvtool.result import PatchOutcome
+from kvtool.result import PatchOutcome, read
 from kvtool.tree.apply import PatchReport, commits_of
 from kvtool.tree.patchfile import parse_diff
 from kvtool.tree.series import Patch, Series, Step, load_series
@@ -52,20 +49,6 @@ class Applied:
     pinned: bool = False
     patches: tuple[PatchReport, ...] = ()
 
-    @property
-    def upstream_lines(self) -> int:
-        """Changed lines in upstream's own files, all patches together."""
-        return sum(p.added + p.removed for p in self.patches)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Applied:
-        """The inverse of dataclasses.asdict; KeyError, TypeError or ValueError when it is something else."""
-        reports = []
-        for given in data.pop("patches"):
-            given = {**given, "outcome": PatchOutcome(given["outcome"]), "moved": tuple(given["moved"]), "failed": ()}
-            reports.append(PatchReport(**given))
-        return cls(**data, patches=tuple(reports))
-
 
 @dataclass(frozen=True)
 class TreeState:
@@ -94,22 +77,30 @@ class TreeState:
     @property
     def word(self) -> str:
         """not-applied | interrupted | in-progress | dirty | commits | stale | clean (the first that holds)."""
-        if self.applied is None:
-            return "not-applied"
-        for word, holds in (
-            ("interrupted", self.interrupted),
-            ("in-progress", self.operation),
-            ("dirty", self.dirty),
-            ("commits", self.head != self.applied.head),
-            ("stale", self.stale),
-        ):
-            if holds:
-                return word
-        return "clean"
+        return next((word for word, holds, *_ in _obstacles(self) if holds), "clean")
+
+
+def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
+    """What may be in the way, in this order: the state's word, whether it is, what it is, why, and what to do."""
+    if state.applied is None:
+        yield "not-applied", True, "nothing is applied there", "the series is not there yet", "kvtool apply"
+        return
+    again = f"kvtool {state.interrupted}" if state.interrupted != "rebase" else _REBASE
+    yield "interrupted", state.interrupted, f"a kvtool {state.interrupted} was interrupted", "", again
+    finish = _REBASE if state.rebasing else "finish it, or abort it with git"
+    yield "in-progress", state.operation, f"{state.operation} is under way", "", finish
+    git = f"git -C {state.path}"
+    keep = f"keep them: {git} add -A && {git} commit, then kvtool export; or put them aside: {git} stash -u"
+    yield "dirty", state.dirty, "there are uncommitted changes", _listing(state.dirty), keep
+    end = state.applied.head[:10]
+    why = _listing(state.extra) or f"HEAD is {state.head[:10]}, the series ends at {end}"
+    take = "take them into patches/ and cpp/: kvtool export; or leave them on a branch: "
+    take += f"{git} branch mine && {git} reset --hard {end}"
+    yield "commits", state.head != state.applied.head, "there are commits that are not of the series", why, take
+    yield "stale", state.stale, "it is not what the project says", state.stale, "kvtool apply"
 
 
 def kvtool_dir(tree: Path) -> Path:
-    """Where kvtool keeps its own things in a patched tree."""
     return tree / ".git" / "kvtool"
 
 
@@ -125,8 +116,7 @@ def read_applied(tree: Path) -> Applied | None:
     """state.json of a tree; None when nothing was applied there. TreeError when it cannot be understood."""
     path = kvtool_dir(tree) / "state.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Applied.from_json(data)
+        return read(Applied, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
@@ -138,7 +128,6 @@ def read_applied(tree: Path) -> Applied | None:
 
 
 def write_applied(tree: Path, applied: Applied) -> None:
-    """Record what was applied."""
     write_json(kvtool_dir(tree) / "state.json", asdict(applied))
 
 
@@ -241,36 +230,8 @@ def require_applied(project: Project) -> TreeState:
 
 def not_clean(state: TreeState) -> TreeError:
     """The error for a tree that is not clean, by what it is."""
-    tree = state.path
-    if state.applied is None:
-        return TreeError(f"nothing is applied at {tree}", why="the series is not there yet", next_step="kvtool apply")
-    commit = f"git -C {tree} add -A && git -C {tree} commit"
-    table = {
-        "interrupted": (
-            f"a kvtool {state.interrupted} was interrupted",
-            "",
-            f"kvtool {state.interrupted}" if state.interrupted != "rebase" else _REBASE,
-        ),
-        "in-progress": (
-            f"{state.operation} is under way",
-            "",
-            _REBASE if state.rebasing else "finish it, or abort it with git",
-        ),
-        "dirty": (
-            "there are uncommitted changes",
-            _listing(state.dirty),
-            f"keep them: {commit}, then kvtool export; or put them aside: git -C {tree} stash -u",
-        ),
-        "commits": (
-            "there are commits that are not of the series",
-            _listing(state.extra) or f"HEAD is {state.head[:10]}, the series ends at {state.applied.head[:10]}",
-            "take them into patches/ and cpp/: kvtool export; or leave them on a branch: "
-            f"git -C {tree} branch mine && git -C {tree} reset --hard {state.applied.head[:10]}",
-        ),
-        "stale": ("it is not what the project says", state.stale, "kvtool apply"),
-    }
-    what, why, next_step = table[state.word]
-    return TreeError(f"{tree}: {what}", why=why, next_step=next_step)
+    what, why, next_step = next(said for _, holds, *said in _obstacles(state) if holds)
+    return TreeError(f"{state.path}: {what}", why=why, next_step=next_step)
 
 
 def _listing(items: tuple[str, ...], limit: int = 5) -> str:

@@ -4,8 +4,6 @@ What will be written, and what was there, is first put aside (a Stage in the tre
 and the files follow. So whoever was killed on the way can be completed or taken back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -16,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.console import Console
-from kvtool.errors import DiskError, TreeError
+from kvtool.errors import TreeError, writing
 from kvtool.gitcmd import Git
 from kvtool.project import Project
+from kvtool.result import FileChange, read
 from kvtool.tree.checkout import finish_interrupted, move, switch
 from kvtool.tree.rebase_state import RebaseState, state_path, write_state
+from kvtool.tree.series import load_patches, new_files
 from kvtool.tree.status import Applied, branch_of, kvtool_dir, read_applied, write_applied, write_json
 
 
@@ -49,6 +49,20 @@ def put_file(path: Path, change: Change) -> None:
     fresh.replace(path)
 
 
+def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
+    """The project as it will be, put together in an empty directory."""
+    copy = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
+    copy.patches.mkdir()
+    files = [project.series, project.lock, *(project.patches / patch.file for patch in load_patches(project))]
+    pairs = [(file, copy.patches / file.name) for file in files]
+    for source, target in (*pairs, *((file.source, copy.cpp / file.path) for file in new_files(project.cpp))):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+    for change in todo:
+        put_file(place / change.path, change)
+    return copy
+
+
 class Stage:
     """The changes of one command, put aside: each file as it was and as it is to be, and whatever else is known."""
 
@@ -65,7 +79,7 @@ class Stage:
         files = []
         for number, change in enumerate(changes):
             path = self.project.root / change.path
-            old = path.read_bytes() if path.is_file() else None
+            old = _content(path)
             for side, content in (("old", old), ("new", change.content)):
                 if content is not None:
                     (fresh / f"{number}.{side}").write_bytes(content)
@@ -76,19 +90,18 @@ class Stage:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What put_aside() was told."""
         data: dict[str, Any] = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
         return data
 
     def _sides(self, number: int) -> dict[str, bytes | None]:
         places = {side: self.path / f"{number}.{side}" for side in ("old", "new")}
-        return {side: place.read_bytes() if place.is_file() else None for side, place in places.items()}
+        return {side: _content(place) for side, place in places.items()}
 
     def edited(self) -> str:
         """A file that is neither what it was nor what it is to be, "" for none."""
         for number, file in enumerate(self.plan["files"]):
             path = self.project.root / file["path"]
-            if (path.read_bytes() if path.is_file() else None) not in self._sides(number).values():
+            if _content(path) not in self._sides(number).values():
                 return str(file["path"])
         return ""
 
@@ -99,13 +112,17 @@ class Stage:
         files = list(enumerate(self.plan["files"]))
         for number, file in files if side == "new" else reversed(files):
             path, content, mode = self.project.root / file["path"], self._sides(number)[side], file["modes"][side]
-            there = path.read_bytes() if path.is_file() else None
+            there = _content(path)
             if (there, there is not None and _runs(path)) != (content, mode):
                 put_file(path, Change(file["path"], side, content, mode))
 
     def clear(self) -> None:
         """All is done, or undone."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _runs(path: Path) -> bool:
@@ -117,11 +134,11 @@ def _runs(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Written:
-    """What a rebase changed. previous: the tag before; files: (path in the project, change | remove)."""
+    """What a rebase changed. previous: the tag before."""
 
     applied: Applied
     previous: str
-    files: tuple[tuple[str, str], ...]
+    files: tuple[FileChange, ...]
 
 
 def write(
@@ -146,7 +163,7 @@ def carry_out(project: Project, git: Git, console: Console) -> Written:
     """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last."""
     tree, stage = project.tree, _stage(project)
     plan = stage.plan
-    applied = Applied.from_json(plan["applied"])
+    applied = read(Applied, plan["applied"])
     finish_interrupted(tree, git)
     if git.resolve("HEAD^{commit}") != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
         move(tree, git, console, git.line("rev-parse", "HEAD"), applied)
@@ -155,7 +172,8 @@ def carry_out(project: Project, git: Git, console: Console) -> Written:
     _put(stage, "new")
     state_path(tree).unlink()
     stage.clear()
-    return Written(applied, str(plan["before"]["tag"]), tuple((f["path"], f["action"]) for f in plan["files"]))
+    files = tuple(FileChange(file["path"], file["action"]) for file in plan["files"])
+    return Written(applied, str(plan["before"]["tag"]), files)
 
 
 def take_back(project: Project, git: Git, console: Console, state: RebaseState) -> None:
@@ -167,11 +185,11 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     if git.resolve("HEAD^{commit}") != state.head or git.line("rev-parse", "--abbrev-ref", "HEAD") != (
         state.branch or "HEAD"
     ):
-        switch(git, console, *((state.branch,) if state.branch else ("--detach", state.head)))
+        switch(git, console, *state.back)
     branch = f"refs/heads/{branch_of(state.tag)}"
     if branch != f"refs/heads/{state.branch}":
         git.run("update-ref", *((branch, plan["branch"]) if plan["branch"] else ("-d", branch)), check=False)
-    write_applied(tree, Applied.from_json(plan["before"]))
+    write_applied(tree, read(Applied, plan["before"]))
     state_path(tree).unlink()
     stage.clear()
 
@@ -189,9 +207,5 @@ def _stage(project: Project) -> Stage:
 
 
 def _put(stage: Stage, side: str) -> None:
-    try:
+    with writing("the project", "kvtool rebase --continue, or kvtool rebase --abort"):
         stage.put(side)
-    except OSError as err:
-        raise DiskError(
-            "cannot write the project", why=str(err), next_step="kvtool rebase --continue, or kvtool rebase --abort"
-        ) from err

@@ -1,7 +1,5 @@
 """Take upstream's tree out of a package: a file out of an npm tarball, a folder of a source archive into git."""
 
-from __future__ import annotations
-
 import lzma
 import shutil
 import tarfile
@@ -12,40 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from kvtool.errors import LockError
-
-_BACKEND = '''\
-"""A build backend that builds nothing: it answers pip with the name and version that PKG-INFO states."""
-import os
-import re
-
-
-def get_requires_for_build_wheel(config_settings=None):
-    return []
-
-
-def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    with open("PKG-INFO", encoding="utf-8") as file:
-        head = file.read().split("\\n\\n")[0]
-    name = re.search(r"^Name: (.*)$", head, re.M)[1].strip()
-    version = re.search(r"^Version: (.*)$", head, re.M)[1].strip()
-    info = f"{name}-{version}.dist-info"
-    os.makedirs(os.path.join(metadata_directory, info))
-    with open(os.path.join(metadata_directory, info, "METADATA"), "w", encoding="utf-8") as file:
-        file.write(f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
-    return info
-
-
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    raise RuntimeError("nothing is built here")
-'''
-
-
-def write_backend_stub(folder: Path) -> None:
-    """Write the stand-in for setuptools' build backend below `folder` (for PYTHONPATH)."""
-    package = folder / "setuptools"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("", encoding="utf-8")
-    (package / "build_meta.py").write_text(_BACKEND, encoding="utf-8")
 
 
 @contextmanager

@@ -5,10 +5,7 @@ A tree enters in this order: downloaded into tmp/, verified, objects copied, ref
 leaves nothing but garbage in tmp/ and unreferenced objects, which the next holder of the lock removes.
 """
 
-from __future__ import annotations
-
 import contextlib
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +14,9 @@ from pathlib import Path
 import filelock
 
 from kvtool.console import Console
-from kvtool.errors import DiskError, LockError
+from kvtool.errors import LockError, writing
 from kvtool.gitcmd import Git
+from kvtool.locks import guard
 from kvtool.upstream.lock import Upstream
 
 
@@ -30,27 +28,6 @@ def ref_of(tag: str) -> str:
 def base_commit(git: Git, tree: str, tag: str) -> str:
     """Make the base commit of a tree: no parent, fixed identity and date, so its id depends on tree and tag only."""
     return git.line("commit-tree", tree, input=f"llama.cpp {tag}\n")
-
-
-@contextlib.contextmanager
-def guard(path: Path, console: Console, what: str) -> Iterator[None]:
-    """Hold an inter-process lock; says so when it has to wait. The system releases it when the holder dies."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path)
-        try:
-            lock.acquire(timeout=0.3)
-        except filelock.Timeout:
-            console.step(f"waiting: another kvtool works on {what}")
-            lock.acquire()
-    except OSError as err:
-        raise DiskError(
-            f"cannot write {path.parent}", why=str(err), next_step="set KVTOOL_CACHE to a writable directory"
-        ) from err
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class Cache:
@@ -75,10 +52,8 @@ class Cache:
         """Hold the cache; yields an empty scratch directory that is removed at the end."""
         with guard(self.root / "cache.lock", console, "the cache"):
             self._sweep()
-            try:
+            with writing(str(self.root)):
                 scratch = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
-            except OSError as err:
-                raise DiskError(f"cannot write {self.root}", why=str(err)) from err
             try:
                 yield scratch
             finally:
@@ -115,10 +90,7 @@ class Cache:
         if not self._sound():
             shutil.rmtree(self.repo, ignore_errors=True)
         if not self.repo.exists():
-            fresh = scratch / "upstream.git"
-            fresh.mkdir()
-            Git(fresh).run("init", "--quiet", "--bare", ".")
-            fresh.rename(self.repo)
+            Git.create(scratch / "upstream.git").repo.rename(self.repo)
         self.git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", source.repo, f"+{ref}:{ref}")
         if self.base(upstream) is None:
             raise LockError(f"the cache at {self.root} is damaged", next_step=f"remove {self.repo} and fetch again")
@@ -140,8 +112,3 @@ class Cache:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def tree_lock(cache: Path, tree: Path) -> Path:
-    """The lock file of one patched tree; beside the cache, because the tree may not exist yet."""
-    return cache / "locks" / f"tree-{hashlib.sha256(str(tree).encode()).hexdigest()[:16]}.lock"

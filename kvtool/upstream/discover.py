@@ -1,7 +1,5 @@
 """Fetch a tag that patches/upstream.lock does not know, and take the tree it has for its identity."""
 
-from __future__ import annotations
-
 import os
 
 from kvtool.console import Console
@@ -32,9 +30,7 @@ def ensure(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str | N
             next_step=f"name a git repository that has it: --mirror PATH; known are {', '.join(lock.upstreams)}",
         )
     with cache.locked(console) as scratch:
-        repo = Git(scratch / "repo.git")
-        repo.repo.mkdir()
-        repo.run("init", "--quiet", "--bare", ".")
+        repo = Git.create(scratch / "repo.git")
         with console.progress(f"fetching llama.cpp {tag}: {url}") as bar:
             wanted = Upstream(tag, "", "")
             tree = sources.from_git(repo, url, wanted, bar, is_mirror=True)

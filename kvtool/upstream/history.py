@@ -1,10 +1,9 @@
 """Which upstream commit is behind a conflict, where somebody has llama.cpp's history."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from kvtool.gitcmd import Git
 from kvtool.upstream.lock import Upstream
@@ -21,7 +20,7 @@ class History:
     new: str
 
     @classmethod
-    def between(cls, mirror: str | None, old: Upstream, new: Upstream) -> History | None:
+    def between(cls, mirror: str | None, old: Upstream, new: Upstream) -> Self | None:
         """None when the mirror (or KVTOOL_UPSTREAM) is not a local repository that has both, as the lock pins them."""
         mirror = mirror or os.environ.get("KVTOOL_UPSTREAM")
         place = Path(mirror).expanduser() if mirror else None

@@ -13,8 +13,6 @@
 archive). `integrity` is the archive's digest, sha512-<base64> or sha256-<hex>; optional, since the tree id decides.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.errors import UsageError
+from kvtool.project import read_text
 
 SOURCE_KINDS = ("npm", "sdist")
 _TREE = re.compile(r"[0-9a-f]{40}")
@@ -154,9 +153,4 @@ def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
 
 
 def load_lock(path: Path) -> Lock:
-    """Read and parse patches/upstream.lock."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"cannot read {path}", why=str(err)) from err
-    return parse_lock(text, str(path))
+    return parse_lock(read_text(path), str(path))

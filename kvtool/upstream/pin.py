@@ -4,8 +4,6 @@ The lock is oldest first, and from/until in series.toml compare by that order. A
 the numbers of b<number> tags are never put out of order: a mirror without history may date a tag anyhow.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

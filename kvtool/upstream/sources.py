@@ -4,10 +4,9 @@ Every source delivers into a scratch repository and is then held against the loc
 The registries' ordinary clients (npm, pip) fetch the packages: they know their registry, their proxy and their login.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -25,6 +24,7 @@ from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Source, Upstream
 
+_STUB = Path(__file__).parent / "stub"
 _REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
 _DAMAGED = re.compile(
     r"EINTEGRITY|corrupt|did not match|index-pack|bad object|unable to read|inflate|pack signature|missing (blob|tree)"
@@ -64,9 +64,7 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
         failures: list[tuple[str, KvtoolError]] = []
         for number, (name, fetch) in enumerate(attempts):
             place = scratch / str(number)
-            repo = Git(place / "repo.git")
-            repo.repo.mkdir(parents=True)
-            repo.run("init", "--quiet", "--bare", ".")
+            repo = Git.create(place / "repo.git")
             try:
                 with console.progress(f"fetching llama.cpp {upstream.tag}: {name}") as bar:
                     tree = fetch(repo, place, bar)
@@ -94,7 +92,7 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[
     attempts: list[tuple[str, _Fetch]] = []
     for source in upstream.sources:
         fetch = _from_npm if source.kind == "npm" else _from_sdist
-        attempts.append((str(source), lambda repo, place, bar, f=fetch, s=source: f(repo, place, bar, s)))  # type: ignore[misc]
+        attempts.append((str(source), functools.partial(fetch, source=source)))
     if lock.remote:
         attempts.append((lock.remote, lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)))
     return attempts
@@ -224,13 +222,11 @@ def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
             why=f"{sys.executable} has no module pip (uv's environments have none unless asked)",
             next_step=f"for pip: uv pip install --python {sys.executable} pip, or {sys.executable} -m ensurepip",
         )
-    stub = place / "stub"
-    archive.write_backend_stub(stub)
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     argv += ["--no-build-isolation", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
     argv += ["--ignore-requires-python", "--progress-bar", "off", "--retries", "1", "--timeout", "30"]
     argv += ["--dest", place, f"{source.name}=={source.version}"]
-    env = {"PYTHONPATH": str(stub), "TMPDIR": str(place), "TEMP": str(place)}
+    env = {"PYTHONPATH": str(_STUB), "TMPDIR": str(place), "TEMP": str(place)}
     package = _download(argv, place, bar, source, f"{source.name}-*.tar.gz", env)
     stream = place / "import"
     archive.write_import(package, source.path, stream, "refs/kvtool/incoming")

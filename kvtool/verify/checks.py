@@ -11,8 +11,6 @@ A Check is one comparison of a static with a dynamic cache; a Finding is what ca
 - preset: CMake reads the tree's presets, and the one for Metal is among them (`--patch` only)
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,12 +98,19 @@ class Finding:
 
 
 def finding(check: Check, outcome: CheckOutcome, status: str, reason: str = "", **more: Any) -> Finding:
-    """A Finding for this check; more: the other fields."""
     return replace(Finding(check.id, check.kind, check.group, outcome, status, reason), **more)
+
+
+def passed(check: Check, reason: str, **more: Any) -> Finding:
+    return finding(check, CheckOutcome.PASSED, "same", reason, **more)
 
 
 def failed(check: Check, status: str, reason: str, **more: Any) -> Finding:
     return finding(check, CheckOutcome.FAILED, status, reason, **more)
+
+
+def skipped(check: Check, reason: str, status: str = "skipped", **more: Any) -> Finding:
+    return finding(check, CheckOutcome.SKIPPED, status, reason, **more)
 
 
 def toy_checks(toys: Iterable[Path], args: Sequence[str] = (), flash: Sequence[str] = ("on", "off")) -> list[Check]:
@@ -169,33 +174,30 @@ def _answer(stdout: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def judge_kv_check(check: Check, returncode: int, stdout: str, log: str, seconds: float) -> Finding:
+def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
     """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
-    group = memory_class(log) or check.group or "other"
-    tail = log[-2000:]
-    data = _answer(stdout)
-    more = {"group": group, "seconds": seconds}
+    check = replace(check, group=memory_class(log) or check.group or "other")
+    end, data = {"log": log[-2000:]}, _answer(stdout)
     if data is None or data.get("status") not in STATUSES:
         if returncode < 0 or returncode > 2:
             signal = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-            return failed(check, "crash", f"kv-check itself ended with {signal}", details={"log": tail}, **more)
+            return failed(check, "crash", f"kv-check itself ended with {signal}", details=end)
         why = "printed no JSON line" if data is None else f"has an unknown status {data.get('status')!r}"
-        return failed(check, "garbage", f"kv-check {why} (exit code {returncode})", details={"log": tail}, **more)
+        return failed(check, "garbage", f"kv-check {why} (exit code {returncode})", details=end)
     status, reason = str(data["status"]), str(data.get("reason", ""))
     details = _details(data)
     if (returncode == 0) != (status not in FAILING):
         reason = f"kv-check says {status} but ended with exit code {returncode}"
-        return failed(check, "garbage", reason, details={**details, "log": tail}, **more)
+        return failed(check, "garbage", reason, details=details | end)
     if status in FAILING:
-        return failed(check, status, _where(data) or reason or status, details={**details, "log": tail}, **more)
+        return failed(check, status, _where(data) or reason or status, details=details | end)
     if status == "same" and not has_layers_that_grow(log):
         status, reason = "same-not-grown", "the cache that grew has no layers: all attention here has a window"
-    outcome = CheckOutcome.PASSED if status in PASSING else CheckOutcome.SKIPPED
     if status == "no-cache":
-        more["group"] = memory_class(log) or "no cache"
-    return finding(
-        check, outcome, status, reason, grown=status == "same" and bool(data.get("grown")), details=details, **more
-    )
+        check = replace(check, group=memory_class(log) or "no cache")
+    outcome = CheckOutcome.PASSED if status in PASSING else CheckOutcome.SKIPPED
+    grown = status == "same" and bool(data.get("grown"))
+    return finding(check, outcome, status, reason, grown=grown, details=details)
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +243,7 @@ def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Findi
         reason = f"only {grown} of {len(runs)} toys grew with flash attention on, {wanted} are expected at {tag}"
         return failed(check, "not-grown", reason, details=details)
     reason = f"{grown} of {len(runs)} toys grew with flash attention on, {wanted} expected"
-    return finding(check, CheckOutcome.PASSED, "same", reason, details=details)
+    return passed(check, reason, details=details)
 
 
 def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why_no_static: str = "") -> Finding:
@@ -258,4 +260,4 @@ def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why
     if static is not None and static < cache // 2:
         reason = f"the static context takes {static / 2**20:.0f} MiB, its cache alone is {cache / 2**20:.0f} MiB"
         return failed(check, "garbage", f"{reason}: the measurement is wrong", details=details)
-    return finding(check, CheckOutcome.PASSED, "same", f"dynamic {mib}, {against}", details=details)
+    return passed(check, f"dynamic {mib}, {against}", details=details)

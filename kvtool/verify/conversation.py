@@ -10,18 +10,14 @@ most (measured over 120 starts). So concurrent requests are compared with those 
 at least, and a dynamic answer must be one that a static run gave. What static cannot repeat is unstable, not equal.
 """
 
-from __future__ import annotations
-
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtool.errors import VerifyError
-from kvtool.result import CheckOutcome
-from kvtool.verify.checks import Check, Finding, failed, finding
+from kvtool.verify.checks import Check, Finding, passed, skipped
 from kvtool.verify.server import Answer, LlamaServer, RefusedError, Request, llama_server
 from kvtool.verify.texts import FLAG, growths, judge_logs, prompt
+from kvtool.verify.trial import Failed, failing, trial
 
 BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 STATIC_RUNS = 6  # at most, while a batched dynamic answer is still unmatched
@@ -95,6 +91,7 @@ class _Run:
     log: str
 
 
+@trial
 def serve(
     check: Check,
     binary: Path,
@@ -103,7 +100,6 @@ def serve(
     on_run: Callable[[str], None] = lambda _name: None,
 ) -> Finding:
     """The script on a static server, a dynamic one, and static ones again as the control."""
-    started = time.monotonic()
     slots = work / "slots"
     slots.mkdir(parents=True, exist_ok=True)
     base = [*f"-c {CELLS} -np {SLOTS} -t 1 -lv 4 --context-shift --slot-save-path".split(), f"{slots}/"]
@@ -115,25 +111,19 @@ def serve(
             steps = converse(server, script, f"{name}.bin", f"{other}.bin", at_once=not check.exact)
         return _Run(tuple(steps), log.read_text("utf-8", "replace"))
 
-    try:
-        statics = [run("static-1", "static-1")]
-    except VerifyError as err:
-        # An older server refuses what these models write: nothing to compare with. One that dies is a failure.
-        outcome = CheckOutcome.SKIPPED if isinstance(err, RefusedError) else CheckOutcome.FAILED
-        spent = time.monotonic() - started
-        return finding(check, outcome, "static-fails", str(err), details={"log": err.output}, seconds=spent)
-    try:
+    with failing("static-fails"):
+        try:
+            statics = [run("static-1", "static-1")]
+        except RefusedError as err:  # an older server refuses what these models write: nothing to compare with
+            return skipped(check, str(err), "static-fails", details={"log": err.output})
+    with failing("dynamic-fails"):
         dynamic = run("dynamic", "static-1", FLAG)
-    except VerifyError as err:
-        return failed(check, "dynamic-fails", str(err), details={"log": err.output}, seconds=time.monotonic() - started)
-    try:
+    with failing("unstable", "the control run failed: "):
         # The control reads the dynamic server's slot file, which the static one must understand as its own.
         statics.append(run("static-2", "dynamic"))
         while not check.exact and _unmatched(dynamic, statics) and len(statics) < STATIC_RUNS:
             statics.append(run(f"static-{len(statics) + 1}", "static-1"))
-    except VerifyError as err:
-        return failed(check, "unstable", f"the control run failed: {err}", seconds=time.monotonic() - started)
-    return _judge_server(check, statics, dynamic, time.monotonic() - started)
+    return _judge(check, statics, dynamic)
 
 
 def _key(step: Step) -> tuple[object, ...]:
@@ -148,7 +138,7 @@ def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
     return [i for i, step in enumerate(dynamic.steps) if _key(step) not in {_key(s.steps[i]) for s in statics}]
 
 
-def _judge_server(check: Check, statics: Sequence[_Run], dynamic: _Run, seconds: float) -> Finding:
+def _judge(check: Check, statics: Sequence[_Run], dynamic: _Run) -> Finding:
     answers = sum(step.answer is not None for step in dynamic.steps)
     unstable = [i for i in range(len(dynamic.steps)) if len({_key(s.steps[i]) for s in statics}) > 1]
     details: dict[str, object] = {
@@ -157,20 +147,19 @@ def _judge_server(check: Check, statics: Sequence[_Run], dynamic: _Run, seconds:
         "not_repeated_by_static": len(unstable),
         "growths": growths(dynamic.log),
     }
-    if wrong := judge_logs(check, [s.log for s in statics], dynamic.log, details, seconds):
-        return wrong
+    judge_logs([s.log for s in statics], dynamic.log, details)
     missing = _unmatched(dynamic, statics)
     if missing:
         at = missing[0]
         reason = f"{len(missing)} of {answers} answers differ; {statics[0].steps[at]} became {dynamic.steps[at]}"
-        status = "unstable" if set(missing) <= set(unstable) else "differs"
-        if status == "unstable":
-            reason = f"the static server does not repeat itself here, so this proves nothing: {reason}"
-        return failed(check, status, reason, seconds=seconds, details=details)
+        if set(missing) <= set(unstable):
+            why = "the static server does not repeat itself here, so this proves nothing"
+            raise Failed("unstable", f"{why}: {reason}", details)
+        raise Failed("differs", reason, details)
     if check.exact and unstable:
         first = statics[0].steps[unstable[0]], statics[1].steps[unstable[0]]
         status = "differs" if "other kind" in first[0].name else "unstable"
         reason = f"the second static server answered differently: {first[0]} became {first[1]}"
-        return failed(check, status, reason, seconds=seconds, details=details)
+        raise Failed(status, reason, details)
     reason = f"{answers} answers equal" + (f", of which static repeats {answers - len(unstable)}" if unstable else "")
-    return finding(check, CheckOutcome.PASSED, "same", reason, grown=True, seconds=seconds, details=details)
+    return passed(check, reason, grown=True, details=details)

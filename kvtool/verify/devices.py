@@ -4,8 +4,6 @@ The RPC server stands in, on any machine, for a device whose memory is not the h
 through backend calls, as it does with Metal and CUDA.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
@@ -125,6 +123,5 @@ class _RpcServer:
             time.sleep(0.05)
 
     def end(self) -> None:
-        """End it, if it runs."""
         self._ending.close()
         self._running = None

@@ -6,13 +6,20 @@
 - A toy with an MTP layer more, which drafts in a context with cells of its own.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kvtool.verify.models import copy_keys, fingerprint, finish, random_weight, read, written
+from kvtool.verify.models import (
+    attention_keys,
+    copy_keys,
+    fingerprint,
+    finish,
+    random_weight,
+    read,
+    write_model,
+    written,
+)
 
 _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
 _DRAFT_EMBD = 64
@@ -30,14 +37,12 @@ class Pair:
 
 def pair(work: Path) -> Pair:
     """The two models, written once. Only the tests of the shared cells need them, so verify makes no others."""
-    work.mkdir(parents=True, exist_ok=True)
+    more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
     target, draft = work / "gemma4-target.gguf", work / "gemma4-assistant.gguf"
-    if not target.is_file():
-        written(target, lambda path: _write(path, "gemma4", _EMBD, _target_shapes(), {}))
-    if not draft.is_file():
-        more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
-        written(draft, lambda path: _write(path, "gemma4-assistant", _DRAFT_EMBD, _draft_shapes(), more))
-    return Pair(target, draft)
+    return Pair(
+        written(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), _target_shapes())),
+        written(draft, lambda path: write_model(path, "gemma4-assistant", _keys(_DRAFT_EMBD, **more), _draft_shapes())),
+    )
 
 
 def mtp(toy: Path, work: Path) -> Path:
@@ -47,10 +52,7 @@ def mtp(toy: Path, work: Path) -> Path:
     cannot be read.
     """
     out = work / f"{toy.stem}-mtp-{fingerprint([toy, Path(__file__)])}.gguf"
-    if not out.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        written(out, lambda path: _write_mtp(toy, path))
-    return out
+    return written(out, lambda path: _write_mtp(toy, path))
 
 
 def _write_mtp(toy: Path, out: Path) -> None:
@@ -82,36 +84,15 @@ def _write_mtp(toy: Path, out: Path) -> None:
     finish(writer)
 
 
-def _write(out: Path, arch: str, embd: int, shapes: Mapping[str, tuple[int, ...]], more: Mapping[str, int]) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(out, arch)
-    writer.add_name(f"random weights, {arch}")
-    writer.add_block_count(len(_PATTERN))
-    writer.add_context_length(_CONTEXT)
-    writer.add_embedding_length(embd)
-    writer.add_feed_forward_length(_FFN)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_HEADS)
-    writer.add_key_length(_HEAD)
-    writer.add_value_length(_HEAD)
-    writer.add_rope_dimension_count(_HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_sliding_window(_WINDOW)
-    writer.add_vocab_size(_VOCAB)
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_array(f"{arch}.attention.sliding_window_pattern", list(_PATTERN))
-    numbers = {
-        "attention.key_length_swa": _HEAD,
-        "attention.value_length_swa": _HEAD,
-        "rope.dimension_count_swa": _HEAD,
-    }
-    numbers |= {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0, **more}
-    for name, value in numbers.items():
-        writer.add_uint32(f"{arch}.{name}", value)
-    for name, shape in shapes.items():
-        writer.add_tensor(name, random_weight(name, shape))
-    finish(writer)
+def _keys(embd: int, **more: int) -> dict[str, Any]:
+    keys = attention_keys(
+        layers=len(_PATTERN), embd=embd, ffn=_FFN, vocab=_VOCAB, context=_CONTEXT, heads=_HEADS, head=_HEAD
+    )
+    heads = {f"attention.{what}_length_swa": _HEAD for what in ("key", "value")}
+    rope = {"rope.dimension_count": _HEAD, "rope.dimension_count_swa": _HEAD}
+    window = {"attention.sliding_window": _WINDOW, "attention.sliding_window_pattern": list(_PATTERN)}
+    none = {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0}
+    return {**keys, **heads, **rope, **window, **none, **more}
 
 
 def _layer(il: int, embd: int, *, keys: bool) -> dict[str, tuple[int, ...]]:

@@ -5,8 +5,6 @@ what failed, could not be done or was done in part runs again, and so does what 
 was cut off.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtool.result import CheckOutcome, plain
+from kvtool.result import CheckOutcome, plain, read
 from kvtool.verify.checks import Check, Finding
 
 _Key = tuple[str, tuple[str, ...]]
@@ -50,7 +48,6 @@ class Journal:
             self._file.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        """The file as it should be, in place of what is there."""
         lines = [_line(key, finding) for key, finding in self._known.items()]
         fresh = self._file.with_name(f"{self._file.name}.new")
         with fresh.open("w", encoding="utf-8") as out:
@@ -76,8 +73,7 @@ def _read(file: Path) -> Iterator[tuple[_Key, Finding]]:
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             entry: dict[str, Any] = json.loads(line)
-            fields = {**entry["finding"], "outcome": CheckOutcome(entry["finding"]["outcome"])}
-            found = Finding(**fields)
+            found = read(Finding, entry["finding"])
             # a reason beside "passed" says what was left out, or done in another way
             if found.outcome is CheckOutcome.PASSED and not found.reason:
                 yield (found.id, tuple(str(arg) for arg in entry["args"])), found

@@ -1,7 +1,5 @@
 """Findings as a JUnit report, the format that CI systems read."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable

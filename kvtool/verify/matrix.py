@@ -7,14 +7,13 @@ whatever their type). Each combination runs the checks that touch what it change
 --matrix runs all checks on the usual cache. Pure: models in, checks out; findings in, a table out.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kvtool import markdown
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding, failed, finding, named_toys
+from kvtool.verify.checks import CLASS_TOYS, Check, Finding, failed, named_toys, passed
 
 CHECKS = "generate,copy,shift,state-self"
 CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
@@ -47,7 +46,6 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
 
 
 def _cache(fa: str, type_: str) -> tuple[str, tuple[str, ...]]:
-    """The name of a cache, and its arguments."""
     return f"{type_}-fa-{fa}", ("-fa", fa, "-ctk", type_, "-ctv", type_)
 
 
@@ -109,14 +107,14 @@ def _cell(found: Sequence[Finding]) -> str:
 
 def judge_grown(findings: Sequence[Finding]) -> Finding:
     """A model that grows in one kind of cache grows in all that it can have; less would go unnoticed as "equal"."""
-    passed = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
-    growing = {f.model for f in passed if f.grown}
-    flat = [f.id for f in passed if not f.grown and f.model in growing]
+    equal = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
+    growing = {f.model for f in equal if f.grown}
+    flat = [f.id for f in equal if not f.grown and f.model in growing]
     check = Check("kv-check/matrix/grown", "kv-check", Path(), group="all toys")
     if flat:
         reason = f"{len(flat)} runs did not grow, of models that do in others: {', '.join(flat[:3])}"
         return failed(check, "not-grown", reason, details={"not_grown": flat})
-    return finding(check, CheckOutcome.PASSED, "same", f"{len(growing)} models grew wherever a static cache runs")
+    return passed(check, f"{len(growing)} models grew wherever a static cache runs")
 
 
 def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
@@ -141,13 +139,11 @@ def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
     columns = [
         (cache, storage) for cache in caches for storage in storages if any(row[cache, storage] for row in by.values())
     ]
-    heads = ["memory class", "models", *(f"{_title(cache)}, {_storage(storage)}" for cache, storage in columns)]
-    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    heads = ["memory class", ">models", *(f">{_title(cache)}, {_storage(storage)}" for cache, storage in columns)]
     known = [name for name in order if name in by]
-    for name in [*known, *sorted(set(by) - set(known))]:
-        cells = [_cell(by[name][column]) for column in columns]
-        lines.append("| " + " | ".join([name, str(len(models[name])), *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    names = [*known, *sorted(set(by) - set(known))]
+    rows = [[name, str(len(models[name])), *(_cell(by[name][column]) for column in columns)] for name in names]
+    return markdown.table(heads, rows)
 
 
 def pairs(findings: Iterable[Finding]) -> str:

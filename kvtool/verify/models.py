@@ -11,14 +11,12 @@ All weights are random and all of it is deterministic: the same binaries and see
 - cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,16 +122,17 @@ def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
     Raises VerifyError when either file is not what it should be.
     """
     out = work / f"spoken-{toy.stem}-{fingerprint([toy, vocabulary, Path(__file__)], str(seed))}.gguf"
-    if out.is_file():
-        return out
-    work.mkdir(parents=True, exist_ok=True)
-    for stale in work.glob(f"spoken-{toy.stem}-????????????.gguf"):
-        stale.unlink()
+    if not out.is_file():
+        for stale in work.glob(f"spoken-{toy.stem}-????????????.gguf"):
+            stale.unlink()
     return written(out, lambda path: _graft(toy, vocabulary, path, seed))
 
 
 def written(out: Path, write: Callable[[Path], None]) -> Path:
     """Let `write` make the file under another name, then rename: a killed run leaves nothing that looks finished."""
+    if out.is_file():
+        return out
+    out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_suffix(f".{os.getpid()}.part")
     try:
         write(partial)
@@ -224,54 +223,63 @@ def random_weight(name: str, shape: tuple[int, ...]) -> Any:
     return drawn / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else 1 + np.float32(0.1) * drawn
 
 
+def attention_keys(*, heads: int, head: int, **lengths: int) -> dict[str, Any]:
+    """The keys of an architecture that every model here has; lengths: layers, embd, ffn, vocab, context."""
+    return {
+        "block_count": lengths["layers"],
+        "context_length": lengths["context"],
+        "embedding_length": lengths["embd"],
+        "feed_forward_length": lengths["ffn"],
+        "vocab_size": lengths["vocab"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": heads,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }
+
+
+def write_model(
+    out: Path, arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, half: bool = False
+) -> None:
+    """A model without a tokenizer. keys: its architecture's; shapes: of its tensors, rows first; half: f16 matrices."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(out, arch)
+    writer.add_name(f"random weights, {arch}")
+    writer.add_tokenizer_model("no_vocab")
+    for name, value in keys.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        (writer.add_array if isinstance(value, list) else add)(f"{arch}.{name}", value)
+    for name, shape in shapes.items():
+        weight = random_weight(name, shape)
+        writer.add_tensor(name, weight.astype("float16") if half and len(shape) > 1 else weight)
+    finish(writer)
+
+
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
     """A model with this cache geometry and next to nothing else (about 20 MB for Qwen3.5-27B's); cached by name."""
     out = work / f"cache-{geometry.layers}x{geometry.kv_heads}x{geometry.head_size}-{context}.gguf"
-    if out.is_file():
-        return out
-    work.mkdir(parents=True, exist_ok=True)
     return written(out, lambda path: _write_cache_model(geometry, path, context))
 
 
 def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
-    import numpy as np
-    from gguf import GGUFWriter
-
-    embd, ffn, n_vocab = 64, 64, 256
-    width = geometry.kv_heads * geometry.head_size
-    writer = GGUFWriter(out, "llama")
-    writer.add_name(f"random weights, cache geometry of {geometry.name}")
-    writer.add_block_count(geometry.layers)
-    writer.add_context_length(context)
-    writer.add_embedding_length(embd)
-    writer.add_feed_forward_length(ffn)
-    writer.add_head_count(geometry.kv_heads)
-    writer.add_head_count_kv(geometry.kv_heads)
-    writer.add_key_length(geometry.head_size)
-    writer.add_value_length(geometry.head_size)
-    writer.add_rope_dimension_count(geometry.head_size)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(n_vocab)
-    writer.add_tokenizer_model("no_vocab")
-    shapes = {"token_embd.weight": (n_vocab, embd), "output_norm.weight": (embd,), "output.weight": (n_vocab, embd)}
+    embd, ffn, vocab, heads, head = 64, 64, 256, geometry.kv_heads, geometry.head_size
+    keys = attention_keys(
+        layers=geometry.layers, embd=embd, ffn=ffn, vocab=vocab, context=context, heads=heads, head=head
+    )
+    shapes = {"token_embd.weight": (vocab, embd), "output_norm.weight": (embd,), "output.weight": (vocab, embd)}
     for il in range(geometry.layers):
-        shapes |= {
-            f"blk.{il}.attn_norm.weight": (embd,),
-            f"blk.{il}.attn_q.weight": (width, embd),
-            f"blk.{il}.attn_k.weight": (width, embd),
-            f"blk.{il}.attn_v.weight": (width, embd),
-            f"blk.{il}.attn_output.weight": (embd, width),
-            f"blk.{il}.ffn_norm.weight": (embd,),
-            f"blk.{il}.ffn_gate.weight": (ffn, embd),
-            f"blk.{il}.ffn_down.weight": (embd, ffn),
-            f"blk.{il}.ffn_up.weight": (ffn, embd),
+        layer = {
+            "attn_norm": (embd,),
+            "attn_output": (embd, heads * head),
+            "ffn_norm": (embd,),
+            "ffn_down": (embd, ffn),
         }
-    rng = np.random.default_rng(1)
-    for name, shape in shapes.items():
-        drawn = rng.standard_normal(shape, dtype=np.float32)
-        weight = (1 + 0.1 * drawn) if len(shape) == 1 else (drawn / np.sqrt(shape[-1])).astype(np.float16)
-        writer.add_tensor(name, weight)
-    finish(writer)
+        layer |= {f"attn_{what}": (heads * head, embd) for what in "qkv"}
+        layer |= {"ffn_gate": (ffn, embd), "ffn_up": (ffn, embd)}
+        shapes |= {f"blk.{il}.{name}.weight": shape for name, shape in layer.items()}
+    write_model(out, "llama", {**keys, "rope.dimension_count": head}, shapes, half=True)
 
 
 def finish(writer: Any) -> None:

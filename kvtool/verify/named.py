@@ -1,26 +1,18 @@
 """The tests that series.toml names for a patch: verify's kinds of check by their name, C++ unit tests by theirs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import get_args
 
-from kvtool import process
-from kvtool.errors import UsageError, VerifyError
-from kvtool.result import CheckOutcome
+from kvtool.errors import UsageError
 from kvtool.tree.series import Patch
-from kvtool.verify.checks import Check, Finding, Kind, failed, finding
+from kvtool.verify.checks import Check, Finding, Kind, passed, skipped
+from kvtool.verify.trial import LOG, Failed, run, trial
 
 CHECK_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(Kind) if kind != "unit")
 PRESET = "apple-metal-release"
 _UNIT_SECONDS = 600.0
-_LOG = 2000  # characters of a failed program's output to keep
-
-
-class _Late(VerifyError):
-    """A unit test that did not come back in time."""
 
 
 def unit_tests(cpp: Path) -> tuple[str, ...]:
@@ -29,7 +21,6 @@ def unit_tests(cpp: Path) -> tuple[str, ...]:
 
 
 def known_tests(cpp: Path) -> tuple[str, ...]:
-    """Every name that an entry of series.toml may give in `tests`."""
     return (*CHECK_KINDS, *unit_tests(cpp))
 
 
@@ -67,33 +58,35 @@ def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
 
 def unit(name: str, program: Path) -> Finding:
     """One C++ unit test; it passes when it ends with exit code 0."""
-    check = Check(f"unit/{name}", "unit", program, group="unit tests", timeout=_UNIT_SECONDS)
-    try:
-        done = process.capture([program], check=False, timeout=check.timeout, error=_Late)
-    except _Late as late:
-        return failed(check, "timeout", late.what, seconds=check.timeout)
+    return _unit(Check(f"unit/{name}", "unit", program, group="unit tests", timeout=_UNIT_SECONDS))
+
+
+@trial
+def _unit(check: Check) -> Finding:
+    done = run(check, [check.model])
     if done.returncode == 0:
-        return finding(check, CheckOutcome.PASSED, "same", "exit code 0", seconds=done.seconds)
-    log = (done.stdout + done.stderr)[-_LOG:]
+        return passed(check, "exit code 0")
+    log = (done.stdout + done.stderr)[-LOG:]
     reason = next((line for line in reversed(log.splitlines()) if line.strip()), "it printed nothing")
-    said = f"exit code {done.returncode}: {reason.strip()}"
-    return failed(check, "unit-fails", said, seconds=done.seconds, details={"log": log})
+    raise Failed("unit-fails", f"exit code {done.returncode}: {reason.strip()}", {"log": log})
 
 
 def preset(tree: Path, cmake: Path | None) -> Finding:
     """Whether CMake can read the tree's presets, and the one for Metal is there (its condition may hide it here)."""
-    check = Check("preset", "preset", tree, group="presets")
+    return _preset(Check("preset", "preset", tree, group="presets"), cmake)
+
+
+@trial
+def _preset(check: Check, cmake: Path | None) -> Finding:
     if cmake is None:
-        return finding(
-            check, CheckOutcome.SKIPPED, "skipped", "cmake is not installed; kvtool doctor says how to get it"
-        )
-    done = process.capture([cmake, "--list-presets"], cwd=tree, check=False)
+        return skipped(check, "cmake is not installed; kvtool doctor says how to get it")
+    done = run(check, [cmake, "--list-presets"], cwd=check.model)
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["cmake gave no reason"])[0]
-        return failed(check, "preset-fails", f"cmake cannot read CMakePresets.json: {said}", seconds=done.seconds)
-    if PRESET not in set(_preset_names(tree / "CMakePresets.json")):
-        return failed(check, "preset-fails", f"CMakePresets.json has no preset {PRESET}", seconds=done.seconds)
-    return finding(check, CheckOutcome.PASSED, "same", f"cmake --preset {PRESET} is there", seconds=done.seconds)
+        raise Failed("preset-fails", f"cmake cannot read CMakePresets.json: {said}")
+    if PRESET not in set(_preset_names(check.model / "CMakePresets.json")):
+        raise Failed("preset-fails", f"CMakePresets.json has no preset {PRESET}")
+    return passed(check, f"cmake --preset {PRESET} is there")
 
 
 def _preset_names(file: Path) -> Iterator[str]:

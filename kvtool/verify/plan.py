@@ -1,7 +1,5 @@
 """Which checks verify runs. Pure: models and options in, checks out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,11 +66,6 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
                 Check(f"server/{name}/{kind}", "server", path, args=args, exact=False) for kind, args in at_once.items()
             ]
     return planned
-
-
-def only(kinds: frozenset[str] | None, planned: Sequence[Check]) -> list[Check]:
-    """The checks of these kinds; None: all."""
-    return [check for check in planned if kinds is None or check.kind in kinds]
 
 
 def on_device(label: str, args: Sequence[str], planned: Sequence[Check]) -> list[Check]:

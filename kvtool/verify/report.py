@@ -1,19 +1,15 @@
 """The result of verify: what a person reads in ten seconds, and what a machine wants to know."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from kvtool.console import Console
 from kvtool.errors import KvtoolError, VerifyError
 from kvtool.result import CheckOutcome, Result
 from kvtool.verify.checks import Finding
-
-if TYPE_CHECKING:
-    from kvtool.console import Console
 
 # The classes in the order of how many models have them; what is not named here follows by name.
 CLASS_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
@@ -101,7 +97,6 @@ class Verified(Result):
 
     @property
     def failure(self) -> KvtoolError | None:
-        """exit 8 when anything failed."""
         wrong = self.failed
         if not wrong and not any(f.outcome is CheckOutcome.PASSED for f in self.findings):
             return VerifyError(
@@ -135,14 +130,13 @@ class Verified(Result):
         self._render_reasons(console)
         for found in self.failed:
             console.line(f"FAILED {found.id}: {found.status}: {found.reason}", style="red")
-        passed = sum(f.outcome is CheckOutcome.PASSED for f in self.findings)
-        skipped = sum(f.outcome is CheckOutcome.SKIPPED for f in self.findings)
+        total = tally(self.findings)
         verdict = (
-            f"{len(self.failed)} checks failed" if self.failed else "dynamic equals static" if passed else "nothing"
+            f"{total.failed} checks failed" if total.failed else "dynamic equals static" if total.same else "nothing"
         )
         console.line()
         console.line(
-            f"llama.cpp {self.tag}, {self.mode}: {verdict}: {passed} checks passed, {skipped} not possible, "
+            f"llama.cpp {self.tag}, {self.mode}: {verdict}: {total.same} checks passed, {total.not_run} not possible, "
             f"{self.seconds:.0f} s",
             style="bold green" if self.failure is None else "bold red",
         )

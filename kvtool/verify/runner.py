@@ -1,27 +1,20 @@
 """Run checks: kv-check over many models at a time, the memory measurement; texts.py has the programs that write."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from kvtool import process
-from kvtool.errors import VerifyError
-from kvtool.result import CheckOutcome
-from kvtool.verify.checks import MEMORY_CONTEXT, Check, Finding, failed, finding, judge_kv_check, judge_memory
+from kvtool.machine import too_large
+from kvtool.verify.checks import MEMORY_CONTEXT, Check, Finding, judge_kv_check, judge_memory, skipped
 from kvtool.verify.devices import IN_MEMORY, Lane
 from kvtool.verify.models import QWEN35_27B
+from kvtool.verify.trial import LOG, Failed, run, trial
 
 _GRACE = 30.0  # seconds for what kv-check does beside its two sides
-_HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine when 8 GiB are about to be filled
-
-
-class _Late(VerifyError):
-    """A kv-check that did not come back in time."""
 
 
 class _Stopped(Exception):
@@ -33,6 +26,11 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
 
     stop: when it is set, the program is ended and _Stopped raised. Raises VerifyError when the lane's device is gone.
     """
+    return _kv_check(replace(check, group=check.group or "other"), binary, stop, lane)
+
+
+@trial
+def _kv_check(check: Check, binary: Path, stop: threading.Event | None, lane: Lane) -> Finding:
     lane.ready()
 
     def look() -> None:
@@ -42,11 +40,8 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
     # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
     limit = str(max(1, int(check.timeout)))
     argv: list[str | Path] = [binary, "-m", check.model, *check.args, *lane.args, *f"-t 1 -v --timeout {limit}".split()]
-    try:
-        done = process.capture(argv, check=False, timeout=2 * check.timeout + _GRACE, error=_Late, on_tick=look)
-    except _Late as late:
-        return failed(check, "timeout", late.what, seconds=check.timeout, group=check.group or "other")
-    return judge_kv_check(check, done.returncode, done.stdout, done.stderr, done.seconds)
+    done = run(check, argv, timeout=2 * check.timeout + _GRACE, on_tick=look)
+    return judge_kv_check(check, done.returncode, done.stdout, done.stderr)
 
 
 @contextmanager
@@ -113,52 +108,27 @@ def _size(path: Path) -> int:
         return 0
 
 
+@trial
 def memory(check: Check, binary: Path, available: int | None) -> Finding:
     """Resident bytes that a context of MEMORY_CONTEXT cells adds, dynamic and, where it fits, static."""
     cache = QWEN35_27B.bytes_per_cell() * MEMORY_CONTEXT
-    seconds = 0.0
-    sides: dict[str, int | None] = {"on": None, "off": None}
-    too_little = available is not None and available < cache + _HEADROOM
-    why = ""
-    for side in sides:
-        if side == "off" and too_little:
-            why = f"it takes {cache / 2**30:.0f} GiB and {(available or 0) / 2**30:.1f} GiB are available"
-            continue
-        argv: list[str | Path] = [
-            binary,
-            "-m",
-            check.model,
-            "--memory",
-            "-c",
-            str(MEMORY_CONTEXT),
-            "--kv-dynamic",
-            side,
-        ]
-        argv += check.args
-        try:
-            done = process.capture(argv, check=False, timeout=check.timeout, error=_Late)
-        except _Late as late:
-            return failed(check, "timeout", late.what, seconds=check.timeout)
-        seconds += done.seconds
-        try:
-            answer = json.loads(done.stdout)
-            added = int(answer["rss_context"])
-            known = int(answer["rss_before"]) >= 0 and answer["status"] == "ok"
-        except (ValueError, KeyError, TypeError):
-            reason = f"kv-check --memory printed no measurement (exit code {done.returncode})"
-            return failed(check, "garbage", reason, details={"log": done.stderr[-2000:]}, seconds=seconds)
-        if answer["status"] != "ok":
-            name = "dynamic" if side == "on" else "static"
-            return failed(check, f"{name}-fails", str(answer.get("reason", "")), seconds=seconds)
-        if not known:
-            return finding(check, CheckOutcome.SKIPPED, "skipped", "resident memory is not known on this system")
-        sides[side] = added
-    dynamic = sides["on"]
-    assert dynamic is not None
-    return _timed(judge_memory(check, sides["off"], dynamic, cache, why), seconds)
+    dynamic = _resident(check, binary, dynamic=True)
+    if dynamic is None:
+        return skipped(check, "resident memory is not known on this system")
+    why = too_large(cache, available)
+    return judge_memory(check, None if why else _resident(check, binary, dynamic=False), dynamic, cache, why)
 
 
-def _timed(found: Finding, seconds: float) -> Finding:
-    from dataclasses import replace
-
-    return replace(found, seconds=seconds)
+def _resident(check: Check, binary: Path, *, dynamic: bool) -> int | None:
+    """What a context adds to the resident memory; None where that is not known."""
+    argv: list[str | Path] = [binary, "-m", check.model, *f"--memory -c {MEMORY_CONTEXT}".split()]
+    done = run(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
+    try:
+        answer = json.loads(done.stdout)
+        before, added, status = int(answer["rss_before"]), int(answer["rss_context"]), answer["status"]
+    except (ValueError, KeyError, TypeError) as err:
+        reason = f"kv-check --memory printed no measurement (exit code {done.returncode})"
+        raise Failed("garbage", reason, {"log": done.stderr[-LOG:]}) from err
+    if status != "ok":
+        raise Failed("dynamic-fails" if dynamic else "static-fails", str(answer.get("reason", "")))
+    return added if before >= 0 else None

@@ -4,8 +4,6 @@ Nothing here compares anything (kvtool/verify/texts.py does); a server that does
 is a VerifyError that shows the end of its log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
@@ -74,7 +72,6 @@ class LlamaServer:
 
     @property
     def log(self) -> str:
-        """All that the server wrote so far."""
         return self._log.read_text("utf-8", "replace")
 
     def _failed(self, what: str, why: str = "") -> VerifyError:

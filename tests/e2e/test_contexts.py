@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.verify import encoder
+from tests.e2e import encoder
 from tests.e2e.conftest import Real
 
 

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit, files
 
@@ -25,6 +27,16 @@ def test_nothing_changed_nothing_written(applied: Tiny, kvtool) -> None:
     assert (ran.code, ran.json["files"]) == (0, [])
     assert applied.snapshot() == before
     assert kvtool("export", "--check").code == 0
+
+
+def test_the_upstream_that_the_tree_stands_on_is_not_fetched_again(
+    applied: Tiny, kvtool, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("KVTOOL_UPSTREAM", str(tmp_path / "nowhere"))
+    edit(applied, "src/b.h", "bool dynamic;", "bool dynamic; // off", "fixup! flag: a patch")
+    ran = kvtool("export", "--json")
+    assert (ran.code, files(ran)) == (0, {"patches/flag.patch": "change"})
 
 
 def test_patch_written_otherwise_keeps_its_bytes(project: Tiny, kvtool) -> None:

@@ -40,6 +40,14 @@ def test_rebase_makes_the_tree_when_there_is_none(project: Tiny, kvtool: Any) ->
     assert kvtool("status", "--json").json["tag"] == "v2"
 
 
+def test_a_mirror_that_has_the_new_tag_only(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
+    clone = tmp_path / "new-only"
+    git(tmp_path, "clone", "-q", "--depth=1", "--branch=v2", f"file://{project.upstream}", str(clone))
+    assert git(clone, "tag") == "v2"
+    ran = kvtool("rebase", "v2", "--dry-run", "--mirror", clone, "--json")
+    assert (ran.code, ran.json["outcome"]) == (0, "rehearsed"), ran
+
+
 def test_already_there(applied: Tiny, kvtool: Any) -> None:
     before = everything(applied)
     ran = kvtool("rebase", "v1", "--json")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.alone import alone
 from kvtool.bench import bars, plots, runs
 from kvtool.bench.report import Benched
 from kvtool.commands import bench
 from kvtool.console import Console
 from kvtool.errors import DiskError, MeasureError, MissingToolError, UsageError
+from kvtool.locks import alone
 from kvtool.project import Project
 from tests import fakes
 

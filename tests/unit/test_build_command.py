@@ -12,6 +12,7 @@ from kvtool import cli
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.errors import UsageError
+from kvtool.machine import cores
 
 
 @pytest.fixture
@@ -105,10 +106,11 @@ def test_a_machine_without_the_backend_is_told_before_the_tree_is_looked_at(
 
 
 def test_defines_keep_what_follows_the_first_equals() -> None:
-    assert build.parse_defines(["A=1", "B=x=y", "C="]) == (("A", "1"), ("B", "x=y"), ("C", ""))
+    assert build.parse_defines(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
     with pytest.raises(UsageError):
         build.parse_defines(["A"])
 
 
-def test_default_jobs_is_what_this_process_may_use() -> None:
-    assert build.default_jobs() >= 1
+def test_as_many_jobs_as_this_process_has_cores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["build", "-n", "--json", "--project", str(project)]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == cores() >= 1

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, get_args
 import pytest
 import typer
 
-from kvtool import cli, console, errors, project
+from kvtool import cli, console, errors, options, project
 from kvtool.errors import KvtoolError, UsageError
 from kvtool.result import PatchOutcome, Result, plain
 
@@ -67,9 +67,11 @@ def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pyt
     command = importlib.import_module(f"kvtool.commands.{verb}").command
     shown = bare(kvtool(verb, "--help").out)
     assert bare(inspect.getdoc(command) or "") in shown
-    hints = [p.annotation for p in inspect.signature(command, eval_str=True).parameters.values()][1:]
-    for hint in (*hints, *cli._SHARED.values()):
-        assert bare(get_args(hint)[1].help) in shown
+    everything = (*cli.taken_by(command).values(), options.taken("shared", options.Shared))
+    parameters = [parameter for some in everything for parameter in some.parameters]
+    assert {"json", "project"} < {parameter.name for parameter in parameters}
+    for parameter in parameters:
+        assert bare(get_args(parameter.annotation)[1].help) in shown
 
 
 @pytest.mark.parametrize("verb", cli.COMMANDS)

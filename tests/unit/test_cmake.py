@@ -12,20 +12,13 @@ from kvtool.build import cmake
 
 TREE = Path("/t")
 CPP = Path("/nothing")
+TOOLS = ("ccache", "flags", "npm")
 
 
-def make(backend: str, preset: str = "release", *, system: str = "Linux", **more: object) -> cmake.Plan:
-    return cmake.plan(
-        TREE,
-        CPP,
-        backend=backend,
-        preset=preset,
-        cmake="cmake",
-        ninja_path="ninja",
-        system=system,
-        jobs=2,
-        **more,  # type: ignore[arg-type]
-    )
+def make(backend: str, preset: str = "release", **more: object) -> cmake.Plan:
+    tools = {"cmake": "cmake", "ninja": "ninja", **{name: more.pop(name) for name in TOOLS if name in more}}
+    given = {"system": "Linux", "jobs": 2, **more}
+    return cmake.plan(TREE, CPP, cmake.Toolchain(**tools), backend=backend, preset=preset, **given)  # type: ignore[arg-type]
 
 
 START = "cmake --fresh -S /t -B /t/build/{} -G Ninja -DCMAKE_MAKE_PROGRAM=ninja "
@@ -87,7 +80,7 @@ def test_a_build_for_other_machines_is_not_for_this_one() -> None:
 
 def test_the_page_is_made_by_an_npm_that_the_build_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/elsewhere")
-    planned = make("cpu", npm=Path("/venv/bin/npm"))
+    planned = make("cpu", npm=Path("/venv/bin/npm"), page=True)
     assert "-DLLAMA_BUILD_UI=ON" in planned.configure
     assert planned.env["PATH"].split(os.pathsep) == ["/venv/bin", "/elsewhere"]
 
@@ -140,7 +133,7 @@ def test_ccache_counts_paths_from_the_tree_and_debug_keeps_its_directory() -> No
 
 
 def test_user_defines_win_and_come_once() -> None:
-    planned = make("cpu", defines={"LLAMA_OPENSSL": "ON", "GGML_LTO": "ON"}, extra_flags={"GGML_LTO": "OFF"})
+    planned = make("cpu", defines={"LLAMA_OPENSSL": "ON", "GGML_LTO": "ON"}, flags={"GGML_LTO": "OFF"})
     assert [arg for arg in planned.configure if "OPENSSL" in arg or "LTO" in arg] == [
         "-DLLAMA_OPENSSL=ON",
         "-DGGML_LTO=ON",

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from kvtool.errors import VerifyError
-from kvtool.verify import models
+from kvtool.verify import drafts, models
 from tests import fakes
 
 VOCAB = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581of", "\u2581and", "e", "t"]
@@ -184,3 +184,32 @@ def test_the_cache_model_has_the_geometry_of_the_real_one(tmp_path: Path) -> Non
     assert path.stat().st_size < 32 * 2**20
     assert models.QWEN35_27B.bytes_per_cell() == 64 * 1024
     assert models.QWEN35_27B.bytes_per_cell() * 131072 == 8 * 2**30
+
+
+def test_a_draft_that_shares_cells_has_its_targets_geometry_and_no_keys(tmp_path: Path) -> None:
+    pair = drafts.pair(tmp_path)
+    target, draft = (GGUFReader(path).fields for path in (pair.target, pair.draft))
+    for key in ("block_count", "attention.key_length", "attention.sliding_window", "attention.sliding_window_pattern"):
+        assert target[f"gemma4.{key}"].contents() == draft[f"gemma4-assistant.{key}"].contents()
+    assert draft["gemma4-assistant.embedding_length_out"].contents() == target["gemma4.embedding_length"].contents()
+    with_keys = [{name for name in tensors(path) if "attn_k" in name} for path in (pair.target, pair.draft)]
+    assert len(with_keys[0]) == 4 and not with_keys[1]
+    before = pair.target.stat().st_mtime_ns
+    assert drafts.pair(tmp_path) == pair and pair.target.stat().st_mtime_ns == before
+
+
+def test_an_mtp_layer_is_the_last_one_once_more_and_what_leads_into_it(tmp_path: Path) -> None:
+    toy = tmp_path / "toy.gguf"
+    writer = GGUFWriter(toy, "qwen35")
+    writer.add_uint32("qwen35.block_count", 2)
+    writer.add_uint32("qwen35.embedding_length", 16)
+    writer.add_array("qwen35.attention.recurrent_layers", [True, False])
+    for layer, name in enumerate(("ssm_a", "attn_k.weight")):
+        writer.add_tensor(f"blk.{layer}.{name}", np.full((16,), layer, dtype=np.float32))
+    _close(writer)
+    made = drafts.mtp(toy, tmp_path)
+    fields, weights = GGUFReader(made).fields, tensors(made)
+    assert (fields["qwen35.block_count"].contents(), fields["qwen35.nextn_predict_layers"].contents()) == (3, 1)
+    assert fields["qwen35.attention.recurrent_layers"].contents() == [True, False, False]
+    assert (weights["blk.2.attn_k.weight"].data == weights["blk.1.attn_k.weight"].data).all()
+    assert tuple(weights["blk.2.nextn.eh_proj.weight"].shape) == (32, 16)

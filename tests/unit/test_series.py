@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.tree.export import edit_series, new_id
-from kvtool.tree.series import Patch, hidden, new_files, parse_series
+from kvtool.tree.series import Patch, edit_series, hidden, new_files, new_id, parse_series
 from kvtool.upstream.lock import parse_lock
 
 GOOD = """

@@ -7,40 +7,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtool.verify.models import finish, random_weight, written
+from kvtool.verify.models import attention_keys, write_model, written
 
 _LAYERS, _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _CONTEXT, _BUCKETS = 2, 128, 2, 64, 192, 128, 8192, 32
 
 
 def t5(work: Path) -> Path:
     """The model, written once."""
-    out = work / "t5.gguf"
-    if not out.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        written(out, _write)
-    return out
+    return written(work / "t5.gguf", _write)
 
 
 def _write(out: Path) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(out, "t5")
-    writer.add_name("random weights, t5")
-    writer.add_block_count(_LAYERS)
-    writer.add_context_length(_CONTEXT)
-    writer.add_embedding_length(_EMBD)
-    writer.add_feed_forward_length(_FFN)
-    writer.add_head_count(_HEADS)
-    writer.add_key_length(_HEAD)
-    writer.add_value_length(_HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_relative_attn_buckets_count(_BUCKETS)
-    writer.add_decoder_start_token_id(0)
-    writer.add_vocab_size(_VOCAB)
-    writer.add_tokenizer_model("no_vocab")
-    for name, shape in _shapes().items():
-        writer.add_tensor(name, random_weight(name, shape))
-    finish(writer)
+    keys = attention_keys(
+        layers=_LAYERS, embd=_EMBD, ffn=_FFN, vocab=_VOCAB, context=_CONTEXT, heads=_HEADS, head=_HEAD
+    )
+    more = {"attention.relative_buckets_count": _BUCKETS, "decoder_start_token_id": 0}
+    write_model(out, "t5", {**keys, **more}, _shapes())
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:

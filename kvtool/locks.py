@@ -1,0 +1,50 @@
+"""Work that two kvtools must not do in one place at once. The system releases a lock when its holder dies."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from kvtool.console import Console
+from kvtool.errors import KvtoolError, writing
+from kvtool.project import Project
+
+
+@contextlib.contextmanager
+def alone(directory: Path, error: type[KvtoolError], doing: str) -> Iterator[None]:
+    """Hold a directory that exists. Raises `error` when another kvtool holds it; never waits.
+
+    doing: what the other one does there, as in "another kvtool is building there".
+    """
+    try:
+        with filelock.FileLock(directory / "kvtool.lock").acquire(blocking=False):
+            yield
+    except filelock.Timeout:
+        raise error(
+            f"another kvtool {doing} there", why=f"{directory} is locked", next_step="wait for it, then try again"
+        ) from None
+
+
+@contextlib.contextmanager
+def guard(path: Path, console: Console, what: str) -> Iterator[None]:
+    """Hold an inter-process lock; says so when it has to wait."""
+    with writing(str(path.parent), "set KVTOOL_CACHE to a writable directory"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path)
+        try:
+            lock.acquire(timeout=0.3)
+        except filelock.Timeout:
+            console.step(f"waiting: another kvtool works on {what}")
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def hold_tree(project: Project, console: Console) -> contextlib.AbstractContextManager[None]:
+    """Hold a patched tree. The lock is beside the cache, because the tree may not exist yet."""
+    name = hashlib.sha256(str(project.tree).encode()).hexdigest()[:16]
+    return guard(project.cache / "locks" / f"tree-{name}.lock", console, str(project.tree))

@@ -1,0 +1,14 @@
+"""Tables for files that people read on the web."""
+
+from collections.abc import Sequence
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as in Console.table(): one whose name starts with ">" is right-aligned."""
+    rule = "|".join("---:" if column.startswith(">") else "---" for column in columns)
+    lines = [_row([column.removeprefix(">") for column in columns]), f"|{rule}|", *map(_row, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,98 @@
+"""What commands take from the command line: options that several of them share, and how options become parameters.
+
+A command takes its options one by one, or as a frozen dataclass whose fields are annotated for typer and have defaults.
+There a tuple is an option that may be given several times, and Flags are several options for one word.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from typer import Argument, Option
+
+from kvtool.build.cmake import PRESETS
+from kvtool.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Flags:
+    """A build named by a flag: --cpu, --metal, ... help: of each."""
+
+    help: Mapping[str, str]
+
+    def chosen(self, given: Iterable[str]) -> str:
+        """The one that was given; cpu when none was."""
+        named = list(given)
+        if len(named) > 1:
+            flags = " and ".join(f"--{name}" for name in named)
+            next_step = "name one backend; each has a build directory of its own"
+            raise UsageError(f"{flags} are two builds", next_step=next_step)
+        return named[0] if named else "cpu"
+
+
+_BACKENDS = {
+    "cpu": "CPU only (the default).",
+    "metal": "Apple GPUs; on macOS.",
+    "cuda": "NVIDIA GPUs; needs nvcc.",
+    "vulkan": "Any GPU with Vulkan; needs glslc.",
+    "rpc": "CPU plus other machines (ggml-rpc-server).",
+}
+Backend = Annotated[str, Flags(_BACKENDS)]
+Preset = Annotated[str, Option("--preset", metavar="NAME", help=f"One of {', '.join(PRESETS)}.")]
+Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")]
+Tag = Annotated[str | None, Argument(help="An upstream of patches/upstream.lock [the current one].")]
+Mirror = Annotated[
+    str | None,
+    Option("--mirror", metavar="PATH|URL", help="A git repository to take upstream from (or KVTOOL_UPSTREAM)."),
+]
+BinDir = Annotated[
+    Path | None,
+    Option("--bin", metavar="DIR", help="Take the programs in DIR; build nothing."),
+]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What every command takes."""
+
+    json: Annotated[bool, Option("--json", help="One JSON document on stdout, everything else on stderr.")] = False
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show each command that is run.")] = False
+    project: Annotated[Path | None, Option("--project", metavar="DIR", help="Where patches/series.toml is.")] = None
+    tree: Annotated[Path | None, Option("--tree", metavar="DIR", help="Patched tree [PROJECT/llama.cpp].")] = None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A parameter of a command. parameters: what is parsed for it; value: what it is, given what they were."""
+
+    parameters: tuple[inspect.Parameter, ...]
+    value: Callable[[Mapping[str, Any]], Any]
+
+
+def taken(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> Taken:
+    """Take a parameter apart into what typer can parse."""
+    if dataclasses.is_dataclass(hint):
+        return _fields(hint)
+    kind, info = get_args(hint)
+    if isinstance(info, Flags):
+        flags = {word: Option(f"--{word}", help=text) for word, text in info.help.items()}
+        words = tuple(_parameter(word, bool, flag, False) for word, flag in flags.items())
+        return Taken(words, lambda given: info.chosen(word for word in info.help if given[word]))
+    if get_origin(kind) is tuple:
+        return Taken((_parameter(name, list[str], info, []),), lambda given: tuple(given[name]))
+    return Taken((_parameter(name, kind, info, default),), lambda given: given[name])
+
+
+def _fields(kind: Any) -> Taken:
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {field.name: taken(field.name, hints[field.name], field.default) for field in dataclasses.fields(kind)}
+    parameters = tuple(parameter for field in fields.values() for parameter in field.parameters)
+    return Taken(parameters, lambda given: kind(**{name: field.value(given) for name, field in fields.items()}))
+
+
+def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

@@ -1,0 +1,1 @@
+"""Stands in for setuptools while pip downloads a source archive, so that nothing of the archive is executed."""

@@ -1,0 +1,69 @@
+"""How a check is run: whatever its program does, the answer is a Finding, with the seconds that it took."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from kvtool import process
+from kvtool.errors import VerifyError
+from kvtool.verify.checks import Check, Finding, failed
+
+LOG = 2000  # characters of a failed program's log to keep
+_Trial = TypeVar("_Trial", bound=Callable[..., Finding])
+
+
+class Failed(Exception):
+    """A check failed: raised where that is seen. details: as in a Finding."""
+
+    def __init__(self, status: str, reason: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.details = status, details or {}
+
+
+class _Late(VerifyError):
+    """A program that did not come back in time."""
+
+
+def trial(judge: _Trial) -> _Trial:
+    """Make a function that judges a check tell all there is to tell, also what it raises and how long it took."""
+
+    @functools.wraps(judge)
+    def timed(check: Check, *args: Any, **more: Any) -> Finding:
+        started = time.monotonic()
+        try:
+            found = judge(check, *args, **more)
+        except Failed as err:
+            found = failed(check, err.status, str(err), details=err.details)
+        except _Late as late:
+            found = failed(check, "timeout", late.what)
+        return replace(found, seconds=time.monotonic() - started)
+
+    return cast(_Trial, timed)
+
+
+def run(check: Check, argv: Sequence[str | Path], **more: Any) -> process.Completed:
+    """Run a program for a check, with as much time as that has; more: as process.capture takes it."""
+    return process.capture(argv, check=False, error=_Late, **{"timeout": check.timeout, **more})
+
+
+def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> process.Completed:
+    """One of the two runs of a comparison, which must succeed."""
+    done = run(check, argv, **more)
+    if done.returncode != 0:
+        side, flag = ("dynamic", "with") if dynamic else ("static", "without")
+        said = f"{Path(argv[0]).stem} {flag} the flag ended with exit code {done.returncode}"
+        raise Failed(f"{side}-fails", said, {"log": done.stderr[-LOG:]})
+    return done
+
+
+@contextlib.contextmanager
+def failing(status: str, what: str = "") -> Iterator[None]:
+    """A VerifyError inside is this failure of the check."""
+    try:
+        yield
+    except VerifyError as err:
+        raise Failed(status, f"{what}{err}", {"log": err.output}) from err

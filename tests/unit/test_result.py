@@ -1,0 +1,45 @@
+"""What is kept as JSON comes back as it was, and tables for the web keep their columns."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from kvtool import markdown
+from kvtool.result import CheckOutcome, plain, read
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    outcome: CheckOutcome
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    parts: tuple[Part, ...]
+    pair: tuple[str, int]
+    one: Part
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+WHOLE = Whole((Part(CheckOutcome.PASSED), Part(CheckOutcome.FAILED, ("a", "b"))), ("x", 1), Part(CheckOutcome.SKIPPED))
+
+
+def test_what_was_written_is_read_back() -> None:
+    assert read(Whole, json.loads(json.dumps(plain(WHOLE)))) == WHOLE
+
+
+def test_what_is_new_or_has_a_default_may_be_missing_and_what_is_old_may_stay() -> None:
+    assert read(Part, {"outcome": "passed", "unheard": 1}) == Part(CheckOutcome.PASSED)
+
+
+@pytest.mark.parametrize("data", [{}, [], None, 3, {"outcome": "splendid"}, {"outcome": "passed", "names": 1}])
+def test_anything_else_is_an_error(data: object) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        read(Part, data)
+
+
+def test_a_cell_cannot_end_a_column() -> None:
+    assert markdown.table(("a", ">n"), [("x|y", "1")]) == "| a | n |\n|---|---:|\n| x\\|y | 1 |\n"
