@@ -4,9 +4,10 @@
 #   traps     every trap, every failing growth    asan, tsan  a model of each memory class under a sanitizer
 #   upstream  upstream's own tests                page      a chat through llama-server's web page
 #   cross     macOS, Windows and Linux arm64 from here
+#   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, upstream, page or cross}
+what=${1:?what: full, matrix, traps, asan, tsan, upstream, page, cross or cuda}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -38,5 +39,6 @@ page)
 cross)
     kvtool build --no-ui
     bash ci/cross.sh ;;
+cuda) bash ci/cuda.sh ;;
 *) echo "error: no $what" >&2; exit 2 ;;
 esac

@@ -234,13 +234,24 @@ def _find_cuda() -> tuple[Tool, ...]:
     return (nvcc, cublas, *_unlinked(home))
 
 
+# what ggml-cuda calls in the driver, which is linked, and is there only where a GPU is
+_DRIVER_CALLS = (
+    "DeviceGet DeviceGetAttribute GetErrorString MemAddressFree MemAddressReserve MemCreate"
+    " MemGetAllocationGranularity MemMap MemRelease MemSetAccess MemUnmap"
+)
+
+
 def _unlinked(home: Path) -> tuple[Tool, ...]:
-    """PyPI's packages leave out the names by which nvcc and CMake look for libraries."""
-    linked = (home / "lib64").exists() and (home / "lib" / "libcudart.so").exists()
-    if linked or not home.is_relative_to(SITE.resolve()):
+    """PyPI's packages leave out the names by which nvcc and CMake look for libraries, and the stub of the driver's."""
+    wanted = ("lib64", "lib/libcudart.so", "lib/stubs/libcuda.so")
+    missing = [name for name in wanted if not (home / name).exists()]
+    if not missing or not home.is_relative_to(SITE.resolve()):
         return ()
-    how = f'cd {home} && ln -sfn lib lib64 && for l in lib/lib*.so.*; do ln -sf "${{l##*/}}" "${{l%.so.*}}.so"; done'
-    why = f"{home} has no lib64 or no lib/libcudart.so: NVIDIA's packages leave such names out"
+    links = 'ln -sfn lib lib64 && for l in lib/lib*.so.*; do ln -sf "${l##*/}" "${l%.so.*}.so"; done'
+    stub = "cc -shared -Wl,-soname,libcuda.so.1 -x c - -o lib/stubs/libcuda.so"
+    calls = f'for f in {_DRIVER_CALLS}; do echo "int cu$f(void) {{ return 100; }}"; done'
+    how = f"cd {home} && {links} && mkdir -p lib/stubs && {calls} | {stub}"
+    why = f"{home} has no {', no '.join(missing)}: NVIDIA's packages leave such names out"
     return (Tool("links to CUDA's libraries", None, missing=why, how=how),)
 
 

@@ -96,6 +96,52 @@ def test_setup_takes_only_the_python_it_is_given(tmp_path: Path) -> None:
     assert "/no/python" in done.stderr
 
 
+# --- what a GPU has to show ---------------------------------------------------------------------------------------
+
+
+def gpu(tmp_path: Path, programs: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
+    """Run ci/gpu.sh in a tree of its own, where there is no GPU. programs: those of a build, and what they do (sh)."""
+    (tmp_path / "ci").mkdir(exist_ok=True)
+    toys = tmp_path / "llama.cpp" / "build" / "gpu" / "toys"
+    toys.mkdir(parents=True, exist_ok=True)
+    for file in (toys / "llama-dense.gguf", tmp_path / "llama.cpp" / "CMakeLists.txt"):
+        file.touch()
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    for name, does in {"nvidia-smi": "exit 9", **programs}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).chmod(0o755)
+    settings = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "OUT": str(tmp_path / "out"), **env}
+    return run("bash", Path(shutil.copy(ROOT / "ci" / "gpu.sh", tmp_path / "ci")), env=settings, cwd=tmp_path)
+
+
+def test_without_a_gpu_the_script_says_what_it_did_not_run(tmp_path: Path) -> None:
+    done = gpu(tmp_path, {})
+    assert (done.returncode, done.stderr) == (4, "")
+    assert done.stdout.startswith("NOT RUN: everything, because there is no GPU here")
+
+
+def test_every_step_for_a_gpu_leaves_its_result_at_once_and_runs_once(tmp_path: Path) -> None:
+    count = f"echo x >>{tmp_path}/calls; "
+    fine = count + """echo noise; echo '{"status": "same"}'"""
+    build = {"BIN": str(tmp_path / "bin"), "DEVICE": "CPU"}
+    done = gpu(tmp_path, {"test-kv-device": count + "echo lost; exit 7", "kv-check": fine}, **build)
+    assert done.returncode == 1, done.stdout
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert rows[0]["step"] == "pages"
+    assert {row["step"]: (row["rc"], row["answer"]) for row in rows} == {
+        "pages": (7, None),
+        **dict.fromkeys(
+            ("check-llama-dense-inplace", "check-llama-dense-copy", "quick-llama-dense"), (0, {"status": "same"})
+        ),
+    }
+    assert "FAILED pages: lost" in (tmp_path / "out" / "summary.txt").read_text()
+    assert "pages: exit code 7" in (tmp_path / "out" / "failed.log").read_text()
+    assert "NOT RUN: bench, because" in done.stdout
+    assert gpu(tmp_path, {}, **build).returncode == 1
+    assert len((tmp_path / "calls").read_text().splitlines()) == len(rows)
+
+
 # --- one issue per breakage ---------------------------------------------------------------------------------------
 
 KEY = "0123456789abcdef"

@@ -187,6 +187,7 @@ def test_nvcc_from_pypi_is_found_and_its_missing_links_are_told(machine: Machine
     subprocess.run(["/bin/bash", "-c", caught.value.next_step], check=True, env={"PATH": "/usr/bin:/bin"})
     assert (home / "lib64/libcudart.so").resolve() == (home / "lib/libcudart.so.13").resolve()
     assert (home / "lib/libcublas.so").exists()
+    assert b"cuMemAddressReserve" in (home / "lib/stubs/libcuda.so").read_bytes()
     toolchain.require("cuda", "Linux")
 
 

@@ -12,6 +12,7 @@ void kv_bench_usage(const char * prog) {
     printf("context.\n\n");
     printf("  -h,    --help                 show this help\n");
     printf("  -m,    --model FILE           the model\n");
+    printf("  -dev,  --device NAME          all layers on this device, whose memory is measured (default: the CPU alone)\n");
     printf("         --kv-dynamic on|off    dynamic KV cache (default: off)\n");
     printf("  -c,    --ctx-size N           cells (default: 131072)\n");
     printf("  -d,    --depths N,N,...       fill the cache to these depths, in tokens, and measure there (default: none)\n");
@@ -64,6 +65,7 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
         bool ok = true;
         uint32_t u = 0;
         if      (is("-m",   "--model"))        { params.model = val; }
+        else if (is("-dev", "--device"))       { params.device = val; }
         else if (is("--kv-dynamic"))           { ok = parse_on_off(val, params.kv_dynamic); }
         else if (is("-c",   "--ctx-size"))     { ok = parse_u32(val, params.n_ctx) && params.n_ctx > 0; }
         else if (is("-d",   "--depths"))       { ok = parse_list(val, params.depths); }
@@ -93,6 +95,10 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
     }
     if (!params.other.empty() && params.n_round == 0) {
         fprintf(stderr, "error: --other needs --rounds\n");
+        return args_result::error;
+    }
+    if (!params.other.empty() && !params.device.empty()) {
+        fprintf(stderr, "error: --other measures the CPU alone: the devices are the linked libllama's\n");
         return args_result::error;
     }
     const uint64_t n_more = params.n_round == 0 ? 0 : (uint64_t) params.n_prompt*params.n_batch + params.n_ubatch + params.n_gen;

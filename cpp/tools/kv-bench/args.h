@@ -15,6 +15,8 @@ struct kv_bench_params {
     ggml_type             type_k     = GGML_TYPE_F16;
     ggml_type             type_v     = GGML_TYPE_F16;
 
+    std::string device; // where all layers and the cache are. empty: the CPU alone
+
     uint32_t n_ctx     = 131072; // cells
     uint32_t n_ubatch  = 512;    // tokens per decode call while the cache is filled
     int32_t  n_threads = 2;

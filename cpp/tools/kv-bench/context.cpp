@@ -1,6 +1,7 @@
 #include "context.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <stdexcept>
@@ -22,8 +23,15 @@ static void log_callback(ggml_log_level level, const char * text, void * user_da
     }
 }
 
-double cpu_seconds() {
-    return (double) std::clock()/CLOCKS_PER_SEC;
+double seconds_of(const kv_bench_params & params) {
+    if (params.device.empty()) {
+        return (double) std::clock()/CLOCKS_PER_SEC;
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+ggml_backend_dev_t device_of(const kv_bench_params & params) {
+    return params.device.empty() ? nullptr : ggml_backend_dev_by_name(params.device.c_str());
 }
 
 //
@@ -34,11 +42,15 @@ bench_model::bench_model(const llama_api & api, const kv_bench_params & params, 
     api.llama_log_set(log_callback, &log);
     api.ggml_backend_load_all();
 
-    ggml_backend_dev_t no_devices[] = { nullptr };
+    ggml_backend_dev_t devices[] = { device_of(params), nullptr };
+    if (devices[0] == nullptr && !params.device.empty()) {
+        api.llama_log_set(nullptr, nullptr);
+        throw std::runtime_error("there is no device " + params.device);
+    }
 
     llama_model_params mparams = api.llama_model_default_params();
-    mparams.devices      = no_devices;
-    mparams.n_gpu_layers = 0;
+    mparams.devices      = devices;
+    mparams.n_gpu_layers = devices[0] == nullptr ? 0 : 999;
 
     model = api.llama_model_load_from_file(params.model.c_str(), mparams);
     if (model == nullptr) {
@@ -57,7 +69,7 @@ bench_model::~bench_model() {
 // bench_context
 //
 
-bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api) {
+bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api), params(params) {
     llama_context_params cparams = api.llama_context_default_params();
 
     const uint32_t n_batch = std::max(params.n_ubatch, params.n_prompt);
@@ -130,10 +142,10 @@ call_result bench_context::call(llama_seq_id seq, uint32_t n) {
 
     const llama_memory_usage before = usage();
 
-    const double t_start = cpu_seconds();
+    const double t_start = seconds_of(params);
     const int    rc      = api.llama_decode(ctx, batch);
     api.llama_synchronize(ctx);
-    const double seconds = cpu_seconds() - t_start;
+    const double seconds = seconds_of(params) - t_start;
 
     if (rc != 0) {
         throw std::runtime_error("llama_decode() of " + std::to_string(n) + " tokens at " + std::to_string(n_past) +

@@ -14,14 +14,18 @@
 #include <cstdint>
 #include <string>
 
-// Seconds of processor time of this process: with one thread what a call takes on an idle machine, whatever else runs on it.
-double cpu_seconds();
+// Seconds of processor time of this process: with one thread what a call takes on an idle machine, whatever else runs on it. With
+// a device seconds of the clock: what it does takes no processor time.
+double seconds_of(const kv_bench_params & params);
+
+// null: there is no such device, or none is named
+ggml_backend_dev_t device_of(const kv_bench_params & params);
 
 // one llama_decode(), with llama_synchronize()
 struct call_result {
     uint32_t depth;    // cells in use before
     uint32_t n_tokens;
-    double   cpu_seconds;
+    double   seconds;
 
     uint32_t n_grow;         // growths in this call
     double   grow_seconds;   // spent in them
@@ -70,7 +74,8 @@ class bench_context {
   private:
     call_result call(llama_seq_id seq, uint32_t n);
 
-    const llama_api & api;
+    const llama_api &       api;
+    const kv_bench_params & params;
 
     llama_context * ctx;
     llama_memory_t  mem;

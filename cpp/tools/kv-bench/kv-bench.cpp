@@ -31,11 +31,13 @@ static void write_usage(json_line & out, const llama_memory_usage & usage) {
 
 static void write_memory(json_line & out, const memory_result & res) {
     out.real("create_seconds", res.create_seconds).num("rss_before", res.rss_before).flag("peak_exact", res.peak_exact);
+    out.num("device_before", res.device_before);
 
     out.begin_array("points");
     for (const point_result & p : res.points) {
         out.begin_object();
         out.str("name", p.name).num("depth", p.depth).num("rss", p.rss).num("peak", p.peak);
+        out.num("device", p.device).num("device_peak", p.device_peak);
         write_usage(out, p.usage);
         out.end_object();
     }
@@ -58,7 +60,7 @@ static void write_turns(json_line & out, const kv_bench_params & params, const s
     for (const pair_result & p : pairs) {
         out.begin_object();
         out.num("round", p.round).str("kind", p.kind).num("depth", p.depth).num("n_past", p.test.depth).num("n_tokens", p.test.n_tokens);
-        out.real("base", p.base_seconds).real("test", p.test.cpu_seconds);
+        out.real("base", p.base_seconds).real("test", p.test.seconds);
         out.num("n_grow", p.test.n_grow).num("n_added", p.test.n_cells_added).real("grow_seconds", p.test.grow_seconds);
         out.end_object();
     }
@@ -107,7 +109,7 @@ int main(int argc, char ** argv) {
     json_line out;
     out.begin_object();
     out.num("version", 2).str("model", params.model).flag("kv_dynamic", params.kv_dynamic);
-    out.str("storage", storage != nullptr ? storage : "").num("n_ctx", params.n_ctx).num("n_ubatch", params.n_ubatch);
+    out.str("device", params.device).str("storage", storage != nullptr ? storage : "").num("n_ctx", params.n_ctx).num("n_ubatch", params.n_ubatch);
     out.num("n_threads", params.n_threads);
     out.str("flash_attn", params.flash_attn == LLAMA_FLASH_ATTN_TYPE_ENABLED ? "on" : params.flash_attn == LLAMA_FLASH_ATTN_TYPE_DISABLED ? "off" : "auto");
     out.str("type_k", ggml_type_name(params.type_k)).str("type_v", ggml_type_name(params.type_v));

@@ -1,5 +1,8 @@
 #include "limit.h"
 
+#include "ggml-alloc.h"
+#include "ggml-cpp.h"
+
 #include <chrono>
 #include <cstring>
 
@@ -82,8 +85,36 @@ static double time_commit(size_t size) {
     return dst.data == nullptr ? 0.0 : timed([&]() { dst.commit(); });
 }
 
-growth_limit limit_growth(uint64_t n_bytes_copied, uint64_t n_bytes_added) {
+static double time_commit(ggml_backend_dev_t dev, size_t size) {
+    ggml_backend_buffer_ptr buf;
+    return timed([&]() {
+        buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(dev), size));
+        if (buf) {
+            ggml_backend_buffer_clear(buf.get(), 0);
+        }
+    });
+}
+
+static double time_memcpy(ggml_backend_dev_t dev, size_t size) {
+    const ggml_context_ptr ctx(ggml_init({ 2*ggml_tensor_overhead(), nullptr, true }));
+    ggml_tensor * src = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, size);
+    ggml_tensor * dst = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, size);
+
+    const ggml_backend_buffer_ptr buf(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(dev)));
+    if (!buf) {
+        return 0.0;
+    }
+    ggml_backend_buffer_clear(buf.get(), 1);
+    return timed([&]() { ggml_backend_tensor_copy(src, dst); });
+}
+
+growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint64_t n_bytes_added) {
     growth_limit res;
+    if (dev != nullptr) {
+        res.memcpy_seconds = n_bytes_copied > 0 ? time_memcpy(dev, n_bytes_copied) : 0.0;
+        res.commit_seconds = n_bytes_added  > 0 ? time_commit(dev, n_bytes_added)  : 0.0;
+        return res;
+    }
     if (n_bytes_copied > 0) {
         fresh_memory src((size_t) n_bytes_copied);
         if (src.data != nullptr) {

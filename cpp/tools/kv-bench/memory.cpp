@@ -7,20 +7,24 @@ namespace {
 
 class measurement {
   public:
-    measurement(const kv_bench_params & params, bench_context & ctx, memory_result & res) : params(params), ctx(ctx), res(res) {
+    measurement(const kv_bench_params & params, bench_context & ctx, memory_result & res) :
+        params(params), ctx(ctx), res(res), device_peak(device_of(params)) {
     }
 
     void begin() {
-        peak_before = -1;
-        peak.start();
+        peak_before        = -1;
+        device_peak_before = -1;
+        start();
     }
 
     // since begin()
     void point(const char * name) {
-        const int64_t highest = std::max(peak_before, peak.stop());
+        stop();
 
         res.peak_exact = peak.is_exact();
-        res.points.push_back({ name, ctx.depth(), ctx.usage(), resident_bytes(), highest });
+        res.points.push_back({
+            name, ctx.depth(), ctx.usage(), resident_bytes(), peak_before, device_bytes(device_of(params)), device_peak_before,
+        });
     }
 
     void fill(uint32_t depth) {
@@ -35,10 +39,20 @@ class measurement {
   private:
     // what this takes is none of the context's peak
     growth_limit limit(const call_result & call) {
-        peak_before = std::max(peak_before, peak.stop());
-        const growth_limit found = limit_growth(call.n_bytes_copied, call.n_bytes_added);
-        peak.start();
+        stop();
+        const growth_limit found = limit_growth(device_of(params), call.n_bytes_copied, call.n_bytes_added);
+        start();
         return found;
+    }
+
+    void start() {
+        peak.start();
+        device_peak.start();
+    }
+
+    void stop() {
+        peak_before        = std::max(peak_before, peak.stop());
+        device_peak_before = std::max(device_peak_before, device_peak.stop());
     }
 
     const kv_bench_params & params;
@@ -48,6 +62,9 @@ class measurement {
 
     resident_peak peak;
     int64_t peak_before = -1; // since begin(), until peak was started again
+
+    device_bytes_peak device_peak;
+    int64_t device_peak_before = -1;
 };
 
 } // namespace
@@ -55,7 +72,8 @@ class measurement {
 memory_result memory_measure(const kv_bench_params & params, const bench_model & model) {
     memory_result res;
 
-    res.rss_before = resident_bytes();
+    res.rss_before    = resident_bytes();
+    res.device_before = device_bytes(device_of(params));
 
     const auto t_start = std::chrono::steady_clock::now();
     bench_context ctx(model, params, params.kv_dynamic);

@@ -3,6 +3,7 @@
 // What one context takes: created, filled to some depths, cleared and used once more.
 
 #include "context.h"
+#include "device.h"
 #include "limit.h"
 #include "resident.h"
 
@@ -22,11 +23,16 @@ struct point_result {
 
     int64_t rss;
     int64_t peak; // highest resident memory since the point before
+
+    // of the device, by all that use it. -1: there is none
+    int64_t device;
+    int64_t device_peak;
 };
 
 struct memory_result {
     double  create_seconds = 0.0;
     int64_t rss_before     = -1;
+    int64_t device_before  = -1;
     bool    peak_exact     = false;
 
     std::vector<point_result>  points;

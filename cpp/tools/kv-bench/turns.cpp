@@ -40,9 +40,9 @@ class turns {
     call_result create(std::unique_ptr<bench_context> & ctx, const bench_model & model, bool kv_dynamic) const {
         call_result created = {};
 
-        const double t_start = cpu_seconds();
+        const double t_start = seconds_of(params);
         ctx = std::make_unique<bench_context>(model, params, kv_dynamic);
-        created.cpu_seconds = cpu_seconds() - t_start;
+        created.seconds = seconds_of(params) - t_start;
 
         return created;
     }
@@ -75,7 +75,7 @@ class turns {
             test = call_test();
         }
 
-        res.push_back({ i_round, i_depth, kind, test, base.cpu_seconds });
+        res.push_back({ i_round, i_depth, kind, test, base.seconds });
     }
 
     const kv_bench_params & params;

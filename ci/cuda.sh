@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# CUDA without a GPU: NVIDIA's compiler from PyPI, put into .venv, compiles what of ggml-cuda is ours or patched, for one kind
+# of GPU, with virtual memory and without. Nothing is linked and nothing runs: what has a GPU runs ci/gpu.sh.
+#   ci/cuda.sh [ARCHITECTURE]      90 unless named
+# Needs the patched tree (kvtool apply), and 1.2 GB of disk for the compiler.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ -x .venv/bin/kvtool ] || sh ci/setup.sh
+arch=${1:-90} version=13.0 tree=$PWD/llama.cpp
+export PATH="$PWD/.venv/bin:$PATH"
+[ -f "$tree/CMakeLists.txt" ] || { echo "error: no patched tree at $tree (kvtool fetch && kvtool apply)" >&2; exit 4; }
+
+# each is named, because their needs of each other are not pinned
+packages=()
+for part in cuda-nvcc cuda-crt nvvm cuda-runtime cuda-cccl cublas; do packages+=("nvidia-$part==$version.*"); done
+python -m pip install --quiet --disable-pip-version-check "${packages[@]}"
+toolkit=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu${version%.*}
+# this compiler, whatever else the machine has
+export CUDACXX=$toolkit/bin/nvcc
+
+# the names that the packages leave out, as doctor tells everybody
+missing() {
+    kvtool doctor --cuda --json | python -c '
+import json, sys
+print(*(c["how"] for c in json.load(sys.stdin)["checks"] if c["name"] == "links to CUDA'"'"'s libraries"), sep="\n")'
+}
+how=$(missing || true)
+[ -z "$how" ] || bash -c "$how"
+kvtool doctor --cuda >/dev/null
+
+objects=()
+for source in $({ git -C "$tree" ls-files ggml/src/ggml-cuda/pages.cu
+    sed -n 's,^+++ b/\(ggml/src/ggml-cuda/.*\.cu\)$,\1,p' patches/*.patch; } | sort -u); do
+    objects+=("ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir/$(basename "$source").o")
+done
+[ "${#objects[@]}" -ge 2 ] || { echo "error: no patch changes ggml-cuda" >&2; exit 4; }
+
+compile() { # NAME OF THE BUILD, CMAKE-OPTION...
+    local dir=$tree/build/$1 configure
+    shift
+    configure=$(kvtool build --cuda --no-ui --dry-run -D "CMAKE_CUDA_ARCHITECTURES=$arch" "$@" | sed -n 1p)
+    eval "${configure//"$tree/build/cuda-release"/"$dir"}" >"$dir.log" 2>&1 || { tail -30 "$dir.log"; return 7; }
+    ninja -C "$dir" "${objects[@]}"
+}
+
+echo "== $("$CUDACXX" --version | sed -n 's/.*release //p'), sm_$arch: ${objects[*]##*/}"
+compile cuda-objects
+echo "== the same without virtual memory"
+compile cuda-objects-no-vmm -D GGML_CUDA_NO_VMM=ON

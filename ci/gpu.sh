@@ -1,0 +1,224 @@
+#!/usr/bin/env bash
+# What only a GPU can show, on a machine with one, which needs nvcc, cmake, ninja and python3 and no network.
+#   ci/gpu.sh pack FILE       where the patched tree is: what the other machine needs, in one archive of 18 MB
+#   ci/gpu.sh [run] [FILE]    there: build for that GPU alone, and what is worth knowing, by priority
+# A run ends within LIMIT seconds (560). Run it again and it goes on where it was; the build goes on in between. Each result is
+# in OUT (report/gpu) as soon as it is there: results.jsonl has a line for each step, summary.txt what a person reads,
+# failed.log what the failed ones printed. What a step found is kept until FILE is another one, or llama.cpp/build/gpu is removed.
+#   BIN=DIR       the programs of this build, instead of building
+#   DEVICE=NAME   default: the first GPU (CUDA0); CPU tries out the script itself
+# Exit code: 0 all steps ended well, 1 one did not, 3 there is more to do (run it again), 4 nothing here can run it.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 4
+out=${OUT:-$PWD/report/gpu} end=$((SECONDS + ${LIMIT:-560})) device=${DEVICE:-CUDA0}
+tree=$PWD/llama.cpp build=$PWD/llama.cpp/build/gpu
+bin=${BIN:-$build/bin} state=$build/$device
+model=$tree/build/cache-qwen3.5-27b.gguf
+classes="llama-dense qwen35-dense gemma3-dense lfm2-dense deepseek2-moe minimax-m3-moe dots3note-moe qwen4exp-moe deepseek32-moe deepseek4-moe"
+
+say() { printf '%s\n' "$*" | tee -a "$out/summary.txt"; }
+left() { echo $((end - SECONDS)); }
+
+pack() { # FILE
+    local work
+    work=$(mktemp -d)
+    PATH="$PWD/.venv/bin:$PATH" python - "$work" "$(basename "$model")" <<'END' || return 4
+import pathlib, sys
+from kvtool.verify import models
+
+made = models.cache_model(models.QWEN35_27B, pathlib.Path(sys.argv[1]))
+made.rename(made.with_name(sys.argv[2]))
+END
+    # the sources that the build reads
+    git -C "$tree" archive --prefix=llama.cpp/ HEAD -- . ':!docs' ':!models' ':!benches' ':!media' ':!gguf-py' \
+        ':!.github' >"$work/llama.cpp.tar" || return 4
+    git -C "$tree" archive --prefix=llama.cpp/ HEAD models/templates models/ggml-vocab-llama-spm.gguf >"$work/models.tar" || return 4
+    tar -Af "$work/llama.cpp.tar" "$work/models.tar"
+    tar -rf "$work/llama.cpp.tar" --transform 's,^,llama.cpp/build/,' -C "$work" "$(basename "$model")"
+    gzip -c "$work/llama.cpp.tar" >"$1"
+    rm -rf "$work"
+    ls -lh "$1"
+}
+
+# what is in the archive and is not there already, so that another one compiles what it changes; nobody's checkout
+unpack() { # FILE
+    local stamp
+    [ ! -e "$tree/.git" ] || { say "$tree is a checkout: it is built as it is, without an archive"; return 4; }
+    stamp=$(cksum <"$1") || return 4
+    [ "$stamp" != "$(cat "$build/archive" 2>/dev/null)" ] || return 0
+    python3 - "$1" "$PWD" <<'END' || return 4
+import pathlib, sys, tarfile
+
+with tarfile.open(sys.argv[1]) as archive:
+    for member in archive:
+        data = archive.extractfile(member).read() if member.isfile() else None
+        path = pathlib.Path(sys.argv[2], member.name)
+        if data is not None and not (path.is_file() and path.read_bytes() == data):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+END
+    mkdir -p "$build"
+    rm -rf "$build"/built-* "$state"
+    echo "$stamp" >"$build/archive"
+}
+
+# in a session of its own: it outlives this command
+start_build() {
+    local arch
+    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
+    say "building for sm_$arch, $(nvcc --version | sed -n 's/.*release //p')"
+    rm -f "$build"/built-*
+    cat >"$build/build.sh" <<END
+cmake -S "$tree" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$arch -DGGML_NATIVE=ON \
+    -DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF &&
+    ninja -C "$build" test-kv-device && touch "$build/built-first" &&
+    ninja -C "$build" kv-check test-llama-archs kv-bench && touch "$build/built-all"
+END
+    setsid nohup bash "$build/build.sh" >"$build/build.log" 2>&1 </dev/null &
+    echo $! >"$build/pid"
+}
+
+is_building() { [ -f "$build/pid" ] && kill -0 "$(cat "$build/pid")" 2>/dev/null; }
+
+# until that part of the build is there; false when it is not in this run
+wait_for() { # first|all
+    [ -z "${BIN:-}" ] || return 0
+    until [ -f "$build/built-$1" ]; do
+        if [ "$(left)" -lt 10 ] || ! is_building; then return 1; fi
+        sleep 2
+    done
+}
+
+# one step: once, as long as there is time. its last line of JSON is the answer
+step() { # NAME SECONDS PROGRAM ARGUMENT...
+    local name=$1 most=$2 rc started=$SECONDS
+    shift 2
+    [ ! -f "$state/done/$name" ] || return 0
+    if [ "$(left)" -lt 15 ]; then echo "$name" >>"$state/more"; return 0; fi
+    [ "$most" -lt "$(left)" ] || most=$(($(left) - 5))
+    timeout --kill-after=5 "$most" "$@" >"$state/log/$name" 2>&1 </dev/null
+    rc=$?
+    if [ $rc = 124 ] && [ "$(left)" -lt 15 ]; then echo "$name" >>"$state/more"; return 0; fi
+    python3 - "$state" "$name" "$rc" "$((SECONDS - started))" "$*" <<'END'
+import fcntl, json, pathlib, sys
+
+state, name, rc, seconds, command = sys.argv[1:]
+answer, text = None, pathlib.Path(state, "log", name).read_text(errors="replace")
+for line in reversed(text.splitlines()):
+    if line.startswith("{"):
+        try:
+            answer = json.loads(line)
+            break
+        except ValueError:
+            pass
+with open(pathlib.Path(state, "results.jsonl"), "a") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    row = {"step": name, "rc": int(rc), "seconds": int(seconds), "command": command, "answer": answer}
+    file.write(json.dumps(row) + "\n")
+words = (answer or {}).get("status") or (text.strip().splitlines() or [""])[-1][:100]
+with open(pathlib.Path(state, "summary.txt"), "a") as file:
+    print(f"{'ok    ' if rc == '0' else 'FAILED'} {name}: {words} ({seconds} s)", file=file)
+if rc != "0":
+    with open(pathlib.Path(state, "failed.log"), "a") as file:
+        print(f"== {name}: exit code {rc}\n$ {command}\n{text[-4000:]}", file=file)
+END
+    touch "$state/done/$name"
+    cp "$state/results.jsonl" "$out/"
+    tail -1 "$state/summary.txt"
+    { [ ! -f "$state/failed.log" ] || cp "$state/failed.log" "$out/"; } 2>/dev/null
+}
+
+# up to four at once: a toy keeps no GPU busy
+beside() {
+    while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-4}" ]; do wait -n; done
+    step "$@" &
+}
+
+run() { # [ARCHIVE]
+    mkdir -p "$out"
+    : >"$out/summary.txt"
+    if [ -n "${1:-}" ]; then unpack "$1" || return 4; fi
+    [ -f "$tree/CMakeLists.txt" ] || { say "no patched tree at $tree: ci/gpu.sh pack FILE makes the archive that it comes from"; return 4; }
+    mkdir -p "$state/done" "$state/log"
+    rm -f "$state/more"
+
+    if [ "$device" != CPU ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        say "NOT RUN: everything, because there is no GPU here (nvidia-smi -L names none)."
+        say "What can be had without one: ci/cuda.sh compiles what changed, DEVICE=CPU BIN=... tries out the steps on the CPU."
+        return 4
+    fi
+    if [ -z "${BIN:-}" ]; then
+        for tool in nvcc cmake ninja python3; do
+            command -v "$tool" >/dev/null || { say "NOT RUN: everything, because there is no $tool"; return 4; }
+        done
+        nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee -a "$out/summary.txt"
+        [ -f "$build/built-all" ] || is_building || start_build
+    fi
+
+    local on=(--device "$device") gpu=1
+    [ "$device" != CPU ] || { on=(); gpu=; say "on the CPU: nothing below says anything of a GPU"; }
+
+    if wait_for first; then step pages 120 "$bin/test-kv-device"; else echo pages >>"$state/more"; fi
+    if wait_for all; then
+        checks
+        measurements
+        others
+    else
+        echo build >>"$state/more"
+    fi
+
+    cat "$state/summary.txt" >>"$out/summary.txt" 2>/dev/null
+    if [ -z "${BIN:-}" ] && [ ! -f "$build/built-all" ] && ! is_building; then
+        say "FAILED: the build"
+        grep -A20 '^FAILED\|CMake Error' "$build/build.log" | head -60 | tee -a "$out/failed.log"
+        return 1
+    fi
+    if [ -s "$state/more" ]; then say "MORE TO DO, run it again: $(sort -u "$state/more" | tr '\n' ' ')"; return 3; fi
+    ! grep -q '^FAILED' "$state/summary.txt"
+}
+
+checks() {
+    local toys=$build/toys toy way
+    [ -d "$toys" ] || step toys 240 bash -c "mkdir -p '$toys.new' && '$bin/test-llama-archs' -s 1 -o '$toys.new' && mv '$toys.new' '$toys'"
+    for toy in $classes; do
+        [ -f "$toys/$toy.gguf" ] || continue
+        for way in inplace copy; do
+            beside "check-$toy-$way" 200 env LLAMA_KV_DYNAMIC_STORAGE=$way "$bin/kv-check" -m "$toys/$toy.gguf" "${on[@]}" --quick
+        done
+    done
+    wait
+}
+
+measurements() {
+    local bench=("$bin/kv-bench" -m "$model" "${on[@]}") depths=809,6409,32768,131072 rounds=(-c 16384 --rounds 6 -d "1000,8000") way
+    [ -f "$model" ] || { say "NOT RUN: bench, because $model is not there (ci/gpu.sh pack makes it)"; return; }
+    [ -n "$gpu" ] || { depths=809,3000 rounds=(-c 2048 --rounds 1 -n 4 -b 2 -d 500); }
+    step bench-static 120 "${bench[@]}" -c 131072 -d "$depths"
+    for way in inplace copy; do
+        step "bench-$way" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" -c 131072 -d "$depths" --kv-dynamic on --limit
+        step "speed-$way" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" "${rounds[@]}" --kv-dynamic on
+        step "speed-$way-no-fa" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" "${rounds[@]}" --kv-dynamic on -fa off
+    done
+}
+
+others() {
+    local toy
+    if command -v compute-sanitizer >/dev/null && [ -n "$gpu" ]; then
+        step sanitizer 200 compute-sanitizer --target-processes all --error-exitcode 9 "$bin/kv-check" \
+            -m "$build/toys/llama-dense.gguf" "${on[@]}" --checks generate,shrink
+    else
+        say "NOT RUN: compute-sanitizer, because it or a GPU is not there"
+    fi
+    # all of them, as time allows
+    for toy in "$build"/toys/*.gguf; do
+        beside "quick-$(basename "$toy" .gguf)" 200 "$bin/kv-check" -m "$toy" "${on[@]}" --quick --checks prompt,generate,shrink,state-self
+        [ -n "$gpu" ] || break
+    done
+    wait
+}
+
+case ${1:-run} in
+pack) pack "${2:?pack FILE}" ;;
+run) run "${2:-}" ;;
+*) run "$1" ;;
+esac

@@ -1,0 +1,367 @@
+#ifndef GGML_CUDA_PAGES_FAKE // tests/test-kv-cuda.cpp compiles this file with a driver of its own
+#include "common.cuh"
+#endif
+
+#include "pages.cuh"
+
+// comes with the patch to ggml-cuda.cu: on an older ggml, which has no such patch, this file is nothing
+#if defined(GGML_CUDA_PAGES)
+
+#include "ggml-backend-impl.h"
+#include "ggml-cuda.h"
+#include "ggml-impl.h"
+#include "ggml-pages.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#if defined(GGML_USE_VMM)
+
+static bool ggml_cuda_pages_ok(const char * what, cudaError_t err) {
+    if (err != cudaSuccess) {
+        (void) cudaGetLastError(); // so that a later check does not find it
+        GGML_LOG_WARN(GGML_CUDA_NAME " pages: %s: %s\n", what, cudaGetErrorString(err));
+    }
+
+    return err == cudaSuccess;
+}
+
+#if !defined(GGML_USE_HIP) // there it is the same type
+static bool ggml_cuda_pages_ok(const char * what, CUresult err) {
+    if (err != CUDA_SUCCESS) {
+        GGML_LOG_WARN(GGML_CUDA_NAME " pages: %s: %s\n", what, cu_get_error_str(err));
+    }
+
+    return err == CUDA_SUCCESS;
+}
+#endif
+
+// Each page is an allocation and a mapping of its own: any page can go back alone, which a part of a mapping cannot, and HIP sets
+// the access of exactly what was mapped at once without errors. Four calls a page is what that costs; not measured yet against
+// one allocation for many.
+struct ggml_cuda_pages {
+    ggml_cuda_pages(int device, size_t page_size, size_t n_pages);
+    ~ggml_cuda_pages();
+
+    ggml_cuda_pages(const ggml_cuda_pages &) = delete;
+    ggml_cuda_pages & operator=(const ggml_cuda_pages &) = delete;
+
+    // pages [i0, i1), as map() and unmap() of ggml-pages.h
+    bool map  (size_t i0, size_t i1);
+    bool unmap(size_t i0, size_t i1);
+
+    // the bytes [begin, end) of the range, where it is mapped
+    void set(size_t begin, size_t end, uint8_t value);
+
+    size_t n_bytes() const;
+    size_t n_bytes_mapped() const;
+
+    const int    device; // physical
+    const size_t page_size;
+
+    char * base = nullptr; // null: there are no addresses
+
+private:
+    enum state : uint8_t {
+        ABSENT,
+        HELD,   // has memory, but may not be used: its zeros are not there yet, or it could not be given back
+        MAPPED,
+    };
+
+    char * address(size_t i) const;
+
+    bool create(size_t i); // ABSENT to HELD
+    bool remove(size_t i); // to ABSENT
+
+    bool wait() const;
+
+    std::vector<state> states;
+    std::vector<int>   users; // physical devices that have access
+};
+
+// the devices that ggml's own pool of virtual memory gives access: see ggml_cuda_pool_vmm
+static std::vector<int> ggml_cuda_pages_users(int device) {
+    std::vector<int> res = { device };
+
+    bool use_peers = getenv("GGML_CUDA_P2P") != nullptr;
+#if defined(GGML_USE_NCCL)
+    use_peers = true;
+#endif
+
+    for (int id = 0; use_peers && id < ggml_cuda_info().device_count; ++id) {
+        const int peer = ggml_cuda_info().devices[id].physical_device;
+
+        int can_access = 0;
+        if (std::find(res.begin(), res.end(), peer) == res.end() &&
+                ggml_cuda_pages_ok("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&can_access, peer, device)) && can_access) {
+            res.push_back(peer);
+        }
+    }
+
+    return res;
+}
+
+ggml_cuda_pages::ggml_cuda_pages(int device, size_t page_size, size_t n_pages) :
+    device(device), page_size(page_size), states(n_pages, ABSENT), users(ggml_cuda_pages_users(device)) {
+    CUdeviceptr addr = {};
+    if (ggml_cuda_pages_ok("cuMemAddressReserve", cuMemAddressReserve(&addr, n_bytes(), 0, 0, 0))) {
+        base = (char *) addr;
+    }
+}
+
+ggml_cuda_pages::~ggml_cuda_pages() {
+    if (base && unmap(0, states.size())) {
+        ggml_cuda_pages_ok("cuMemAddressFree", cuMemAddressFree((CUdeviceptr) base, n_bytes()));
+    }
+}
+
+size_t ggml_cuda_pages::n_bytes() const {
+    return states.size()*page_size;
+}
+
+size_t ggml_cuda_pages::n_bytes_mapped() const {
+    return (states.size() - std::count(states.begin(), states.end(), ABSENT))*page_size;
+}
+
+char * ggml_cuda_pages::address(size_t i) const {
+    return base + i*page_size;
+}
+
+bool ggml_cuda_pages::create(size_t i) {
+    CUmemAllocationProp prop = {};
+    prop.type          = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id   = device;
+
+    CUmemGenericAllocationHandle handle;
+    if (!ggml_cuda_pages_ok("cuMemCreate", cuMemCreate(&handle, page_size, &prop, 0))) {
+        return false;
+    }
+
+    if (ggml_cuda_pages_ok("cuMemMap", cuMemMap((CUdeviceptr) address(i), page_size, 0, handle, 0))) {
+        states[i] = HELD;
+    }
+
+    // the mapping keeps the memory
+    const bool released = ggml_cuda_pages_ok("cuMemRelease", cuMemRelease(handle));
+
+    if (states[i] == ABSENT || !released) {
+        return false;
+    }
+
+    std::vector<CUmemAccessDesc> access(users.size());
+    for (size_t iu = 0; iu < users.size(); ++iu) {
+        access[iu].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        access[iu].location.id   = users[iu];
+        access[iu].flags         = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    }
+
+    return
+        ggml_cuda_pages_ok("cuMemSetAccess",  cuMemSetAccess((CUdeviceptr) address(i), page_size, access.data(), access.size())) &&
+        ggml_cuda_pages_ok("cudaMemsetAsync", cudaMemsetAsync(address(i), 0, page_size, cudaStreamPerThread));
+}
+
+bool ggml_cuda_pages::remove(size_t i) {
+    if (states[i] == ABSENT) {
+        return true;
+    }
+
+    const bool removed = ggml_cuda_pages_ok("cuMemUnmap", cuMemUnmap((CUdeviceptr) address(i), page_size));
+    states[i] = removed ? ABSENT : HELD;
+
+    return removed;
+}
+
+bool ggml_cuda_pages::wait() const {
+    return std::all_of(users.begin(), users.end(), [](int user) {
+        return ggml_cuda_pages_ok("cudaDeviceSynchronize", ggml_cuda_pages_wait(user));
+    });
+}
+
+bool ggml_cuda_pages::map(size_t i0, size_t i1) {
+    if (!ggml_cuda_pages_ok("cudaSetDevice", cudaSetDevice(device))) {
+        return false;
+    }
+
+    bool complete = true;
+    for (size_t i = i0; i < i1 && complete; ++i) {
+        complete = states[i] == MAPPED || (remove(i) && create(i));
+    }
+
+    // the stream of this thread is not ordered with those that compute: the zeros have to be there before anything is launched,
+    // and before the pages are taken back
+    complete = ggml_cuda_pages_ok("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread)) && complete;
+
+    for (size_t i = i0; i < i1; ++i) {
+        if (states[i] == HELD && complete) {
+            states[i] = MAPPED;
+        } else if (states[i] == HELD) {
+            remove(i);
+        }
+    }
+
+    return complete;
+}
+
+bool ggml_cuda_pages::unmap(size_t i0, size_t i1) {
+    const bool empty = std::all_of(states.begin() + i0, states.begin() + i1, [](state s) { return s == ABSENT; });
+    if (empty) {
+        return true;
+    }
+
+    if (!wait()) {
+        return false;
+    }
+
+    bool complete = true;
+    for (size_t i = i0; i < i1; ++i) {
+        complete = remove(i) && complete;
+    }
+
+    return complete;
+}
+
+void ggml_cuda_pages::set(size_t begin, size_t end, uint8_t value) {
+    if (!ggml_cuda_pages_ok("cudaSetDevice", cudaSetDevice(device))) {
+        return;
+    }
+
+    for (size_t i = begin/page_size; i*page_size < end; ++i) {
+        const size_t first = i;
+        while (i*page_size < end && states[i] == MAPPED) {
+            ++i;
+        }
+
+        if (i > first) {
+            const size_t i0 = std::max(begin, first*page_size);
+            const size_t i1 = std::min(end,   i*page_size);
+
+            ggml_cuda_pages_ok("cudaMemsetAsync", cudaMemsetAsync(base + i0, value, i1 - i0, cudaStreamPerThread));
+        }
+    }
+
+    ggml_cuda_pages_ok("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread));
+}
+
+//
+// the buffer
+//
+
+static void ggml_cuda_pages_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    ggml_cuda_pages * pages = ggml_cuda_pages_of(buffer);
+
+    pages->set(0, pages->n_bytes(), value);
+}
+
+static void ggml_cuda_pages_buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    ggml_cuda_pages * pages = ggml_cuda_pages_of(buffer);
+
+    const size_t begin = (char *) tensor->data - pages->base + offset;
+
+    pages->set(begin, begin + size, value);
+}
+
+//
+// ggml-pages.h
+//
+
+// as ggml counts them, -1: none
+static int ggml_cuda_pages_device(ggml_backend_buffer_type_t buft) {
+    for (int i = 0; i < ggml_backend_cuda_get_device_count(); ++i) {
+        if (ggml_backend_cuda_buffer_type(i) == buft) {
+            return i;
+        }
+    }
+
+    return -1;
+}
+
+static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
+    const int device = ggml_cuda_pages_device(buft);
+
+    // who asks for memory that the driver moves between host and device gets no pages, which are pinned
+    if (device < 0 || !ggml_cuda_info().devices[device].vmm || getenv("GGML_CUDA_ENABLE_UNIFIED_MEMORY")) {
+        return 0;
+    }
+
+    return ggml_cuda_info().devices[device].vmm_granularity;
+}
+
+static ggml_backend_buffer_t ggml_cuda_pages_reserve(ggml_backend_buffer_type_t buft, size_t size) {
+    const size_t page_size = ggml_cuda_pages_page_size(buft);
+    if (page_size == 0 || size == 0 || size > SIZE_MAX - page_size) {
+        return nullptr;
+    }
+
+    const int device = ggml_cuda_pages_device(buft);
+
+    auto pages = std::make_shared<ggml_cuda_pages>(ggml_cuda_info().devices[device].physical_device, page_size, (size + page_size - 1)/page_size);
+    if (!pages->base) {
+        return nullptr;
+    }
+
+    ggml_backend_buffer_t buf = ggml_cuda_pages_buffer(device, pages, pages->base, pages->n_bytes());
+
+    // the plain ones touch what may not be mapped
+    buf->iface.init_tensor   = nullptr;
+    buf->iface.memset_tensor = ggml_cuda_pages_buffer_memset_tensor;
+    buf->iface.clear         = ggml_cuda_pages_buffer_clear;
+
+    return buf;
+}
+
+static std::pair<size_t, size_t> ggml_cuda_pages_range(const ggml_cuda_pages * pages, size_t offset, size_t size) {
+    GGML_ASSERT(offset % pages->page_size == 0 && size % pages->page_size == 0);
+    GGML_ASSERT(offset <= pages->n_bytes() && size <= pages->n_bytes() - offset);
+
+    return { offset/pages->page_size, (offset + size)/pages->page_size };
+}
+
+static bool ggml_cuda_pages_map(ggml_backend_buffer_t buf, size_t offset, size_t size) {
+    ggml_cuda_pages * pages = ggml_cuda_pages_of(buf);
+
+    const auto [i0, i1] = ggml_cuda_pages_range(pages, offset, size);
+
+    return pages->map(i0, i1);
+}
+
+static bool ggml_cuda_pages_unmap(ggml_backend_buffer_t buf, size_t offset, size_t size) {
+    ggml_cuda_pages * pages = ggml_cuda_pages_of(buf);
+
+    const auto [i0, i1] = ggml_cuda_pages_range(pages, offset, size);
+
+    return pages->unmap(i0, i1);
+}
+
+static size_t ggml_cuda_pages_n_bytes_mapped(ggml_backend_buffer_t buf) {
+    return ggml_cuda_pages_of(buf)->n_bytes_mapped();
+}
+
+static const ggml_backend_pages_i * ggml_cuda_pages_interface() {
+    static const ggml_backend_pages_i res = {
+        /* .page_size      = */ ggml_cuda_pages_page_size,
+        /* .reserve        = */ ggml_cuda_pages_reserve,
+        /* .map            = */ ggml_cuda_pages_map,
+        /* .unmap          = */ ggml_cuda_pages_unmap,
+        /* .n_bytes_mapped = */ ggml_cuda_pages_n_bytes_mapped,
+    };
+
+    return &res;
+}
+
+void * ggml_cuda_pages_proc() {
+    return (void *) ggml_cuda_pages_interface;
+}
+
+#else
+
+void * ggml_cuda_pages_proc() {
+    return nullptr;
+}
+
+#endif // defined(GGML_USE_VMM)
+
+#endif // defined(GGML_CUDA_PAGES)

@@ -1,0 +1,198 @@
+// unit tests of device memory that comes and goes (ggml-pages.h), on every device that has it; without one there is nothing to
+// test. What goes wrong inside: test-kv-cuda.cpp
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-pages.h"
+#include "ggml.h"
+
+#include "test-kv.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+static const ggml_backend_pages_i * pages_of(ggml_backend_dev_t dev) {
+    const auto get = (ggml_backend_pages_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), "ggml_backend_pages");
+    return get ? get() : nullptr;
+}
+
+static size_t n_bytes_free(ggml_backend_dev_t dev) {
+    size_t free  = 0;
+    size_t total = 0;
+    ggml_backend_dev_memory(dev, &free, &total);
+    return free;
+}
+
+struct device {
+    ggml_backend_dev_t           dev;
+    ggml_backend_buffer_type_t   buft;
+    const ggml_backend_pages_i * pages;
+    size_t                       page_size;
+    std::string                  name;
+
+    ggml_backend_buffer_ptr reserve(size_t n_pages) const {
+        return ggml_backend_buffer_ptr(pages->reserve(buft, n_pages*page_size));
+    }
+
+    bool map(const ggml_backend_buffer_ptr & buf, size_t i_page, size_t n) const {
+        return pages->map(buf.get(), i_page*page_size, n*page_size);
+    }
+
+    bool unmap(const ggml_backend_buffer_ptr & buf, size_t i_page, size_t n) const {
+        return pages->unmap(buf.get(), i_page*page_size, n*page_size);
+    }
+};
+
+// a tensor of floats over the whole of a buffer
+static ggml_tensor * tensor_on(ggml_context * ctx, const ggml_backend_buffer_ptr & buf) {
+    ggml_tensor * res = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, ggml_backend_buffer_get_size(buf.get())/sizeof(float));
+    ggml_backend_tensor_alloc(buf.get(), res, ggml_backend_buffer_get_base(buf.get()));
+    return res;
+}
+
+static bool all_are(const ggml_tensor * t, size_t offset, size_t size, float value) {
+    std::vector<float> data(size/sizeof(float));
+    ggml_backend_tensor_get(t, data.data(), offset, size);
+    return std::all_of(data.begin(), data.end(), [&](float x) { return x == value; });
+}
+
+static void set_all(ggml_tensor * t, size_t offset, size_t size, float value) {
+    const std::vector<float> data(size/sizeof(float), value);
+    ggml_backend_tensor_set(t, data.data(), offset, size);
+}
+
+static void test_data(const device & d) {
+    const size_t n = d.page_size;
+
+    ggml_context_ptr ctx(ggml_init({ 4*ggml_tensor_overhead(), nullptr, true }));
+
+    const auto buf = d.reserve(16);
+    check(buf && d.pages->n_bytes_mapped(buf.get()) == 0, d.name + ": reserve");
+    ggml_tensor * t = tensor_on(ctx.get(), buf);
+
+    // what was in the memory before is not seen
+    check(d.map(buf, 0, 16), d.name + ": map");
+    ggml_backend_buffer_clear(buf.get(), 0x3f);
+    check(d.unmap(buf, 0, 16) && d.pages->n_bytes_mapped(buf.get()) == 0, d.name + ": unmap");
+    check(d.map(buf, 3, 4) && d.pages->n_bytes_mapped(buf.get()) == 4*n, d.name + ": map again");
+    check(all_are(t, 3*n, 4*n, 0.0f), d.name + ": zeros");
+
+    // over the edges of pages, and a hole
+    set_all(t, 3*n + 4, 4*n - 8, 1.0f);
+    check(d.unmap(buf, 4, 1) && d.map(buf, 0, 8), d.name + ": a hole, and more");
+    check(all_are(t, 3*n + 4, n - 4, 1.0f) && all_are(t, 5*n, 2*n - 4, 1.0f), d.name + ": the rest stays");
+    check(all_are(t, 0, 3*n + 4, 0.0f) && all_are(t, 4*n, n, 0.0f) && all_are(t, 7*n - 4, n + 4, 0.0f), d.name + ": zeros in the hole");
+
+    // with pages that are absent
+    ggml_backend_tensor_memset(t, 0, n/2, 12*n);
+    check(all_are(t, 0, 8*n, 0.0f), d.name + ": memset");
+
+    // to and from plain memory of the device
+    ggml_tensor * plain = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 8*n/sizeof(float));
+    ggml_backend_buffer_ptr other(ggml_backend_buft_alloc_buffer(d.buft, 8*n));
+    ggml_backend_tensor_alloc(other.get(), plain, ggml_backend_buffer_get_base(other.get()));
+    set_all(plain, 0, 8*n, 2.0f);
+
+    ggml_tensor * part = ggml_view_1d(ctx.get(), t, plain->ne[0], 0);
+    ggml_backend_view_init(part);
+    ggml_backend_tensor_copy(plain, part);
+    check(all_are(t, 0, 8*n, 2.0f), d.name + ": copied to");
+    set_all(plain, 0, 8*n, 0.0f);
+    ggml_backend_tensor_copy(part, plain);
+    check(all_are(plain, 0, 8*n, 2.0f), d.name + ": copied from");
+}
+
+// graphs see what was mapped, and pages go only when they are done
+static void test_graph(const device & d) {
+    const size_t n_pages = 32;
+    const int    n_nodes = 400;
+
+    ggml_backend_ptr backend(ggml_backend_dev_init(d.dev, nullptr));
+    ggml_context_ptr ctx(ggml_init({ (n_nodes + 4)*ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, true }));
+
+    const auto buf = d.reserve(2*n_pages);
+    ggml_tensor * t = tensor_on(ctx.get(), buf);
+
+    ggml_tensor * part = ggml_view_1d(ctx.get(), t, n_pages*d.page_size/sizeof(float), 0);
+    ggml_backend_view_init(part);
+
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), n_nodes, false);
+    ggml_tensor * cur = part;
+    for (int i = 0; i < n_nodes; ++i) {
+        cur = ggml_scale_bias_inplace(ctx.get(), cur, 1.0f, 1.0f);
+        ggml_backend_view_init(cur);
+    }
+    ggml_build_forward_expand(gf, cur);
+
+    for (int i = 0; i < 5; ++i) { // the later ones may be captured
+        check(d.map(buf, 0, n_pages), d.name + ": map for a graph");
+        check(ggml_backend_graph_compute_async(backend.get(), gf) == GGML_STATUS_SUCCESS, d.name + ": compute");
+
+        if (i % 2 == 0) {
+            ggml_backend_synchronize(backend.get());
+            check(all_are(t, 0, n_pages*d.page_size, (float) n_nodes), d.name + ": computed from zeros, once");
+        }
+
+        check(d.unmap(buf, 0, n_pages), d.name + ": unmap while a graph may run");
+    }
+    ggml_backend_synchronize(backend.get()); // ends the process if the graph ran into pages that were gone
+}
+
+static void test_memory(const device & d) {
+    const size_t n_pages  = 64;
+    const size_t n_before = n_bytes_free(d.dev);
+
+    auto buf = d.reserve(2*n_before/d.page_size);
+    check(buf && n_bytes_free(d.dev) + n_pages/2*d.page_size > n_before, d.name + ": addresses take no memory");
+
+    // others may use the device: half of what is expected
+    check(d.map(buf, 10, n_pages) && n_bytes_free(d.dev) + n_pages/2*d.page_size < n_before, d.name + ": pages do");
+    const size_t n_between = n_bytes_free(d.dev);
+    check(d.unmap(buf, 10, n_pages) && n_bytes_free(d.dev) > n_between + n_pages/2*d.page_size, d.name + ": and give it back");
+
+#ifndef _WIN32 // where a driver takes host memory instead
+    if (ggml_backend_dev_type(d.dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
+        check(d.map(buf, 10, n_pages), d.name + ": before the end");
+        check(!d.map(buf, 0, 2*n_before/d.page_size), d.name + ": more than there is");
+        check(d.pages->n_bytes_mapped(buf.get()) == n_pages*d.page_size, d.name + ": nothing changed");
+    }
+#endif
+
+    buf.reset();
+    check(n_bytes_free(d.dev) + n_pages/2*d.page_size > n_before, d.name + ": freed");
+}
+
+int main() {
+    ggml_backend_load_all();
+
+    int n_devices = 0;
+
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+        ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(dev);
+
+        const ggml_backend_pages_i * pages = pages_of(dev);
+        const size_t page_size = pages ? pages->page_size(buft) : 0;
+        if (page_size == 0) {
+            printf("%s: no pages\n", ggml_backend_dev_name(dev));
+            continue;
+        }
+
+        const device d = { dev, buft, pages, page_size, ggml_backend_dev_name(dev) };
+        printf("%s: pages of %zu bytes\n", d.name.c_str(), d.page_size);
+
+        test_data(d);
+        test_graph(d);
+        test_memory(d);
+        n_devices++;
+    }
+
+    if (n_devices == 0) {
+        printf("no device has pages: nothing was tested\n");
+    }
+
+    return report();
+}
