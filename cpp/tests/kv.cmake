@@ -1,12 +1,30 @@
-# unit tests of the dynamic KV cache, included by tools/kv-check: what is tested has no names outside of a shared library on Windows
+# unit tests of the dynamic KV cache, included by tools/kv-check
 
+function(kv_test name)
+    add_executable(test-kv-${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/test-kv-${name}.cpp)
+    target_link_libraries(test-kv-${name} PRIVATE llama)
+    target_compile_features(test-kv-${name} PRIVATE cxx_std_17)
+
+    add_test(NAME test-kv-${name} COMMAND test-kv-${name})
+    set_property(TEST test-kv-${name} PROPERTY LABELS kvtool)
+endfunction()
+
+# on Windows, what is tested has no names outside of a shared library
 if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
-    foreach (name free growth pages storage)
-        add_executable(test-kv-${name} ${CMAKE_CURRENT_LIST_DIR}/test-kv-${name}.cpp)
-        target_link_libraries(test-kv-${name} PRIVATE llama)
-        target_compile_features(test-kv-${name} PRIVATE cxx_std_17)
+    kv_test(free)
+    kv_test(growth)
+    kv_test(pages)
+    kv_test(storage)
 
-        add_test(NAME test-kv-${name} COMMAND test-kv-${name})
-        set_property(TEST test-kv-${name} PROPERTY LABELS kvtool)
-    endforeach()
+    # device memory that comes and goes: not every upstream has the patch for it
+    file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cuda/common.cuh has_pages REGEX GGML_CUDA_PAGES)
+    if (has_pages)
+        kv_test(device)
+
+        # with a driver of its own. where the real one is built, its functions have the same names
+        if (NOT GGML_CUDA AND NOT GGML_HIP AND NOT GGML_MUSA)
+            kv_test(cuda)
+            target_include_directories(test-kv-cuda PRIVATE ${PROJECT_SOURCE_DIR}/ggml/src)
+        endif()
+    endif()
 endif()
