@@ -1,7 +1,9 @@
 # unit tests of the dynamic KV cache, included by tools/kv-check
 
+set(KV_TESTS_DIR ${CMAKE_CURRENT_LIST_DIR})
+
 function(kv_test name)
-    add_executable(test-kv-${name} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/test-kv-${name}.cpp)
+    add_executable(test-kv-${name} ${KV_TESTS_DIR}/test-kv-${name}.cpp)
     target_link_libraries(test-kv-${name} PRIVATE llama)
     target_compile_features(test-kv-${name} PRIVATE cxx_std_17)
 
