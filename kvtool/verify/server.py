@@ -73,6 +73,10 @@ class LlamaServer:
         self.http.close()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """All that the server wrote so far."""
         return self._log.read_text("utf-8", "replace")
