@@ -1,7 +1,7 @@
 """An image projector with random weights for a model of any width; upstream's generator of toys writes none.
 
-It is of LLaVA's kind, the plainest that mtmd has: a vision transformer, then two matrices. An image becomes 16 tokens. The
-matrices are wide, so that the file is larger (20 MiB for a width of 256) than what a measurement of memory misses.
+It is of LLaVA's kind, the plainest that mtmd has: a vision transformer, then two matrices. An image becomes 16 tokens.
+The matrices are wide, so that the file is larger (20 MiB for a width of 256) than what a measurement of memory misses.
 """
 
 from __future__ import annotations

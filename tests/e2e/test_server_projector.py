@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from kvtool.verify.projector import image, projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, spoken
+from tests.e2e.servers import completion, part, refusal, resident, serving, spoken
 
 MARKER = "<image>"
 MIB = 1024 * 1024
@@ -44,7 +44,7 @@ def sight(real: Real, model: Path) -> Path:
 
 @pytest.fixture
 def server(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
-    args = (*APART, "--mmproj", sight, "--slot-save-path", tmp_path)
+    args = (*APART, "--mmproj", sight, "--slot-save-path", tmp_path, "--metrics")
     with serving(real, model, tmp_path / "log", *args) as running:
         yield running
 
@@ -61,21 +61,12 @@ def see(server: LlamaServer, *seeds: int, n_predict: int = 8, **more: Any) -> ht
 
 
 def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
-    answer = server.post("/mmproj", {"action": action, **more})
-    assert answer["success"]
-    return answer
+    return part(server, "mmproj", action, **more)
 
 
 def state(server: LlamaServer) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(server.get("/mmproj"))
     return answer
-
-
-def refusal(answer: httpx.Response) -> tuple[int, str, str]:
-    """Status, type and message of an error."""
-    error = answer.json()["error"]
-    assert error["code"] == answer.status_code
-    return answer.status_code, error["type"], error["message"]
 
 
 def is_unloaded(answer: httpx.Response) -> bool:
@@ -188,7 +179,7 @@ def test_requests_that_run_are_answered(server: LlamaServer) -> None:
 def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
     many = range(100)
 
-    def in_use(pool: ThreadPoolExecutor) -> Any:
+    def in_use(pool: ThreadPoolExecutor) -> Future[httpx.Response]:
         request = pool.submit(see, server, *many, id_slot=0, cache_prompt=False)
         while state(server)["n_users"] == 0:
             assert not request.done()
@@ -214,11 +205,32 @@ def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
         assert request.result().json()["tokens_predicted"] == 8
 
 
-def resident(server: LlamaServer) -> int:
-    for line in Path(f"/proc/{server.pid}/smaps_rollup").read_text("ascii").splitlines():
-        if line.startswith("Rss:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no Rss")
+def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:
+    """In slot 0."""
+    while not json.loads(server.get("/slots"))[0].get("next_token", [{}])[0].get("n_decoded"):
+        assert not request.done()
+
+
+def test_a_request_that_waited_for_its_slot(server: LlamaServer) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        text = pool.submit(completion, server, prompt(1, 40), 2000, id_slot=0)
+        until_it_generates(server, text)
+        waiting = pool.submit(see, server, 1, id_slot=0)
+        while "llamacpp:requests_deferred 1" not in server.get("/metrics"):
+            assert not text.done()
+        act(server, "unload")
+        assert not text.done()
+        assert text.result()["tokens_predicted"] == 2000
+        assert is_unloaded(waiting.result())
+
+
+def test_who_has_seen_its_images_uses_it_no_more(server: LlamaServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(see, server, 1, n_predict=2000, id_slot=0)
+        until_it_generates(server, request)
+        act(server, "unload", timeout_ms=0)
+        assert not request.done()
+        assert request.result().json()["tokens_predicted"] == 2000
 
 
 @linux
@@ -255,6 +267,7 @@ def test_what_clients_are_told(real: Real, model: Path, server: LlamaServer, tmp
         assert (code, kind) == (501, "not_supported_error")
         assert "--mmproj" in message
         assert refusal(blind.http.get("/mmproj"))[0] == 501
+        assert refusal(see(blind, 1))[2].startswith("Multimodal data provided, but model does not support")
 
 
 def test_it_stays_as_it_was_over_sleep(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
@@ -272,7 +285,8 @@ def test_it_stays_as_it_was_over_sleep(real: Real, model: Path, sight: Path, tmp
         act(server, "unload")
         asleep(server)
         assert is_unloaded(see(server, 1))
-        act(server, "load")
+        taken = act(server, "load")["taken"]["resident_bytes"]
+        assert sys.platform != "linux" or taken > sight.stat().st_size
         assert see(server, 1).json()["content"] == expected
 
 

@@ -12,64 +12,22 @@
 // Rejected: a reference for each task that waits for a slot. Clients that queue for hours would keep it; a task that finds no
 // projector is refused by name.
 
+#include "server-bytes.h"
 #include "server-call.h"
 #include "server-common.h"
 #include "server-mctx-ref.h"
+#include "server-part.h"
 #include "server-refusal.h"
-
-#include "../kv-check/resident.h"
-
-#include "ggml-cpp.h"
-#include "gguf.h"
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
-
-#if defined(__GLIBC__)
-#include <malloc.h>
-#endif
-
-// bytes that this process and its devices have taken
-struct server_bytes {
-    int64_t resident = 0;
-    int64_t device   = 0;
-
-    static server_bytes measure(const std::vector<ggml_backend_dev_t> & devices) {
-        server_bytes res;
-
-#if defined(__GLIBC__)
-        malloc_trim(0); // what was freed is not taken
-#endif
-        res.resident = std::max<int64_t>(0, resident_bytes());
-
-        for (auto * dev : devices) {
-            size_t n_free  = 0;
-            size_t n_total = 0;
-            ggml_backend_dev_memory(dev, &n_free, &n_total);
-            res.device += n_total - n_free;
-        }
-
-        return res;
-    }
-
-    // what is more than then
-    json since(const server_bytes & before) const {
-        return {
-            { "resident_bytes", resident - before.resident },
-            { "device_bytes",   device   - before.device   },
-        };
-    }
-};
 
 class server_mctx {
 public:
@@ -82,7 +40,7 @@ public:
             const std::string & path_new, const llama_model * model_new, const mtmd_context_params & params_new,
             const mtmd_memory_usage & usage_new, bool lazy) {
         const bool is_first = !exists;
-        const bool load_now = is_first ? !lazy : get_state() == STATE_LOADED;
+        const bool load_now = is_first ? !lazy : get_state() != STATE_UNLOADED;
 
         std::shared_ptr<mtmd_context> ctx_new;
         if (load_now) {
@@ -169,11 +127,12 @@ public:
 
     // main loop. throws server_refusal: then all is as before
     json load() {
+        check_exists();
         {
             std::lock_guard<std::mutex> lock(mutex);
 
             if (state == STATE_LOADED) {
-                return changed("taken", server_bytes().since({}));
+                return server_part_done(names[state], "taken", {}, {});
             }
             if (state != STATE_UNLOADED) {
                 refusal()();
@@ -184,15 +143,17 @@ public:
         const auto before = server_bytes::measure(devices);
 
         try {
-            check_file();
-            check_memory();
+            if (server_gguf(path).header != header) {
+                server_refuse_file(path, "not the one that the server was started with");
+            }
+            server_check_memory("multimodal projector", usage.backend_mem_usage); // mtmd aborts when it gets none
             set(STATE_LOADED, open());
         } catch (...) {
             set(STATE_UNLOADED, nullptr);
             throw;
         }
 
-        return changed("taken", server_bytes::measure(devices).since(before));
+        return server_part_done(names[STATE_LOADED], "taken", server_bytes::measure(devices), before);
     }
 
     // A time in which no new request gets it, so that its users become fewer. At its end it is there as before, unless it was
@@ -200,6 +161,8 @@ public:
     class closing {
     public:
         explicit closing(server_mctx & mctx) : mctx(mctx) {
+            mctx.check_exists();
+
             std::lock_guard<std::mutex> lock(mctx.mutex);
 
             if (mctx.state == STATE_LOADING || mctx.state == STATE_UNLOADING) {
@@ -223,7 +186,7 @@ public:
         closing & operator=(const closing &) = delete;
 
         // until nobody uses it. throws server_refusal when that takes too long, returns false if should_stop()
-        bool wait(std::chrono::steady_clock::time_point deadline, const std::function<bool()> & should_stop) {
+        bool wait(server_deadline deadline, const std::function<bool()> & should_stop) {
             std::unique_lock<std::mutex> lock(mctx.mutex);
 
             while (mctx.n_users > 0) {
@@ -255,7 +218,7 @@ public:
             std::lock_guard<std::mutex> lock(mutex);
 
             if (state == STATE_UNLOADED) {
-                return changed("freed", server_bytes().since({}));
+                return server_part_done(names[state], "freed", {}, {});
             }
             if (state != STATE_UNLOADING || n_users > 0) {
                 return nullptr;
@@ -265,7 +228,7 @@ public:
         }
         ctx_old.reset();
 
-        return changed("freed", before.since(server_bytes::measure(devices)));
+        return server_part_done(names[STATE_UNLOADED], "freed", before, server_bytes::measure(devices));
     }
 
 private:
@@ -291,17 +254,11 @@ private:
         ctx   = std::move(ctx_new);
     }
 
-    // main loop
-    json changed(const char * what, const json & bytes) const {
-        return {
-            { "success", true },
-            { "state",   names[state] },
-            { what,      bytes },
-        };
-    }
-
-    // mutex held. how to say why there is none
+    // mutex held. how to say why there is none, null on a server that never has one
     void (* refusal() const)() {
+        if (!exists) {
+            return nullptr;
+        }
         switch (state) {
             case STATE_UNLOADED:
                 return [] {
@@ -313,7 +270,7 @@ private:
             case STATE_UNLOADING:
                 return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is being unloaded, try again", 1); };
             case STATE_LOADED:
-                break;
+                return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the server sleeps, try again", 1); };
         }
         return nullptr;
     }
@@ -348,80 +305,13 @@ private:
         }
 
         try {
-            header = read_header();
+            header = server_gguf(path).header;
         } catch (const std::exception & e) {
             SRV_ERR("%s\n", e.what());
             return false;
         }
 
         return true;
-    }
-
-    std::filesystem::path fs_path() const {
-        return std::filesystem::u8path(path);
-    }
-
-    [[noreturn]] void refuse_file(const std::string & why) const {
-        throw server_refusal(ERROR_TYPE_SERVER, "failed to load the multimodal projector '" + path + "': " + why);
-    }
-
-    // all that comes before the data. throws if the file ends before that of its last tensor
-    std::string read_header() const {
-        std::error_code ec;
-        const uint64_t n_bytes = std::filesystem::file_size(fs_path(), ec);
-        if (ec) {
-            refuse_file(ec.message());
-        }
-
-        gguf_context_ptr gguf(gguf_init_from_file(path.c_str(), { /* no_alloc */ true, /* ctx */ nullptr }));
-        if (!gguf) {
-            refuse_file("not a GGUF file, or truncated");
-        }
-
-        const uint64_t n_header = gguf_get_data_offset(gguf.get());
-
-        uint64_t n_needed = n_header;
-        for (int64_t i = 0; i < gguf_get_n_tensors(gguf.get()); ++i) {
-            n_needed = std::max<uint64_t>(n_needed, n_header + gguf_get_tensor_offset(gguf.get(), i) + gguf_get_tensor_size(gguf.get(), i));
-        }
-        if (n_needed > n_bytes) {
-            refuse_file(string_format("truncated, %" PRIu64 " of %" PRIu64 " bytes", n_bytes, n_needed));
-        }
-
-        std::string res(n_header, '\0');
-        std::ifstream file(fs_path(), std::ios::binary);
-        if (!file.read(&res[0], res.size())) {
-            refuse_file("cannot be read");
-        }
-
-        return res;
-    }
-
-    void check_file() const {
-        if (read_header() != header) {
-            refuse_file("not the one that the server was started with");
-        }
-    }
-
-    // mtmd aborts when it gets none
-    void check_memory() const {
-        std::vector<ggml_backend_buffer_ptr> bufs;
-
-        for (const auto & [dev, size] : usage.backend_mem_usage) {
-            auto * buft = ggml_backend_dev_buffer_type(dev);
-
-            const size_t n_max = ggml_backend_buft_get_max_size(buft);
-            for (size_t n_left = size; n_left > 0;) {
-                const size_t n = std::min(n_left, n_max);
-
-                bufs.emplace_back(ggml_backend_buft_alloc_buffer(buft, n));
-                if (!bufs.back()) {
-                    throw server_refusal(ERROR_TYPE_OUT_OF_MEMORY,
-                            string_format("not enough memory for the multimodal projector: %zu bytes on %s", size, ggml_backend_dev_name(dev)));
-                }
-                n_left -= n;
-            }
-        }
     }
 
     std::shared_ptr<mtmd_context> open() const {
@@ -440,7 +330,7 @@ private:
         mtmd_helper_log_set(common_log_default_callback, nullptr);
 
         if (!res) {
-            refuse_file(error);
+            server_refuse_file(path, error);
         }
 
         return res;
@@ -468,38 +358,33 @@ private:
     mtmd_memory_usage   usage  = {};
 };
 
-// POST /mmproj
-inline json server_mctx_post(
-        server_mctx & mctx, server_queue & queue_tasks, server_response & queue_results, const server_http_req & req) {
-    mctx.check_exists();
+// HTTP thread
+inline server_part server_mctx_part(
+        server_mctx & mctx, server_queue & queue_tasks, server_response & queue_results, const std::function<bool()> & should_stop) {
+    const auto call = [&](std::function<json()> func) {
+        return server_call(queue_tasks, queue_results, should_stop, std::move(func));
+    };
 
-    const json body = json::parse(req.body);
+    return {
+        "mmproj",
+        [&]() { return (bool) server_mctx_ref(mctx); },
+        [&, call]() {
+            return call([&mctx, &queue_tasks]() {
+                json res;
+                queue_tasks.yield_to_queue([&]() { // for the metrics
+                    res = mctx.load();
+                });
+                return res;
+            });
+        },
+        [&, call](server_deadline deadline) {
+            server_mctx::closing closing(mctx);
 
-    const auto action   = json_value(body, "action", std::string());
-    const auto timeout  = std::chrono::milliseconds(json_value(body, "timeout_ms", (int64_t) 10000));
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-
-    if (action == "load") {
-        return server_call(queue_tasks, queue_results, req.should_stop, [&mctx, &queue_tasks]() {
             json res;
-            queue_tasks.yield_to_queue([&]() { // for the metrics
-                res = mctx.load();
-            });
+            while (res.is_null() && closing.wait(deadline, should_stop)) {
+                res = call([&mctx]() { return mctx.unload(); });
+            }
             return res;
-        });
-    }
-
-    if (action == "unload") {
-        server_mctx::closing closing(mctx);
-
-        json res;
-        while (res.is_null() && closing.wait(deadline, req.should_stop)) {
-            res = server_call(queue_tasks, queue_results, req.should_stop, [&mctx]() {
-                return mctx.unload();
-            });
-        }
-        return res;
-    }
-
-    throw server_refusal(ERROR_TYPE_INVALID_REQUEST, "\"action\" must be \"load\" or \"unload\"");
+        },
+    };
 }
