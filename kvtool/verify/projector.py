@@ -10,7 +10,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from kvtool.verify.models import finish, random_weight, read, written
+from kvtool.verify.models import fingerprint, finish, random_weight, read, written
 
 _EMBD, _HEADS, _FFN, _LAYERS, _IMAGE, _PATCH, _HIDDEN = 64, 4, 96, 2, 32, 8, 16384
 
@@ -23,7 +23,7 @@ def projector(model: Path, work: Path, width: int = 0) -> Path:
     if not width:
         fields = read(model).fields
         width = int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
-    out = work / f"projector-{width}.gguf"
+    out = work / f"projector-{width}-{fingerprint([Path(__file__)])}.gguf"
     if not out.is_file():
         work.mkdir(parents=True, exist_ok=True)
         written(out, lambda path: _write(path, width))

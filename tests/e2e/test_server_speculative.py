@@ -75,11 +75,11 @@ def test_what_is_drafted_is_decoded_first(real: Real, tmp_path: Path) -> None:
     other = models.spoken(real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2)
     text = prompt(1, 100)
     with serving(real, model, tmp_path / "log", *ONE) as server:
-        expected = completion(server, text, 1000)["content"]
+        expected = completion(server, text, 400)["content"]
     args = ("-md", other, *DRAFT, *ONE)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, server, text, 1000)
-        for _ in range(10):
+        running = pool.submit(completion, server, text, 400)
+        for _ in range(6):
             act(server, "unload")
             act(server, "load")
         assert not running.done()
