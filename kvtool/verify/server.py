@@ -71,6 +71,10 @@ class LlamaServer:
         self.http.close()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return self._log.read_text("utf-8", "replace")
 

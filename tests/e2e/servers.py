@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from kvtool.verify import models
 from kvtool.verify.server import LlamaServer, llama_server
 from tests.e2e.conftest import Real
@@ -41,3 +43,25 @@ def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:
             if line.startswith("data: ") and line != "data: [DONE]":
                 out.append(json.loads(line.removeprefix("data: ")))
     return out
+
+
+def part(server: LlamaServer, name: str, action: str, **more: Any) -> dict[str, Any]:
+    """Load or unload a part of the server (`mmproj`, `speculative`); its answer."""
+    answer = server.post(f"/{name}", {"action": action, **more})
+    assert (answer["success"], answer["state"]) == (True, f"{action}ed")
+    return answer
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str, str]:
+    """Status, type and message of an error."""
+    error = answer.json()["error"]
+    assert error["code"] == answer.status_code
+    return answer.status_code, error["type"], error["message"]
+
+
+def resident(server: LlamaServer) -> int:
+    """Bytes of the server in memory, as Linux counts them."""
+    for line in Path(f"/proc/{server.pid}/smaps_rollup").read_text("ascii").splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Rss")

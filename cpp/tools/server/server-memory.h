@@ -52,6 +52,13 @@ public:
         draft .reset();
     }
 
+    // the same for the draft alone
+    void reset_draft() {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        draft.reset();
+    }
+
     std::string to_metrics() const {
         std::lock_guard<std::mutex> lock(mutex);
 

@@ -118,12 +118,12 @@ protected:
     // let the draft process what it had no memory for. returns false if it cannot draft yet
     bool draft_catch_up(server_slot & slot) {
         auto & n_retry = slot.prompt.n_draft_retry;
-        if (n_retry == -1) {
+        if (n_retry == -1 || !slot.ctx_dft) {
             return true;
         }
 
         const int32_t n_tokens = slot.prompt.n_tokens();
-        if (n_tokens < n_retry || slot.prompt.tokens.has_mtmd) {
+        if (n_tokens < n_retry || slot.prompt.tokens.has_media()) {
             return false;
         }
 
@@ -151,7 +151,7 @@ private:
 
         const int32_t n_batch  = llama_n_batch(slot.ctx_dft);
         const int32_t n_tokens = slot.prompt.n_tokens();
-        const auto &  tokens   = slot.prompt.tokens.get_tokens();
+        const auto    tokens   = slot.prompt.tokens.get_text_tokens();
 
         common_batch batch(slot.ctx_dft);
 

@@ -1,0 +1,390 @@
+#pragma once
+
+// The multimodal projector (mmproj) of a server, loaded and freed while it runs: GET and POST /mmproj.
+//
+// Who uses it has a server_mctx_ref, handed out under a lock and counted: an HTTP thread while it tokenizes, a slot until the
+// last media of its prompt are in the cache. It is freed when no one has one; loaded and freed by the main loop, like all that
+// computes. Text goes on: without a projector it is tokenized as by a server that has none, to the same tokens.
+//
+// What is in the caches was computed with it, and the server knows it from its file at the start (kinds of media, size of an
+// image). So a file with another header than at the start is refused, and nothing else has to be asked again.
+//
+// Rejected: a reference for each task that waits for a slot. Clients that queue for hours would keep it; a task that finds no
+// projector is refused by name.
+
+#include "server-bytes.h"
+#include "server-call.h"
+#include "server-common.h"
+#include "server-mctx-ref.h"
+#include "server-part.h"
+#include "server-refusal.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+class server_mctx {
+public:
+    // is there one, loaded or not?
+    explicit operator bool() const { return exists; }
+
+    // load_model(), also when the server wakes: returns false if it cannot be loaded
+    // lazy: later. usage: what mtmd_get_memory_usage() says of it
+    bool init(
+            const std::string & path_new, const llama_model * model_new, const mtmd_context_params & params_new,
+            const mtmd_memory_usage & usage_new, bool lazy) {
+        const bool is_first = !exists;
+        const bool load_now = is_first ? !lazy : get_state() != STATE_UNLOADED;
+
+        std::shared_ptr<mtmd_context> ctx_new;
+        if (load_now) {
+            ctx_new.reset(mtmd_init_from_file(path_new.c_str(), model_new, params_new), mtmd_free);
+            if (!ctx_new) {
+                return false;
+            }
+        }
+
+        std::lock_guard<std::mutex> lock(mutex);
+
+        ctx    = std::move(ctx_new);
+        model  = model_new;
+        usage  = usage_new;
+        params = params_new;
+
+        params.progress_callback           = nullptr; // it is of the start
+        params.progress_callback_user_data = nullptr;
+
+        return !is_first || init_file(path_new) || load_now;
+    }
+
+    // the models are about to be freed. what was loaded is loaded again by init()
+    void sleep() {
+        std::shared_ptr<mtmd_context> ctx_old;
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+
+            std::swap(ctx, ctx_old);
+        }
+    }
+
+    bool has_vision() const { return caps.inp_vision; }
+    bool has_audio () const { return caps.inp_audio; }
+
+    // a file that is not loaded cannot be asked, a build without video fails when it reads one
+    bool has_video() const { return ctx ? mtmd_helper_support_video(ctx.get()) : caps.inp_vision; }
+
+    // for new requests: empty if it is not there, or not for long
+    operator server_mctx_ref() const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return state == STATE_LOADED ? make_ref() : server_mctx_ref(nullptr, refusal());
+    }
+
+    // for a request that was accepted: empty if it is not there
+    server_mctx_ref get() const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return make_ref();
+    }
+
+    json to_json() const {
+        check_exists();
+
+        std::lock_guard<std::mutex> lock(mutex);
+
+        size_t n_bytes = 0;
+        for (const auto & item : usage.backend_mem_usage) {
+            n_bytes += item.second;
+        }
+
+        return {
+            { "state",         state == STATE_LOADED && !ctx ? "sleeping" : names[state] },
+            { "n_users",       n_users },
+            { "planned_bytes", n_bytes }, // weights and compute buffers, as --fit counts them
+        };
+    }
+
+    void check_exists() const {
+        if (!exists) {
+            throw server_refusal(ERROR_TYPE_NOT_SUPPORTED, "This server has no multimodal projector. Start it with `--mmproj`");
+        }
+    }
+
+    // what clients read to know what they may send
+    void update_props(json & props) const {
+        if (exists && get_state() != STATE_LOADED) {
+            for (const char * kind : { "vision", "video", "audio" }) {
+                props["modalities"][kind] = false;
+            }
+        }
+    }
+
+    // main loop. throws server_refusal: then all is as before
+    json load() {
+        check_exists();
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+
+            if (state == STATE_LOADED) {
+                return server_part_done(names[state], "taken", {}, {});
+            }
+            if (state != STATE_UNLOADED) {
+                refusal()();
+            }
+            state = STATE_LOADING;
+        }
+
+        const auto before = server_bytes::measure(devices);
+
+        try {
+            if (server_gguf(path).header != header) {
+                server_refuse_file(path, "not the one that the server was started with");
+            }
+            server_check_memory("multimodal projector", usage.backend_mem_usage); // mtmd aborts when it gets none
+            set(STATE_LOADED, open());
+        } catch (...) {
+            set(STATE_UNLOADED, nullptr);
+            throw;
+        }
+
+        return server_part_done(names[STATE_LOADED], "taken", server_bytes::measure(devices), before);
+    }
+
+    // A time in which no new request gets it, so that its users become fewer. At its end it is there as before, unless it was
+    // freed
+    class closing {
+    public:
+        explicit closing(server_mctx & mctx) : mctx(mctx) {
+            mctx.check_exists();
+
+            std::lock_guard<std::mutex> lock(mctx.mutex);
+
+            if (mctx.state == STATE_LOADING || mctx.state == STATE_UNLOADING) {
+                mctx.refusal()();
+            }
+            if (mctx.state == STATE_LOADED) {
+                mctx.state = STATE_UNLOADING;
+                is_open    = true;
+            }
+        }
+
+        ~closing() {
+            std::lock_guard<std::mutex> lock(mctx.mutex);
+
+            if (is_open && mctx.state == STATE_UNLOADING) {
+                mctx.state = STATE_LOADED;
+            }
+        }
+
+        closing(const closing &) = delete;
+        closing & operator=(const closing &) = delete;
+
+        // until nobody uses it. throws server_refusal when that takes too long, returns false if should_stop()
+        bool wait(server_deadline deadline, const std::function<bool()> & should_stop) {
+            std::unique_lock<std::mutex> lock(mctx.mutex);
+
+            while (mctx.n_users > 0) {
+                if (should_stop()) {
+                    return false;
+                }
+                const auto now = std::chrono::steady_clock::now();
+                if (now >= deadline) {
+                    throw server_refusal(ERROR_TYPE_UNAVAILABLE,
+                            string_format("the multimodal projector is still in use (%d), it stays loaded", mctx.n_users), 1);
+                }
+                mctx.cv_users.wait_until(lock, std::min(deadline, now + std::chrono::milliseconds(100)));
+            }
+
+            return true;
+        }
+
+    private:
+        server_mctx & mctx;
+        bool is_open = false;
+    };
+
+    // main loop. returns null if there are users, or nobody has a closing any more
+    json unload() {
+        const auto before = server_bytes::measure(devices);
+
+        std::shared_ptr<mtmd_context> ctx_old;
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+
+            if (state == STATE_UNLOADED) {
+                return server_part_done(names[state], "freed", {}, {});
+            }
+            if (state != STATE_UNLOADING || n_users > 0) {
+                return nullptr;
+            }
+            std::swap(ctx, ctx_old);
+            state = STATE_UNLOADED;
+        }
+        ctx_old.reset();
+
+        return server_part_done(names[STATE_UNLOADED], "freed", before, server_bytes::measure(devices));
+    }
+
+private:
+    enum state_t {
+        STATE_UNLOADED,
+        STATE_LOADING,
+        STATE_LOADED,
+        STATE_UNLOADING, // once its users are done
+    };
+
+    static constexpr const char * names[] = { "unloaded", "loading", "loaded", "unloading" };
+
+    state_t get_state() const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return state;
+    }
+
+    void set(state_t state_new, std::shared_ptr<mtmd_context> ctx_new) {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        state = state_new;
+        ctx   = std::move(ctx_new);
+    }
+
+    // mutex held. how to say why there is none, null on a server that never has one
+    void (* refusal() const)() {
+        if (!exists) {
+            return nullptr;
+        }
+        switch (state) {
+            case STATE_UNLOADED:
+                return [] {
+                    throw server_refusal(ERROR_TYPE_INVALID_REQUEST,
+                            "the multimodal projector is unloaded: POST /mmproj {\"action\": \"load\"}, or send the messages without media");
+                };
+            case STATE_LOADING:
+                return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is being loaded, try again", 1); };
+            case STATE_UNLOADING:
+                return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is being unloaded, try again", 1); };
+            case STATE_LOADED:
+                return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the server sleeps, try again", 1); };
+        }
+        return nullptr;
+    }
+
+    // mutex held
+    server_mctx_ref make_ref() const {
+        if (!ctx) {
+            return server_mctx_ref(nullptr, refusal());
+        }
+
+        n_users++;
+
+        return server_mctx_ref({ ctx.get(), [this, owner = ctx](mtmd_context *) {
+            std::lock_guard<std::mutex> lock(mutex);
+
+            n_users--;
+            cv_users.notify_all();
+        } }, nullptr);
+    }
+
+    // mutex held. returns false without a whole file
+    bool init_file(const std::string & path_new) {
+        exists = true;
+        path   = path_new;
+        state  = ctx ? STATE_LOADED : STATE_UNLOADED;
+        caps   = ctx ? mtmd_caps { mtmd_support_vision(ctx.get()), mtmd_support_audio(ctx.get()) } : mtmd_get_cap_from_file(path.c_str());
+
+        for (const auto & item : usage.backend_mem_usage) {
+            if (ggml_backend_dev_type(item.first) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+                devices.push_back(item.first);
+            }
+        }
+
+        try {
+            header = server_gguf(path).header;
+        } catch (const std::exception & e) {
+            SRV_ERR("%s\n", e.what());
+            return false;
+        }
+
+        return true;
+    }
+
+    std::shared_ptr<mtmd_context> open() const {
+        // nobody else logs there: there are no users
+        std::string error;
+        mtmd_helper_log_set([](ggml_log_level level, const char * text, void * user_data) {
+            auto & error = *static_cast<std::string *>(user_data);
+            if (level == GGML_LOG_LEVEL_ERROR && error.empty()) {
+                error = string_strip(text);
+            }
+            common_log_default_callback(level, text, nullptr);
+        }, &error);
+
+        std::shared_ptr<mtmd_context> res(mtmd_init_from_file(path.c_str(), model, params), mtmd_free);
+
+        mtmd_helper_log_set(common_log_default_callback, nullptr);
+
+        if (!res) {
+            server_refuse_file(path, error);
+        }
+
+        return res;
+    }
+
+    mutable std::mutex              mutex;
+    mutable std::condition_variable cv_users;
+    mutable int                     n_users = 0;
+
+    state_t state = STATE_UNLOADED;
+
+    std::shared_ptr<mtmd_context> ctx; // null while the server sleeps
+
+    // as of the start
+    bool        exists = false;
+    std::string path;
+    std::string header;
+    mtmd_caps   caps = {};
+
+    std::vector<ggml_backend_dev_t> devices; // those with memory of their own
+
+    const llama_model * model = nullptr;
+
+    mtmd_context_params params = {};
+    mtmd_memory_usage   usage  = {};
+};
+
+// HTTP thread
+inline server_part server_mctx_part(
+        server_mctx & mctx, server_queue & queue_tasks, server_response & queue_results, const std::function<bool()> & should_stop) {
+    const auto call = [&](std::function<json()> func) {
+        return server_call(queue_tasks, queue_results, should_stop, std::move(func));
+    };
+
+    return {
+        "mmproj",
+        [&]() { return (bool) server_mctx_ref(mctx); },
+        [&, call]() {
+            return call([&mctx, &queue_tasks]() {
+                json res;
+                queue_tasks.yield_to_queue([&]() { // for the metrics
+                    res = mctx.load();
+                });
+                return res;
+            });
+        },
+        [&, call](server_deadline deadline) {
+            server_mctx::closing closing(mctx);
+
+            json res;
+            while (res.is_null() && closing.wait(deadline, should_stop)) {
+                res = call([&mctx]() { return mctx.unload(); });
+            }
+            return res;
+        },
+    };
+}

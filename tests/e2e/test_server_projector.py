@@ -1,0 +1,371 @@
+"""The image projector of a running server: unloaded, loaded, and what becomes of the requests meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvtool.verify.projector import image, projector
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, part, refusal, resident, serving, spoken
+
+MARKER = "<image>"
+MIB = 1024 * 1024
+APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="what is measured, or limited, is Linux's")
+
+
+@pytest.fixture(autouse=True)
+def marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+@pytest.fixture(scope="module")
+def sight(real: Real, model: Path) -> Path:
+    return projector(model, real.tree / "build" / "verify")
+
+
+@pytest.fixture
+def server(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
+    args = (*APART, "--mmproj", sight, "--slot-save-path", tmp_path, "--metrics")
+    with serving(real, model, tmp_path / "log", *args) as running:
+        yield running
+
+
+def looking(*seeds: int, before: str = "", after: str = " what is it?") -> dict[str, Any]:
+    """A prompt with these images."""
+    files = [base64.b64encode(image(seed)).decode() for seed in seeds]
+    return {"prompt_string": before + MARKER * len(seeds) + after, "multimodal_data": files}
+
+
+def see(server: LlamaServer, *seeds: int, n_predict: int = 8, **more: Any) -> httpx.Response:
+    body = {"prompt": looking(*seeds), "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, **more}
+    return server.http.post("/completion", json=body)
+
+
+def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
+    return part(server, "mmproj", action, **more)
+
+
+def state(server: LlamaServer) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(server.get("/mmproj"))
+    return answer
+
+
+def is_unloaded(answer: httpx.Response) -> bool:
+    code, kind, message = refusal(answer)
+    return (code, kind) == (400, "invalid_request_error") and "is unloaded: POST /mmproj" in message
+
+
+def test_the_answer_about_an_image_is_the_same_after_unload_and_load(server: LlamaServer) -> None:
+    before = [see(server, seed, id_slot=seed).json()["content"] for seed in (1, 2)]
+    assert before[0] != before[1], "the projector changes nothing"
+    for _ in range(2):
+        act(server, "unload")
+        assert is_unloaded(see(server, 1))
+        act(server, "load")
+        assert before == [see(server, seed, id_slot=seed, cache_prompt=False).json()["content"] for seed in (1, 2)]
+
+
+def test_what_is_in_the_cache_stays(server: LlamaServer) -> None:
+    """Positions of images are counted without the projector: to continue, to save and to restore."""
+    question = {"prompt": looking(1, 2, before=prompt(1, 30)), "id_slot": 0, "n_predict": 0}
+    n_prompt = server.post("/completion", question)["timings"]["prompt_n"]
+    act(server, "unload")
+    saved = server.slot("save", 0, "image.bin")
+    text = completion(server, prompt(2, 40), 16, id_slot=0)["content"]  # no image: the slot's cache is cut before it
+    act(server, "load")
+    assert completion(server, prompt(2, 40), 16, id_slot=1)["content"] == text
+    act(server, "unload")
+    assert server.slot("restore", 0, "image.bin")["n_restored"] == saved["n_saved"] == n_prompt
+    act(server, "load")
+    again = server.post("/completion", question)
+    assert (again["timings"]["cache_n"], again["timings"]["prompt_n"]) == (n_prompt - 1, 1)
+
+
+def test_a_conversation_is_the_same_with_and_without(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    def chat(running: LlamaServer, history: list[dict[str, Any]]) -> str:
+        body = {"messages": history, "max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
+        text: str = running.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+        return text
+
+    def conversation(running: LlamaServer, *, actions: bool) -> list[str]:
+        url = "data:image/png;base64," + base64.b64encode(image(1)).decode()
+        turns: list[Any] = [
+            "Where does the river end?",
+            "And the road?",
+            [{"type": "text", "text": "Here:"}, {"type": "image_url", "image_url": {"url": url}}],
+            "Which colour?",
+        ]
+        history: list[dict[str, Any]] = []
+        said = []
+        for turn, action in zip(turns, ("unload", "unload", "load", "load"), strict=True):
+            if actions:
+                act(running, action)
+            history.append({"role": "user", "content": turn})
+            said.append(chat(running, history))
+            history.append({"role": "assistant", "content": said[-1]})
+        if actions:
+            act(running, "unload")
+            resent = running.http.post("/v1/chat/completions", json={"messages": history, "max_tokens": 4})
+            assert is_unloaded(resent)
+        return said
+
+    args = (*APART, "--mmproj", sight, "--chat-template", "chatml")
+    with serving(real, model, tmp_path / "log", *args) as running:
+        expected = conversation(running, actions=False)
+    with serving(real, model, tmp_path / "log", *args) as running:
+        assert conversation(running, actions=True) == expected
+
+
+def test_requests_that_run_are_answered(server: LlamaServer) -> None:
+    """Two texts and the images of four clients, over many changes."""
+    texts = [prompt(seed, 40) for seed in (1, 2)]
+    expected = [completion(server, text, 600, id_slot=slot)["content"] for slot, text in enumerate(texts)]
+    done = False
+
+    def write(slot: int) -> list[str]:
+        out = []
+        while not done:
+            out.append(completion(server, texts[slot], 600, id_slot=slot, cache_prompt=False)["content"])
+        return out
+
+    def look(client: int) -> list[httpx.Response]:
+        out = []
+        while not done:
+            out.append(see(server, client, 9, n_predict=2, id_slot=2 + client % 2, cache_prompt=False))
+        return out
+
+    with ThreadPoolExecutor(6) as pool:
+        written = [pool.submit(write, slot) for slot in range(2)]
+        looked = [pool.submit(look, client) for client in range(4)]
+        try:
+            for _ in range(25):
+                act(server, "unload", timeout_ms=60000)
+                act(server, "load")
+        finally:
+            done = True
+        said = [future.result() for future in written]
+        seen = [answer for future in looked for answer in future.result()]
+    assert [set(texts) for texts in said] == [{text} for text in expected]
+    answered = [answer for answer in seen if answer.status_code == 200]
+    assert answered, "no image was ever seen"
+    assert all(answer.json()["tokens_predicted"] == 2 for answer in answered)
+    for answer in seen:
+        if answer.status_code == 503:
+            assert refusal(answer)[1] == "unavailable_error"
+            assert answer.headers["Retry-After"] == "1"
+        elif answer.status_code != 200:
+            assert is_unloaded(answer)
+
+
+def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
+    many = range(100)
+
+    def in_use(pool: ThreadPoolExecutor) -> Future[httpx.Response]:
+        request = pool.submit(see, server, *many, id_slot=0, cache_prompt=False)
+        while not json.loads(server.get("/slots"))[0]["is_processing"]:  # before, who tokenizes uses it for a moment
+            assert not request.done()
+        assert state(server)["n_users"] == 1
+        return request
+
+    with ThreadPoolExecutor(2) as pool:
+        request = in_use(pool)
+        answer = server.http.post("/mmproj", json={"action": "unload", "timeout_ms": 0})
+        assert refusal(answer)[:2] == (503, "unavailable_error")
+        assert answer.headers["Retry-After"] == "1"
+        assert request.result().json()["tokens_predicted"] == 8
+        assert state(server)["state"] == "loaded"
+
+        request = in_use(pool)
+        unload = pool.submit(act, server, "unload", timeout_ms=60000)
+        while (now := state(server)["state"]) == "loaded":
+            assert not unload.done()
+        assert now == "unloading"
+        for other in (see(server, 1), server.http.post("/mmproj", json={"action": "unload"})):
+            assert refusal(other) == (503, "unavailable_error", "the multimodal projector is being unloaded, try again")
+            assert other.headers["Retry-After"] == "1"
+        assert unload.result()["state"] == "unloaded"
+        assert request.result().json()["tokens_predicted"] == 8
+
+
+def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:
+    """In slot 0."""
+    while not json.loads(server.get("/slots"))[0].get("next_token", [{}])[0].get("n_decoded"):
+        assert not request.done()
+
+
+def test_a_request_that_waited_for_its_slot(server: LlamaServer) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        text = pool.submit(completion, server, prompt(1, 40), 2000, id_slot=0)
+        until_it_generates(server, text)
+        waiting = pool.submit(see, server, 1, id_slot=0)
+        while "llamacpp:requests_deferred 1" not in server.get("/metrics"):
+            assert not text.done()
+        act(server, "unload")
+        assert not text.done()
+        assert text.result()["tokens_predicted"] == 2000
+        assert is_unloaded(waiting.result())
+
+
+def test_who_has_seen_its_images_uses_it_no_more(server: LlamaServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(see, server, 1, n_predict=2000, id_slot=0)
+        until_it_generates(server, request)
+        act(server, "unload", timeout_ms=0)
+        assert not request.done()
+        assert request.result().json()["tokens_predicted"] == 2000
+
+
+@linux
+def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *APART, "--mmproj", sight, "--mmproj-lazy") as server:
+
+        def use() -> dict[str, Any]:
+            taken: dict[str, Any] = act(server, "load")["taken"]
+            assert see(server, 1).status_code == 200
+            return taken
+
+        use()  # threads, code, buffers of the client: they stay
+        act(server, "unload")
+        before = resident(server)
+        for _ in range(5):
+            taken = use()["resident_bytes"]
+            freed = act(server, "unload")["freed"]["resident_bytes"]
+            assert min(taken, freed) > sight.stat().st_size
+            assert resident(server) < before + MIB
+
+
+def test_what_clients_are_told(real: Real, model: Path, server: LlamaServer, tmp_path: Path) -> None:
+    def modalities(running: LlamaServer) -> Any:
+        return json.loads(running.get("/props"))["modalities"]["vision"]
+
+    assert (modalities(server), state(server)["state"]) == (True, "loaded")
+    assert act(server, "load")["taken"]["resident_bytes"] == 0
+    act(server, "unload")
+    assert (modalities(server), state(server)["state"]) == (False, "unloaded")
+    assert act(server, "unload")["freed"]["resident_bytes"] == 0
+    assert refusal(server.http.post("/mmproj", json={"action": "swap"}))[0] == 400
+    with serving(real, model, tmp_path / "blind", *APART) as blind:
+        code, kind, message = refusal(blind.http.post("/mmproj", json={"action": "load"}))
+        assert (code, kind) == (501, "not_supported_error")
+        assert "--mmproj" in message
+        assert refusal(blind.http.get("/mmproj"))[0] == 501
+        assert refusal(see(blind, 1))[2].startswith("Multimodal data provided, but model does not support")
+
+
+def test_it_stays_as_it_was_over_sleep(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    args = (*APART, "--mmproj", sight, "--sleep-idle-seconds", "1")
+
+    def asleep(server: LlamaServer) -> None:
+        while not json.loads(server.get("/props"))["is_sleeping"]:
+            time.sleep(0.05)
+
+    with serving(real, model, tmp_path / "log", *args) as server:
+        expected = see(server, 1).json()["content"]
+        asleep(server)
+        assert state(server)["state"] == "sleeping"
+        assert see(server, 1).json()["content"] == expected
+        act(server, "unload")
+        asleep(server)
+        assert is_unloaded(see(server, 1))
+        taken = act(server, "load")["taken"]["resident_bytes"]
+        assert sys.platform != "linux" or taken > sight.stat().st_size
+        assert see(server, 1).json()["content"] == expected
+
+
+class Lazy:
+    """A server whose projector is a file that can be changed."""
+
+    def __init__(self, server: LlamaServer, file: Path, whole: bytes) -> None:
+        self.server, self.file, self.whole = server, file, whole
+
+    def fails(self, content: bytes | None = None) -> str:
+        """What the load of this file says; the server goes on, and loads the right one."""
+        if content is not None:
+            self.file.write_bytes(content)
+        code, kind, message = refusal(self.server.http.post("/mmproj", json={"action": "load"}))
+        assert (code, kind) == (500, "server_error")
+        assert state(self.server) == {**state(self.server), "state": "unloaded", "n_users": 0}
+        assert is_unloaded(see(self.server, 1))
+        assert completion(self.server, "Once", 4)["tokens_predicted"] == 4
+        return message
+
+
+@contextlib.contextmanager
+def lazy(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[Lazy]:
+    file, whole = tmp_path / "projector.gguf", sight.read_bytes()
+    file.write_bytes(whole)
+    with serving(real, model, tmp_path / "log", *APART, "--mmproj", file, "--mmproj-lazy") as server:
+        yield Lazy(server, file, whole)
+
+
+def test_a_file_that_is_no_longer_right(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    other = projector(spoken(real, "llama-dense"), tmp_path, width=64).read_bytes()
+    with lazy(real, model, sight, tmp_path) as it:
+        assert is_unloaded(see(it.server, 1))
+        it.file.unlink()
+        assert "No such file" in it.fails()
+        for cut in (0, 100, 1000):
+            assert "not a GGUF file, or truncated" in it.fails(it.whole[:cut])
+        size = len(it.whole)
+        assert f"truncated, {size - 100000} of " in it.fails(it.whole[:-100000])
+        assert "not the one that the server was started with" in it.fails(other)
+        it.file.write_bytes(it.whole)
+        act(it.server, "load")
+        assert see(it.server, 1).status_code == 200
+
+
+@linux
+def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path) -> None:
+    other = projector(model, tmp_path, width=64)
+    with lazy(real, model, other, tmp_path) as it:
+        it.fails()
+        before = resident(it.server)
+        for _ in range(5):
+            assert "mismatch between text model" in it.fails()
+        assert resident(it.server) < before + MIB
+
+
+@linux
+def test_no_memory_for_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    import resource
+
+    with lazy(real, model, sight, tmp_path) as it:
+        pages = int(Path(f"/proc/{it.server.pid}/statm").read_text("ascii").split()[0])
+        limit = pages * resource.getpagesize() + sight.stat().st_size // 2
+        no_limit = resource.prlimit(it.server.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        code, kind, message = refusal(it.server.http.post("/mmproj", json={"action": "load"}))
+        assert (code, kind) == (503, "out_of_memory_error")
+        assert "not enough memory for the multimodal projector" in message
+        assert completion(it.server, "Once", 4)["tokens_predicted"] == 4
+        resource.prlimit(it.server.pid, resource.RLIMIT_AS, no_limit)
+        act(it.server, "load")
+        assert see(it.server, 1).status_code == 200
+
+
+def test_a_lazy_start_needs_a_file(real: Real, model: Path, tmp_path: Path) -> None:
+    from kvtool.errors import VerifyError
+
+    with (
+        pytest.raises(VerifyError, match="did not start"),
+        serving(real, model, tmp_path / "log", "--mmproj", tmp_path / "none.gguf", "--mmproj-lazy"),
+    ):
+        pass

@@ -1,0 +1,267 @@
+"""The draft model of a running server: unloaded, loaded, swapped for the projector; no text may show it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.verify import models
+from kvtool.verify.projector import projector
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, part, refusal, resident, serving, spoken
+
+MIB = 1024 * 1024
+ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
+DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="what is measured, or limited, is Linux's")
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+def drafting(real: Real, model: Path, log: Path, *args: str | Path) -> Any:
+    """A server whose target drafts for itself: all that it drafts is accepted."""
+    return serving(real, model, log, "-md", model, *DRAFT, *args)
+
+
+def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
+    return part(server, "speculative", action, **more)
+
+
+def state(server: LlamaServer) -> str:
+    return str(json.loads(server.get("/speculative"))["state"])
+
+
+def accepted(answer: dict[str, Any]) -> float | None:
+    """The share of what was drafted; None without drafts."""
+    timings = answer["timings"]
+    return timings["draft_n_accepted"] / timings["draft_n"] if "draft_n" in timings else None
+
+
+def check_drafts(answer: dict[str, Any], *, loaded: bool) -> None:
+    share = accepted(answer)
+    assert (share is not None) == loaded
+    assert share is None or share > 0.5  # one that lacks its prompt: 0.01
+
+
+def test_a_text_that_runs_is_the_same(real: Real, model: Path, tmp_path: Path) -> None:
+    text = prompt(1, 100)
+    with serving(real, model, tmp_path / "log", *ONE) as server:
+        expected = completion(server, text, 1000)["content"]
+    with drafting(real, model, tmp_path / "log", *ONE) as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(completion, server, text, 1000)
+        for _ in range(6):
+            act(server, "unload")
+            act(server, "load")
+        assert not running.done()
+        answer = running.result()
+    assert answer["content"] == expected
+    check_drafts(answer, loaded=True)
+
+
+def test_what_is_drafted_is_decoded_first(real: Real, tmp_path: Path) -> None:
+    """A target that cannot go back decodes what it accepted of a draft a second time: not without the draft."""
+    model = spoken(real, "qwen35-dense")
+    other = models.spoken(real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2)
+    text = prompt(1, 100)
+    with serving(real, model, tmp_path / "log", *ONE) as server:
+        expected = completion(server, text, 400)["content"]
+    args = ("-md", other, *DRAFT, *ONE)
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(completion, server, text, 400)
+        for _ in range(6):
+            act(server, "unload")
+            act(server, "load")
+        assert not running.done()
+        answer = running.result()
+    assert answer["content"] == expected
+    share = accepted(answer)
+    assert share is not None
+    assert share < 0.5
+
+
+def test_it_catches_up(real: Real, model: Path, tmp_path: Path) -> None:
+    text = prompt(1, 300)
+    with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy") as server:
+        assert state(server) == "unloaded"
+        first = completion(server, text, 50)
+        assert accepted(first) is None
+        act(server, "load")
+        second = completion(server, text + first["content"], 50)
+        assert second["timings"]["cache_n"] > 200
+        check_drafts(second, loaded=True)
+        act(server, "unload")
+        assert accepted(completion(server, text, 50)) is None
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])
+def test_prompts_that_come_back_from_the_cache(real: Real, toy: str, tmp_path: Path) -> None:
+    """Saved with a draft and restored without, and the other way round; with checkpoints where the model needs them."""
+    model = spoken(real, toy)
+    texts = [prompt(seed, 200) for seed in (1, 2, 3)]
+    args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
+
+    def talk(server: LlamaServer, *, actions: bool) -> list[str]:
+        out = []
+        for number in range(12):
+            if actions and number % 2:
+                act(server, "load" if state(server) == "unloaded" else "unload")
+            text = texts[number % 3]
+            for more, n in ((" and" * (number // 3), 24), (" the", 12)):
+                answer = completion(server, text + more, n)
+                out.append(answer["content"])
+                if actions:
+                    check_drafts(answer, loaded=state(server) == "loaded")
+        return out
+
+    with serving(real, model, tmp_path / "log", *args) as server:
+        expected = talk(server, actions=False)
+    with drafting(real, model, tmp_path / "log", *args) as server:
+        assert talk(server, actions=True) == expected
+
+
+@pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])
+def test_a_checkpoint_of_a_time_without(real: Real, toy: str, tmp_path: Path) -> None:
+    """It is restored when the draft has seen more than it holds, and cannot go back."""
+    model = spoken(real, toy)
+    text = prompt(1, 300)
+    with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy") as server:
+        first = completion(server, text, 24)["content"]
+        expected = completion(server, text + " the", 24)["content"]
+        completion(server, text, 24)
+        act(server, "load")
+        completion(server, text + first + " and", 24)
+        answer = completion(server, text + " the", 24)
+    assert answer["timings"]["cache_n"] > 0
+    assert answer["content"] == expected
+    check_drafts(answer, loaded=True)
+
+
+@linux
+def test_the_memory_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
+    with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy", "--kv-dynamic") as server:
+
+        def use() -> int:
+            taken: int = act(server, "load")["taken"]["resident_bytes"]
+            assert accepted(completion(server, prompt(1, 300), 50, cache_prompt=False)) is not None
+            return taken
+
+        use()  # threads, code, buffers of the client: they stay
+        act(server, "unload")
+        before = resident(server)
+        for _ in range(5):
+            taken = use()
+            freed = act(server, "unload")["freed"]["resident_bytes"]
+            assert min(taken, freed) > MIB
+            assert resident(server) < before + MIB
+
+
+class Lazy:
+    """A server whose draft is a file that can be changed."""
+
+    def __init__(self, server: LlamaServer, file: Path) -> None:
+        self.server, self.file, self.whole = server, file, file.read_bytes()
+
+    def fails(self) -> str:
+        """What the load of this file says; the server goes on without."""
+        code, kind, message = refusal(self.server.http.post("/speculative", json={"action": "load"}))
+        assert (code, kind) == (500, "server_error")
+        assert state(self.server) == "unloaded"
+        assert accepted(completion(self.server, "Once", 4)) is None
+        return message
+
+
+@pytest.fixture
+def lazy(real: Real, model: Path, tmp_path: Path) -> Iterator[Lazy]:
+    file = tmp_path / "draft.gguf"
+    file.write_bytes(model.read_bytes())
+    with serving(real, model, tmp_path / "log", *ONE, "-md", file, *DRAFT, "--draft-lazy") as server:
+        yield Lazy(server, file)
+
+
+def test_a_file_that_is_not_right(real: Real, lazy: Lazy) -> None:
+    lazy.file.unlink()
+    assert "No such file" in lazy.fails()
+    for cut in (0, 1000):
+        lazy.file.write_bytes(lazy.whole[:cut])
+        assert "not a GGUF file, or truncated" in lazy.fails()
+    lazy.file.write_bytes(lazy.whole[:-1000])
+    assert "truncated, " in lazy.fails()
+    lazy.file.write_bytes((real.toys / "llama-dense.gguf").read_bytes())  # another vocabulary
+    assert "vocab type must match" in lazy.fails()
+    lazy.file.write_bytes(lazy.whole.replace(b"llama", b"lloma"))
+    assert "see its log" in lazy.fails()
+    lazy.file.write_bytes(lazy.whole)
+    act(lazy.server, "load")
+    assert accepted(completion(lazy.server, prompt(1, 50), 20)) == 1
+
+
+@linux
+def test_no_memory_for_it(lazy: Lazy) -> None:
+    import resource
+
+    completion(lazy.server, "Once", 4)
+    pages = int(Path(f"/proc/{lazy.server.pid}/statm").read_text("ascii").split()[0])
+    limit = pages * resource.getpagesize() + len(lazy.whole) // 2
+    no_limit = resource.prlimit(lazy.server.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    code, kind, message = refusal(lazy.server.http.post("/speculative", json={"action": "load"}))
+    assert (code, kind) == (503, "out_of_memory_error")
+    assert "not enough memory for the draft model" in message
+    assert completion(lazy.server, "Once", 4)["tokens_predicted"] == 4
+    resource.prlimit(lazy.server.pid, resource.RLIMIT_AS, no_limit)
+    act(lazy.server, "load")
+    assert accepted(completion(lazy.server, prompt(1, 50), 20)) == 1
+
+
+def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
+    """The projector comes and the draft goes in one call, or nothing changes."""
+    sight = tmp_path / "projector.gguf"
+    whole = projector(model, real.tree / "build" / "verify").read_bytes()
+    sight.write_bytes(whole)
+    text = prompt(1, 100)
+    with drafting(real, model, tmp_path / "log", *ONE, "--mmproj", sight, "--mmproj-lazy") as server:
+
+        def states() -> tuple[str, str]:
+            return str(json.loads(server.get("/mmproj"))["state"]), state(server)
+
+        expected = completion(server, text, 40)["content"]
+        assert states() == ("unloaded", "loaded")
+        done = part(server, "mmproj", "load", unload="speculative")
+        assert done["taken"]["resident_bytes"] > len(whole)
+        assert done["unloaded"]["speculative"]["state"] == "unloaded"
+        assert states() == ("loaded", "unloaded")
+        assert completion(server, text, 40)["content"] == expected
+        part(server, "speculative", "load", unload="mmproj")
+        assert states() == ("unloaded", "loaded")
+        answer = completion(server, text, 40)
+        assert (answer["content"], accepted(answer)) == (expected, 1)
+        sight.unlink()
+        failed = server.http.post("/mmproj", json={"action": "load", "unload": "speculative"})
+        assert refusal(failed)[:2] == (500, "server_error")
+        assert states() == ("unloaded", "loaded")
+        answer = completion(server, text, 40)
+        assert (answer["content"], accepted(answer)) == (expected, 1)
+
+
+def test_what_clients_are_told(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *ONE) as server:
+        for answer in (server.http.get("/speculative"), server.http.post("/speculative", json={"action": "load"})):
+            code, kind, message = refusal(answer)
+            assert (code, kind) == (501, "not_supported_error")
+            assert "--model-draft" in message
+    with drafting(real, model, tmp_path / "log", *ONE) as server:
+        assert act(server, "load")["taken"]["resident_bytes"] == 0
+        act(server, "unload")
+        assert act(server, "unload")["freed"]["resident_bytes"] == 0
+        for wrong in ({}, {"action": "swap"}, {"action": "load", "unload": "speculative"}):
+            assert refusal(server.http.post("/speculative", json=wrong))[0] == 400
