@@ -17,7 +17,7 @@
 
 llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
     kv(kv), dyn(llama_kv_dynamic::current()), n_max_cells(n_max),
-    storage(llama_kv_storage::create_fixed(kv.n_stream, n_max)), is_host(is_on_host(offload)) {
+    storage(llama_kv_storage::create_fixed(kv.n_stream, n_max)), offload(offload) {
     if (const auto * other = other_of(kv, 0)) {
         owner = other->dyn.get();
 
@@ -50,7 +50,7 @@ bool llama_kv_dynamic_cache::can_grow() const {
     return true;
 }
 
-bool llama_kv_dynamic_cache::is_on_host(bool offload) const {
+bool llama_kv_dynamic_cache::is_on_host() const {
     const char * LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "copy") == 0) {
         return false;
@@ -83,7 +83,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
         auto inplace = llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans);
         auto copy    = llama_kv_storage::create_copy   (kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 
-        if (is_host && inplace->can_grow()) {
+        if (is_on_host() && inplace->can_grow()) {
             if (ggml_backend_buffer_t res = inplace->alloc(ctx, buft, layers)) {
                 start(std::move(inplace));
                 return res;
@@ -178,18 +178,23 @@ void llama_kv_dynamic_cache::request_max() {
 }
 
 uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
-    return is_dynamic ? std::min(n, n_rows_used) : n;
+    if (!is_dynamic) {
+        return n;
+    }
+
+    // not the last one, which takes dummy writes
+    return std::min({ n, n_rows_used, n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells });
 }
 
 bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
-    if (!dyn) {
+    if (!need) {
         return true;
     }
 
     // rows that were read but not written yet have offsets in the current layout
     io.flush();
 
-    return dyn->grow();
+    return dyn->grow(false);
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo) {
@@ -197,6 +202,9 @@ llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, cons
         return owner->reserve(io, sinfo);
     }
 
+    if (dyn) {
+        dyn->forget(); // what a batch asked for that did not run
+    }
     request({ sinfo });
 
     return { grow_now(io) ? n_rows() : 0 };
@@ -267,15 +275,19 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 
     dyn->synchronize();
 
-    const uint32_t n_cells = storage->rows().size();
+    try {
+        const uint32_t n_cells = storage->rows().size();
 
-    const bool res = storage->clear(seq_id);
+        const bool res = storage->clear(seq_id);
 
-    if (storage->rows().size() < n_cells) {
-        dyn->count_shrink(0);
+        if (storage->rows().size() < n_cells) {
+            dyn->count_shrink(0);
+        }
+
+        return res;
+    } catch (const std::bad_alloc &) {
+        return false; // then without giving anything back
     }
-
-    return res;
 }
 
 //
@@ -306,9 +318,12 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
     kv.sc_info.sdst.push_back(sdst);
 
     has_late_copy = true;
-    dyn->set_failed();
 
     return true;
+}
+
+bool llama_kv_dynamic_cache::is_late() const {
+    return has_late_copy && !kv.sc_info.empty();
 }
 
 std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ranges() const {

@@ -12,7 +12,7 @@ std::vector<uint32_t> llama_kv_dynamic_cache::n_used() const {
     std::vector<uint32_t> res(kv.n_stream);
 
     for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        res[s] = has_rows ? n_rows_used : kv.v_cells[s].used_max_p1();
+        res[s] = has_rows ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1();
     }
 
     // a copy of a stream waits for the next batch: what it reads stays, though the cells may be free by now
@@ -40,7 +40,7 @@ llama_kv_rows llama_kv_dynamic_cache::used() const {
 }
 
 bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const {
-    return &other != this && is_dynamic && other.n_max_cells == n_max_cells && other.kv.n_stream == kv.n_stream;
+    return &other != this && is_dynamic && other.is_dynamic && other.n_max_cells == n_max_cells && other.kv.n_stream == kv.n_stream;
 }
 
 void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
@@ -77,7 +77,7 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
     n_used_before = n_used();
     before        = storage->rows();
 
-    const size_t n_copied = storage->n_bytes_copied();
+    n_copied_before = storage->n_bytes_copied();
 
     const bool res = storage->resize(rows, n_used_before);
 
@@ -90,10 +90,6 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
         before.reset();
         return false;
     }
-
-    dyn->count_grow(storage->n_bytes_copied() - n_copied);
-
-    n_peak = rows.end();
 
     return true;
 } catch (const std::bad_alloc &) {
@@ -113,6 +109,14 @@ void llama_kv_dynamic_cache::undo() try {
     }
 } catch (const std::bad_alloc &) {
     before.reset(); // it keeps more than it had
+}
+
+void llama_kv_dynamic_cache::settle() {
+    if (before) {
+        dyn->count_grow(storage->n_bytes_copied() - n_copied_before);
+
+        n_peak = need->end();
+    }
 }
 
 void llama_kv_dynamic_cache::forget() {
@@ -167,7 +171,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
         }
     }
 
-    if (rows == storage->rows()) {
+    if (rows.size() >= storage->rows().size()) {
         return;
     }
 
@@ -177,7 +181,9 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
 
     const size_t n_copied = storage->n_bytes_copied();
 
-    storage->resize(rows, n_used());
+    const auto n_keep = n_used();
+
+    storage->resize(rows, n_keep);
 
     if (storage->moved()) {
         dyn->set_moved(false);
@@ -185,5 +191,5 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
 
     dyn->count_shrink(storage->n_bytes_copied() - n_copied);
 
-    n_peak = rows.end();
+    n_peak = *std::max_element(n_keep.begin(), n_keep.end());
 }

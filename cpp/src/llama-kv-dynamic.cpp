@@ -112,7 +112,18 @@ void llama_kv_dynamic::set_moved(bool is_larger) {
     }
 }
 
-bool llama_kv_dynamic::grow() {
+void llama_kv_dynamic::forget() {
+    for (auto * cache : caches) {
+        cache->forget();
+    }
+}
+
+bool llama_kv_dynamic::grow(bool is_batch) {
+    if (is_batch && std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); })) {
+        forget();
+        return false;
+    }
+
     if (!is_pending) {
         return true;
     }
@@ -135,9 +146,7 @@ bool llama_kv_dynamic::grow() {
         res = (is_ahead && try_grow(true)) || try_grow(false);
     }
 
-    for (auto * cache : caches) {
-        cache->forget();
-    }
+    forget();
 
     if (!res) {
         is_larger = was_larger;
@@ -165,10 +174,10 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
 
     if (!res && is_wanting) {
         synchronize();
+    }
 
-        for (auto * cache : caches) {
-            cache->undo();
-        }
+    for (auto * cache : caches) {
+        res ? cache->settle() : cache->undo();
     }
 
     return res;

@@ -98,11 +98,14 @@ public:
     void request();
 
     // have what was asked for, if anything was
+    // is_batch: for the batch at hand, which also needs the copies of streams that wait
     // returns false when there is no memory for all of it. nothing has changed then, and nothing is asked for any more
-    bool grow();
+    bool grow(bool is_batch = true);
 
-    // what the batch at hand reads could not be made, and stays to be done: the next grow() fails
+    // it could not be noted what is asked for: the next grow() fails
     void set_failed();
+
+    void forget(); // what was asked for
 
     // tensors have got other addresses or strides: no graph that was built so far may run again, here and in the readers
     // is_larger: and the compute buffers have to follow
@@ -233,6 +236,9 @@ public:
     // false: to be copied as usual
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
+    // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
+    bool is_late() const;
+
     // K-shift runs over the rows that are there: a graph for each range. the largest first: if there is no memory for a graph,
     // then for the first one, and nothing was shifted
     std::vector<row_range> shift_ranges() const;
@@ -264,6 +270,7 @@ public:
     bool is_ahead() const;            // the policy would take more of them than needed
     bool grow(bool ahead);            // false: no memory, nothing has changed
     void undo();                      // the last grow()
+    void settle();                    // the last grow() holds
     void forget();                    // what was asked for
     void request_max();               // all rows
     void release(const std::vector<llama_kv_dynamic_cache *> & caches); // the rows of freed cells. caches: of the context
@@ -278,7 +285,7 @@ private:
     template <typename T> static llama_kv_cache * other_of(const T &, long) { return nullptr; }
 
     bool can_grow() const;
-    bool is_on_host(bool offload) const;
+    bool is_on_host() const; // all of the layers, and nobody wants them to be copied
     void start(std::unique_ptr<llama_kv_storage> from);
 
     // rows [i0, i1) of one stream or of all
@@ -305,7 +312,7 @@ private:
 
     std::unique_ptr<llama_kv_storage> storage;
 
-    const bool is_host; // all of the layers, and nobody wants them to be copied
+    const bool offload;
 
     bool is_dynamic = false; // it grows and shrinks
 
@@ -314,6 +321,7 @@ private:
     // by the growth at hand, to go back to
     std::optional<llama_kv_rows> before;
     std::vector<uint32_t>        n_used_before;
+    size_t                       n_copied_before = 0;
 
     // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
     uint32_t n_peak = 0;

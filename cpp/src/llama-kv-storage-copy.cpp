@@ -119,9 +119,9 @@ public:
             return false;
         }
 
-        release_created();
-
         cur = rows;
+
+        release_created();
 
         return true;
     }
@@ -181,7 +181,14 @@ private:
 
     // whether there is memory for n rows, as far as that is known
     bool is_room(uint32_t n, const std::vector<uint32_t> & n_used) const {
+        std::vector<ggml_backend_buffer_type_t> done;
+
         for (const auto & [_, buft, i_buf] : layers) {
+            if (std::find(done.begin(), done.end(), buft) != done.end()) {
+                continue;
+            }
+            done.push_back(buft);
+
             const bool is_host = ggml_backend_buft_is_host(buft);
 
             size_t n_more = 0;
@@ -233,7 +240,7 @@ private:
         ggml_tensor * v = new_tensor(l.v);
 
         // what is written is there twice for a while
-        if (ggml_backend_buft_is_host(own.buft) && n_bytes_live_of(l, n_used) > llama_kv_limits_available()) {
+        if (ggml_backend_buft_is_host(own.buft) && !llama_kv_limits_allow(n_bytes_live_of(l, n_used))) {
             return false;
         }
 
@@ -265,7 +272,7 @@ private:
     }
 
     // the buffers that layers were created in. the contexts own the tensor objects and stay, each with a buffer
-    void release_created() {
+    void release_created() try {
         if (!std::all_of(layers.begin(), layers.end(), [](const own_layer & own) { return own.i_buf >= 0; })) {
             return;
         }
@@ -275,6 +282,7 @@ private:
                 buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_buffer_get_type(buf.get()), 0));
             }
         }
+    } catch (const std::bad_alloc &) { // the next resize() tries again
     }
 
     // inside the buffer that it has

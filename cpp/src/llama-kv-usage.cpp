@@ -57,7 +57,7 @@ llama_memory_usage llama_kv_dynamic::usage() const {
 
         fixed -= std::min(fixed, cur.committed);
 
-        if (cur.n_cells_max > res.n_cells_max) {
+        if (cur.reserved > 0 && cur.n_cells_max > res.n_cells_max) { // the base cache of DSV4 has no layers
             res.n_cells_max  = cur.n_cells_max;
             res.n_cells      = cur.n_cells;
             res.n_cells_used = cur.n_cells_used;

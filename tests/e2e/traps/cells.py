@@ -22,7 +22,7 @@ ROWS = (
         "the rows of DSV4 have no cells, and a growth copies none of them",
         Edit(
             DYNAMIC_GROW,
-            "has_rows ? n_rows_used : kv.v_cells[s].used_max_p1()",
+            "has_rows ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1()",
             "kv.v_cells[s].used_max_p1()",
         ),
         copies("deepseek4-moe", "prompt", "--fill", "2300", "-c", "8192"),
