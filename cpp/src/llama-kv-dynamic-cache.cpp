@@ -119,7 +119,7 @@ uint32_t llama_kv_dynamic_cache::n_max() const {
 // ask for rows
 //
 
-void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) {
+void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) try {
     const uint32_t n_block = storage->rows().n_block();
 
     for (uint32_t i = i0; i < i1; i = (i/n_block + 1)*n_block) {
@@ -131,17 +131,17 @@ void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) {
             dyn->request();
         }
     }
-}
-
-void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) try {
-    for (uint32_t s = 0; s < kv.n_stream && is_dynamic; ++s) {
-        want(s, i0, i1);
-    }
 } catch (const std::bad_alloc &) {
     dyn->set_failed();
 }
 
-void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) try {
+void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) {
+    for (uint32_t s = 0; s < kv.n_stream && is_dynamic; ++s) {
+        want(s, i0, i1);
+    }
+}
+
+void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
     if (!is_dynamic) {
         return;
     }
@@ -157,8 +157,6 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) try {
             }
         }
     }
-} catch (const std::bad_alloc &) {
-    dyn->set_failed();
 }
 
 void llama_kv_dynamic_cache::request_rows(uint32_t n) {
@@ -198,10 +196,6 @@ bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo) {
-    if (owner) {
-        return owner->reserve(io, sinfo);
-    }
-
     if (dyn) {
         dyn->forget(); // what a batch asked for that did not run
     }
@@ -221,10 +215,6 @@ bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::room(const llama_kv_cache::slot_info & sinfo) const {
-    if (owner) {
-        return owner->room(sinfo);
-    }
-
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {
         for (const uint32_t idx : sinfo.idxs[s]) {
             if (!storage->has(sinfo.strm[s], idx)) {

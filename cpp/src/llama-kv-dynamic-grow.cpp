@@ -65,6 +65,16 @@ llama_kv_rows llama_kv_dynamic_cache::next(bool ahead) const {
     return storage->next(*need, ahead, dyn->n_bytes_row(n_max_cells));
 }
 
+bool llama_kv_dynamic_cache::resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger) {
+    const bool res = storage->resize(rows, n_used);
+
+    if (storage->moved()) {
+        dyn->set_moved(is_larger && res);
+    }
+
+    return res;
+}
+
 bool llama_kv_dynamic_cache::grow(bool ahead) try {
     if (!need) {
         return true;
@@ -79,13 +89,7 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
 
     n_copied_before = storage->n_bytes_copied();
 
-    const bool res = storage->resize(rows, n_used_before);
-
-    if (storage->moved()) {
-        dyn->set_moved(res);
-    }
-
-    if (!res) {
+    if (!resize(rows, n_used_before, true)) {
         LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, rows.size());
         before.reset();
         return false;
@@ -100,12 +104,8 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
 
 void llama_kv_dynamic_cache::undo() try {
     if (before) {
-        storage->resize(*before, n_used_before);
+        resize(*before, n_used_before, false);
         before.reset();
-    }
-
-    if (storage->moved()) {
-        dyn->set_moved(false);
     }
 } catch (const std::bad_alloc &) {
     before.reset(); // it keeps more than it had
@@ -183,11 +183,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
 
     const auto n_keep = n_used();
 
-    storage->resize(rows, n_keep);
-
-    if (storage->moved()) {
-        dyn->set_moved(false);
-    }
+    resize(rows, n_keep, false);
 
     dyn->count_shrink(storage->n_bytes_copied() - n_copied);
 

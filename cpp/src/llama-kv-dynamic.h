@@ -299,6 +299,9 @@ private:
 
     bool grow_now(llama_io_read_i & io);
 
+    // llama_kv_storage::resize(), after which graphs and compute buffers follow
+    bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger);
+
     std::vector<uint32_t> n_used() const; // rows of each stream that hold something, at most
     llama_kv_rows         used() const;   // the same, block by block
 

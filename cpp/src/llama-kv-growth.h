@@ -4,7 +4,7 @@
 //
 // Pure functions over numbers, so that the policy can be read and tested without a model.
 //
-// By copy (llama-kv-storage.h), in cells of one stream, n_bytes_cell being what one cell index takes over all streams:
+// By copy (llama-kv-storage-copy.cpp), in cells of one stream, n_bytes_cell being what one cell index takes over all streams:
 //
 //   - the storage starts at two blocks of 256 cells, less if the cache is smaller
 //   - a growth takes at least what the batch at hand needs: one growth per batch, not several doublings
@@ -15,7 +15,7 @@
 //     backends choose kernels by that, which sum in another order (a BLAS for transposed V, CUDA, Vulkan)
 //   - it never exceeds the size of the static cache
 //
-// In place (llama-kv-inplace.h) a growth copies nothing and no stride changes, so it starts with 256 cells and takes small
+// In place (llama-kv-storage-inplace.cpp) a growth copies nothing and no stride changes, so it starts with 256 cells and takes small
 // steps, which keeps the call that grows short: an eighth of what there is, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells and
 // at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
 //
