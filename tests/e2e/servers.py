@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,21 @@ def part(server: LlamaServer, name: str, action: str, **more: Any) -> dict[str, 
     answer = server.post(f"/{name}", {"action": action, **more})
     assert (answer["success"], answer["state"]) == (True, f"{action}ed")
     return answer
+
+
+@contextlib.contextmanager
+def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
+    """The server can take this many bytes more, and no more (Linux)."""
+    import resource
+
+    assert sys.platform == "linux"
+    pages = int(Path(f"/proc/{server.pid}/statm").read_text("ascii").split()[0])
+    limit = (pages * resource.getpagesize() + more, resource.RLIM_INFINITY)
+    before = resource.prlimit(server.pid, resource.RLIMIT_AS, limit)
+    try:
+        yield
+    finally:
+        resource.prlimit(server.pid, resource.RLIMIT_AS, before)
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str, str]:

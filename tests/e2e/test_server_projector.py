@@ -19,7 +19,7 @@ from kvtool.verify.projector import image, projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, part, refusal, resident, serving, spoken
+from tests.e2e.servers import completion, part, refusal, resident, serving, short_of_addresses, spoken
 
 MARKER = "<image>"
 MIB = 1024 * 1024
@@ -346,17 +346,12 @@ def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path)
 
 @linux
 def test_no_memory_for_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    import resource
-
     with lazy(real, model, sight, tmp_path) as it:
-        pages = int(Path(f"/proc/{it.server.pid}/statm").read_text("ascii").split()[0])
-        limit = pages * resource.getpagesize() + sight.stat().st_size // 2
-        no_limit = resource.prlimit(it.server.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-        code, kind, message = refusal(it.server.http.post("/mmproj", json={"action": "load"}))
-        assert (code, kind) == (503, "out_of_memory_error")
-        assert "not enough memory for the multimodal projector" in message
-        assert completion(it.server, "Once", 4)["tokens_predicted"] == 4
-        resource.prlimit(it.server.pid, resource.RLIMIT_AS, no_limit)
+        with short_of_addresses(it.server, sight.stat().st_size // 2):
+            code, kind, message = refusal(it.server.http.post("/mmproj", json={"action": "load"}))
+            assert (code, kind) == (503, "out_of_memory_error")
+            assert "not enough memory for the multimodal projector" in message
+            assert completion(it.server, "Once", 4)["tokens_predicted"] == 4
         act(it.server, "load")
         assert see(it.server, 1).status_code == 200
 

@@ -16,7 +16,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, part, refusal, resident, serving, spoken
+from tests.e2e.servers import completion, part, refusal, resident, serving, short_of_addresses, spoken
 
 MIB = 1024 * 1024
 ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
@@ -36,6 +36,17 @@ def drafting(real: Real, model: Path, log: Path, *args: str | Path) -> Any:
 
 def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
     return part(server, "speculative", action, **more)
+
+
+def unloading(server: LlamaServer, text: str, n_predict: int) -> dict[str, Any]:
+    """A completion while the draft goes and comes six times."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(completion, server, text, n_predict)
+        for _ in range(6):
+            act(server, "unload")
+            act(server, "load")
+        assert not running.done()
+        return running.result()
 
 
 def state(server: LlamaServer) -> str:
@@ -58,13 +69,8 @@ def test_a_text_that_runs_is_the_same(real: Real, model: Path, tmp_path: Path) -
     text = prompt(1, 100)
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 1000)["content"]
-    with drafting(real, model, tmp_path / "log", *ONE) as server, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, server, text, 1000)
-        for _ in range(6):
-            act(server, "unload")
-            act(server, "load")
-        assert not running.done()
-        answer = running.result()
+    with drafting(real, model, tmp_path / "log", *ONE) as server:
+        answer = unloading(server, text, 1000)
     assert answer["content"] == expected
     check_drafts(answer, loaded=True)
 
@@ -77,13 +83,8 @@ def test_what_is_drafted_is_decoded_first(real: Real, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 400)["content"]
     args = ("-md", other, *DRAFT, *ONE)
-    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, server, text, 400)
-        for _ in range(6):
-            act(server, "unload")
-            act(server, "load")
-        assert not running.done()
-        answer = running.result()
+    with serving(real, model, tmp_path / "log", *args) as server:
+        answer = unloading(server, text, 400)
     assert answer["content"] == expected
     share = accepted(answer)
     assert share is not None
@@ -208,17 +209,12 @@ def test_a_file_that_is_not_right(real: Real, lazy: Lazy) -> None:
 
 @linux
 def test_no_memory_for_it(lazy: Lazy) -> None:
-    import resource
-
     completion(lazy.server, "Once", 4)
-    pages = int(Path(f"/proc/{lazy.server.pid}/statm").read_text("ascii").split()[0])
-    limit = pages * resource.getpagesize() + len(lazy.whole) // 2
-    no_limit = resource.prlimit(lazy.server.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-    code, kind, message = refusal(lazy.server.http.post("/speculative", json={"action": "load"}))
-    assert (code, kind) == (503, "out_of_memory_error")
-    assert "not enough memory for the draft model" in message
-    assert completion(lazy.server, "Once", 4)["tokens_predicted"] == 4
-    resource.prlimit(lazy.server.pid, resource.RLIMIT_AS, no_limit)
+    with short_of_addresses(lazy.server, len(lazy.whole) // 2):
+        code, kind, message = refusal(lazy.server.http.post("/speculative", json={"action": "load"}))
+        assert (code, kind) == (503, "out_of_memory_error")
+        assert "not enough memory for the draft model" in message
+        assert completion(lazy.server, "Once", 4)["tokens_predicted"] == 4
     act(lazy.server, "load")
     assert accepted(completion(lazy.server, prompt(1, 50), 20)) == 1
 
