@@ -21,10 +21,39 @@ extern "C" {
         size_t   n_bytes_copied; // bytes moved for that
         int64_t  t_grow_us;      // time all growths took
         int64_t  t_grow_max_us;  // time the longest one took
+        uint32_t n_retype;       // times the types of the KV cells have changed
+        int64_t  t_retype_us;    // time that took
     };
 
     // Works with and without kv_dynamic
     LLAMA_API struct llama_memory_usage llama_get_memory_usage(const struct llama_context * ctx);
+
+    // what llama_set_memory_type() returns. all but LLAMA_MEMORY_TYPE_OK: nothing has changed
+    enum llama_memory_type_result {
+        LLAMA_MEMORY_TYPE_OK          =  0,
+        LLAMA_MEMORY_TYPE_UNKNOWN     = -1, // not a type of KV cells: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl
+        LLAMA_MEMORY_TYPE_NEEDS_FA    = -2, // a quantized V needs flash attention
+        LLAMA_MEMORY_TYPE_DIFFER      = -3, // K and V cannot have different types in this model (MLA)
+        LLAMA_MEMORY_TYPE_BLOCK       = -4, // the block size of the type does not divide the size of a head
+        LLAMA_MEMORY_TYPE_UNSUPPORTED = -5, // no KV cache of its own (recurrent, shared with another context), one that is split
+                                            // over devices as tensors, or a context that trains
+        LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention over it
+        LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // only when the cells become larger
+    };
+
+    // Convert the cells of all KV caches of the context to other types, at any time between two calls of llama_decode(), with
+    // sequences in them: positions and cells do not change, only the precision. Works with and without kv_dynamic
+    // What a type cannot hold is lost: from q8_0 back to f16 is q8_0's precision
+    // The cells of a context that shares them (a draft with its target) change with those of its target
+    // Not thread-safe, as llama_decode()
+    // Returns one of llama_memory_type_result
+    LLAMA_API int32_t llama_set_memory_type(struct llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v);
+
+    // The types of the KV cells. GGML_TYPE_COUNT: the context has none
+    LLAMA_API void llama_get_memory_type(const struct llama_context * ctx, enum ggml_type * type_k, enum ggml_type * type_v);
+
+    // The reason for a result of llama_set_memory_type(), for a message: static, in English, without a full stop
+    LLAMA_API const char * llama_memory_type_reason(int32_t result);
 
 #ifdef __cplusplus
 }
