@@ -17,6 +17,8 @@ void kv_bench_usage(const char * prog) {
     printf("  -c,    --ctx-size N           cells (default: 131072)\n");
     printf("  -d,    --depths N,N,...       fill the cache to these depths, in tokens, and measure there (default: none)\n");
     printf("  -ub,   --ubatch-size N        tokens per decode call while filling (default: 512)\n");
+    printf("         --budget MIB           what the cache may take: it is filled until it is full (default: no limit)\n");
+    printf("         --auto-quant TYPE,TYPE,... types that it steps down through to stay within that (default: none)\n");
     printf("         --retype TYPE,TYPE,... then change the cells to these types, one after the other, and measure each\n");
     printf("         --limit                also measure memcpy and page commits of as many bytes as each growth takes\n");
     printf("         --rounds N             speed: make this context and a static one N times, call by call in turns (default: 0)\n");
@@ -84,6 +86,8 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
         else if (is("--kv-dynamic"))           { ok = parse_on_off(val, params.kv_dynamic); }
         else if (is("-c",   "--ctx-size"))     { ok = parse_u32(val, params.n_ctx) && params.n_ctx > 0; }
         else if (is("-d",   "--depths"))       { ok = parse_list(val, params.depths); }
+        else if (is("--budget"))               { ok = parse_u32(val, params.budget); }
+        else if (is("--auto-quant"))           { ok = parse_types(val, params.auto_quant); }
         else if (is("--retype"))               { ok = parse_types(val, params.retype); }
         else if (is("-ub",  "--ubatch-size"))  { ok = parse_u32(val, params.n_ubatch) && params.n_ubatch > 0; }
         else if (is("--rounds"))               { ok = parse_u32(val, params.n_round); }

@@ -25,6 +25,9 @@ struct kv_bench_params {
 
     std::vector<ggml_type> retype; // then give the cells these types, one after the other
 
+    uint32_t               budget = 0; // MiB that the cache may take, 0: no limit
+    std::vector<ggml_type> auto_quant; // types that it steps down through to stay within it
+
     bool limit = false; // after each growth, also do the same without a cache
 
     // speed: this context and a static one take turns

@@ -69,7 +69,9 @@ bench_model::~bench_model() {
 // bench_context
 //
 
-bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api), params(params) {
+bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api), params(params),
+    budget(params.budget > 0 ? llama_memory_budget_init(params.budget*size_t(1024*1024), params.auto_quant.data(), params.auto_quant.size()) : nullptr,
+            llama_memory_budget_free) {
     llama_context_params cparams = api.llama_context_default_params();
 
     const uint32_t n_batch = std::max(params.n_ubatch, params.n_prompt);
@@ -86,6 +88,7 @@ bench_context::bench_context(const bench_model & model, const kv_bench_params & 
     cparams.type_k          = params.type_k;
     cparams.type_v          = params.type_v;
     cparams.kv_dynamic      = kv_dynamic;
+    cparams.kv_budget       = kv_dynamic ? budget.get() : nullptr;
 
     ctx = api.llama_init_from_model(model.model, cparams);
     if (ctx == nullptr) {
@@ -125,6 +128,12 @@ void bench_context::clear() {
     n_past = 0;
 }
 
+ggml_type bench_context::type() const {
+    ggml_type type_k, type_v;
+    llama_get_memory_type(ctx, &type_k, &type_v);
+    return type_k;
+}
+
 double bench_context::retype(ggml_type type) {
     const double t_start = seconds_of(params);
     const int    rc      = llama_set_memory_type(ctx, type, type);
@@ -159,6 +168,9 @@ call_result bench_context::call(llama_seq_id seq, uint32_t n) {
     api.llama_synchronize(ctx);
     const double seconds = seconds_of(params) - t_start;
 
+    if (rc == 1) {
+        throw cache_full();
+    }
     if (rc != 0) {
         throw std::runtime_error("llama_decode() of " + std::to_string(n) + " tokens at " + std::to_string(n_past) +
                 " returned " + std::to_string(rc));

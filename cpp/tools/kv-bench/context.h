@@ -12,6 +12,7 @@
 #include "args.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 // Seconds of processor time of this process: with one thread what a call takes on an idle machine, whatever else runs on it. With
@@ -53,7 +54,10 @@ class bench_model {
     llama_model *     model;
 };
 
-// throws std::runtime_error when it cannot be made, or when a call fails
+// there is no cell left, nor memory for one
+struct cache_full {};
+
+// throws std::runtime_error when it cannot be made, or when a call fails, and cache_full
 class bench_context {
   public:
     bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic);
@@ -67,6 +71,8 @@ class bench_context {
 
     void clear();
 
+    ggml_type type() const; // of K
+
     // seconds. throws std::runtime_error when it is refused
     double retype(ggml_type type);
 
@@ -79,6 +85,8 @@ class bench_context {
 
     const llama_api &       api;
     const kv_bench_params & params;
+
+    std::unique_ptr<llama_memory_budget, decltype(&llama_memory_budget_free)> budget;
 
     llama_context * ctx;
     llama_memory_t  mem;

@@ -38,6 +38,7 @@ static void write_memory(json_line & out, const memory_result & res) {
         out.begin_object();
         out.str("name", p.name).num("depth", p.depth).num("rss", p.rss).num("peak", p.peak);
         out.num("device", p.device).num("device_peak", p.device_peak);
+        out.str("type", p.type < GGML_TYPE_COUNT ? ggml_type_name(p.type) : "");
         out.real("seconds", p.seconds).real("memcpy", p.memcpy_seconds);
         write_usage(out, p.usage);
         out.end_object();
@@ -87,6 +88,9 @@ static bool measure(json_line & out, const kv_bench_params & params) {
             const bench_model other(api_other, params, log);
             write_turns(out, params, turns_measure(params, model, other));
         }
+    } catch (const cache_full &) {
+        out.str("status", "fails").str("reason", "the cache is full");
+        return false;
     } catch (const std::exception & err) {
         out.str("status", "fails").str("reason", err.what() + (log.last.empty() ? "" : ": " + log.last));
         return false;

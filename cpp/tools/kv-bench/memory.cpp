@@ -23,7 +23,7 @@ class measurement {
 
         res.peak_exact = peak.is_exact();
         res.points.push_back({
-            name, ctx.depth(), ctx.usage(), seconds, memcpy_seconds, resident_bytes(), peak_before, device_bytes(device_of(params)), device_peak_before,
+            name, ctx.depth(), ctx.usage(), ctx.type(), seconds, memcpy_seconds, resident_bytes(), peak_before, device_bytes(device_of(params)), device_peak_before,
         });
     }
 
@@ -92,8 +92,13 @@ memory_result memory_measure(const kv_bench_params & params, const bench_model &
 
     for (const uint32_t depth : params.depths) {
         now.begin();
-        now.fill(depth);
-        now.point("depth");
+        try {
+            now.fill(depth);
+            now.point("depth");
+        } catch (const cache_full &) {
+            now.point("full");
+            break;
+        }
     }
 
     for (const ggml_type type : params.retype) {
