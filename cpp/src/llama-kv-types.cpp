@@ -58,8 +58,8 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
         return LLAMA_MEMORY_TYPE_UNSUPPORTED;
     }
 
-    // what llama_init_from_model() refuses
-    if (type_k != type_v && (lctx->model.hparams.is_mla() || lctx->model.arch == LLM_ARCH_DEEPSEEK4)) {
+    // what llama_init_from_model() refuses. by name: not every upstream has it
+    if (type_k != type_v && (lctx->model.hparams.is_mla() || std::string(llm_arch_name(lctx->model.arch)) == "deepseek4")) {
         return LLAMA_MEMORY_TYPE_DIFFER;
     }
 

@@ -15,9 +15,14 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-storage-copy.cpp
     llama-kv-storage-inplace.cpp
     llama-kv-storage.cpp
-    llama-kv-types-state.cpp
     llama-kv-types.cpp
     llama-kv-usage.cpp)
+
+# not every upstream has the patch that calls it
+file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-cache.h has_retype REGEX init_rot)
+if (has_retype)
+    list(APPEND LLAMA_KV_DYNAMIC_SOURCES llama-kv-types-state.cpp)
+endif()
 
 set_source_files_properties(${LLAMA_KV_DYNAMIC_SOURCES} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
