@@ -1,6 +1,7 @@
 """`kvtool export`: take the commits of the patched tree back into patches/ and cpp/."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -16,7 +17,7 @@ from kvtool.project import Project
 from kvtool.result import FileChange, Result
 from kvtool.tree.apply import commits_of
 from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
-from kvtool.tree.export import Folded, changes, fold
+from kvtool.tree.export import Folded, changes, fold, only_dropped
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS
 from kvtool.tree.rebase_plan import Workshop
 from kvtool.tree.series import Series
@@ -64,22 +65,17 @@ class ExportResult(Result):
 
 @dataclass(frozen=True)
 class _Source:
-    """What export works from, once it is sure that nothing is in the way. git: of the scratch repository."""
+    """What export works from, once it is sure that nothing is in the way.
 
-    git: Git
+    was: the diff of each patch as it was moved to the tree's upstream, where that is not the locked one.
+    """
+
     state: TreeState
     applied: Applied
     shop: Workshop
     series: Series
     stage: Stage
-
-    @property
-    def was(self) -> dict[str, bytes]:
-        """The patches as they were moved to another upstream than the locked one."""
-        if self.applied.tree == self.shop.lock.upstream().tree:
-            return {}
-        made = commits_of(self.git, self.applied.base, self.applied.head)
-        return {report.id: made[report.commit].diff for report in self.applied.patches if report.commit}
+    was: Mapping[str, bytes]
 
 
 def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
@@ -97,11 +93,17 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     shop.known[upstream.tag] = applied.base
     series = shop.series(upstream)
     explained = stage.path.exists() and not stage.edited()
-    if series.digest != applied.digest and not explained:
+    was = _as_moved(scratch.git, applied) if applied.tree != shop.lock.upstream().tree else {}
+    if series.digest != applied.digest and not explained and not only_dropped(project, scratch, applied, series, was):
         replayed = shop.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.git.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)
-    return _Source(scratch.git, state, applied, shop, series, stage)
+    return _Source(state, applied, shop, series, stage, was)
+
+
+def _as_moved(git: Git, applied: Applied) -> dict[str, bytes]:
+    made = commits_of(git, applied.base, applied.head)
+    return {report.id: made[report.commit].diff for report in applied.patches if report.commit}
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
