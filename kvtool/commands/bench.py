@@ -12,12 +12,10 @@ from kvtool.bench import bars, plots, report, rows, runs
 from kvtool.bench.report import Benched
 from kvtool.build import cmake
 from kvtool.commands import build
-from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import MeasureError, UsageError
 from kvtool.locks import alone
 from kvtool.options import BinDir
-from kvtool.project import Project
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
 
@@ -70,23 +68,32 @@ def _check(options: Options) -> None:
         plots.require()
 
 
-def _program(project: Project, console: Console, options: Options) -> Path:
-    directory = options.bin_dir or build.run(project, console, build.Options(targets=(cmake.BENCH_TARGET,))).bin_dir
+def _program(env: Env, options: Options) -> Path:
+    directory = options.bin_dir or build.command(env, build.Options(targets=(cmake.BENCH_TARGET,))).bin_dir
     found = process.program_in(directory.absolute(), cmake.BENCH_TARGET)
     if found is None:
         raise MeasureError(f"kv-bench is not in {directory}", next_step="kvtool build --target kv-bench")
     return found
 
 
-def run(project: Project, console: Console, options: Options) -> Benched:
-    """Measure what the options ask for; a bar that is missed is in the result, not an exception.
+def command(env: Env, options: Options) -> Benched:
+    """Measure what the dynamic cache costs and saves.
 
-    Raises UsageError, TreeError for a stale tree, BuildError, MissingToolError without matplotlib when --out is given,
-    DiskError, and MeasureError when something could not be measured.
+    Builds what it needs and makes a model of random weights with the cache geometry of Qwen3.5-27B. Memory: a static
+    cache, one that grows by copy and one that grows in place, a process each. Speed: a static and a dynamic context in
+    one process, call by call in turns, with a 95 % interval, with and without flash attention; with --baseline also the
+    patched build without the flag against an unpatched one. And it holds the figures against the project's bars.
+
+        kvtool bench --quick                             some minutes
+        kvtool bench --out bench                         everything, with plots (pip install 'kvtool[bench]')
+        kvtool bench --baseline ../llama.cpp/build/bin   also the flag off, against an unpatched build (Linux)
+
+    Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
+    project, console = env.project, env.console
     started = time.monotonic()
     _check(options)
-    program = _program(project, console, options)
+    program = _program(env, options)
     work = project.tree / "build" / "bench"
     work.mkdir(parents=True, exist_ok=True)
     with alone(work, MeasureError, "bench is running"):
@@ -113,20 +120,3 @@ def run(project: Project, console: Console, options: Options) -> Benched:
     if options.out:
         report.write(options.out, result, plots.draw(result.rows))
     return result
-
-
-def command(env: Env, options: Options) -> Benched:
-    """Measure what the dynamic cache costs and saves.
-
-    Builds what it needs and makes a model of random weights with the cache geometry of Qwen3.5-27B. Memory: a static
-    cache, one that grows by copy and one that grows in place, a process each. Speed: a static and a dynamic context in
-    one process, call by call in turns, with a 95 % interval, with and without flash attention; with --baseline also the
-    patched build without the flag against an unpatched one. And it holds the figures against the project's bars.
-
-        kvtool bench --quick                             some minutes
-        kvtool bench --out bench                         everything, with plots (pip install 'kvtool[bench]')
-        kvtool bench --baseline ../llama.cpp/build/bin   also the flag off, against an unpatched build (Linux)
-
-    Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
-    """
-    return run(env.project, env.console, options)

@@ -121,32 +121,6 @@ def _both_changed(state: TreeState, applied: Applied) -> TreeError:
     )
 
 
-def run(project: Project, console: Console, *, check: bool = False, mailbox: Path | None = None) -> ExportResult:
-    """check: write nothing. mailbox: write mails there and leave the project alone."""
-    if check and mailbox:
-        raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
-    if not (check or mailbox):
-        project.refuse_packaged()
-    if not (project.tree / ".git").is_dir():
-        raise not_clean(TreeState(project.tree, None))
-    cache = Cache(project.cache)
-    with (
-        hold_tree(project, console),
-        # what .git/config and .git/info/attributes of the tree say stays out of patches
-        scratch_below(project.tree, project.tree, cache.repo) as scratch,
-    ):
-        source = _open(project, console, scratch)
-        applied, head = source.applied, source.state.head
-        folded = fold(scratch, project.tree, applied, head, source.series)
-        if mailbox:
-            mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
-            return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
-        todo = changes(project, scratch, folded, source.series, source.was)
-        files = tuple(FileChange(change.path, change.action) for change in todo)
-        head = head if check else _write(project, source, folded, todo, scratch)
-        return ExportResult(applied.tag, project.tree, head, check, files, ())
-
-
 def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change, ...], scratch: Scratch) -> str:
     """Try it, write, then let the branch and the state follow (the tree's files are the same, none is touched)."""
     shop = source.shop.of(written(project, todo, scratch.place()))
@@ -209,4 +183,26 @@ def command(
 
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """
-    return run(env.project, env.console, check=check, mailbox=mailbox)
+    project, console = env.project, env.console
+    if check and mailbox:
+        raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
+    if not (check or mailbox):
+        project.refuse_packaged()
+    if not (project.tree / ".git").is_dir():
+        raise not_clean(TreeState(project.tree, None))
+    cache = Cache(project.cache)
+    with (
+        hold_tree(project, console),
+        # what .git/config and .git/info/attributes of the tree say stays out of patches
+        scratch_below(project.tree, project.tree, cache.repo) as scratch,
+    ):
+        source = _open(project, console, scratch)
+        applied, head = source.applied, source.state.head
+        folded = fold(scratch, project.tree, applied, head, source.series)
+        if mailbox:
+            mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
+            return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
+        todo = changes(project, scratch, folded, source.series, source.was)
+        files = tuple(FileChange(change.path, change.action) for change in todo)
+        head = head if check else _write(project, source, folded, todo, scratch)
+        return ExportResult(applied.tag, project.tree, head, check, files, ())

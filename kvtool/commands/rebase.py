@@ -15,22 +15,6 @@ from kvtool.upstream.history import History
 from kvtool.upstream.lock import Upstream
 
 
-def run(project: Project, console: Console, options: RebaseOptions) -> Result:
-    """One entry for all forms; UsageError for a combination that means nothing."""
-    _check(options)
-    toolchain.require_git()
-    if not options.dry_run:
-        project.refuse_packaged()
-    if options.all:
-        return _span(project, console, options)
-    if options.dry_run:
-        assert options.tag is not None
-        return _dry_run(project, console, options, options.tag)
-    if options.tag is not None:
-        return begin(project, console, options, options.tag)
-    return resume(project, console, options)
-
-
 def _check(options: RebaseOptions) -> None:
     dry = options.dry_run
     for wrong, why in (
@@ -108,4 +92,16 @@ def command(env: Env, options: RebaseOptions) -> Result:
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
-    return run(env.project, env.console, options)
+    project, console = env.project, env.console
+    _check(options)
+    toolchain.require_git()
+    if not options.dry_run:
+        project.refuse_packaged()
+    if options.all:
+        return _span(project, console, options)
+    if options.dry_run:
+        assert options.tag is not None
+        return _dry_run(project, console, options, options.tag)
+    if options.tag is not None:
+        return begin(project, console, options, options.tag)
+    return resume(project, console, options)

@@ -16,6 +16,7 @@ from kvtool import process
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
+from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.machine import available_memory
 from kvtool.options import Backend, BinDir, Jobs, Preset
@@ -75,13 +76,13 @@ def kinds_of(project: Project, options: Options) -> frozenset[str]:
     return frozenset(("kv-check",) if options.matrix or options.models else _COMPARISONS)
 
 
-def programs(project: Project, console: Console, options: Options, kinds: frozenset[str]) -> Path:
+def programs(env: Env, options: Options, kinds: frozenset[str]) -> Path:
     """Where the programs to verify are: built, or --bin's as they are."""
     if options.bin_dir is not None:
         return options.bin_dir.absolute()
-    targets = (*named.targets(kinds, project.cpp), *cmake.BACKENDS[options.backend].targets)
+    targets = (*named.targets(kinds, env.project.cpp), *cmake.BACKENDS[options.backend].targets)
     wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
-    return build.run(project, console, wanted).bin_dir
+    return build.command(env, wanted).bin_dir
 
 
 @dataclass(frozen=True)
