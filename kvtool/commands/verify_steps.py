@@ -125,7 +125,7 @@ class Verification:
                     bar.update(len(found), name)
                     found.append(named.unit(name, self.program(name)))
         if "preset" in self.kinds:
-            found.append(named.preset(self.project.tree, toolchain.find_cmake().path))
+            found.append(named.preset(self.project.tree, toolchain.find("cmake").path))
         return found
 
     def _toys(self) -> tuple[Path, ...]:
