@@ -7,11 +7,12 @@ a server that has been asked before; then all chats are at it. The tokens are dr
 import contextlib
 import json
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -96,82 +97,84 @@ class ServeResult(Report):
         return (*super().tables(), Table("Chats", (*columns, *more), tuple(rows)))
 
 
-@dataclass
-class _Chat:
-    """One conversation: the tokens so far, and what came of each request."""
+@dataclass(frozen=True)
+class Reply:
+    """What came of one request. tokens: generated; wait: seconds to the first; error: why it has no end."""
 
-    load: Load
-    number: int
-    tokens: list[int] = field(default_factory=list)
-    waits: dict[int, float] = field(default_factory=dict)
-    asked: int = 0
+    turn: int
+    asked: int
+    tokens: tuple[int, ...] = ()
     computed: int = 0
-    errors: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.tokens = _words("all", self.load.common)
-
-    def turn(self, server: LlamaServer, turn: int) -> None:
-        self.tokens += _words(f"{self.number}.{turn}", self.load.own)
-        self.asked += len(self.tokens)
-        try:
-            self._take(turn, _events(server, self.tokens, self.load.answer))
-        except (VerifyError, httpx.HTTPError, ValueError, KeyError) as err:
-            self.errors.append(str(err) or type(err).__name__)
-
-    def _take(self, turn: int, events: Iterator[dict[str, Any]]) -> None:
-        started, waited = time.monotonic(), 0.0
-        for event in events:
-            waited = waited or time.monotonic() - started
-            self.tokens += event.get("tokens", [])
-            if event.get("stop"):
-                self.waits[turn] = waited
-                self.computed += int(event["timings"]["prompt_n"])
-                return
-            if "error" in event:
-                raise ValueError(str(event["error"].get("message", event["error"])))
-        raise ValueError("the answer has no end")
+    wait: float = 0.0
+    error: str = ""
 
 
 def _words(seed: str, count: int) -> list[int]:
     return random.Random(seed).choices(range(*_WORDS), k=count)
 
 
-def _events(server: LlamaServer, tokens: Sequence[int], count: int) -> Iterator[dict[str, Any]]:
-    """What comes for one request, as it comes."""
-    body = {"prompt": tokens, "n_predict": count, "temperature": 0.0, "ignore_eos": True, "return_tokens": True}
-    with server.http.stream("POST", "/completion", json={**body, "stream": True, "cache_prompt": True}) as answer:
+def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
+    """One conversation; each turn is asked when its reply is wanted."""
+    tokens = _words("all", load.common)
+    for turn in range(load.turns):
+        tokens += _words(f"{number}.{turn}", load.own)
+        reply = _ask(server, tokens, load.answer, turn)
+        tokens += reply.tokens
+        yield reply
+
+
+def _ask(server: LlamaServer, prompt: list[int], count: int, turn: int) -> Reply:
+    started, wait, said, error = time.monotonic(), 0.0, list[int](), "the answer has no end"
+    try:
+        for event in _events(server, prompt, count):
+            wait = wait or time.monotonic() - started
+            said += event.get("tokens", [])
+            if event.get("stop"):
+                return Reply(turn, len(prompt), tuple(said), int(event["timings"]["prompt_n"]), wait)
+    except (httpx.HTTPError, ValueError, KeyError) as err:
+        error = str(err) or type(err).__name__
+    return Reply(turn, len(prompt), error=error)
+
+
+def _events(server: LlamaServer, prompt: list[int], count: int) -> Iterator[dict[str, Any]]:
+    """What a request is answered, as it comes. Raises ValueError for an error."""
+    body = {"prompt": prompt, "n_predict": count, "temperature": 0.0, "ignore_eos": True, "return_tokens": True}
+    with server.http.stream("POST", "/completion", json={**body, "stream": True}) as answer:
         if answer.status_code != 200:
             raise ValueError(f"HTTP {answer.status_code}: {answer.read().decode('utf-8', 'replace')[:200]}")
         for line in answer.iter_lines():
-            kind, _, data = line.partition(": ")
-            if kind in ("data", "error"):
-                yield json.loads(data) if kind == "data" else {"error": json.loads(data)}
+            if line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise ValueError(str(event["error"]))
+                yield event
 
 
 def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Served:
     """Start a server, let the chats talk to it, and look at what it took. MeasureError when it does not start."""
     size = f"-c {load.cells} -np {load.chats} -kvu -cram 0 -t {cores()} --no-warmup".split()
-    chats = [_Chat(load, number) for number in range(load.chats)]
     started = time.monotonic()
     try:
         with llama_server(binary, model, [*size, *FLAGS[mode]], work / f"serve-{mode}.log") as server:
-            chats[0].turn(server, 0)
+            chats = [_chat(server, load, number) for number in range(load.chats)]
+            alone = next(chats[0])
             with ThreadPoolExecutor(load.chats) as pool:
-                list(pool.map(lambda chat: _talk(server, chat), chats))
+                together: list[list[Reply]] = list(pool.map(list, chats))
             took = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
             resident = _resident(server.pid)
     except VerifyError as err:
         raise MeasureError(f"{mode}: {err.what}", why=err.why, output=err.output) from err
-    waits = [chat.waits[0] for chat in chats[1:] if 0 in chat.waits]
-    errors = [error for chat in chats for error in chat.errors]
+    later = [reply for replies in together for reply in replies]
+    replies = [alone, *later]
+    errors = [reply.error for reply in replies if reply.error]
+    waits = [reply.wait for reply in later if reply.turn == 0 and not reply.error]
     return Served(
         mode,
-        load.chats * load.turns,
+        len(replies),
         len(errors),
         next(iter(errors), ""),
-        sum(chat.asked for chat in chats),
-        sum(chat.computed for chat in chats),
+        sum(reply.asked for reply in replies),
+        sum(reply.computed for reply in replies),
         statistics.median(waits) if waits else None,
         max(waits, default=None),
         took.get("used_bytes"),
@@ -181,15 +184,10 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
     )
 
 
-def _talk(server: LlamaServer, chat: _Chat) -> None:
-    for turn in range(1 if chat.number == 0 else 0, chat.load.turns):
-        chat.turn(server, turn)
-
-
 def _resident(pid: int) -> int | None:
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) * 1024
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text("ascii"), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
     return None
 
 

@@ -23,7 +23,7 @@ from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport
 from kvtool.tree.status import write_json
-from kvtool.upstream import discover
+from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, load_lock
 from kvtool.upstream.pin import pin
@@ -134,7 +134,7 @@ class _Run:
 
     def _fetch(self, work: Path) -> str:
         cache, mirror = Cache(self.project.cache), self.options.mirror
-        grown, fetched = discover.ensure(cache, self.lock, self.tag, self.console, mirror)
+        grown, fetched = sources.ensure_tag(cache, self.lock, self.tag, self.console, mirror)
         self.tree = fetched.upstream.tree
         copy = init.create(self.project, work)
         self.inside = Env(self.console, lambda: copy)
