@@ -93,7 +93,7 @@ class ServeResult(Report):
             for row in self.rows
         ]
         columns = ("cache", ">asked", ">errors", ">prompt", ">computed", ">first s", ">worst")
-        more = ">KV used MiB", ">taken", ">resident"
+        more = ">KV MiB", ">taken", ">RSS"
         return (*super().tables(), Table("Chats", (*columns, *more), tuple(rows)))
 
 
@@ -114,32 +114,33 @@ def _words(seed: str, count: int) -> list[int]:
 
 
 def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
-    """One conversation; each turn is asked when its reply is wanted."""
+    """One conversation, in a slot of its own; each turn is asked when its reply is wanted."""
     tokens = _words("all", load.common)
     for turn in range(load.turns):
         tokens += _words(f"{number}.{turn}", load.own)
-        reply = _ask(server, tokens, load.answer, turn)
+        reply = _ask(server, {"prompt": tokens, "n_predict": load.answer, "id_slot": number}, turn)
         tokens += reply.tokens
         yield reply
 
 
-def _ask(server: LlamaServer, prompt: list[int], count: int, turn: int) -> Reply:
-    started, wait, said, error = time.monotonic(), 0.0, list[int](), "the answer has no end"
+def _ask(server: LlamaServer, request: dict[str, Any], turn: int) -> Reply:
+    asked, said, error = len(request["prompt"]), list[int](), "the answer has no end"
+    started, wait = time.monotonic(), 0.0
     try:
-        for event in _events(server, prompt, count):
+        for event in _events(server, request):
             wait = wait or time.monotonic() - started
             said += event.get("tokens", [])
             if event.get("stop"):
-                return Reply(turn, len(prompt), tuple(said), int(event["timings"]["prompt_n"]), wait)
+                return Reply(turn, asked, tuple(said), int(event["timings"]["prompt_n"]), wait)
     except (httpx.HTTPError, ValueError, KeyError) as err:
         error = str(err) or type(err).__name__
-    return Reply(turn, len(prompt), error=error)
+    return Reply(turn, asked, error=error)
 
 
-def _events(server: LlamaServer, prompt: list[int], count: int) -> Iterator[dict[str, Any]]:
+def _events(server: LlamaServer, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What a request is answered, as it comes. Raises ValueError for an error."""
-    body = {"prompt": prompt, "n_predict": count, "temperature": 0.0, "ignore_eos": True, "return_tokens": True}
-    with server.http.stream("POST", "/completion", json={**body, "stream": True}) as answer:
+    body = {**request, "temperature": 0.0, "ignore_eos": True, "return_tokens": True, "stream": True}
+    with server.http.stream("POST", "/completion", json=body) as answer:
         if answer.status_code != 200:
             raise ValueError(f"HTTP {answer.status_code}: {answer.read().decode('utf-8', 'replace')[:200]}")
         for line in answer.iter_lines():

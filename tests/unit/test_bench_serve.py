@@ -15,7 +15,7 @@ from kvtool.errors import MeasureError, UsageError
 from kvtool.project import Project
 from tests import fakes
 
-# It knows a prompt that begins as one before it: with the flag any one, else a chat's own. A token takes 10 bytes.
+# It knows a prompt that begins as one before it: with the flag any one, else one of the slot. A token takes 10 bytes.
 SERVER = """
 import json, os, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,9 +42,9 @@ class Handler(BaseHTTPRequestHandler):
         global cells
         ask = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with lock:
-            mine = [k for k in known if "--kv-share-prefix" in args or ask["prompt"][:len(k)] == k]
+            mine = [k for slot, k in known if "--kv-share-prefix" in args or slot == ask["id_slot"]]
             reused = max([common(k, ask["prompt"]) for k in mine], default=0)
-            known.append(ask["prompt"])
+            known.append((ask["id_slot"], ask["prompt"]))
             cells += len(ask["prompt"]) - reused
             turn = len(known)
         if fate == "full" and turn > 2:
