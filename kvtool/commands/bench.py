@@ -13,9 +13,9 @@ from kvtool.bench.report import Benched, Report
 from kvtool.build import cmake
 from kvtool.commands import build
 from kvtool.env import Env
-from kvtool.errors import MeasureError, UsageError
+from kvtool.errors import MeasureError
 from kvtool.locks import alone
-from kvtool.options import BinDir
+from kvtool.options import BinDir, refuse
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
 
@@ -61,16 +61,17 @@ def make_plan(options: Options, program: Path, model: Path) -> runs.Plan:
 
 
 def _check(options: Options) -> None:
-    if options.n_ctx < 2048:
-        raise UsageError(f"--ctx {options.n_ctx} is too small to measure in", next_step="--ctx 2048 or more")
-    if options.chats < 2:
-        raise UsageError("one chat has nobody to share with", next_step="--chats 2 or more")
-    if options.rounds and options.rounds < 2:
-        raise UsageError("an interval takes two rounds", next_step="--rounds 2 or more")
-    if options.model and not options.model.is_file():
-        raise UsageError(f"there is no {options.model}", next_step="--model FILE.gguf, or leave it out")
-    if options.baseline and not (options.baseline / "libllama.so").is_file():
-        raise UsageError(f"there is no libllama.so in {options.baseline}", next_step="build the target llama, on Linux")
+    refuse(
+        "bench",
+        (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
+        (options.chats < 2, "one chat has nobody to share with: --chats 2 or more"),
+        (options.rounds and options.rounds < 2, "an interval takes two rounds: --rounds 2 or more"),
+        (options.model and not options.model.is_file(), f"there is no {options.model}"),
+        (
+            options.baseline and not (options.baseline / "libllama.so").is_file(),
+            f"there is no libllama.so in {options.baseline}: build the target llama, on Linux",
+        ),
+    )
     if options.out:
         plots.require()
 

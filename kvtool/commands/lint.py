@@ -6,7 +6,7 @@ from typing import ClassVar
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, LintError
-from kvtool.lint.finding import LintFinding
+from kvtool.lint import LintFinding
 from kvtool.lint.project import lint_project
 from kvtool.result import Result
 from kvtool.tree.series import load_patches

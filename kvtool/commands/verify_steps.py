@@ -19,7 +19,7 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.machine import available_memory
-from kvtool.options import Backend, BinDir, Jobs, Preset
+from kvtool.options import Backend, BinDir, Jobs, Preset, refuse
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.verify import checks, conversation, devices, drafts, matrix, models, named, plan, runner, texts
@@ -57,16 +57,14 @@ class Options:
 
     def refuse_contradictions(self) -> None:
         """UsageError for options that make no sense together."""
-        if self.quick and self.matrix:
-            raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
-        if self.patch and self.matrix:
-            raise UsageError("--patch and --matrix are two choices", next_step="leave one of them out")
-        if self.patch and self.models:
-            raise UsageError("--patch and --models are two choices", next_step="leave one of them out")
-        if self.markdown is not None and not self.matrix:
-            raise UsageError("--markdown writes the table of --matrix", next_step="give both, or neither")
-        if self.jobs < 0:
-            raise UsageError(f"--jobs {self.jobs} makes no sense", next_step="--jobs 0 is one per core")
+        refuse(
+            "verify",
+            (self.quick and self.matrix, "--quick and --matrix are opposites"),
+            (self.patch and self.matrix, "--patch and --matrix are two choices"),
+            (self.patch and self.models, "--patch and --models are two choices"),
+            (self.markdown and not self.matrix, "--markdown writes the table of --matrix"),
+            (self.jobs < 0, f"--jobs {self.jobs} makes no sense: 0 is one per core"),
+        )
 
 
 def kinds_of(project: Project, options: Options) -> frozenset[str]:
