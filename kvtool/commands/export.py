@@ -94,7 +94,7 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     series = shop.series(upstream)
     explained = stage.path.exists() and not stage.edited()
     was = _as_moved(scratch.git, applied) if applied.tree != shop.lock.upstream().tree else {}
-    if series.digest != applied.digest and not explained and not only_dropped(project, scratch, applied, series, was):
+    if series.digest != applied.digest and not explained and not only_dropped(scratch, project, state, series, was):
         replayed = shop.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.git.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)

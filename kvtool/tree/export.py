@@ -31,7 +31,7 @@ from kvtool.tree.series import (
     new_files,
     new_id,
 )
-from kvtool.tree.status import Applied, Commit, changed_rows, commits_since
+from kvtool.tree.status import Applied, Commit, TreeState, changed_rows, commits_since
 from kvtool.tree.transaction import Change, written
 from kvtool.upstream.lock import Lock
 from kvtool.upstream.pin import pin
@@ -105,14 +105,20 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
 
 
 def only_dropped(
-    project: Project, scratch: Scratch, applied: Applied, series: Series, was: Mapping[str, bytes]
+    scratch: Scratch, project: Project, state: TreeState, series: Series, was: Mapping[str, bytes]
 ) -> bool:
-    """Whether the project is what the tree was made of, except that its series lacks patches: nothing to be undone."""
+    """Whether the project is what the tree was made of, except that it lists no more what the tree has no commit of
+    either: there is nothing to be undone."""
+    git, applied = scratch.git, state.applied
+    assert applied is not None
     wanted = {step.patch.id: step for step in series.steps if step.wanted}
-    made = {report.id: report.commit for report in applied.patches if report.id in wanted}
-    git = scratch.git
+    tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
+    made = {report.id: report.commit for report in tried if report.id in wanted}
+    gone = {report.commit for report in applied.patches if report.id not in wanted}
+    subjects = {commit.subject for commit in commits_since(git, applied.base, applied.head) if commit.id in gone}
     return (
         list(made) == list(wanted)
+        and not any(commit.subject in subjects for commit in commits_since(git, applied.base, state.head))
         and not _cpp_changes(project, git, _new_blobs(git, project.tree, applied.head, _paths(git, applied.base)))
         and all(
             _says_the_same(scratch, wanted[name], commit, was.get(name, b"")) for name, commit in made.items() if commit

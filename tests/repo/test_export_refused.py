@@ -125,6 +125,29 @@ def test_a_patch_that_another_stood_on_is_dropped(applied: Tiny, kvtool) -> None
     assert kvtool("status", "--json").json["state"] == "clean"
 
 
+@pytest.mark.parametrize("how", ["entry", "until"])
+@pytest.mark.parametrize("again", [False, True], ids=["as it was", "made again"])
+def test_a_patch_that_is_dropped_in_the_project_alone_does_not_come_back(
+    applied: Tiny, kvtool, how: str, again: bool
+) -> None:
+    if again:
+        git(applied.tree, "commit", "-q", "--amend", "--no-edit", "--reset-author")
+    if how == "entry":
+        keep_entries(applied, "flag")
+    else:
+        with (applied.root / "patches/series.toml").open("a") as series:
+            series.write('until = "v1"\n')
+    refused(applied, kvtool, 4, "would undo that", "kvtool apply")
+
+
+def test_a_patch_that_the_project_wants_again_is_not_forgotten(project: Tiny, kvtool) -> None:
+    project.add_patch("later", ("src/a.cpp", "x + 6;", "x + 6 + 1;"), extra='from = "v2"\n')
+    assert kvtool("apply").code == 0
+    series = project.root / "patches/series.toml"
+    series.write_text(series.read_text().replace('from = "v2"\n', ""))
+    refused(project, kvtool, 4, "would undo that", "kvtool apply")
+
+
 @pytest.mark.parametrize("also", ["changed", "added", "moved", "cpp"])
 def test_a_dropped_patch_hides_no_other_change(applied: Tiny, kvtool, also: str) -> None:
     applied.add_patch("tail", ("src/a.cpp", "x + 6;", "x + 6 + 1;"))
