@@ -1,38 +1,14 @@
 """The command line: parse, call a command, render, exit. The only place that exits.
 
-How to add a command
---------------------
-1. Write `kvtool/commands/<verb>.py` with a function `command` (and below it whatever it calls):
-
-       @dataclass(frozen=True)
-       class Built(Result):
-           command: ClassVar[str] = "build"
-           seconds: float
-           def render(self, console: Console) -> None:
-               console.line(f"built in {self.seconds:.1f} s")
-
-       @dataclass(frozen=True)
-       class Options:
-           jobs: Annotated[int, Option("--jobs", "-j", help="...")] = 0
-
-       def run(project: Project, console: Console, options: Options) -> Built: ...
-
-       def command(env: Env, options: Options) -> Built:
-           '''Build the patched tree.          <- first line: the summary that `kvtool --help` lists
-
-           The rest: what `kvtool build --help` teaches.
-
-               kvtool build --metal     examples are indented, and can be pasted'''
-           return run(env.project, env.console, options)
-
-2. Add the verb to COMMANDS below, in the order of use.
+A command is the function `command` of `kvtool/commands/<verb>.py` (a short one is fetch.py), its verb in COMMANDS.
+Its docstring is the help: the first line is what `kvtool --help` lists, indented paragraphs are examples to be pasted.
 
 `command` takes `env: Env` first, then typer-annotated parameters, or a dataclass of them (options.py). The options that
 every command has (--json, --quiet, --verbose, --project, --tree) are added here and arrive as env. It returns a Result;
 it never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by Result.failure, and
 this module turns either into the exit code. env.project is looked up on first use, so a command that needs no project
 works anywhere. Import Env (from kvtool.env) at run time, not under TYPE_CHECKING: the signature is evaluated. Import
-heavy libraries inside run(), not at the top: `kvtool --help` imports every command module, a command only its own.
+heavy libraries inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
 import copy
@@ -53,6 +29,7 @@ from kvtool.console import Console, escape
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, UsageError
 from kvtool.options import Shared, Taken, taken
+from kvtool.project import find_project
 from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
@@ -80,7 +57,8 @@ def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
     def call(**given: Any) -> int:
         shared: Shared = everywhere.value(given)
         console = Console(json=shared.json, quiet=shared.quiet, verbose=shared.verbose)
-        result = command(Env(console, shared.project, shared.tree), **{name: p.value(given) for name, p in own.items()})
+        env = Env(console, lambda: find_project(shared.project, shared.tree))
+        result = command(env, **{name: p.value(given) for name, p in own.items()})
         console.result(result)
         return result.failure.exit_code if result.failure else 0
 

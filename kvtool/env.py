@@ -1,19 +1,18 @@
 """What cli.py hands to every command."""
 
 import functools
-from pathlib import Path
+from collections.abc import Callable
 
 from kvtool.console import Console
-from kvtool.project import Project, find_project
+from kvtool.project import Project
 
 
 class Env:
-    """The console, and the project (found on first use; raises UsageError when there is none)."""
+    """The console, and the project: looked for on first use (UsageError when there is none)."""
 
-    def __init__(self, console: Console, project: Path | None = None, tree: Path | None = None) -> None:
-        self.console = console
-        self._project, self._tree = project, tree
+    def __init__(self, console: Console, find: Callable[[], Project]) -> None:
+        self.console, self._find = console, find
 
     @functools.cached_property
     def project(self) -> Project:
-        return find_project(self._project, self._tree)
+        return self._find()

@@ -54,6 +54,12 @@ BinDir = Annotated[
 ]
 
 
+def refuse(command: str, *rules: tuple[object, str]) -> None:
+    """UsageError for the first of these that holds, in its words: options that make no sense, alone or together."""
+    if wrong := next((words for holds, words in rules if holds), ""):
+        raise UsageError(wrong, next_step=f"kvtool {command} --help")
+
+
 @dataclass(frozen=True)
 class Shared:
     """What every command takes."""

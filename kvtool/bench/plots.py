@@ -2,14 +2,18 @@
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtool.bench.rows import Row
 from kvtool.bench.runs import COPY, IN_PLACE, MODES, STATIC
 from kvtool.errors import MissingToolError
 
+if TYPE_CHECKING:
+    from kvtool.bench.serve import Served
+
 GIB = 2**30
 _COLOURS = {STATIC: "#777777", COPY: "#d9822b", IN_PLACE: "#1f77b4"}
+_SERVED = ("#777777", "#1f77b4", "#2ca02c")
 _MARKS = {STATIC: "", COPY: "s", IN_PLACE: "o"}
 
 
@@ -30,6 +34,20 @@ def draw(rows: Sequence[Row]) -> dict[str, bytes]:
     return {**_saved("memory", _memory(depths)), **_saved("growth", _growth([r for r in depths if r.growth_limit]))}
 
 
+def draw_serve(rows: Sequence["Served"]) -> dict[str, bytes]:
+    """A panel for each thing that sharing a prompt is to save."""
+    panels = (
+        ("resident, MiB", [(row.resident or 0) / 2**20 for row in rows]),
+        ("prompt tokens computed", [row.computed for row in rows]),
+        ("seconds to the first token", [row.first or 0.0 for row in rows]),
+    )
+    figure, axes = _panel(len(panels))
+    for axis, (title, values) in zip(axes, panels, strict=True):
+        axis.bar([row.mode for row in rows], values, color=_SERVED[: len(rows)])
+        axis.set(title=title, ylim=(0, None))
+    return _saved("serve", figure)
+
+
 def _saved(name: str, figure: Any) -> dict[str, bytes]:
     import matplotlib
 
@@ -43,13 +61,15 @@ def _saved(name: str, figure: Any) -> dict[str, bytes]:
     return out
 
 
-def _panel() -> tuple[Any, Any]:
+def _panel(count: int = 1) -> tuple[Any, Any]:
+    """A figure, and its panels; a single one as it is."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    figure = Figure(figsize=(4.6, 4.0), layout="constrained")
-    axis = figure.subplots()
-    axis.grid(alpha=0.3)
-    return figure, axis
+    figure = Figure(figsize=(1.6 + 3.0 * count, 4.0), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False)[0]
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    return figure, axes if count > 1 else axes[0]
 
 
 def _memory(depths: Sequence[Row]) -> Any:

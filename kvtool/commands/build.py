@@ -106,22 +106,6 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
     )
 
 
-def run(project: Project, console: Console, options: Options) -> Built:
-    """Build the applied tree. MissingToolError before anything starts, TreeError for a stale tree, BuildError."""
-    started = time.monotonic()
-    if options.dry_run:
-        planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
-        return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
-    from kvtool.tree.status import require_applied  # late: not for `kvtool --help`
-
-    tools = toolchain.require(options.backend)
-    if options.ui:
-        toolchain.require_npm()
-    planned = make_plan(project, options, tools)
-    require_applied(project)
-    return _built(planned, builder.run(planned, console), started, dry_run=False)
-
-
 def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
     env = dict(planned.env)
     return Built(
@@ -159,4 +143,16 @@ def command(env: Env, options: Options) -> Built:
         kvtool build --preset debug     with assertions and for a debugger
         kvtool build -D LLAMA_OPENSSL=ON --target llama-server
     """
-    return run(env.project, env.console, options)
+    project, console = env.project, env.console
+    started = time.monotonic()
+    if options.dry_run:
+        planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
+        return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
+    from kvtool.tree.status import require_applied  # late: not for `kvtool --help`
+
+    tools = toolchain.require(options.backend)
+    if options.ui:
+        toolchain.require_npm()
+    planned = make_plan(project, options, tools)
+    require_applied(project)
+    return _built(planned, builder.run(planned, console), started, dry_run=False)

@@ -12,16 +12,7 @@ from typer import Argument, Option
 
 from kvtool.build import toolchain
 from kvtool.canary import latest
-from kvtool.canary.report import (
-    SCHEMA,
-    Breakage,
-    Step,
-    StepName,
-    of_error,
-    of_patches,
-    of_verified,
-    tail,
-)
+from kvtool.canary.report import SCHEMA, Breakage, Step, StepName, of_error, of_patches, of_verified, tail
 from kvtool.commands import build, init, verify, verify_steps
 from kvtool.commands.rebase_tree import RebaseOptions, begin
 from kvtool.console import Console
@@ -32,7 +23,7 @@ from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport
 from kvtool.tree.status import write_json
-from kvtool.upstream import discover
+from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, load_lock
 from kvtool.upstream.pin import pin
@@ -103,14 +94,14 @@ class Options:
 
 @dataclass
 class _Run:
-    """A canary under way: what is known so far. copy: the project in which it all happens, once it is there."""
+    """A canary under way: what is known so far. inside: with the project in which it all happens, once it is there."""
 
     project: Project
     console: Console
     options: Options
     lock: Lock
     tag: str
-    copy: Project | None = None
+    inside: Env | None = None
     steps: list[Step] = field(default_factory=list)
     breakages: tuple[Breakage, ...] = ()
     patches: tuple[PatchReport, ...] = ()
@@ -143,17 +134,18 @@ class _Run:
 
     def _fetch(self, work: Path) -> str:
         cache, mirror = Cache(self.project.cache), self.options.mirror
-        grown, fetched = discover.ensure(cache, self.lock, self.tag, self.console, mirror)
+        grown, fetched = sources.ensure_tag(cache, self.lock, self.tag, self.console, mirror)
         self.tree = fetched.upstream.tree
-        self.copy = copy = init.create(self.project, work)
+        copy = init.create(self.project, work)
+        self.inside = Env(self.console, lambda: copy)
         # the copy's lock has the tag, so that it is not fetched again; it is not the current one yet
         text = pin(pin(read_text(copy.lock), grown, self.tag), grown, self.lock.current)
         copy.lock.write_text(text, encoding="utf-8")
         return f"tree {self.tree[:12]} from {fetched.source}"
 
     def _rebase(self) -> str:
-        assert self.copy is not None
-        moved = begin(self.copy, self.console, RebaseOptions(self.tag, self.options.mirror), self.tag)
+        assert self.inside is not None
+        moved = begin(self.inside.project, self.console, RebaseOptions(self.tag, self.options.mirror), self.tag)
         self.patches, self.breakages = moved.patches, of_patches(moved.patches)
         if broken := moved.failure:
             self.error = ConflictError(broken.what, why=broken.why, next_step=f"kvtool rebase {self.tag}")
@@ -161,44 +153,16 @@ class _Run:
         return f"{len(moved.patches)} patches, {sum(report.hunks for report in moved.patches)} hunks"
 
     def _build(self) -> str:
-        assert self.copy is not None
-        built = build.run(self.copy, self.console, build.Options(self.options.backend))
+        assert self.inside is not None
+        built = build.command(self.inside, build.Options(self.options.backend))
         return f"{built.compiled} files compiled"
 
     def _verify(self) -> str:
-        assert self.copy is not None
+        assert self.inside is not None
         wanted = verify_steps.Options(quick=not self.options.full, backend=self.options.backend)
-        done = verify.run(self.copy, self.console, wanted)
+        done = verify.command(self.inside, wanted)
         self.error, self.breakages = done.failure, of_verified(done)
         return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
-
-
-def run(project: Project, console: Console, options: Options) -> CanaryResult:
-    """Fetch, rebase, build, verify, in a copy of the project, which is not changed.
-
-    What breaks is in the result, not an exception.
-    """
-    toolchain.require_git()  # what this machine lacks is no breakage
-    lock = load_lock(project.lock)
-    newest = latest.Latest(options.tag, "given")
-    if options.tag == "latest":
-        newest = latest.find(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
-    done = _Run(project, console, options, lock, newest.tag)
-    with tempfile.TemporaryDirectory(prefix="kvtool-canary-") as name:
-        done.go(options.work.absolute() if options.work else Path(name))
-    return CanaryResult(
-        SCHEMA,
-        newest.tag,
-        newest.source,
-        newest.why,
-        done.tree,
-        lock.current,
-        done.breakages[0].key if done.breakages else "",
-        tuple(done.steps),
-        done.breakages,
-        done.patches,
-        done.error,
-    )
 
 
 def command(env: Env, options: Options) -> CanaryResult:
@@ -216,7 +180,28 @@ def command(env: Env, options: Options) -> CanaryResult:
 
     Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
     """
-    result = run(env.project, env.console, options)
+    project, console = env.project, env.console
+    toolchain.require_git()  # what this machine lacks is no breakage
+    lock = load_lock(project.lock)
+    newest = latest.Latest(options.tag, "given")
+    if options.tag == "latest":
+        newest = latest.find(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
+    done = _Run(project, console, options, lock, newest.tag)
+    with tempfile.TemporaryDirectory(prefix="kvtool-canary-") as name:
+        done.go(options.work.absolute() if options.work else Path(name))
+    result = CanaryResult(
+        SCHEMA,
+        newest.tag,
+        newest.source,
+        newest.why,
+        done.tree,
+        lock.current,
+        done.breakages[0].key if done.breakages else "",
+        tuple(done.steps),
+        done.breakages,
+        done.patches,
+        done.error,
+    )
     if options.report is not None:
         write_json(options.report.absolute(), plain(result.to_json()))
     return result

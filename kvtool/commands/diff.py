@@ -9,33 +9,10 @@ from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.gitcmd import scratch_repository
 from kvtool.options import Mirror
-from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import compare
-from kvtool.tree.compare import Snapshot
+from kvtool.tree.compare import Pair, Snapshot
 from kvtool.tree.rebase_plan import Workshop
-
-
-@dataclass(frozen=True)
-class State:
-    """One side. revision: "" for the working files; missing: patches that do not apply there."""
-
-    name: str
-    revision: str
-    tag: str
-    head: str
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PatchChange:
-    """id: "" for the commit with cpp/'s files, and for commits that are no patch yet."""
-
-    id: str
-    subject: str
-    change: str
-    before: str
-    after: str
 
 
 @dataclass(frozen=True)
@@ -43,10 +20,10 @@ class DiffResult(Result):
     """same: nothing changed; patches: each commit and its counterpart; diff: git's text, a diff of diffs or of code."""
 
     command: ClassVar[str] = "diff"
-    before: State
-    after: State
+    before: Snapshot
+    after: Snapshot
     same: bool
-    patches: tuple[PatchChange, ...]
+    patches: tuple[Pair, ...]
     diff: str
 
     def render(self, console: Console) -> None:
@@ -59,36 +36,9 @@ class DiffResult(Result):
             console.line(f"{_title(self.before)} and {_title(self.after)}: no difference")
 
 
-def _title(state: State) -> str:
+def _title(state: Snapshot) -> str:
     at = f"{state.revision[:10]} on " if state.revision else ""
     return f"{state.name} ({at}llama.cpp {state.tag})"
-
-
-def run(
-    project: Project, console: Console, before: str, after: str, *, code: bool = False, mirror: str | None = None
-) -> DiffResult:
-    """Build both states in a throw-away repository and compare them. code: the code instead of the patches."""
-    shop, names = Workshop(project, console, mirror), (before, after)
-    repositories = [shop.cache.repo]
-    if compare.TREE in names and (project.tree / ".git").exists():
-        repositories.append(project.tree)
-    with scratch_repository(*repositories) as scratch:
-        old, new = (compare.snapshot(shop, name, scratch) for name in names)
-        ranges = (old.base, old.head), (new.base, new.head)
-        ids = {**old.ids, **new.ids}
-        pairs = compare.range_diff(scratch.git, *ranges, lambda commit, subject: ids.get(commit) or subject)
-        same = all(pair.change == "same" for pair in pairs)
-        text = "" if same else compare.text(pairs)
-        if code:
-            text = compare.code_diff(scratch.git, *ranges)
-    changes = tuple(
-        PatchChange(ids.get(p.after) or ids.get(p.before, ""), p.subject, p.change, p.before, p.after) for p in pairs
-    )
-    return DiffResult(_state(old), _state(new), same, changes, text)
-
-
-def _state(side: Snapshot) -> State:
-    return State(side.name, side.revision, side.tag, side.head, side.missing)
 
 
 def command(
@@ -111,4 +61,14 @@ def command(
 
     Exit code 0 also when they differ; `same` and `patches` in --json are for scripts.
     """
-    return run(env.project, env.console, before, after, code=code, mirror=mirror)
+    project, console = env.project, env.console
+    shop, names = Workshop(project, console, mirror), (before, after)
+    repositories = [shop.cache.repo]
+    if compare.TREE in names and (project.tree / ".git").exists():
+        repositories.append(project.tree)
+    with scratch_repository(*repositories) as scratch:
+        old, new = (compare.snapshot(shop, name, scratch) for name in names)
+        pairs = compare.range_diff(scratch.git, old, new)
+        same = all(pair.change == "same" for pair in pairs)
+        text = compare.code_diff(scratch.git, old, new) if code else "" if same else compare.text(pairs)
+    return DiffResult(old, new, same, pairs, text)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from kvtool import process
 from kvtool.build import toolchain
 from kvtool.build.cmake import BACKENDS
 from kvtool.console import Console
@@ -120,17 +119,15 @@ def _lacks(backend: str, system: str) -> str:
 def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
     """Look at everything; nothing is changed and nothing is fetched. backend: the one that is to be built."""
     system = platform.system()
-    npm = toolchain.look("npm", process.which("npm"), toolchain.HINTS["npm"])
     checks = (
         Check("python", True, True, f"{platform.python_version()} ({sys.executable})"),
         _check(toolchain.find_git(), required=True),
         _check(toolchain.find_compiler("C"), required=True),
         _check(toolchain.find_compiler("C++"), required=True),
-        _check(toolchain.find_cmake(), required=True),
-        _check(toolchain.find_ninja(), required=True),
+        *(_check(toolchain.find(name), required=True) for name in ("cmake", "ninja")),
         *(_check(tool, required=True) for tool in toolchain.backend_tools(backend, system)),
-        _check(toolchain.find_ccache(), required=False, purpose="without it every rebuild compiles everything"),
-        _check(npm, required=False, purpose="one of the ways to fetch upstream"),
+        _check(toolchain.find("ccache"), required=False, purpose="without it every rebuild compiles everything"),
+        _check(toolchain.find("npm"), required=False, purpose="one of the ways to fetch upstream"),
         _disk("disk", tree),
         _writable("tree", tree, "name another place with --tree DIR or KVTOOL_TREE"),
         _writable("cache", cache, "name another place with KVTOOL_CACHE=DIR"),

@@ -1,6 +1,7 @@
 """`kvtool export`: take the commits of the patched tree back into patches/ and cpp/."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -16,7 +17,7 @@ from kvtool.project import Project
 from kvtool.result import FileChange, Result
 from kvtool.tree.apply import commits_of
 from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
-from kvtool.tree.export import Folded, changes, fold
+from kvtool.tree.export import Folded, changes, fold, only_dropped
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS
 from kvtool.tree.rebase_plan import Workshop
 from kvtool.tree.series import Series
@@ -64,22 +65,17 @@ class ExportResult(Result):
 
 @dataclass(frozen=True)
 class _Source:
-    """What export works from, once it is sure that nothing is in the way. git: of the scratch repository."""
+    """What export works from, once it is sure that nothing is in the way.
 
-    git: Git
+    was: the diff of each patch as it was moved to the tree's upstream, where that is not the locked one.
+    """
+
     state: TreeState
     applied: Applied
     shop: Workshop
     series: Series
     stage: Stage
-
-    @property
-    def was(self) -> dict[str, bytes]:
-        """The patches as they were moved to another upstream than the locked one."""
-        if self.applied.tree == self.shop.lock.upstream().tree:
-            return {}
-        made = commits_of(self.git, self.applied.base, self.applied.head)
-        return {report.id: made[report.commit].diff for report in self.applied.patches if report.commit}
+    was: Mapping[str, bytes]
 
 
 def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
@@ -97,11 +93,17 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     shop.known[upstream.tag] = applied.base
     series = shop.series(upstream)
     explained = stage.path.exists() and not stage.edited()
-    if series.digest != applied.digest and not explained:
+    was = _as_moved(scratch.git, applied) if applied.tree != shop.lock.upstream().tree else {}
+    if series.digest != applied.digest and not explained and not only_dropped(scratch, project, state, series, was):
         replayed = shop.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.git.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)
-    return _Source(scratch.git, state, applied, shop, series, stage)
+    return _Source(state, applied, shop, series, stage, was)
+
+
+def _as_moved(git: Git, applied: Applied) -> dict[str, bytes]:
+    made = commits_of(git, applied.base, applied.head)
+    return {report.id: made[report.commit].diff for report in applied.patches if report.commit}
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
@@ -117,32 +119,6 @@ def _both_changed(state: TreeState, applied: Applied) -> TreeError:
         why="an export would undo that",
         next_step=redo,
     )
-
-
-def run(project: Project, console: Console, *, check: bool = False, mailbox: Path | None = None) -> ExportResult:
-    """check: write nothing. mailbox: write mails there and leave the project alone."""
-    if check and mailbox:
-        raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
-    if not (check or mailbox):
-        project.refuse_packaged()
-    if not (project.tree / ".git").is_dir():
-        raise not_clean(TreeState(project.tree, None))
-    cache = Cache(project.cache)
-    with (
-        hold_tree(project, console),
-        # what .git/config and .git/info/attributes of the tree say stays out of patches
-        scratch_below(project.tree, project.tree, cache.repo) as scratch,
-    ):
-        source = _open(project, console, scratch)
-        applied, head = source.applied, source.state.head
-        folded = fold(scratch, project.tree, applied, head, source.series)
-        if mailbox:
-            mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
-            return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
-        todo = changes(project, scratch, folded, source.series, source.was)
-        files = tuple(FileChange(change.path, change.action) for change in todo)
-        head = head if check else _write(project, source, folded, todo, scratch)
-        return ExportResult(applied.tag, project.tree, head, check, files, ())
 
 
 def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change, ...], scratch: Scratch) -> str:
@@ -207,4 +183,26 @@ def command(
 
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """
-    return run(env.project, env.console, check=check, mailbox=mailbox)
+    project, console = env.project, env.console
+    if check and mailbox:
+        raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
+    if not (check or mailbox):
+        project.refuse_packaged()
+    if not (project.tree / ".git").is_dir():
+        raise not_clean(TreeState(project.tree, None))
+    cache = Cache(project.cache)
+    with (
+        hold_tree(project, console),
+        # what .git/config and .git/info/attributes of the tree say stays out of patches
+        scratch_below(project.tree, project.tree, cache.repo) as scratch,
+    ):
+        source = _open(project, console, scratch)
+        applied, head = source.applied, source.state.head
+        folded = fold(scratch, project.tree, applied, head, source.series)
+        if mailbox:
+            mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
+            return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
+        todo = changes(project, scratch, folded, source.series, source.was)
+        files = tuple(FileChange(change.path, change.action) for change in todo)
+        head = head if check else _write(project, source, folded, todo, scratch)
+        return ExportResult(applied.tag, project.tree, head, check, files, ())

@@ -9,7 +9,6 @@ from typer import Option
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.options import Mirror, Tag
-from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
@@ -38,21 +37,6 @@ class FetchResult(Result):
             console.line(f"{self.freed / 1e6:.0f} MB of other upstreams removed from {self.cache}")
 
 
-def run(
-    project: Project, console: Console, tag: str | None = None, mirror: str | None = None, *, prune: bool = False
-) -> FetchResult:
-    """tag None: the lock's current one. prune: the cache then has no other."""
-    lock = load_lock(project.lock)
-    upstream = lock.upstream(tag)
-    cache = Cache(project.cache)
-    fetched = sources.ensure(cache, lock, upstream, console, mirror)
-    freed = 0
-    if prune:
-        with cache.locked(console):
-            freed = cache.prune(upstream.tag)
-    return FetchResult(upstream.tag, upstream.tree, fetched.commit, fetched.source, project.cache, freed)
-
-
 def command(
     env: Env,
     tag: Tag = None,
@@ -71,4 +55,13 @@ def command(
 
     Exit codes: 2 unknown tag, 5 damaged download or wrong tree, 9 nothing cached and no source reachable.
     """
-    return run(env.project, env.console, tag, mirror, prune=prune)
+    project, console = env.project, env.console
+    lock = load_lock(project.lock)
+    upstream = lock.upstream(tag)
+    cache = Cache(project.cache)
+    fetched = sources.ensure(cache, lock, upstream, console, mirror)
+    freed = 0
+    if prune:
+        with cache.locked(console):
+            freed = cache.prune(upstream.tag)
+    return FetchResult(upstream.tag, upstream.tree, fetched.commit, fetched.source, project.cache, freed)

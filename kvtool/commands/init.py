@@ -42,11 +42,6 @@ class InitResult(Result):
         console.line(f"in {_FILES['workflow.yml']}, KVTOOL says where GitHub gets kvtool: it is for you to fill in")
 
 
-def run(source: Project, place: Path, *, empty: bool = False) -> InitResult:
-    made = create(source, place, empty=empty)
-    return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))
-
-
 def create(source: Project, place: Path, *, empty: bool = False) -> Project:
     """A project like `source`; UsageError when something of it is there already, and then nothing is written."""
     root = place.expanduser().absolute()
@@ -89,4 +84,5 @@ def command(
 
     Exit codes: 2 the directory has a project or a Makefile already.
     """
-    return run(env.project, place, empty=empty)
+    made = create(env.project, place, empty=empty)
+    return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))

@@ -6,9 +6,8 @@ from typing import ClassVar
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import KvtoolError, LintError
-from kvtool.lint.finding import LintFinding
+from kvtool.lint import LintFinding
 from kvtool.lint.project import lint_project
-from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.series import load_patches
 from kvtool.verify.named import known_tests
@@ -37,12 +36,6 @@ class LintResult(Result):
             console.line(f"{self.patches} patches, series.toml, upstream.lock and cpp/ agree")
 
 
-def run(project: Project) -> LintResult:
-    findings = lint_project(project, known_tests(project.cpp))
-    broken = any(finding.rule in ("toml", "entry", "twice") for finding in findings)
-    return LintResult(0 if broken else len(load_patches(project)), findings)
-
-
 def command(env: Env) -> LintResult:
     """Check the series: what a reviewer would say, before the reviewer says it.
 
@@ -58,4 +51,7 @@ def command(env: Env) -> LintResult:
 
     Exit codes: 6 there is something to put right.
     """
-    return run(env.project)
+    project = env.project
+    findings = lint_project(project, known_tests(project.cpp))
+    broken = any(finding.rule in ("toml", "entry", "twice") for finding in findings)
+    return LintResult(0 if broken else len(load_patches(project)), findings)

@@ -56,33 +56,6 @@ class Packaged(Result):
         console.line(f"sha256 {self.sha256}")
 
 
-def run(project: Project, console: Console, options: Options) -> Packaged:
-    """Build, pack, and with check unpack and run. BuildError, MissingToolError, TreeError, VerifyError, DiskError."""
-    from kvtool.package import contents
-    from kvtool.upstream.lock import load_lock
-
-    started = time.monotonic()
-    wanted = build.Options(options.backend, options.preset, jobs=options.jobs, ui=options.ui)
-    built = build.run(project, console, wanted)
-    with tempfile.TemporaryDirectory(prefix="kvtool-mails-") as place:
-        series = export.run(project, console, mailbox=Path(place) / "patches")
-        upstream = load_lock(project.lock).upstream(series.tag)
-        plan = build.make_plan(project, wanted, toolchain.require(options.backend))
-        entries = contents.gather(project, plan, built.targets, series.tag, upstream.tree, series.mailbox)
-    entries.append(archive.sums(entries))
-    name = archive.archive_name(series.tag, platform.system(), platform.machine(), built.backend, built.preset)
-    file = options.out.absolute() / name
-    when = int(Git(project.tree).line("show", "-s", "--format=%at", "HEAD"))
-    with console.progress(f"packing {name}", float(sum(len(entry.content) for entry in entries))) as bar:
-        digest = archive.write(file, f"llama-{series.tag}", entries, when, bar.update)
-    if options.check:
-        _check(project, console, file)
-    names = tuple(entry.name for entry in entries)
-    seconds = time.monotonic() - started
-    size = file.stat().st_size
-    return Packaged(file, size, digest, series.tag, built.backend, built.preset, names, options.check, seconds)
-
-
 def _check(project: Project, console: Console, file: Path) -> None:
     from kvtool.package.check import check  # httpx, numpy
     from kvtool.verify.models import VOCABULARY
@@ -108,4 +81,27 @@ def command(env: Env, options: Options) -> Packaged:
 
     Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
     """
-    return run(env.project, env.console, options)
+    from kvtool.package import contents
+    from kvtool.upstream.lock import load_lock
+
+    project, console = env.project, env.console
+    started = time.monotonic()
+    wanted = build.Options(options.backend, options.preset, jobs=options.jobs, ui=options.ui)
+    built = build.command(env, wanted)
+    with tempfile.TemporaryDirectory(prefix="kvtool-mails-") as place:
+        series = export.command(env, mailbox=Path(place) / "patches")
+        upstream = load_lock(project.lock).upstream(series.tag)
+        plan = build.make_plan(project, wanted, toolchain.require(options.backend))
+        entries = contents.gather(project, plan, built.targets, series.tag, upstream.tree, series.mailbox)
+    entries.append(archive.sums(entries))
+    name = archive.archive_name(series.tag, platform.system(), platform.machine(), built.backend, built.preset)
+    file = options.out.absolute() / name
+    when = int(Git(project.tree).line("show", "-s", "--format=%at", "HEAD"))
+    with console.progress(f"packing {name}", float(sum(len(entry.content) for entry in entries))) as bar:
+        digest = archive.write(file, f"llama-{series.tag}", entries, when, bar.update)
+    if options.check:
+        _check(project, console, file)
+    names = tuple(entry.name for entry in entries)
+    seconds = time.monotonic() - started
+    size = file.stat().st_size
+    return Packaged(file, size, digest, series.tag, built.backend, built.preset, names, options.check, seconds)

@@ -5,8 +5,9 @@ from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
 from kvtool.commands.rebase_tree import RebaseOptions, begin, refuse_unknown, resume, with_history
 from kvtool.console import Console
 from kvtool.env import Env
-from kvtool.errors import KvtoolError, UsageError
+from kvtool.errors import KvtoolError
 from kvtool.gitcmd import scratch_repository
+from kvtool.options import refuse
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
@@ -15,25 +16,10 @@ from kvtool.upstream.history import History
 from kvtool.upstream.lock import Upstream
 
 
-def run(project: Project, console: Console, options: RebaseOptions) -> Result:
-    """One entry for all forms; UsageError for a combination that means nothing."""
-    _check(options)
-    toolchain.require_git()
-    if not options.dry_run:
-        project.refuse_packaged()
-    if options.all:
-        return _span(project, console, options)
-    if options.dry_run:
-        assert options.tag is not None
-        return _dry_run(project, console, options, options.tag)
-    if options.tag is not None:
-        return begin(project, console, options, options.tag)
-    return resume(project, console, options)
-
-
 def _check(options: RebaseOptions) -> None:
     dry = options.dry_run
-    for wrong, why in (
+    refuse(
+        "rebase",
         (options.all and (options.tag or not dry), "--all takes no TAG and needs --dry-run"),
         (options.keep_going and not dry, "--keep-going needs --dry-run (a rebase tells of every patch, then stops)"),
         (options.markdown and not options.all, "--markdown needs --all"),
@@ -42,9 +28,7 @@ def _check(options: RebaseOptions) -> None:
         (options.abort and (options.tag or options.named), "--abort stands alone"),
         (dry and not options.tag and not options.all, "--dry-run needs a TAG or --all"),
         (not (options.tag or options.all or options.go_on or options.abort or options.named), "name a TAG"),
-    ):
-        if wrong:
-            raise UsageError(why, next_step="kvtool rebase --help")
+    )
 
 
 # --- without touching anything -----------------------------------------------------------------------------------
@@ -108,4 +92,16 @@ def command(env: Env, options: RebaseOptions) -> Result:
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
-    return run(env.project, env.console, options)
+    project, console = env.project, env.console
+    _check(options)
+    toolchain.require_git()
+    if not options.dry_run:
+        project.refuse_packaged()
+    if options.all:
+        return _span(project, console, options)
+    if options.dry_run:
+        assert options.tag is not None
+        return _dry_run(project, console, options, options.tag)
+    if options.tag is not None:
+        return begin(project, console, options, options.tag)
+    return resume(project, console, options)

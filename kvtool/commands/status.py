@@ -65,7 +65,31 @@ class StatusResult(Result):
             console.line(f"  patches/{name} is not in series.toml", "yellow")
 
 
-def run(project: Project) -> StatusResult:
+def _groups(project: Project, applied: Applied) -> tuple[tuple[str, int], ...]:
+    group_of = {patch.id: patch.group for patch in load_patches(project)}
+    lines: dict[str, int] = {}
+    for report in applied.patches:
+        group = group_of.get(report.id, "")
+        lines[group] = lines.get(group, 0) + report.added + report.removed
+    return tuple(sorted(lines.items()))
+
+
+def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
+    if applied.tag not in lock.upstreams:
+        return ()
+    return reasons(Git(project.tree), applied, load_series(project, lock, lock.upstream(applied.tag)))
+
+
+def command(env: Env) -> StatusResult:
+    """Say what the patched tree is: clean, stale, dirty, or not applied.
+
+    clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
+    commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
+    for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
+
+        kvtool status --json
+    """
+    project = env.project
     lock = load_lock(project.lock)
     listed = {patch.file for patch in load_patches(project)}
     unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
@@ -91,30 +115,3 @@ def run(project: Project) -> StatusResult:
         patches=applied.patches if applied else (),
         reasons=_reasons(project, lock, applied) if applied else (),
     )
-
-
-def _groups(project: Project, applied: Applied) -> tuple[tuple[str, int], ...]:
-    group_of = {patch.id: patch.group for patch in load_patches(project)}
-    lines: dict[str, int] = {}
-    for report in applied.patches:
-        group = group_of.get(report.id, "")
-        lines[group] = lines.get(group, 0) + report.added + report.removed
-    return tuple(sorted(lines.items()))
-
-
-def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
-    if applied.tag not in lock.upstreams:
-        return ()
-    return reasons(Git(project.tree), applied, load_series(project, lock, lock.upstream(applied.tag)))
-
-
-def command(env: Env) -> StatusResult:
-    """Say what the patched tree is: clean, stale, dirty, or not applied.
-
-    clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
-    commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
-    for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
-
-        kvtool status --json
-    """
-    return run(env.project)

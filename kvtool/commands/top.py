@@ -36,22 +36,6 @@ class TopResult(Result):
         console.picture(lambda width, height: draw(View(self.url, self.server), width, height))
 
 
-def run(console: Console, url: str, api_key: str, interval: float, once: bool) -> TopResult:
-    """Look once, or until Ctrl-C; the last look.
-
-    Raises UsageError, NetworkError and MeasureError as Server.read() does. While watching, a server that goes away, or
-    is not ready yet, is waited for, and NetworkError is raised if it is not back when the watching ends.
-    """
-    from kvtool.top.server import Server
-
-    if not SHORTEST <= interval <= LONGEST:
-        raise UsageError(f"--interval {interval:g} is not between {SHORTEST:g} and {LONGEST:g} seconds")
-    with Server(url, api_key) as server:
-        if once or console.json or not console.interactive:
-            return TopResult(server.url, server.read())
-        return TopResult(server.url, _watch(server, console, interval))
-
-
 def _watch(server: Server, console: Console, interval: float) -> Reading:
     view = _first(server)
     with contextlib.suppress(KeyboardInterrupt), console.screen(lambda width, height: draw(view, width, height)):
@@ -108,4 +92,12 @@ def command(
     --kv-dynamic, or is something else; 9 nobody answers, or it still loads. 0 also where it sleeps. While kvtool top
     watches, a server that goes away is waited for.
     """
-    return run(env.console, url, api_key, interval, once)
+    from kvtool.top.server import Server
+
+    console = env.console
+    if not SHORTEST <= interval <= LONGEST:
+        raise UsageError(f"--interval {interval:g} is not between {SHORTEST:g} and {LONGEST:g} seconds")
+    with Server(url, api_key) as server:
+        if once or console.json or not console.interactive:
+            return TopResult(server.url, server.read())
+        return TopResult(server.url, _watch(server, console, interval))

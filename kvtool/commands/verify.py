@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtool.commands.verify_steps import Options, Verification, kinds_of, programs
-from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.locks import alone
 from kvtool.machine import cores
-from kvtool.project import Project
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import devices, junit, matrix
@@ -33,18 +31,32 @@ def _write_markdown(file: Path, found: Sequence[Finding]) -> None:
     file.write_text(f"{text}\n{matrix.pairs(found)}", "utf-8")
 
 
-def run(project: Project, console: Console, options: Options) -> Verified:
-    """Everything that the options ask for; a failed check is in the result, not an exception.
+def command(env: Env, options: Options) -> Verified:
+    """Prove the dynamic cache equal to the static one.
 
-    Raises TreeError for a stale tree, BuildError, UsageError for an unknown model, VerifyError when nothing could be
-    verified at all (no toys, a program missing).
+    Builds what it needs, then: kv-check (every logit of every decode, bit for bit) on upstream's toy models with flash
+    attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
+    context with Qwen3.5-27B's cache.
+
+    The cache is in host memory, on the GPU of a build for one, with --rpc in a ggml-rpc-server on loopback.
+
+    --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
+
+        kvtool verify --quick             an answer in two minutes
+        kvtool verify --models 'gemma*'   kv-check on some models only
+        kvtool verify --patch state       the tests that series.toml names for it
+        kvtool verify --metal             the same with the cache on a Mac's GPU
+        kvtool verify --matrix --rpc --markdown table.md
+
+    Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """
+    project, console = env.project, env.console
     started = time.monotonic()
     options.refuse_contradictions()
     for file in filter(None, (options.junit, options.markdown)):
         _must_be_writable(file)
     kinds = kinds_of(project, options)
-    bin_dir, work = programs(project, console, options, kinds), project.tree / "build" / "verify"
+    bin_dir, work = programs(env, options, kinds), project.tree / "build" / "verify"
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
     work.mkdir(parents=True, exist_ok=True)
@@ -68,25 +80,3 @@ def run(project: Project, console: Console, options: Options) -> Verified:
         options.junit,
         time.monotonic() - started,
     )
-
-
-def command(env: Env, options: Options) -> Verified:
-    """Prove the dynamic cache equal to the static one.
-
-    Builds what it needs, then: kv-check (every logit of every decode, bit for bit) on upstream's toy models with flash
-    attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
-    context with Qwen3.5-27B's cache.
-
-    The cache is in host memory, on the GPU of a build for one, with --rpc in a ggml-rpc-server on loopback.
-
-    --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
-
-        kvtool verify --quick             an answer in two minutes
-        kvtool verify --models 'gemma*'   kv-check on some models only
-        kvtool verify --patch state       the tests that series.toml names for it
-        kvtool verify --metal             the same with the cache on a Mac's GPU
-        kvtool verify --matrix --rpc --markdown table.md
-
-    Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
-    """
-    return run(env.project, env.console, options)

@@ -16,9 +16,10 @@ from kvtool import process
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
+from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.machine import available_memory
-from kvtool.options import Backend, BinDir, Jobs, Preset
+from kvtool.options import Backend, BinDir, Jobs, Preset, refuse
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.verify import checks, conversation, devices, drafts, matrix, models, named, plan, runner, texts
@@ -56,16 +57,14 @@ class Options:
 
     def refuse_contradictions(self) -> None:
         """UsageError for options that make no sense together."""
-        if self.quick and self.matrix:
-            raise UsageError("--quick and --matrix are opposites", next_step="leave one of them out")
-        if self.patch and self.matrix:
-            raise UsageError("--patch and --matrix are two choices", next_step="leave one of them out")
-        if self.patch and self.models:
-            raise UsageError("--patch and --models are two choices", next_step="leave one of them out")
-        if self.markdown is not None and not self.matrix:
-            raise UsageError("--markdown writes the table of --matrix", next_step="give both, or neither")
-        if self.jobs < 0:
-            raise UsageError(f"--jobs {self.jobs} makes no sense", next_step="--jobs 0 is one per core")
+        refuse(
+            "verify",
+            (self.quick and self.matrix, "--quick and --matrix are opposites"),
+            (self.patch and self.matrix, "--patch and --matrix are two choices"),
+            (self.patch and self.models, "--patch and --models are two choices"),
+            (self.markdown and not self.matrix, "--markdown writes the table of --matrix"),
+            (self.jobs < 0, f"--jobs {self.jobs} makes no sense: 0 is one per core"),
+        )
 
 
 def kinds_of(project: Project, options: Options) -> frozenset[str]:
@@ -75,13 +74,13 @@ def kinds_of(project: Project, options: Options) -> frozenset[str]:
     return frozenset(("kv-check",) if options.matrix or options.models else _COMPARISONS)
 
 
-def programs(project: Project, console: Console, options: Options, kinds: frozenset[str]) -> Path:
+def programs(env: Env, options: Options, kinds: frozenset[str]) -> Path:
     """Where the programs to verify are: built, or --bin's as they are."""
     if options.bin_dir is not None:
         return options.bin_dir.absolute()
-    targets = (*named.targets(kinds, project.cpp), *cmake.BACKENDS[options.backend].targets)
+    targets = (*named.targets(kinds, env.project.cpp), *cmake.BACKENDS[options.backend].targets)
     wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
-    return build.run(project, console, wanted).bin_dir
+    return build.command(env, wanted).bin_dir
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class Verification:
                     bar.update(len(found), name)
                     found.append(named.unit(name, self.program(name)))
         if "preset" in self.kinds:
-            found.append(named.preset(self.project.tree, toolchain.find_cmake().path))
+            found.append(named.preset(self.project.tree, toolchain.find("cmake").path))
         return found
 
     def _toys(self) -> tuple[Path, ...]:

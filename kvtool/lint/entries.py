@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from kvtool.lint.finding import LintFinding
+from kvtool.lint import LintFinding
 from kvtool.tree.series import Patch, entry_problems, patch_of
 from kvtool.upstream.lock import Lock
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from kvtool.errors import UsageError
-from kvtool.lint.finding import LintFinding
+from kvtool.lint import LintFinding
 from kvtool.tree.patchfile import FileDiff, Hunk, Mail, parse_diff, parse_mail
 
 CONTEXT = 1  # lines of context on each side, as export writes them (patchfile.DIFF_FLAGS)

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator
 
 from kvtool.errors import KvtoolError
+from kvtool.lint import LintFinding
 from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
-from kvtool.lint.finding import LintFinding
 from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
 from kvtool.tree.patchfile import Mail, changed_lines

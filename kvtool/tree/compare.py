@@ -11,7 +11,7 @@ how alike they are, and takes a small patch of which a line changed for a remove
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -118,34 +118,39 @@ _SIGNS = {word: sign for sign, word in _WORDS.items()}
 # With git's three lines of context every change of upstream's nearby would count as a change of the patch.
 _RANGE_DIFF = ("-c", "diff.context=1", "-c", "core.abbrev=40", "range-diff", "--no-color")
 
-Range = tuple[str, str]  # base, head
-
 
 @dataclass(frozen=True)
 class Pair:
-    """A commit of one state and its counterpart. change: same | changed | removed | added; before, after: commit ids,
-    "" where there is none; diff: for a changed one, git's diff of the two diffs, indented as git does."""
+    """A commit of one state and its counterpart. id: "" for the commit with cpp/'s files, and for those that are no
+    patch yet; change: same | changed | removed | added; before, after: commit ids, "" where there is none; diff: for a
+    changed one, git's diff of the two diffs, indented as git does."""
 
+    id: str
+    subject: str
     change: str
     before: str
     after: str
-    subject: str
     diff: str = ""
 
+    @property
+    def name(self) -> str:
+        """What makes two commits the same patch."""
+        return self.id or self.subject
 
-def range_diff(git: Git, before: Range, after: Range, name: Callable[[str, str], str]) -> tuple[Pair, ...]:
-    """Which commit became which. name: of a commit by id and subject, what makes two of them the same patch."""
-    ranges = (f"{before[0]}..{before[1]}", f"{after[0]}..{after[1]}")
-    done = git.run(*_RANGE_DIFF, "--no-patch", *ranges)
-    pairs = [_pair(found) for line in done.stdout.splitlines() if (found := _PAIR.match(line))]
-    gone = {name(pair.before, pair.subject): pair for pair in pairs if pair.change == "removed"}
+
+def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
+    """Which commit became which."""
+    done = git.run(*_RANGE_DIFF, "--no-patch", f"{before.base}..{before.head}", f"{after.base}..{after.head}")
+    ids = {**before.ids, **after.ids}
+    pairs = [_pair(found, ids) for line in done.stdout.splitlines() if (found := _PAIR.match(line))]
+    gone = {pair.name: pair for pair in pairs if pair.change == "removed"}
     taken: set[str] = set()
     joined: list[Pair] = []
     for pair in pairs:
-        was = gone.get(name(pair.after, pair.subject)) if pair.change == "added" else None
+        was = gone.get(pair.name) if pair.change == "added" else None
         if was is not None:
             taken.add(was.before)
-            pair = Pair("changed", was.before, pair.after, pair.subject)
+            pair = replace(pair, change="changed", before=was.before)
         joined.append(replace(pair, diff=_diff(git, pair)) if pair.change == "changed" else pair)
     return tuple(pair for pair in joined if pair.change != "removed" or pair.before not in taken)
 
@@ -161,22 +166,22 @@ def text(pairs: tuple[Pair, ...], width: int = 10) -> str:
     return "\n".join(lines)
 
 
-def code_diff(git: Git, before: Range, after: Range) -> str:
+def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     """The patched files themselves: those that either state touches, so that upstream's own news stay out."""
     paths: set[str] = set()
-    for base, head in (before, after):
-        listed = git.run("diff", "--name-only", "--no-renames", "-z", base, head).stdout.split("\0")
+    for side in (before, after):
+        listed = git.run("diff", "--name-only", "--no-renames", "-z", side.base, side.head).stdout.split("\0")
         paths.update(path for path in listed if path)
     if not paths:
         return ""
     flags = [flag for flag in DIFF_FLAGS if flag not in ("-U1", "--full-index", "--binary")]
     spec = [f":(literal){path}" for path in sorted(paths)]
-    return git.run("diff", *flags, before[1], after[1], "--", *spec).stdout.rstrip("\n")
+    return git.run("diff", *flags, before.head, after.head, "--", *spec).stdout.rstrip("\n")
 
 
-def _pair(found: re.Match[str]) -> Pair:
-    before, sign, after, subject = found.groups()
-    return Pair(_WORDS[sign], "" if set(before) == {"-"} else before, "" if set(after) == {"-"} else after, subject)
+def _pair(found: re.Match[str], ids: Mapping[str, str]) -> Pair:
+    before, sign, after, subject = ("" if set(word) == {"-"} else word for word in found.groups())
+    return Pair(ids.get(after) or ids.get(before, ""), subject, _WORDS[sign], before, after)
 
 
 def _diff(git: Git, pair: Pair) -> str:

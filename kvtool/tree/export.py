@@ -8,7 +8,7 @@ amend!) is folded into it; any other commit that touches upstream's files is a n
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ from kvtool.tree.series import (
     new_files,
     new_id,
 )
-from kvtool.tree.status import Applied, Commit, changed_rows, commits_since
+from kvtool.tree.status import Applied, Commit, TreeState, changed_rows, commits_since
 from kvtool.tree.transaction import Change, written
 from kvtool.upstream.lock import Lock
 from kvtool.upstream.pin import pin
@@ -85,7 +85,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     if not git.ok("merge-base", "--is-ancestor", applied.base, head):
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
     commits = commits_since(git, applied.base, head)
-    theirs = frozenset(git.run("ls-tree", "-r", "-z", "--name-only", applied.base).stdout.split("\0"))
+    theirs = _paths(git, applied.base)
     blobs = _new_blobs(git, tree, head, theirs)
     groups = _groups(git, tree, commits, applied, series, theirs)
     builder = Builder(scratch, applied.base)
@@ -102,6 +102,32 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
     return Folded(blobs, patches, emptied, builder.commit, builder.tree)
+
+
+def only_dropped(
+    scratch: Scratch, project: Project, state: TreeState, series: Series, was: Mapping[str, bytes]
+) -> bool:
+    """Whether the project is what the tree was made of, except that it lists no more what the tree has no commit of
+    either: there is nothing to be undone."""
+    git, applied = scratch.git, state.applied
+    assert applied is not None
+    wanted = {step.patch.id: step for step in series.steps if step.wanted}
+    tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
+    made = {report.id: report.commit for report in tried if report.id in wanted}
+    gone = {report.commit for report in applied.patches if report.id not in wanted}
+    subjects = {commit.subject for commit in commits_since(git, applied.base, applied.head) if commit.id in gone}
+    return (
+        list(made) == list(wanted)
+        and not any(commit.subject in subjects for commit in commits_since(git, applied.base, state.head))
+        and not _cpp_changes(project, git, _new_blobs(git, project.tree, applied.head, _paths(git, applied.base)))
+        and all(
+            _says_the_same(scratch, wanted[name], commit, was.get(name, b"")) for name, commit in made.items() if commit
+        )
+    )
+
+
+def _paths(git: Git, commit: str) -> frozenset[str]:
+    return frozenset(git.run("ls-tree", "-r", "-z", "--name-only", commit).stdout.split("\0"))
 
 
 def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple[Blob, ...]:
@@ -182,10 +208,11 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
     lost = [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]
     if lost:
         raise TreeError(
-            f"patch {lost[0].id!r} has no commit in the tree any more",
-            why="neither its commit nor one with its subject is there",
-            next_step=f"to drop it: remove its entry from patches/series.toml and patches/{lost[0].file}, then export "
-            "again; to keep it: git cherry-pick it back",
+            f"no commit in the tree any more: {', '.join(repr(patch.id) for patch in lost)}",
+            why="neither the commit of each of these patches nor one with its subject is there",
+            next_step="to drop them: remove their entries from patches/series.toml, and "
+            f"{', '.join(f'patches/{patch.file}' for patch in lost)}, then export again; "
+            "to keep them: git cherry-pick them back",
         )
 
 
@@ -218,7 +245,7 @@ def changes(
     In the order to write it in: new files before series.toml names them, old ones go after it no longer does, so that
     the project can be read at every moment.
     """
-    found = [*_cpp_changes(project, scratch.git, folded), *_patch_changes(project, scratch, folded, series, was)]
+    found = [*_cpp_changes(project, scratch.git, folded.files), *_patch_changes(project, scratch, folded, series, was)]
 
     def turn(change: Change) -> tuple[int, str]:
         return (2 if change.content is None else int(change.path == "patches/series.toml")), change.path
@@ -229,20 +256,21 @@ def changes(
 # --- cpp/ --------------------------------------------------------------------------------------------------------
 
 
-def _cpp_changes(project: Project, git: Git, folded: Folded) -> list[Change]:
+def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Change]:
+    """What makes cpp/ these files."""
     ours = {file.path: file for file in new_files(project.cpp)}
     names = "".join(f"{file.source.absolute()}\n" for file in ours.values())
     ids = git.run("hash-object", "--no-filters", "--stdin-paths", input=names).stdout.split() if ours else []
     known = dict(zip(ours, ids, strict=True))
     found: list[Change] = []
-    for blob in folded.files:
+    for blob in blobs:
         executable = blob.mode == "100755"
         same_mode = os.name == "nt" or (blob.path in ours and ours[blob.path].executable == executable)
         if known.get(blob.path) == blob.id and same_mode:
             continue
         content = git.raw("cat-file", "blob", blob.id)
         found.append(Change(f"cpp/{blob.path}", "change" if blob.path in ours else "add", content, executable))
-    there = {blob.path for blob in folded.files}
+    there = {blob.path for blob in blobs}
     return found + [Change(f"cpp/{path}", "remove", None) for path in ours if path not in there]
 
 

@@ -37,7 +37,7 @@ from kvtool.tree.apply import (
 from kvtool.tree.merge import Picked, cherry_pick
 from kvtool.tree.patchfile import parse_diff, runs, size_of
 from kvtool.tree.series import Series, Step, load_series
-from kvtool.upstream import discover, sources
+from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Upstream, load_lock
 
@@ -147,7 +147,7 @@ class Workshop:
 
     def find(self, tag: str) -> Upstream:
         """Have an upstream that the lock need not know."""
-        self.lock, fetched = discover.ensure(self.cache, self.lock, tag, self.console, self.mirror)
+        self.lock, fetched = sources.ensure_tag(self.cache, self.lock, tag, self.console, self.mirror)
         self.known[tag] = fetched.commit
         return fetched.upstream
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -168,14 +168,8 @@ def _short(reason: str, width: int = 100) -> str:
 
 def _render_classes(console: Console, rows: Sequence[ClassRow]) -> None:
     columns = ("memory class", ">models", ">runs", ">same", ">grew", ">not possible", ">FAILED")
-    body = [(row.models, *_sums(row.variants.values())) for row in rows]
-    total = tuple(sum(column) for column in zip(*body, strict=True))
+    body = [(row.models, *map(sum, zip(*map(astuple, row.variants.values()), strict=True))) for row in rows]
+    total = tuple(map(sum, zip(*body, strict=True)))
     named = [(row.memory_class, *numbers) for row, numbers in zip(rows, body, strict=True)]
     # a nought among many numbers hides what matters
     console.table(columns, [[cell or "" for cell in line] for line in (*named, ("all", *total))])
-
-
-def _sums(tallies: Iterable[Tally]) -> tuple[int, ...]:
-    """runs, same, grown, not possible, failed over all variants."""
-    every = [(t.runs, t.same, t.grown, t.not_run, t.failed) for t in tallies]
-    return tuple(sum(column) for column in zip(*every, strict=True))

@@ -54,3 +54,15 @@ def test_calls_with_a_growth_are_told_from_the_others(benched: dict[str, Any]) -
 
 def test_every_bar_is_measured(benched: dict[str, Any]) -> None:
     assert [b["name"] for b in benched["bars"] if b["met"] is None] == []
+
+
+def test_chats_with_a_server_are_all_answered(real: Real) -> None:
+    code, document = kvtool("bench", "--serve", "--quick", "--chats", "3", "--bin", str(real.bin))
+    assert code == 0, document
+    static, dynamic, *shared = document["rows"]
+    for row in document["rows"]:
+        assert (row["requests"], row["errors"]) == (6, 0), row
+        assert 0 < row["computed"] < row["prompt_tokens"], "a second turn goes on from the first"
+    assert static["used"] is None and 0 < dynamic["used"] <= dynamic["committed"]
+    for row in shared:
+        assert row["computed"] < dynamic["computed"] and row["used"] < dynamic["used"]

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from kvtool.verify.projector import image, projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
+from tests.e2e.projector import image, projector
 from tests.e2e.servers import completion, part, refusal, resident, serving, short_of_addresses, spoken
 
 MARKER = "<image>"

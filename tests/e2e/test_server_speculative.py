@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kvtool.verify import models
-from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
+from tests.e2e.projector import projector
 from tests.e2e.servers import completion, part, refusal, resident, serving, short_of_addresses, spoken
 
 MIB = 1024 * 1024

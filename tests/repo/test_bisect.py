@@ -26,10 +26,10 @@ def found(verdicts: str) -> tuple[str, str, str, int]:
         asked.append(tag)
         return Trial(tag, words[verdicts[int(tag)]], "", "", (), 0.0)
 
-    result = search(tags, attempt, (attempt(tags[0]), attempt(tags[-1])))
-    assert len(asked) == len(set(asked)) == len(result.trials), "none is tried twice"
-    assert [trial.tag for trial in result.trials] == sorted(asked)
-    return result.last_good, result.first_bad, " ".join(result.suspects), len(asked)
+    good, bad, trials = search(tags, attempt, (attempt(tags[0]), attempt(tags[-1])))
+    assert len(asked) == len(set(asked)) == len(trials), "none is tried twice"
+    assert [trial.tag for trial in trials] == sorted(asked)
+    return tags[good], tags[bad], " ".join(tags[good + 1 : bad]), len(asked)
 
 
 def test_the_search_finds_every_border_in_few_trials() -> None:

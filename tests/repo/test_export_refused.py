@@ -87,6 +87,84 @@ def test_patch_whose_commit_is_gone(applied: Tiny, kvtool) -> None:
     refused(applied, kvtool, 4, "'use'", "series.toml")
 
 
+def keep_entries(project: Tiny, *names: str) -> None:
+    """series.toml with these patches in this order; the files of the others go."""
+    series = project.root / "patches/series.toml"
+    head, *entries = series.read_text().split("[[patch]]")
+    by_name = {entry.split('"')[1]: entry for entry in entries}
+    for name in set(by_name) - set(names):
+        (project.root / f"patches/{name}.patch").unlink()
+    series.write_text("[[patch]]".join([head, *(by_name[name] for name in names)]))
+
+
+def test_patches_whose_commits_are_gone_are_dropped_as_it_says(applied: Tiny, kvtool) -> None:
+    """The tree has no commit of two patches, and something new besides: it is all taken back."""
+    git(applied.tree, "reset", "-q", "--hard", "HEAD~2")
+    (applied.tree / "src/new.cpp").write_text("int newer;\n")
+    edit(applied, "src/b.h", "bool three;", "bool four;", "four")
+    refused(applied, kvtool, 4, "'flag', 'use'", "series.toml", "patches/flag.patch", "patches/use.patch")
+    keep_entries(applied)
+    ran = kvtool("export", "--json")
+    assert (ran.code, files(ran)) == (
+        0,
+        {"cpp/src/new.cpp": "change", "patches/four.patch": "add", "patches/series.toml": "change"},
+    )
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
+def test_a_patch_that_another_stood_on_is_dropped(applied: Tiny, kvtool) -> None:
+    """The later one was resolved by hand: as it is in patches/ it does not apply without the one that is gone."""
+    applied.add_patch("first", ("src/a.cpp", "x + 4;", "x + 4 + 4;"))
+    applied.add_patch("second", ("src/a.cpp", "x + 4 + 4;", "x + 4 + 4 + 4;"))
+    assert kvtool("apply").code == 0
+    git(applied.tree, "reset", "-q", "--hard", "HEAD~2")
+    edit(applied, "src/a.cpp", "x + 4;", "x + 444;", "second: a patch")
+    keep_entries(applied, "flag", "use", "second")
+    ran = kvtool("export", "--json")
+    assert (ran.code, files(ran)) == (0, {"patches/second.patch": "change"})
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
+@pytest.mark.parametrize("how", ["entry", "until"])
+@pytest.mark.parametrize("again", [False, True], ids=["as it was", "made again"])
+def test_a_patch_that_is_dropped_in_the_project_alone_does_not_come_back(
+    applied: Tiny, kvtool, how: str, again: bool
+) -> None:
+    if again:
+        git(applied.tree, "commit", "-q", "--amend", "--no-edit", "--reset-author")
+    if how == "entry":
+        keep_entries(applied, "flag")
+    else:
+        with (applied.root / "patches/series.toml").open("a") as series:
+            series.write('until = "v1"\n')
+    refused(applied, kvtool, 4, "would undo that", "kvtool apply")
+
+
+def test_a_patch_that_the_project_wants_again_is_not_forgotten(project: Tiny, kvtool) -> None:
+    project.add_patch("later", ("src/a.cpp", "x + 6;", "x + 6 + 1;"), extra='from = "v2"\n')
+    assert kvtool("apply").code == 0
+    series = project.root / "patches/series.toml"
+    series.write_text(series.read_text().replace('from = "v2"\n', ""))
+    refused(project, kvtool, 4, "would undo that", "kvtool apply")
+
+
+@pytest.mark.parametrize("also", ["changed", "added", "moved", "cpp"])
+def test_a_dropped_patch_hides_no_other_change(applied: Tiny, kvtool, also: str) -> None:
+    applied.add_patch("tail", ("src/a.cpp", "x + 6;", "x + 6 + 1;"))
+    assert kvtool("apply").code == 0
+    git(applied.tree, "reset", "-q", "--hard", "HEAD~1")
+    edit(applied, "src/b.h", "bool three;", "bool four;", "four")
+    keep_entries(applied, *(("use", "flag") if also == "moved" else ("flag", "use")))
+    if also == "changed":
+        file = applied.root / "patches/use.patch"
+        file.write_text(file.read_text().replace("grown()", "grew()"))
+    elif also == "added":
+        applied.add_patch("more", ("src/a.cpp", "x + 3;", "x + 3 + 2;"))
+    elif also == "cpp":
+        (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
+    refused(applied, kvtool, 4, "would undo that")
+
+
 @pytest.mark.parametrize("path", [".hidden", "src/.x", "src/x~", "README.md"])
 def test_file_that_cpp_cannot_hold(applied: Tiny, kvtool, path: str) -> None:
     (applied.tree / path).write_text("x")

@@ -12,6 +12,7 @@ from kvtool.bench import bars, plots, runs
 from kvtool.bench.report import Benched
 from kvtool.commands import bench
 from kvtool.console import Console
+from kvtool.env import Env
 from kvtool.errors import DiskError, MeasureError, MissingToolError, UsageError
 from kvtool.locks import alone
 from kvtool.project import Project
@@ -35,7 +36,7 @@ def project(place: Path) -> Project:
 
 def run(place: Path, **options: object) -> Benched:
     given = bench.Options(**{"bin_dir": place / "bin", "quick": True, "rounds": 2, **options})  # type: ignore[arg-type]
-    return bench.run(project(place), Console(quiet=True), given)
+    return bench.command(Env(Console(quiet=True), lambda: project(place)), given)
 
 
 def named(result: Benched, name: str, mode: str) -> bars.Bar:

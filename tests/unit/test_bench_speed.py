@@ -6,9 +6,8 @@ import pytest
 
 from kvtool.bench import bars, rows, speed
 from kvtool.bench.bars import Bar
-from kvtool.bench.samples import Growth, Memory, Pair, Point, Usage, memory, pairs
+from kvtool.bench.samples import Growth, Memory, Pair, Point, Usage
 from kvtool.bench.speed import Figure
-from kvtool.errors import MeasureError
 
 MIB = 2**20
 
@@ -103,9 +102,3 @@ def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:
     assert (created.resident, deep.resident) == (6 * MIB, 20 * MIB)
     assert created.growth_limit is None and deep.growth_limit == 4.0  # the second growth is beyond
     assert rows.at([created, deep], "copy", "depth", 9) is None
-
-
-@pytest.mark.parametrize("parse", [memory, pairs])
-def test_a_document_of_another_shape_is_an_error(parse: object) -> None:
-    with pytest.raises(MeasureError, match="not understood"):
-        parse({"points": [], "pairs": [{}]})  # type: ignore[operator]

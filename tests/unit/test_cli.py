@@ -169,7 +169,7 @@ def test_internal_error_has_a_traceback_and_still_is_json(
     def broken(_project: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(status, "run", broken)
+    monkeypatch.setattr(status, "load_lock", broken)
     (tmp_path / "patches").mkdir()
     (tmp_path / "patches/series.toml").write_text("")
     ran = kvtool("status", "--json", "--project", tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.lint.finding import LintFinding
+from kvtool.lint import LintFinding
 from kvtool.lint.mail import lint_patch
 
 GOOD = b"""From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001

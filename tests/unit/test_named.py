@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtool import cli
-from kvtool.commands import verify
-from kvtool.verify import models, named
+from kvtool.verify import named
 from tests import fakes
+from tests.unit.verifying import speaking
 
 SERIES = """
 [[patch]]
@@ -42,24 +41,15 @@ tests = ["kv-chekc"]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with fake binaries, two unit tests, and models that need no GGUF."""
-    root = tmp_path / "project"
-    for folder in ("patches", "cpp/tests", "llama.cpp/models"):
-        (root / folder).mkdir(parents=True)
-    (root / "patches/series.toml").write_text(SERIES)
-    real = Path(verify.__file__).parents[2] / "patches" / "upstream.lock"
-    shutil.copy(real, root / "patches")
-    fakes.programs(root / "bin")
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With patches that name tests, and two unit tests."""
+    speaking(here, monkeypatch)
+    (here / "patches/series.toml").write_text(SERIES)
+    (here / "cpp/tests").mkdir(parents=True)
     for name, code in (("good", 0), ("bad", 3)):
-        (root / f"cpp/tests/test-kv-{name}.cpp").touch()
-        fakes.program(root / f"bin/test-kv-{name}", f"import sys\nprint('assert {name}')\nsys.exit({code})\n")
-    (root / "llama.cpp/models" / models.VOCABULARY).write_bytes(b"GGUF")
-    monkeypatch.setenv("FAKE_TOYS", "llama-dense qwen35-dense")
-    monkeypatch.setattr(models, "spoken", lambda toy, _vocabulary, work: fakes.model(work, f"good@{toy.stem}"))
-    monkeypatch.setattr(models, "cache_model", lambda _geometry, work: fakes.model(work, "slim"))
-    monkeypatch.chdir(root)
-    return root
+        (here / f"cpp/tests/test-kv-{name}.cpp").touch()
+        fakes.program(here / f"bin/test-kv-{name}", f"import sys\nprint('assert {name}')\nsys.exit({code})\n")
+    return here
 
 
 def run(capsys: pytest.CaptureFixture[str], patch: str, *args: str) -> tuple[int, Any]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import filelock
 import pytest
@@ -21,34 +18,13 @@ import pytest
 from kvtool import cli
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
-from kvtool.verify import checks, devices, drafts, junit, matrix, models, report
+from kvtool.verify import checks, junit, matrix, models, report
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from tests import fakes
+from tests.unit.verifying import document, run, speaking
 
 ALL = "same@llama not-grown@mamba static-fails@gpt2 no-cache@dream iswa@gemma"
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with fake binaries and a vocabulary; the work directory is the current one."""
-    root = tmp_path / "project"
-    (root / "patches").mkdir(parents=True)
-    (root / "patches" / "series.toml").write_text("")
-    real = Path(verify.__file__).parents[2] / "patches" / "upstream.lock"
-    (root / "patches" / "upstream.lock").write_bytes(real.read_bytes())
-    fakes.programs(root / "bin")
-    monkeypatch.chdir(root)
-    return root
-
-
-def run(*args: str) -> int:
-    return cli.run(["verify", "--bin", "bin", *args])
-
-
-def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return data
 
 
 @pytest.mark.usefixtures("here")
@@ -161,17 +137,6 @@ def test_a_missing_program_says_which(here: Path, capsys: pytest.CaptureFixture[
     assert "kv-check is not in" in capsys.readouterr().err
 
 
-def speaking(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole of verify, with models that need no GGUF."""
-    monkeypatch.setenv("FAKE_TOYS", "llama-dense qwen35-dense mamba-dense")
-    vocabulary = directory / "llama.cpp" / "models" / models.VOCABULARY
-    vocabulary.parent.mkdir(parents=True)
-    vocabulary.write_bytes(b"GGUF")
-    monkeypatch.setattr(models, "spoken", lambda toy, _vocabulary, work: fakes.model(work, f"good@{toy.stem}"))
-    monkeypatch.setattr(models, "cache_model", lambda _geometry, work: fakes.model(work, "slim"))
-    monkeypatch.setattr(drafts, "mtp", lambda toy, work: fakes.model(work, f"same@{toy.stem}-mtp"))
-
-
 def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     speaking(here, monkeypatch)
     assert run("--quick", "--json") == 0
@@ -211,83 +176,6 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
 def test_a_stale_tree_is_refused_with_exit_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["verify", "--quick", "--json"]) == 4
     assert document(capsys)["error"]["code"] == "tree"
-
-
-def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    speaking(here, monkeypatch)
-    seen: list[devices.Device] = []
-    real = devices.device
-
-    @contextlib.contextmanager
-    def spy(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[devices.Device]:
-        with real(backend, bin_dir, work, jobs) as on:
-            seen.append(on)
-            yield on
-
-    monkeypatch.setattr(devices, "device", spy)
-    assert run("--quick", "--rpc", "--jobs", "2", "--json") == 0
-    ids = [f["id"] for f in document(capsys)["findings"]]
-    assert ids[0] == "kv-check/llama-dense/fa-on/quick/rpc"
-    assert "server/llama-dense/single/rpc" in ids
-    # a server has one client at a time, so there is one for each job
-    ports = set()
-    for lane in seen[0].lanes:
-        host, port = lane.args[1].split(":")
-        assert lane.args == ("--rpc", f"{host}:{port}", "--device", "RPC0")
-        ports.add(port)
-        with pytest.raises(OSError):
-            socket.create_connection((host, int(port)), timeout=1)
-    assert len(ports) == 2
-
-
-def test_an_rpc_server_that_a_run_took_along_is_there_for_the_next(here: Path, tmp_path: Path) -> None:
-    with devices.device("rpc", here / "bin", tmp_path, 1) as on:
-        (lane,) = on.lanes
-        host, port = lane.args[1].split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as client:
-            client.sendall(b"abort")
-            client.recv(1)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:  # until nobody listens any more
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
-                time.sleep(0.05)
-                continue
-            break
-        lane.ready()
-        socket.create_connection((host, int(port)), timeout=5).close()
-
-
-@pytest.mark.usefixtures("here")
-def test_an_rpc_server_that_dies_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FAKE_RPC", "dies")
-    assert run("--quick", "--rpc") == 8
-    captured = capsys.readouterr()
-    assert "ggml-rpc-server did not start" in captured.err
-    assert "cannot allocate" in captured.err
-
-
-@pytest.mark.usefixtures("here")
-def test_a_gpu_build_is_tested_on_its_gpu_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FAKE_TOYS", "same@llama")
-    monkeypatch.setenv("FAKE_DEVICES", "BLAS: Accelerate\nCPU: M4\nMTL0: Apple M4\nMTL1: another")
-    assert run("--models", "*", "--metal", "--json") == 0
-    assert document(capsys)["findings"][0]["id"] == "kv-check/same@llama/fa-on/metal"
-    monkeypatch.setenv("FAKE_DEVICES", "BLAS: Accelerate\nCPU: M4")
-    assert run("--models", "*", "--metal") == 8
-    assert "the metal build sees no device here" in capsys.readouterr().err
-    assert run("--models", "*", "--metal", "--cuda") == 2
-
-
-@pytest.mark.parametrize(
-    ("listing", "names"),
-    [("CPU: x\nCUDA0: H200\nCUDA1: H200", ["CUDA0", "CUDA1"]), ("", []), ("BLAS: y\nno devices", [])],
-)
-def test_devices_are_those_that_are_no_processor(listing: str, names: list[str]) -> None:
-    assert devices.parse_devices(listing) == names
 
 
 def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

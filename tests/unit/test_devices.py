@@ -1,0 +1,91 @@
+"""Where kvtool verify puts the cache: behind ggml-rpc-servers that it starts and ends, or on a build's own GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvtool.verify import devices
+from tests.unit.verifying import document, run, speaking
+
+
+def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speaking(here, monkeypatch)
+    seen: list[devices.Device] = []
+    real = devices.device
+
+    @contextlib.contextmanager
+    def spy(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[devices.Device]:
+        with real(backend, bin_dir, work, jobs) as on:
+            seen.append(on)
+            yield on
+
+    monkeypatch.setattr(devices, "device", spy)
+    assert run("--quick", "--rpc", "--jobs", "2", "--json") == 0
+    ids = [f["id"] for f in document(capsys)["findings"]]
+    assert ids[0] == "kv-check/llama-dense/fa-on/quick/rpc"
+    assert "server/llama-dense/single/rpc" in ids
+    # a server has one client at a time, so there is one for each job
+    ports = set()
+    for lane in seen[0].lanes:
+        host, port = lane.args[1].split(":")
+        assert lane.args == ("--rpc", f"{host}:{port}", "--device", "RPC0")
+        ports.add(port)
+        with pytest.raises(OSError):
+            socket.create_connection((host, int(port)), timeout=1)
+    assert len(ports) == 2
+
+
+def test_an_rpc_server_that_a_run_took_along_is_there_for_the_next(here: Path, tmp_path: Path) -> None:
+    with devices.device("rpc", here / "bin", tmp_path, 1) as on:
+        (lane,) = on.lanes
+        host, port = lane.args[1].split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            client.sendall(b"abort")
+            client.recv(1)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:  # until nobody listens any more
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
+                time.sleep(0.05)
+                continue
+            break
+        lane.ready()
+        socket.create_connection((host, int(port)), timeout=5).close()
+
+
+@pytest.mark.usefixtures("here")
+def test_an_rpc_server_that_dies_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FAKE_RPC", "dies")
+    assert run("--quick", "--rpc") == 8
+    captured = capsys.readouterr()
+    assert "ggml-rpc-server did not start" in captured.err
+    assert "cannot allocate" in captured.err
+
+
+@pytest.mark.usefixtures("here")
+def test_a_gpu_build_is_tested_on_its_gpu_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_TOYS", "same@llama")
+    monkeypatch.setenv("FAKE_DEVICES", "BLAS: Accelerate\nCPU: M4\nMTL0: Apple M4\nMTL1: another")
+    assert run("--models", "*", "--metal", "--json") == 0
+    assert document(capsys)["findings"][0]["id"] == "kv-check/same@llama/fa-on/metal"
+    monkeypatch.setenv("FAKE_DEVICES", "BLAS: Accelerate\nCPU: M4")
+    assert run("--models", "*", "--metal") == 8
+    assert "the metal build sees no device here" in capsys.readouterr().err
+    assert run("--models", "*", "--metal", "--cuda") == 2
+
+
+@pytest.mark.parametrize(
+    ("listing", "names"),
+    [("CPU: x\nCUDA0: H200\nCUDA1: H200", ["CUDA0", "CUDA1"]), ("", []), ("BLAS: y\nno devices", [])],
+)
+def test_devices_are_those_that_are_no_processor(listing: str, names: list[str]) -> None:
+    assert devices.parse_devices(listing) == names

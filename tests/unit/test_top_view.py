@@ -1,0 +1,217 @@
+"""What `kvtool top` makes of its looks, and the picture of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console as RichConsole
+
+from kvtool import cli, console
+from kvtool.errors import NetworkError
+from kvtool.top.draw import draw
+from kvtool.top.reading import Phase, Reading, Slot, State
+from kvtool.top.view import Speed, View, changes, size
+from tests.unit.tops import MIB, Fake, memory, reading, slot, texts
+
+# --- what the looks mean ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({}, {}, []),
+        ({}, {"used_bytes": 0, "cells_used": 0}, []),
+        (
+            {"cells": 256},
+            {"cells": 512, "grow_total": 4, "committed_bytes": 17 * MIB, "copied_bytes_total": 3 * MIB},
+            ["target grew once: 256 to 512 cells, +1.0 MiB, 3.0 MiB copied"],
+        ),
+        (
+            {"cells": 512},
+            {"cells": 256, "shrink_total": 3, "committed_bytes": 15 * MIB},
+            ["target gave back 2 times: 512 to 256 cells, -1.0 MiB"],
+        ),
+        (
+            {},
+            {"grow_total": 5, "shrink_total": 2, "grow_seconds_total": 0.5},
+            ["target grew 2 times and gave back once: 256 to 256 cells, +0 B, 250.0 ms"],
+        ),
+        ({}, {"grow_total": 2, "shrink_total": 9}, ["it was started anew"]),
+        ({}, {"grow_total": 9, "shrink_total": 0}, ["it was started anew"]),
+    ],
+)
+def test_what_happened_between_two_looks(before: dict[str, Any], now: dict[str, Any], told: list[str]) -> None:
+    assert changes(reading(**before), reading(**now)) == told
+
+
+def test_each_context_tells_of_itself() -> None:
+    before = Reading(State.AWAKE, "", "", (memory("target"),), ())
+    now = Reading(State.AWAKE, "", "", (memory("target", grow_total=4), memory("draft", grow_total=9)), ())
+    assert [told.split()[0] for told in changes(before, now)] == ["target"], "a draft that came has not grown"
+    later = Reading(State.AWAKE, "", "", (memory("target", grow_total=5), memory("draft", grow_total=10)), ())
+    assert [told.split()[0] for told in changes(now, later)] == ["target", "draft"]
+
+
+def test_sleep_and_waking_are_told() -> None:
+    asleep = reading(state=State.ASLEEP)
+    assert changes(reading(), asleep) == ["it fell asleep and gave all memory back"]
+    assert changes(asleep, reading()) == ["it woke up"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "prompt", "generated"),
+    [
+        (slot(0, Phase.GENERATING, prompt=10, generated=5), slot(0, Phase.GENERATING, prompt=10, generated=25), 0, 10),
+        (slot(0, Phase.PROMPT, prompt=10), slot(0, Phase.GENERATING, prompt=30, generated=2), 10, 1),
+        (slot(0, Phase.GENERATING, prompt=99, generated=99), slot(0, Phase.PROMPT, prompt=8, task=2), 4, 0),
+        (slot(0, prompt=99), slot(0, Phase.GENERATING, prompt=8, generated=4), 4, 2),
+        (slot(0, Phase.GENERATING, generated=9), slot(0, Phase.GENERATING, generated=3), 0, 0),
+        (slot(0, Phase.GENERATING, generated=9), slot(0, generated=99), 0, 0),
+        (slot(1), slot(0, Phase.GENERATING, generated=4), 0, 2),
+    ],
+)
+def test_tokens_per_second(before: Slot, now: Slot, prompt: float, generated: float) -> None:
+    view = View("url").seen(reading(before), 1.0)
+    assert view.speeds is None
+    assert view.seen(reading(now), 3.0).speeds == {0: Speed(prompt, generated)}
+
+
+def test_no_time_between_two_looks_and_a_gap() -> None:
+    busy = slot(0, Phase.GENERATING, generated=4)
+    assert View("url").seen(reading(busy), 1.0).seen(reading(busy), 1.0).speeds == {0: Speed()}
+    gone = View("url").seen(reading(busy), 1.0).missed(NetworkError("gone"), 2.0)
+    assert gone.speeds is None and gone.events[0][1] == "it does not answer: gone"
+    back = gone.missed(NetworkError("still gone"), 9.0).seen(reading(slot(0, Phase.GENERATING, generated=44)), 11.0)
+    assert back.speeds == {0: Speed(0, 4)}, "over the whole gap"
+    assert [text for _, text in back.events] == ["it answers again after 9 s", "it does not answer: gone"]
+
+
+def test_old_events_are_forgotten() -> None:
+    view = View("url")
+    for n in range(300):
+        view = view.seen(reading(grow_total=n), n)
+    assert len(view.events) == 100 and "grew once" in view.events[0][1]
+
+
+def test_sizes() -> None:
+    counts = (0, 1023, 1024, 16 * MIB, 1023.9 * MIB, 8192 * MIB, 2**50)
+    assert [size(n) for n in counts] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "16.0 MiB",
+        "1023.9 MiB",
+        "8.0 GiB",
+        "1048576.0 GiB",
+    ]
+
+
+# --- the picture --------------------------------------------------------------------------------------------------
+
+LARGE = {"cells_max": 10**7, "cells": 10**7, "cells_used": 10**7, "copied_bytes_total": 1023 * MIB}
+LARGE |= {"reserved_bytes": 1023.9 * MIB, "committed_bytes": 1023.9 * MIB, "used_bytes": 1023.9 * MIB}
+
+
+def full(slots: int, events: int = 0) -> View:
+    """A view of large numbers."""
+    working = [slot(n, Phase.GENERATING, n_ctx=10**7, cells=10**7, reused=10**7, prompt=10**7) for n in range(slots)]
+    view = View("http://127.0.0.1:8080").seen(reading(*working, **LARGE), 0.0)
+    later = [dataclasses.replace(slot, generated=99999) for slot in working]
+    grown = tuple(("12:00:00", f"event {n}") for n in range(events))
+    return dataclasses.replace(view.seen(reading(*later, **LARGE), 1.0), events=grown)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    lines = texts(draw(full(4, 4), width))
+    assert max(map(len, lines)) <= width
+    assert len(lines[3]) == width, "the bar takes what there is"
+    assert sum(line.count("█") > 20 for line in lines) == (5 if width == 140 else 1), (
+        "slots have bars where there is room"
+    )
+
+
+def test_what_a_server_calls_itself_cannot_break_the_picture() -> None:
+    view = View("url").seen(dataclasses.replace(reading(), model="a\x1b[2J\nb\ud800" + "長" * 99), 0.0)
+    line = draw(view, 80)[0]
+    assert texts([line])[0].startswith("url  a?[2J?b?長")
+    out = io.StringIO()
+    RichConsole(file=out, width=80).print(console.drawn([line]))
+    assert out.getvalue().count("\n") == 1 and cell_len(out.getvalue().rstrip("\n")) <= 80 and "…" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("used", "committed", "reserved", "bar"),
+    [
+        (0, 0, 0, "          "),
+        (0, 0, 100, "░░░░░░░░░░"),
+        (0, 1, 100, "▓░░░░░░░░░"),
+        (1, 1, 100, "█░░░░░░░░░"),
+        (1, 2, 100, "█▓░░░░░░░░"),
+        (50, 70, 100, "█████▓▓░░░"),
+        (99, 99, 100, "█████████░"),
+        (98, 99, 100, "█████████░"),
+        (99, 100, 100, "██████████"),
+        (100, 100, 100, "██████████"),
+        (5, 200, 100, "█▓▓▓▓▓▓▓▓▓"),
+    ],
+)
+def test_the_bar_shows_all_that_is_there(used: int, committed: int, reserved: int, bar: str) -> None:
+    sizes = {"used_bytes": used, "committed_bytes": committed, "reserved_bytes": reserved}
+    line = texts(draw(View("url").seen(reading(**sizes), 0.0), 26))[3]
+    assert line == f"target  {bar}{100 * committed / reserved if reserved else 0:6.1f} %"
+
+
+def test_speeds_stand_beside_the_slots_and_add_up() -> None:
+    lines = texts(draw(full(2), 80))
+    assert lines[1] == "awake   prompt 0.0 t/s   generated 199998.0 t/s"
+    assert [line.split()[-1] for line in lines[-2:]] == ["99999.0", "99999.0"]
+
+
+@pytest.mark.parametrize("height", [12, 24, 60])
+def test_a_low_terminal_shows_those_that_work_and_the_last_events(height: int) -> None:
+    idle, busy = [slot(n) for n in range(60)], slot(60, Phase.GENERATING, generated=1)
+    view = dataclasses.replace(View("url").seen(reading(*idle, busy), 0.0), events=(("12:00:00", "last"),) * 9)
+    lines = texts(draw(view, 80, height))
+    assert len(lines) == height
+    slots = [line for line in lines if " idle " in line or " generating " in line]
+    assert "generating" in slots[0] and f"and {61 - len(slots)} more" in "\n".join(lines)
+    assert height == 12 or lines[-1].endswith("last")
+    assert len(draw(view, 80)) > 70, "without a height all of it"
+
+
+def test_a_terminal_without_blocks_gets_other_marks(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert cli.run(["top", fake.url]) == 0
+    sys.stdout.flush()
+    said = sys.stdout.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert "target  ##=..." in said and "= 16.0 MiB committed" in said
+
+
+def test_the_picture_in_the_docs_is_of_this_version() -> None:
+    """Else: python ci/top_picture.py"""
+    svg = (Path(__file__).parents[2] / "docs" / "top.svg").read_text("utf-8")
+    shown = " ".join(html.unescape(" ".join(re.findall(r"<text [^>]*>([^<]*)</text>", svg))).split())
+    *_, memory, sizes, cells, grown, _, columns, _ = texts(draw(View("url").seen(reading(slot(0)), 0.0), 100))
+    for line in (sizes, cells, grown, columns):
+        words = [word for word in re.split(r"[\d.]+ (?:[MG]iB|B)?|once|times", line) if word.strip(" ▓█░")]
+        assert all(" ".join(word.split()).strip("▓█░ ,") in shown for word in words), line
+    assert "target" in memory and "http" not in re.sub(r"http://(127|www.w3.org)|https://www.textualize.io", "", svg)
+
+
+def test_a_picture_is_for_a_terminal_that_can_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not console.Console().interactive
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert console.Console().interactive
+    monkeypatch.setenv("TERM", "dumb")
+    assert not console.Console().interactive
