@@ -101,7 +101,7 @@ static std::vector<float> numbers(float first) {
 }
 
 static void test_states() {
-    const state_shape shape = { "test", false, 1, 1, 256 };
+    const state_shape shape = { "test", false, 1, 256 };
 
     const auto k = numbers(0.0f);
     const auto v = numbers(1.0f);

@@ -166,7 +166,7 @@ class parser {
         const size_t start = at;
         uint32_t n_stream = 0;
         get(n_stream);
-        require(n_stream == shape.streams, "another number of streams");
+        require(n_stream == 1 || n_stream == shape.seqs, "not a number of streams");
         for (uint32_t s = 0; s < n_stream; ++s) {
             uint32_t n_cells = 0;
             get(n_cells);
@@ -268,7 +268,7 @@ class parser {
             get(n_rows);
             get(n_stream);
             get(n_layer);
-            require(n_stream == shape.streams && n_layer <= 1024, "not the head of compressed keys");
+            require((n_stream == 1 || n_stream == shape.seqs) && n_layer <= 1024, "not the head of compressed keys");
             for (uint32_t l = 0; l < n_layer; ++l) {
                 skip(sizeof(uint32_t));
                 flush();
@@ -612,6 +612,10 @@ std::string state_difference(const state_parts & expected, const std::vector<uin
         const size_t n_head = part.data() - part.at;
         if (part.kind < state_part::rows || memcmp(a, b, n_head) != 0) {
             return describe(part) + (part.kind < state_part::rows ? "" : " has another head");
+        }
+        // DSV4 saves rows that were never written: they are zero, which q4_0 has in two ways
+        if (part.kind == state_part::matrix && values_of(part.type, a + n_head, part.n_embd*part.n_rows) == values_of(part.type, b + n_head, part.n_embd*part.n_rows)) {
+            continue;
         }
         return describe(part) + ": " + describe_rows(part, a + n_head, b + n_head);
     }

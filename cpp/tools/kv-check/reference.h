@@ -23,8 +23,7 @@ std::string to_string(const cell_types & types);
 struct state_shape {
     std::string arch;
     bool     hybrid  = false; // recurrent states behind the KV cells
-    uint32_t streams = 1;
-    uint32_t seqs    = 1;
+    uint32_t seqs    = 1;     // in as many streams, or in one
     uint32_t cells   = 0;     // per stream
 };
 

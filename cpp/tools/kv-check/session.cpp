@@ -313,7 +313,7 @@ bool session::can_shift(const std::string & label) {
 }
 
 int32_t session::try_retype(const cell_types & types) {
-    s.out.event(TRACE_OURS);
+    s.out.event(TRACE_OURS, "", 1);
     return llama_set_memory_type(ctx, types.k, types.v);
 }
 

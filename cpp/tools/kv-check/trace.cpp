@@ -203,7 +203,7 @@ static void trace_add(trace & res, const trace_record & rec) {
         case TRACE_FAIL:    if (cur) { cur->fail = rec.text; } else { res.load_error = rec.text; } break;
         case TRACE_LOST:    if (cur) { cur->lost = true; } break;
         case TRACE_MEASURE: if (cur) { cur->measured.emplace_back(rec.label, strtod(rec.text.c_str(), nullptr)); } break;
-        case TRACE_OURS:    if (cur) { cur->ours = true; } break;
+        case TRACE_OURS:    if (cur) { cur->ours = rec.a != 0; } break;
         case TRACE_END:     if (cur) { cur->ended = true; cur->time_us = rec.a; } break;
     }
 }

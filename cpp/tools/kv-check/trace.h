@@ -24,7 +24,7 @@ enum trace_kind : uint32_t {
     TRACE_FAIL,    // text: why the check could not go on
     TRACE_LOST,    // the side was ended from outside (a timeout, no memory, a full disk): it says nothing about the model
     TRACE_MEASURE, // label: of what, text: what was measured, which is not compared
-    TRACE_OURS,    // from here on the static side runs code of this series as well: a failure there is no longer upstream's
+    TRACE_OURS,    // a = 1: from here on the static side runs code of this series as well, a failure there is no longer upstream's; 0: again it is
     TRACE_END,     // the check came to its end, after a microseconds
 };
 
