@@ -1,6 +1,7 @@
 # the dynamic KV cache, included by CMakeLists.txt. apart from the files that are compiled in batches, which share names of helpers
 
 set(LLAMA_KV_DYNAMIC_SOURCES
+    llama-kv-budget.cpp
     llama-kv-convert.cpp
     llama-kv-dynamic-cache.cpp
     llama-kv-dynamic-grow.cpp
