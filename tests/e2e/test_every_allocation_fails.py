@@ -1,7 +1,8 @@
 """Every allocation of a growth fails once, and from each on all of them: nothing is lost, and what fits is served.
 
 kv-check's check "no-memory" grows a cache several times, "retype-fail" changes the types of its cells; --fail N makes
-the N-th allocation fail there, N+ that one and all later ones. N goes up until none is left to fail. What each point must leave is in scenarios-memory.cpp.
+the N-th allocation fail there, N+ that one and all later ones. N goes up until none is left to fail. What each point
+must leave is in scenarios-memory.cpp and scenarios-types.cpp.
 
 Every point is a kv-check of its own, with one thread; as many run at once as there are cores. The memory classes whose
 models take long run with KVTOOL_ALL_CLASSES=1.
