@@ -11,6 +11,10 @@ function(kv_test name)
     set_property(TEST test-kv-${name} PROPERTY LABELS kvtool)
 endfunction()
 
+# of kv-check
+kv_test(reference)
+target_sources(test-kv-reference PRIVATE ${KV_TESTS_DIR}/../tools/kv-check/reference.cpp)
+
 # on Windows, what is tested has no names outside of a shared library
 if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(free)

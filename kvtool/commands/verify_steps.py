@@ -28,7 +28,7 @@ from kvtool.verify.journal import Journal
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 _TEXTS = frozenset(("completion", "bench", "server"))
-_COMPARISONS = ("kv-check", *_TEXTS, "memory")  # what runs unless something is chosen
+_COMPARISONS = ("kv-check", "retype", *_TEXTS, "memory")  # what runs unless something is chosen
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,15 @@ class Verification:
     def run(self, tag: str) -> list[Finding]:
         """Everything that was asked for, one kind after the other. tag: the upstream's."""
         found = self._units()
-        if self.kinds & {"kv-check", *_TEXTS}:
+        if self.kinds & {"kv-check", "retype", *_TEXTS}:
             toys = self._toys()
             if "kv-check" in self.kinds:
                 found += self._matrix(toys) if self.options.matrix else self._kv_checks(toys, tag)
+            if "retype" in self.kinds:
+                # the reference is the CPU's: what a device rounds may differ
+                found += self._all(
+                    plan.retypes(toys, quick=self.options.quick), (devices.IN_MEMORY,) * len(self.on.lanes)
+                )
             if self.kinds & _TEXTS:
                 found += self._texts(toys)
         return found + self._memory() if "memory" in self.kinds else found

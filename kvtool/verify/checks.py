@@ -3,6 +3,7 @@
 A Check is one comparison of a static with a dynamic cache; a Finding is what came of it. The kinds:
 
 - kv-check: one toy model through kv-check, which compares the logits of every decode bit for bit
+- retype: the same while the types of the cells change, whose bytes are compared with a reference's
 - completion: llama-completion's text on a model that speaks, with and without --kv-dynamic
 - bench: llama-bench, which parses its arguments itself, measures with and without it
 - server: llama-server's answers to a script of requests, likewise
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 from kvtool.result import CheckOutcome
 
-Kind = Literal["kv-check", "completion", "bench", "server", "memory", "unit", "preset"]
+Kind = Literal["kv-check", "retype", "completion", "bench", "server", "memory", "unit", "preset"]
 
 # kv-check's own words, and those for a kv-check that has none to say.
 PASSING = ("same", "same-not-grown")

@@ -43,6 +43,7 @@ def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[
 # What each kind of check runs, by build target. The toys that the texts need come from test-llama-archs too.
 _PROGRAMS = {
     "kv-check": ("test-llama-archs",),
+    "retype": ("test-llama-archs",),
     "completion": ("test-llama-archs", "llama-completion"),
     "bench": ("test-llama-archs", "llama-bench"),
     "server": ("test-llama-archs", "llama-server"),

@@ -34,6 +34,30 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool) -> list[Check]
     return planned
 
 
+RETYPE = ("--checks", "retype")
+IN_PLACE, BY_COPY, STREAMS = ("--storage", "inplace"), ("--storage", "copy"), ("--seqs", "4")
+
+
+def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
+    """Changes of the cells' types: in place and by copy, four streams, and V transposed (without flash attention)."""
+    few = named_toys(toys, CHEAP_TOYS[:2]) if quick else toys
+    return [
+        *_retype(named_toys(toys, CLASS_TOYS) if quick else toys, "inplace", "on", IN_PLACE, quick=quick),
+        *_retype(few, "copy", "on", BY_COPY, quick=quick),
+        *_retype(few, "streams", "on", STREAMS, quick=quick),
+        *_retype(few, "inplace", "off", IN_PLACE, quick=quick),
+        *_retype(few, "copy-streams", "off", (*BY_COPY, *STREAMS), quick=quick),
+    ]
+
+
+def _retype(toys: Sequence[Path], how: str, fa: str, args: Sequence[str], *, quick: bool) -> list[Check]:
+    short = ("--quick",) if quick else ()
+    return [
+        Check(f"kv-check/{toy.stem}/retype/{how}/fa-{fa}", "retype", toy, args=("-fa", fa, *args, *short, *RETYPE))
+        for toy in toys
+    ]
+
+
 def draft(name: str, model: Path, *args: str) -> Check:
     """kv-check's draft beside a model; args say which."""
     return Check(f"kv-check/{name}/draft", "kv-check", model, args=("-fa", "on", *args, "--checks", "draft"))

@@ -41,7 +41,7 @@ def _variant(finding: Finding) -> str:
 
 def is_model_run(finding: Finding) -> bool:
     """Whether this is kv-check on one model (and not the guard over all of them)."""
-    return finding.kind == "kv-check" and finding.id.count("/") >= 2
+    return finding.kind in ("kv-check", "retype") and finding.id.count("/") >= 2
 
 
 def tally(findings: Sequence[Finding]) -> Tally:

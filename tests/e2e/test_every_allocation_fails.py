@@ -1,7 +1,8 @@
 """Every allocation of a growth fails once, and from each on all of them: nothing is lost, and what fits is served.
 
-kv-check's check "no-memory" grows a cache several times; --fail N makes the N-th allocation fail there, N+ that one and
-all later ones. N goes up until none is left to fail. What each point must leave is in scenarios-memory.cpp.
+kv-check's check "no-memory" grows a cache several times, "retype-fail" changes the types of its cells; --fail N makes
+the N-th allocation fail there, N+ that one and all later ones. N goes up until none is left to fail. What each point
+must leave is in scenarios-memory.cpp and scenarios-types.cpp.
 
 Every point is a kv-check of its own, with one thread; as many run at once as there are cores. The memory classes whose
 models take long run with KVTOOL_ALL_CLASSES=1.
@@ -42,7 +43,7 @@ RUNS = (
 LIMIT = 400  # more points than any growth here has
 
 
-def points(real: Real, toy: str, suffix: str, *args: str) -> Iterator[dict[str, Any]]:
+def points(real: Real, toy: str, suffix: str, *args: str, check: str = "no-memory") -> Iterator[dict[str, Any]]:
     """kv-check's answer for each allocation that fails."""
     argv: list[str | Path] = [
         real.bin / "kv-check",
@@ -50,7 +51,7 @@ def points(real: Real, toy: str, suffix: str, *args: str) -> Iterator[dict[str, 
         real.toys / f"{toy}.gguf",
         "--quick",
         "--checks",
-        "no-memory",
+        check,
     ]
 
     def fail(number: int) -> dict[str, Any]:
@@ -80,6 +81,23 @@ def test_every_allocation_of_a_growth(real: Real, toy: str, args: tuple[str, ...
             assert answer["status"] in ("same", "same-not-grown"), f"{tried}: {answer['reason']}"
     assert tried > 0
     note(f"{toy} {storage} {' '.join(args)}: {tried} allocation points, all survived")
+
+
+CHANGES = (("f16:q8_0", "on"), ("q8_0:f16", "on"), ("f32:f16", "off"), ("f16:f32", "off"))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize(("types", "fa"), CHANGES)
+def test_every_allocation_of_a_change_of_type(real: Real, types: str, fa: str, storage: str) -> None:
+    tried = 0
+    for suffix in ("", "+"):
+        args = ("--storage", storage, "-fa", fa, "--retype", types)
+        for answer in points(real, "llama-dense", suffix, *args, check="retype-fail"):
+            tried += 1
+            assert answer["status"] in ("same", "same-not-grown"), f"{tried}: {answer['reason']}"
+    assert tried > 0
+    note(f"llama-dense {storage} {types}: {tried} allocation points, all survived")
 
 
 def note(line: str) -> None:

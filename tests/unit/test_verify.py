@@ -145,6 +145,11 @@ def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, caps
         "kv-check/qwen35-dense/fa-on/quick",
         "kv-check/llama-dense/fa-off/quick",
         "kv-check/qwen35-dense/fa-off/quick",
+        *(
+            f"kv-check/{toy}/retype/{how}"
+            for how in ("inplace/fa-on", "copy/fa-on", "streams/fa-on", "inplace/fa-off", "copy-streams/fa-off")
+            for toy in ("llama-dense", "qwen35-dense")
+        ),
         "completion/llama-dense",
         "completion/qwen35-dense",
         "completion/llama-dense/environment",
@@ -163,7 +168,7 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
     speaking(here, monkeypatch)
     assert run("--json") == 0
     ids = [f["id"] for f in document(capsys)["findings"]]
-    assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 3
+    assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 3 * 5 + 3
     assert {"kv-check/grown", "kv-check/llama-dense/train", "kv-check/qwen35-dense-mtp/draft"} <= set(ids)
     assert "server/llama-dense/unified" in ids
     monkeypatch.setenv("FAKE_TOYS", "llama-dense not-grown@a not-grown@b")

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 void kv_check_usage(const char * prog) {
     printf("usage: %s -m MODEL [options]\n\n", prog);
@@ -16,6 +17,7 @@ void kv_check_usage(const char * prog) {
     printf("2 bad arguments or a model that cannot be loaded.\n\n");
     printf("  -h,    --help                 show this help\n");
     printf("  -m,    --model FILE           the model\n");
+    printf("         --override KEY=N       a number of the model's metadata, instead of the one in the file\n");
     printf("  -md,   --draft FILE           a draft model that shares the cells of the model, for the check 'draft'\n");
     printf("         --mtp                  the draft is the model's own MTP layer, with cells of its own\n");
     printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
@@ -42,8 +44,10 @@ void kv_check_usage(const char * prog) {
         printf(" %s", def.name);
     }
     printf("\n");
-    printf("         --fail N[+]            the N-th allocation of a growth (N+: and all later ones) fails in the check 'no-memory'\n");
-    printf("         --limit MIB            the process gets no more than this for the growths in 'no-memory' (Linux)\n");
+    printf("                                (default: all but retype-*; retype: all of these)\n");
+    printf("         --fail N[+]            the N-th allocation (N+: and all later ones) fails in the checks 'no-memory' and 'retype-fail'\n");
+    printf("         --retype T:T[:T][,..]  changes of type for the checks retype-*, each from the first on; K/V where they differ\n");
+    printf("         --limit MIB            the process gets no more than this there (Linux)\n");
     printf("         --train                also train for an epoch, in the check 'train'\n");
     printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
@@ -65,6 +69,38 @@ static bool parse_fail(const std::string & str, std::string & res) {
     }
     res = str;
     return true;
+}
+
+// "KEY=N"
+static bool parse_override(const std::string & str, std::string & key, uint32_t & val) {
+    const size_t eq = str.find('=');
+    key = str.substr(0, eq);
+    return eq != std::string::npos && eq > 0 && eq < sizeof(llama_model_kv_override().key) && parse_u32(str.c_str() + eq + 1, val);
+}
+
+// "q8_0" or "q8_0/f16"
+static bool parse_types(const std::string & str, cell_types & res) {
+    const size_t slash = str.find('/');
+    return parse_type(str.substr(0, slash), res.k) && parse_type(slash == std::string::npos ? str : str.substr(slash + 1), res.v);
+}
+
+// "f16:q8_0:f16,q8_0:q4_0/f16"
+static bool parse_retypes(const std::string & str, std::vector<std::vector<cell_types>> & res) {
+    std::stringstream chains(str);
+    for (std::string chain; std::getline(chains, chain, ',');) {
+        res.emplace_back();
+        std::stringstream names(chain);
+        for (std::string name; std::getline(names, name, ':');) {
+            res.back().emplace_back();
+            if (!parse_types(name, res.back().back())) {
+                return false;
+            }
+        }
+        if (res.back().size() < 2) {
+            return false;
+        }
+    }
+    return !res.empty();
 }
 
 static bool parse_pooling(const std::string & str, enum llama_pooling_type & res) {
@@ -91,7 +127,13 @@ static bool parse_checks(const std::string & str, std::vector<std::string> & res
             end = str.size();
         }
         const std::string name = str.substr(pos, end - pos);
-        if (!name.empty()) {
+        if (name == "retype") {
+            for (const auto & def : kv_check_scenarios()) {
+                if (kv_check_is_retype(def.name)) {
+                    res.push_back(def.name);
+                }
+            }
+        } else if (!name.empty()) {
             if (kv_check_find_scenario(name) == nullptr) {
                 fprintf(stderr, "error: no check is called '%s' (see --help)\n", name.c_str());
                 return false;
@@ -149,6 +191,8 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         else if (is("-fa",  "--flash-attn"))    { ok = parse_flash_attn(val, params.flash_attn); }
         else if (is("-ctk", "--cache-type-k"))  { ok = parse_type(val, params.type_k); }
         else if (is("-ctv", "--cache-type-v"))  { ok = parse_type(val, params.type_v); }
+        else if (is("--override"))              { ok = parse_override(val, params.override_key, params.override_val); }
+        else if (is("--retype"))                { ok = parse_retypes(val, params.retypes); }
         else if (is("-np",  "--seqs"))          { ok = parse_u32(val.c_str(), params.n_seqs) && params.n_seqs > 0; }
         else if (is("--pooling"))               { ok = parse_pooling(val, params.pooling); }
         else if (is("-c",   "--ctx-size"))      { ok = parse_u32(val.c_str(), params.n_ctx); }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "reference.h"
+
 #include "llama.h"
 
 #include <cstdint>
@@ -10,6 +12,9 @@
 struct kv_check_params {
     std::string model;
     std::string draft; // a model that reads the cells of this one, for the check of that name
+    std::string override_key; // of the model's metadata, for other toys than there are
+    uint32_t    override_val = 0;
+
     std::string fail;  // N or N+: the allocations of a growth that fail in the check "no-memory", "": none
 
     uint32_t limit_mib = 0; // MiB that the system still gives in the check "no-memory" (Linux), 0: no limit
@@ -17,6 +22,8 @@ struct kv_check_params {
     llama_flash_attn_type flash_attn = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     ggml_type             type_k     = GGML_TYPE_F16;
     ggml_type             type_v     = GGML_TYPE_F16;
+
+    std::vector<std::vector<cell_types>> retypes; // chains of types for the checks retype-*, empty: the usual ones
 
     uint32_t n_seqs     = 1;
     bool     unified    = false;

@@ -169,6 +169,15 @@ llama_model_params child_model_params(const kv_check_params & params, std::vecto
     return res;
 }
 
+// one number and an end
+static std::vector<llama_model_kv_override> child_overrides(const kv_check_params & params) {
+    std::vector<llama_model_kv_override> res(2);
+    res[0].tag     = LLAMA_KV_OVERRIDE_TYPE_INT;
+    res[0].val_i64 = params.override_val;
+    snprintf(res[0].key, sizeof(res[0].key), "%s", params.override_key.c_str());
+    return res;
+}
+
 static void describe_model(trace_writer & out, side & s) {
     const llama_model * model = s.model;
     char buf[128];
@@ -226,7 +235,12 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
     try {
         child_load_backends(params);
         std::vector<ggml_backend_dev_t> devices;
-        model = llama_model_load_from_file(params.model.c_str(), child_model_params(params, devices));
+        const auto overrides = child_overrides(params);
+        llama_model_params mparams = child_model_params(params, devices);
+        if (!params.override_key.empty()) {
+            mparams.kv_overrides = overrides.data();
+        }
+        model = llama_model_load_from_file(params.model.c_str(), mparams);
         if (model != nullptr && !params.draft.empty()) {
             draft = llama_model_load_from_file(params.draft.c_str(), child_model_params(params, devices));
             if (draft == nullptr) {

@@ -115,6 +115,7 @@ int memory_report(const kv_check_params & params) {
         sp.unified = true;
         sp.n_seqs  = (params.n_fill + N_CHUNK - 1)/N_CHUNK;
     }
+    sp.types   = { params.type_k, params.type_v };
     sp.n_cells = (params.n_ctx > 0 ? params.n_ctx : 131072)/sp.n_streams();
 
     llama_context_params cparams = session_context_params(params, sp);

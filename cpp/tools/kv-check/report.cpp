@@ -92,6 +92,7 @@ static check_result compare_check(const std::string & name, const trace & st, co
     res.name  = name;
     res.grown = std::any_of(b.growths.begin(), b.growths.end(), [](const auto & g) { return g.second > g.first; });
     res.seconds = b.time_us/1e6;
+    res.measured = b.measured;
 
     // as far as both got
     std::string diff;
@@ -117,6 +118,10 @@ static check_result compare_check(const std::string & name, const trace & st, co
     } else if (a.lost) {
         res.status = "not-run";
         res.reason = a.fail + (b_fails ? "; the dynamic side fails: " + b.fail : "");
+    } else if (a_fails && a.ours) {
+        // a fault by itself, or one of both sides
+        res.status = "differs";
+        res.reason = (b_fails ? "on both sides: " : "on the static side: ") + (a.fail.empty() ? a.last_error : a.fail);
     } else if (b_fails && (!a_fails || (b.steps.size() < a.steps.size() && !b.lost && !is_rpc_gone(b.fail)))) {
         res.status = "dynamic-fails";
         res.reason = b.fail.empty() ? b.last_error : b.fail;
@@ -292,6 +297,13 @@ static void json_check(json_line & out, const check_result & check) {
         out.end_object();
     } else {
         out.null("first_diff");
+    }
+    if (!check.measured.empty()) {
+        out.begin_object("measured");
+        for (const auto & val : check.measured) {
+            out.real(val.first.c_str(), val.second);
+        }
+        out.end_object();
     }
     out.str("reason", check.reason).real("seconds", check.seconds);
     out.end_object();

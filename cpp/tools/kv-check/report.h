@@ -27,6 +27,7 @@ struct check_result {
     int64_t n_blobs_resized = 0; // saved states that are not of the same size
     bool    grown     = false;
     double  seconds   = 0.0; // of the dynamic side
+    std::vector<std::pair<std::string, double>> measured; // there
     first_diff diff;
 };
 

@@ -4,76 +4,10 @@
 // cells are as they were, and what fits is served.
 
 #include "scenarios.h"
+#include "short-of-memory.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
-
-#ifdef __linux__
-#include <sys/resource.h>
-#include <unistd.h>
-#endif
-
-namespace {
-
-// while it lives, allocations of a growth are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-limits.h),
-// and the address space of the process can grow by --limit
-class short_of_memory {
-  public:
-    explicit short_of_memory(const side & s) {
-        if (s.dynamic) {
-            set(s.params.fail.c_str());
-            if (s.params.limit_mib > 0) {
-                limit(s.params.limit_mib);
-            }
-        }
-    }
-
-    ~short_of_memory() {
-        set("");
-        limit(0);
-    }
-
-    short_of_memory(const short_of_memory &) = delete;
-    short_of_memory & operator=(const short_of_memory &) = delete;
-
-  private:
-    // mib more than there is now, 0: no limit
-    static void limit(uint32_t mib) {
-#ifdef __linux__
-        rlimit lim;
-        if (getrlimit(RLIMIT_AS, &lim) != 0) {
-            return;
-        }
-        unsigned long n_pages = 0;
-        if (FILE * file = fopen("/proc/self/statm", "r")) {
-            if (fscanf(file, "%lu", &n_pages) != 1) {
-                n_pages = 0;
-            }
-            fclose(file);
-        }
-        lim.rlim_cur = mib > 0 && n_pages > 0 ? (rlim_t) n_pages*sysconf(_SC_PAGESIZE) + ((rlim_t) mib << 20) : lim.rlim_max;
-        setrlimit(RLIMIT_AS, &lim);
-#else
-        (void) mib;
-#endif
-    }
-
-    static void set(const char * val) {
-#ifdef _WIN32
-        _putenv_s("LLAMA_KV_DYNAMIC_FAIL", val);
-#else
-        if (*val != '\0') {
-            setenv("LLAMA_KV_DYNAMIC_FAIL", val, 1);
-        } else {
-            unsetenv("LLAMA_KV_DYNAMIC_FAIL");
-        }
-#endif
-    }
-};
-
-} // namespace
 
 void kv_check_no_memory(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
@@ -99,7 +33,7 @@ void kv_check_no_memory(side & s) {
     for (const uint32_t n : { 60u, 90u, 300u }) {
         const auto before = c.positions();
         {
-            const short_of_memory scope(s);
+            const short_of_memory scope(s.params, s.dynamic);
             c.try_fill(std::min(n, sp.n_cells - n_before));
             c.try_fill(20);
             c.can_shift("after a growth that failed");
@@ -130,7 +64,7 @@ void kv_check_no_memory(side & s) {
         std::vector<llama_pos> before;
         std::vector<float>     logits; // of the batch, if it ran
         {
-            const short_of_memory scope(s);
+            const short_of_memory scope(s.params, s.dynamic);
             e.cp(0, 1);
             before = e.positions();
             if (e.try_fill(4) == 0) {
@@ -148,7 +82,7 @@ void kv_check_no_memory(side & s) {
     session d(s, sp, "state");
     d.fill(20);
     {
-        const short_of_memory scope(s);
+        const short_of_memory scope(s.params, s.dynamic);
         d.try_state(state);
     }
     d.clear(true);

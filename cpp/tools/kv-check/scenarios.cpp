@@ -51,6 +51,7 @@ session_params kv_check_base(const side & s) {
     res.unified = s.params.unified;
     res.n_seqs  = s.params.n_seqs;
     res.n_cells = kv_check_n_cells(s.params);
+    res.types   = { s.params.type_k, s.params.type_v };
     return res;
 }
 
@@ -659,9 +660,20 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "div",                check_div,                "div"          },
         { "draft",              kv_check_draft,           "draft"        },
         { "no-memory",          kv_check_no_memory,       "no-memory"    },
+        { "retype-bits",        kv_check_retype_bits,     "retype-bits"     },
+        { "retype-shift",       kv_check_retype_shift,    "retype-shift"    },
+        { "retype-generate",    kv_check_retype_generate, "retype-generate" },
+        { "retype-grow",        kv_check_retype_grow,     "retype-grow"     },
+        { "retype-basis",       kv_check_retype_basis,    "retype-basis"    },
+        { "retype-quality",     kv_check_retype_quality,  "retype-quality"  },
+        { "retype-fail",        kv_check_retype_fail,     "retype-fail"     },
         { "train",              kv_check_train,           "train"        },
     };
     return res;
+}
+
+bool kv_check_is_retype(const std::string & name) {
+    return name.find("retype-") == 0;
 }
 
 const kv_check_scenario * kv_check_find_scenario(const std::string & name) {

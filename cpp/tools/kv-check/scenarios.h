@@ -21,6 +21,9 @@ const std::vector<kv_check_scenario> & kv_check_scenarios();
 // nullptr if there is none of that name
 const kv_check_scenario * kv_check_find_scenario(const std::string & name);
 
+// whether it is one of those that "retype" stands for: it changes the types of the cells
+bool kv_check_is_retype(const std::string & name);
+
 // the context that the command line asks for
 session_params kv_check_base(const side & s);
 
@@ -28,6 +31,14 @@ session_params kv_check_base(const side & s);
 void kv_check_draft    (side & s);
 void kv_check_no_memory(side & s);
 void kv_check_train    (side & s);
+
+void kv_check_retype_bits    (side & s);
+void kv_check_retype_shift   (side & s);
+void kv_check_retype_generate(side & s);
+void kv_check_retype_grow    (side & s);
+void kv_check_retype_basis   (side & s);
+void kv_check_retype_quality (side & s);
+void kv_check_retype_fail    (side & s);
 
 // cells per stream that the long checks fill
 uint32_t kv_check_n_fill(const kv_check_params & params);

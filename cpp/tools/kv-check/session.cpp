@@ -26,8 +26,8 @@ llama_context_params session_context_params(const kv_check_params & params, cons
     res.n_threads       = params.n_threads;
     res.n_threads_batch = params.n_threads;
     res.flash_attn_type = params.flash_attn;
-    res.type_k          = params.type_k;
-    res.type_v          = params.type_v;
+    res.type_k          = sp.types.k;
+    res.type_v          = sp.types.v;
     res.embeddings      = params.embeddings;
     res.offload_kqv     = params.offload_kqv;
     res.swa_full        = params.swa_full;
@@ -250,6 +250,7 @@ void session::record_rows(const std::string & label, int32_t rc, const std::vect
         }
     }
     s.out.decode(label, rc, rows, s.n_vocab, data);
+    last_logits = std::move(data);
 }
 
 void session::record_positions() {
@@ -308,6 +309,23 @@ void session::clear(bool data) {
 bool session::can_shift(const std::string & label) {
     const bool res = llama_memory_can_shift(mem);
     s.out.value(name + ".can_shift " + label, res);
+    return res;
+}
+
+int32_t session::try_retype(const cell_types & types) {
+    s.out.event(TRACE_OURS, "", 1);
+    return llama_set_memory_type(ctx, types.k, types.v);
+}
+
+int32_t session::retype(const cell_types & types) {
+    const int32_t rc = try_retype(types);
+    s.out.value(name + ".retype(" + to_string(types) + ")", rc);
+    return rc;
+}
+
+cell_types session::types() const {
+    cell_types res;
+    llama_get_memory_type(ctx, &res.k, &res.v);
     return res;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "args.h"
+#include "reference.h"
 #include "trace.h"
 
 #include "llama-kv.h"
@@ -48,6 +49,8 @@ struct session_params {
     uint32_t n_seqs;
     uint32_t n_cells;  // per stream
     uint32_t n_rs_seq = 0;
+
+    cell_types types; // of the cells
 
     uint32_t n_streams() const { return unified ? 1 : n_seqs; }
 };
@@ -99,6 +102,11 @@ class session {
     void clear(bool data);
     bool can_shift(const std::string & label);
 
+    // other types for the cells. From the first call on the static side runs code of this series, too: its failures count
+    int32_t    retype(const cell_types & types);
+    int32_t    try_retype(const cell_types & types); // of which nothing is written down
+    cell_types types() const;
+
     // drops n tokens of each sequence after the first n_keep and moves the rest down, as llama-server does
     void shift(uint32_t n_keep, uint32_t n_drop);
 
@@ -118,6 +126,9 @@ class session {
     llama_pos past(llama_seq_id seq) const { return n_past[seq]; }
 
     void salt(uint32_t val) { token_salt = val; } // other tokens from here on
+
+    // the logits of the last batch that were written down
+    const std::vector<float> & logits() const { return last_logits; }
 
     llama_context * ctx = nullptr;
 
@@ -142,6 +153,7 @@ class session {
     llama_memory_t mem = nullptr;
 
     std::vector<llama_pos> n_past;
+    std::vector<float>     last_logits;
 
     uint32_t turn       = 0; // whose token comes next in a unified cache
     uint32_t token_salt = 0;

@@ -100,6 +100,14 @@ void trace_writer::value(const std::string & label, int64_t val) {
     write(rec, nullptr);
 }
 
+void trace_writer::measure(const std::string & label, double val) {
+    trace_record rec;
+    rec.kind  = TRACE_MEASURE;
+    rec.label = label;
+    rec.text  = std::to_string(val);
+    write(rec, nullptr);
+}
+
 // FNV-1a over 8 bytes at a time: fast enough for states of several GiB
 static uint64_t hash_block(const uint8_t * data, size_t size) {
     uint64_t res = 0xcbf29ce484222325ull;
@@ -194,6 +202,8 @@ static void trace_add(trace & res, const trace_record & rec) {
         case TRACE_SKIP:    if (cur) { cur->skip = rec.text; } break;
         case TRACE_FAIL:    if (cur) { cur->fail = rec.text; } else { res.load_error = rec.text; } break;
         case TRACE_LOST:    if (cur) { cur->lost = true; } break;
+        case TRACE_MEASURE: if (cur) { cur->measured.emplace_back(rec.label, strtod(rec.text.c_str(), nullptr)); } break;
+        case TRACE_OURS:    if (cur) { cur->ours = rec.a != 0; } break;
         case TRACE_END:     if (cur) { cur->ended = true; cur->time_us = rec.a; } break;
     }
 }

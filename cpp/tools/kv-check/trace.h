@@ -23,6 +23,8 @@ enum trace_kind : uint32_t {
     TRACE_SKIP,    // text: why the check does not apply
     TRACE_FAIL,    // text: why the check could not go on
     TRACE_LOST,    // the side was ended from outside (a timeout, no memory, a full disk): it says nothing about the model
+    TRACE_MEASURE, // label: of what, text: what was measured, which is not compared
+    TRACE_OURS,    // a = 1: from here on the static side runs code of this series as well, a failure there is no longer upstream's; 0: again it is
     TRACE_END,     // the check came to its end, after a microseconds
 };
 
@@ -54,6 +56,7 @@ class trace_writer {
     void decode(const std::string & label, int32_t rc, uint32_t rows, uint32_t cols, const std::vector<float> & data);
     void value (const std::string & label, int64_t val);
     void blob  (const std::string & label, const std::vector<uint8_t> & data);
+    void measure(const std::string & label, double val);
     void event (trace_kind kind, const std::string & text = "", int64_t a = 0, int64_t b = 0);
 
   private:
@@ -66,12 +69,14 @@ struct trace_check {
     std::string name;
     std::vector<trace_record> steps; // decode, value and blob: what is compared
     std::vector<std::pair<int64_t, int64_t>> growths;
+    std::vector<std::pair<std::string, double>> measured;
     std::string skip;
     std::string fail;
     std::string last_error;
     int64_t time_us = 0;
     bool    ended   = false;
     bool    lost    = false;
+    bool    ours    = false;
 };
 
 // all that one side left behind

@@ -15,5 +15,6 @@ from tests.e2e.traps.no_memory import NO_MEMORY
 from tests.e2e.traps.stale import STALE
 from tests.e2e.traps.state import STATE
 from tests.e2e.traps.strides import STRIDES
+from tests.e2e.traps.types import TYPES
 
-TRAPS: tuple[Trap, ...] = (*GROWING, *STALE, *ROWS, *CELLS, *STATE, *STRIDES, *COPYING, *NO_MEMORY, *IN_PLACE)
+TRAPS: tuple[Trap, ...] = (*GROWING, *STALE, *ROWS, *CELLS, *STATE, *STRIDES, *COPYING, *NO_MEMORY, *IN_PLACE, *TYPES)

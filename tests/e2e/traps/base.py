@@ -17,6 +17,8 @@ LAYOUT = "src/llama-kv-layout.cpp"
 INPLACE = "src/llama-kv-storage-inplace.cpp"
 GROWTH = "src/llama-kv-growth.cpp"
 PAGES = "src/llama-kv-pages.cpp"
+TYPES_FILE = "src/llama-kv-types.cpp"
+CONVERT = "src/llama-kv-convert.cpp"
 
 CURRENT = "llama_kv_dynamic::current()"
 DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"

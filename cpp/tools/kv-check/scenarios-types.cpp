@@ -1,0 +1,535 @@
+// The types of the KV cells change while there are sequences in them (llama_set_memory_type()).
+//
+// What comes out is compared with a reference that shares no code with the change (reference.h), and the static side with the
+// dynamic one, as everywhere. Both sides run code of this series here: a failure of the static side counts.
+
+#include "scenarios.h"
+#include "short-of-memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+
+namespace {
+
+constexpr cell_types f16 = { GGML_TYPE_F16, GGML_TYPE_F16 };
+
+using retype_chain = std::vector<cell_types>; // the types from the start, and those that they change to, one after the other
+
+// what is changed to what. without flash attention V cannot be quantized
+std::vector<retype_chain> default_chains(const side & s) {
+    constexpr ggml_type q8 = GGML_TYPE_Q8_0;
+    constexpr ggml_type q4 = GGML_TYPE_Q4_0;
+    constexpr ggml_type h  = GGML_TYPE_F16;
+
+    const cell_types f32  = { GGML_TYPE_F32,  GGML_TYPE_F32  };
+    const cell_types bf16 = { GGML_TYPE_BF16, GGML_TYPE_BF16 };
+
+    std::vector<retype_chain> res;
+    if (s.params.flash_attn == LLAMA_FLASH_ATTN_TYPE_DISABLED) {
+        res = { { f16, { q8, h }, f16 }, { f32, f16, f32 } };
+        if (!s.params.quick) {
+            res.push_back({ f16, bf16, f16 });
+            res.push_back({ { q8, h }, { q4, h } });
+        }
+        return res;
+    }
+    res = { { f16, { q8, q8 } }, { f16, { q4, q4 } }, { { q8, q8 }, { q4, q4 } }, { { q8, q8 }, f16 } };
+    if (!s.params.quick) {
+        res.push_back({ f16, bf16, f16 });
+        res.push_back({ f32, f16, f32 });
+        res.push_back({ f16, { h, q4 }, { q8, h } });
+        res.push_back({ { q4, q4 }, { GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_1 }, { GGML_TYPE_Q4_1, GGML_TYPE_Q5_0 }, { q8, q8 } });
+    }
+    return res;
+}
+
+std::string to_string(const retype_chain & chain) {
+    std::string res;
+    for (const auto & types : chain) {
+        res += (res.empty() ? "" : ":") + to_string(types);
+    }
+    return res;
+}
+
+session_params with_types(session_params sp, const cell_types & types) {
+    sp.types = types;
+    return sp;
+}
+
+bool can_create(const side & s, session_params sp) {
+    sp.dynamic = false;
+    llama_context * ctx = llama_init_from_model(s.model, session_context_params(s.params, sp));
+    llama_free(ctx);
+    return ctx != nullptr;
+}
+
+state_shape shape_of(const side & s, const session_params & sp) {
+    state_shape res;
+    char buf[128];
+    if (llama_model_meta_val_str(s.model, "general.architecture", buf, sizeof(buf)) >= 0) {
+        res.arch = buf;
+    }
+    res.hybrid  = s.is_hybrid;
+    res.seqs    = sp.n_seqs;
+    res.cells   = llama_model_n_swa(s.model) > 0 ? UINT32_MAX : sp.n_cells; // a window may have more, for its batch
+    return res;
+}
+
+state_parts state_of(const side & s, const session_params & sp, session & c) {
+    return state_parse(shape_of(s, sp), c.state_get());
+}
+
+// less in a quick run
+uint32_t n_cells_of(const side & s, uint32_t n) {
+    return std::min(n, kv_check_n_fill(s.params));
+}
+
+// a saved state of a context that has the types from the start
+state_parts state_like(side & s, const session_params & sp, const cell_types & types) {
+    session c(s, with_types(sp, types), "like");
+    c.fill(1);
+    return state_of(s, sp, c);
+}
+
+// a change that a context with these cells can make, and the state of one that has its types from the start
+struct retype_step {
+    cell_types  to;
+    state_parts like;
+};
+
+void must_refuse(side & s, session & c, const cell_types & to) {
+    const auto before = c.state_get();
+    if (c.retype(to) == LLAMA_MEMORY_TYPE_OK) {
+        throw check_failed("no context can be created with " + to_string(to) + ", but one can be changed to it");
+    }
+    if (c.state_get() != before) {
+        throw check_failed("a change to " + to_string(to) + " is refused, and yet something has changed");
+    }
+    s.out.value("refused", 1);
+}
+
+// f for each chain that this model can have with a context of the kind; of the others, that they are refused
+void for_each_chain(side & s, const session_params & sp, const std::function<void(const session_params &, const std::vector<retype_step> &, const std::string &)> & f) {
+    if (s.is_recurrent) {
+        session c(s, sp, "recurrent");
+        must_refuse(s, c, { GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 });
+        throw check_skipped("recurrent state only: there are no cells with a type");
+    }
+    {
+        // as far as any of these checks goes: a model that ends before that is upstream's affair
+        session c(s, sp, "long");
+        c.fill(1);
+        if (s.params.fallback) {
+            c.fill(n_cells_of(s, 420));
+        } else {
+            c.fill_seq(0, n_cells_of(s, 420));
+        }
+        if (c.types().k == GGML_TYPE_COUNT) {
+            throw check_skipped("the types of these cells cannot change: not on this upstream, or there are none");
+        }
+    }
+    size_t n_run = 0;
+    for (const auto & chain : s.params.retypes.empty() ? default_chains(s) : s.params.retypes) {
+        const session_params start = with_types(sp, chain.front());
+        s.out.event(TRACE_OURS, "", 0);
+        if (!can_create(s, start)) {
+            continue;
+        }
+        std::vector<retype_step> steps;
+        for (size_t i = 1; i < chain.size(); ++i) {
+            if (can_create(s, with_types(sp, chain[i]))) {
+                steps.push_back({ chain[i], state_like(s, sp, chain[i]) });
+                continue;
+            }
+            session c(s, start, "refused");
+            c.fill(20);
+            must_refuse(s, c, chain[i]);
+        }
+        if (!steps.empty()) {
+            f(start, steps, to_string(chain));
+            n_run++;
+        }
+    }
+    if (n_run == 0) {
+        throw check_skipped("no context can be created with these types");
+    }
+}
+
+void must_be(const session & c, const cell_types & types) {
+    if (!(c.types() == types)) {
+        throw check_failed("the types are " + to_string(c.types()) + " instead of " + to_string(types));
+    }
+}
+
+// that a state is the reference's. where not, and another basis would explain it, it says so
+void must_equal(const state_parts & before, const retype_step & step, const std::vector<uint8_t> & after, const std::string & what) {
+    const std::string diff = state_difference(state_convert(before, step.like, step.to), after);
+    if (diff.empty()) {
+        return;
+    }
+    std::string hint;
+    for (const auto & other : { std::make_pair(basis::kept, "is kept"), std::make_pair(basis::by_type, "follows the type alone") }) {
+        if (state_difference(state_convert(before, step.like, step.to, other.first), after).empty()) {
+            hint = std::string("; it would be right if the basis ") + other.second;
+        }
+    }
+    throw check_failed(what + ": " + diff + hint);
+}
+
+void retype(side & s, const session_params & sp, session & c, const retype_step & step, const std::string & what) {
+    const auto    before = state_of(s, sp, c);
+    const int32_t rc     = c.retype(step.to);
+    if (rc != LLAMA_MEMORY_TYPE_OK) {
+        throw check_failed(what + " to " + to_string(step.to) + " is refused: " + llama_memory_type_reason(rc));
+    }
+    const auto after = c.state_get();
+    must_equal(before, step, after, what + " to " + to_string(step.to));
+    must_be(c, step.to);
+    s.out.blob(what + " to " + to_string(step.to), after);
+}
+
+// sequences of different lengths, with holes where the model can have some
+void fill_unevenly(side & s, session & c, uint32_t n) {
+    const bool few = s.params.fallback || c.n_seqs() > 1;
+    c.fill(few ? n/2 : n);
+    if (few) {
+        c.fill_seq((llama_seq_id) c.n_seqs() - 1, n/4);
+    }
+    if (s.is_hybrid) {
+        return;
+    }
+    for (uint32_t seq = 0; seq < c.n_seqs(); seq += 2) {
+        const llama_pos end = c.past((llama_seq_id) seq);
+        c.rm((llama_seq_id) seq, end/4, end/2);
+    }
+}
+
+} // namespace
+
+// every byte of the saved state
+void kv_check_retype_bits(side & s) {
+    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        session c(s, sp, name);
+        fill_unevenly(s, c, n_cells_of(s, 400));
+        for (const auto & step : steps) {
+            retype(s, sp, c, step, name);
+        }
+        c.generate(2);
+    });
+}
+
+// after a shift, and while one is pending: the rotation of positions comes before that of the basis
+void kv_check_retype_shift(side & s) {
+    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        session c(s, sp, name + ".done");
+        if (!c.can_shift("at creation")) {
+            throw check_skipped("the static cache cannot be shifted");
+        }
+        const uint32_t n_each = n_cells_of(s, 300)/(sp.unified ? sp.n_seqs : 1);
+        c.fill(n_cells_of(s, 300));
+        c.shift(4, n_each/2);
+        c.generate(2);
+        retype(s, sp, c, steps.front(), name + ", shifted,");
+        if (c.can_shift("changed")) {
+            c.shift(2, n_each/8);
+            c.generate(2);
+        }
+
+        // what a pending shift leaves is seen after a batch, whose token goes again. A window or a recurrent state would keep a trace
+        if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
+            return;
+        }
+        session done(s, sp, name + ".applied");
+        session todo(s, sp, name + ".pending");
+        for (session * d : { &done, &todo }) {
+            d->fill(n_cells_of(s, 300));
+            d->shift(4, n_each/2);
+        }
+        const auto at = done.positions();
+        done.generate(1);
+        done.go_back(at);
+        const auto before = state_of(s, sp, done);
+        if (todo.retype(steps.front().to) != LLAMA_MEMORY_TYPE_OK) {
+            throw check_failed("a change while a shift is pending is refused");
+        }
+        must_equal(before, steps.front(), todo.state_get(), name + ", with a shift pending,");
+        todo.generate(2);
+    });
+}
+
+// the sequences go on: as in a context that had the types from the start and was given the same cells
+void kv_check_retype_generate(side & s) {
+    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        session c(s, sp, name);
+        c.fill(n_cells_of(s, 220));
+
+        // what a context with the same cells from the start answers
+        const auto answers_as_restored = [&](const cell_types & types) {
+            session d(s, with_types(sp, types), name + ".restored");
+            if (d.state_set(c.state_get()) == 0) {
+                throw check_failed("a context with " + to_string(types) + " cannot read the state: " + s.last_error);
+            }
+            for (session * e : { &c, &d }) {
+                e->fill_seq(0, 1);
+                e->fill_seq(0, 1);
+            }
+            return c.logits() == d.logits();
+        };
+        // not where restored cells are in another order, as after a window has gone round
+        const bool is_exact = answers_as_restored(sp.types);
+        for (const auto & step : steps) {
+            retype(s, sp, c, step, name);
+            if (!answers_as_restored(step.to) && is_exact) {
+                throw check_failed(name + ": what comes after is not what a context with these cells from the start gives");
+            }
+        }
+
+        // over a growth, and over rows that were in use before the change: whatever is left in them must not be seen
+        c.fill(n_cells_of(s, 320) - 220);
+        for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
+            const llama_pos end = c.past((llama_seq_id) seq);
+            if (!s.is_hybrid) {
+                c.rm((llama_seq_id) seq, end/2, -1);
+            }
+        }
+        retype(s, sp, c, { sp.types, state_like(s, sp, sp.types) }, name + ", back");
+        c.generate(3);
+        c.clear(false);
+        c.retype(steps.front().to);
+        c.fill(n_cells_of(s, 300));
+        c.generate(2);
+    });
+}
+
+// a growth after the change gives what the change after the growth gives
+void kv_check_retype_grow(side & s) {
+    session_params sp = kv_check_base(s);
+    if (sp.n_seqs == 1) {
+        sp.n_seqs  = 2;
+        sp.unified = true;
+    }
+    for_each_chain(s, sp, [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        session before(s, sp, name + ".before");
+        session after (s, sp, name + ".after");
+        const auto grow = [&](session & c) {
+            for (uint32_t seq = 1; seq < sp.n_seqs; ++seq) {
+                c.fill_seq((llama_seq_id) seq, n_cells_of(s, 400)/(sp.unified ? sp.n_seqs - 1 : 1));
+            }
+            for (uint32_t seq = 1; seq < sp.n_seqs; ++seq) {
+                c.rm((llama_seq_id) seq, -1, -1);
+            }
+        };
+        for (session * c : { &before, &after }) {
+            c->fill_seq(0, 100);
+        }
+        retype(s, sp, before, steps.front(), name + " before the growth");
+        grow(before);
+        grow(after);
+        retype(s, sp, after, steps.front(), name + " after the growth");
+        for (session * c : { &before, &after }) {
+            for (uint32_t i = 0; i < 3; ++i) {
+                c->fill_seq(0, 1);
+            }
+        }
+        const std::string diff = state_difference(state_of(s, sp, before), after.state_get());
+        if (!diff.empty()) {
+            throw check_failed(name + ": a change after the growth does not give the same as one before it: " + diff);
+        }
+    });
+}
+
+//
+// quality
+//
+
+namespace {
+
+// of the logits against those of an f16 cache. The median over the rows counts: a few rows where attention is near a tie have a
+// large part of every mean, and differ from one rounding to the next
+struct error {
+    double rms = 0.0;
+    double kl  = 0.0; // Kullback-Leibler divergence
+};
+
+double log_sum_exp(const float * x, uint32_t n) {
+    const double max = *std::max_element(x, x + n);
+    double sum = 0.0;
+    for (uint32_t i = 0; i < n; ++i) {
+        sum += exp(x[i] - max);
+    }
+    return max + log(sum);
+}
+
+error error_of_row(const float * is, const float * expected, uint32_t n) {
+    const double z_is       = log_sum_exp(is,       n);
+    const double z_expected = log_sum_exp(expected, n);
+
+    error res;
+    for (uint32_t i = 0; i < n; ++i) {
+        const double lp = expected[i] - z_expected;
+        const double lq = is[i]       - z_is;
+        res.kl  += exp(lp)*(lp - lq);
+        res.rms += ((double) is[i] - expected[i])*((double) is[i] - expected[i]);
+    }
+    res.rms = sqrt(res.rms/n);
+    return res;
+}
+
+double median(std::vector<double> values) {
+    if (values.empty()) {
+        return 0.0;
+    }
+    std::nth_element(values.begin(), values.begin() + (ptrdiff_t) values.size()/2, values.end());
+    return values[values.size()/2];
+}
+
+error error_of(const std::vector<float> & is, const std::vector<float> & expected, uint32_t n_vocab) {
+    std::vector<double> rms;
+    std::vector<double> kl;
+    for (size_t i = 0; i + n_vocab <= expected.size(); i += n_vocab) {
+        const error row = error_of_row(is.data() + i, expected.data() + i, n_vocab);
+        rms.push_back(row.rms);
+        kl .push_back(row.kl);
+    }
+    return { median(rms), median(kl) };
+}
+
+// 1 where both are 0, as between types of which one holds all that the other does
+double ratio(double a, double b) {
+    return a == b ? 1.0 : a/b;
+}
+
+constexpr double kl_slack = 1e-9; // toys have 1e-8
+
+// the answers of a context to the same tokens, after each of some prompts and what f does with it
+std::vector<float> answers(side & s, const session_params & sp, const std::string & name, const std::function<void(session &)> & f) {
+    std::vector<float> res;
+    for (uint32_t i = 0; i < (s.params.quick ? 2u : 4u); ++i) {
+        session c(s, sp, name);
+        c.salt(i);
+        c.fill(n_cells_of(s, 160));
+        f(c);
+        c.fill(64);
+        res.insert(res.end(), c.logits().begin(), c.logits().end());
+    }
+    return res;
+}
+
+void nothing(session &) {
+}
+
+} // namespace
+
+// the reference by itself: over the cells that it converts, a model answers as well as with that type from the start, and in any
+// other basis it does not. Nothing here changes the types of a context
+void kv_check_retype_basis(side & s) {
+    std::map<std::string, double> worst; // error with another basis against that with the right one, the largest over all chains
+
+    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        const retype_step & step = steps.front();
+
+        const auto exact = answers(s, with_types(sp, f16),     name + ".f16",  nothing);
+        const auto start = answers(s, sp,                      name + ".from", nothing);
+        const auto type  = answers(s, with_types(sp, step.to), name + ".to",   nothing);
+
+        const error from  = error_of(start, exact, s.n_vocab);
+        const error to    = error_of(type,  exact, s.n_vocab);
+        const error bound = { std::max(from.rms, to.rms), std::max(from.kl, to.kl) };
+
+        std::vector<state_parts> saved;
+        answers(s, sp, name + ".saved", [&](session & c) { saved.push_back(state_of(s, sp, c)); });
+
+        const auto error_with = [&](basis how) {
+            size_t i = 0;
+            return error_of(answers(s, with_types(sp, step.to), name + ".converted", [&](session & c) {
+                c.clear(true);
+                if (c.state_set(state_convert(saved[i++], step.like, step.to, how).data) == 0) {
+                    throw check_failed("the converted state cannot be read: " + s.last_error);
+                }
+            }), exact, s.n_vocab);
+        };
+        const error is = error_with(basis::by_graph);
+        s.out.measure(name + " rms", ratio(is.rms, bound.rms));
+        s.out.measure(name + " kl",  ratio(is.kl,  bound.kl));
+        if (!(is.rms <= 1.5*bound.rms)) {
+            throw check_failed(name + ": over converted cells the logits are off by " + std::to_string(ratio(is.rms, bound.rms)) + " times what the type costs");
+        }
+        const state_parts right = state_convert(saved[0], step.like, step.to);
+        for (const basis how : { basis::kept, basis::by_type }) {
+            if (state_convert(saved[0], step.like, step.to, how).data == right.data) {
+                continue;
+            }
+            const std::string what = how == basis::kept ? "kept" : "by type";
+            const double      more = ratio(error_with(how).rms, is.rms);
+            s.out.measure(name + " " + what, more);
+            worst[what] = std::max(worst[what], more);
+        }
+    });
+    for (const auto & basis : worst) {
+        // 1: it is of keys that have no part in the answer, those of an indexer that selects all there is (see --override)
+        if (basis.second != 1.0 && !(basis.second > 1.5)) {
+            throw check_failed("another basis (" + basis.first + ") gives " + std::to_string(basis.second) + " times the error at most: which one is right is not known");
+        }
+    }
+}
+
+// a changed context is off from f16 by no more than one that has the type from the start
+void kv_check_retype_quality(side & s) {
+    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        const retype_step & step = steps.front();
+
+        const auto exact = answers(s, with_types(sp, f16), name + ".f16", nothing);
+        const auto error_from = [&](const session_params & sp, const char * what, const std::function<void(session &)> & f) {
+            return error_of(answers(s, sp, name + what, f), exact, s.n_vocab);
+        };
+        const error from = error_from(sp, ".from", nothing);
+        const error to   = error_from(with_types(sp, step.to), ".to", nothing);
+        const error is   = error_from(sp, ".changed", [&](session & c) { retype(s, sp, c, step, name); });
+
+        const error bound = { std::max(from.rms, to.rms), std::max(from.kl, to.kl) };
+        s.out.measure(name + " rms", ratio(is.rms, bound.rms));
+        s.out.measure(name + " kl",  ratio(is.kl,  bound.kl));
+        if (!(is.rms <= 1.5*bound.rms) || !(is.kl <= 1.5*bound.kl + kl_slack)) {
+            throw check_failed(name + ": changed, the logits are off by " + std::to_string(ratio(is.rms, bound.rms)) +
+                " times what the type from the start costs, in KL divergence by " + std::to_string(ratio(is.kl, bound.kl)) + " times");
+        }
+    });
+}
+
+// an allocation fails (--fail): all has changed or nothing has, and the context goes on
+void kv_check_retype_fail(side & s) {
+    if (s.params.fail.empty() && s.params.limit_mib == 0) {
+        throw check_skipped("no allocation is to fail (--fail, --limit)");
+    }
+    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        session c(s, sp, name);
+        c.fill(n_cells_of(s, 300));
+        const auto before = state_of(s, sp, c);
+        const retype_step & step = steps.front();
+
+        int32_t rc = 0;
+        {
+            const short_of_memory scope(s.params);
+            rc = c.try_retype(step.to);
+        }
+        const auto after = c.state_get();
+        if (rc == LLAMA_MEMORY_TYPE_OK) {
+            must_equal(before, step, after, name + ", short of memory,");
+            must_be(c, step.to);
+        } else {
+            if (rc != LLAMA_MEMORY_TYPE_NO_MEMORY) {
+                throw check_failed(name + ", short of memory, is refused: " + llama_memory_type_reason(rc));
+            }
+            if (after != before.data) {
+                throw check_failed(name + " finds no memory, and yet something has changed");
+            }
+            must_be(c, sp.types);
+            c.try_retype(step.to);
+            must_equal(before, step, c.state_get(), name + ", with memory again,");
+        }
+        c.generate(2);
+    });
+}

@@ -1,0 +1,100 @@
+"""The types of the cells change: what the saved bytes and the answers show when a line is gone."""
+
+from __future__ import annotations
+
+from tests.e2e.broken import Edit
+from tests.e2e.traps.base import CONVERT, INPLACE, STORAGE, TYPES_FILE, Trap, copies, inplace
+
+BITS = "retype-bits"
+TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
+
+TYPES = (
+    Trap(
+        "K of a graph that never rotates is turned, because its type wants that",
+        Edit(TYPES_FILE, "is_rotated_k ? n_rot_k(kv, 0) : 0", "n_rot_k(kv, 0)"),
+        inplace("deepseek2-moe", BITS),
+        BITS,
+    ),
+    Trap(
+        "cells are not turned into the basis of their new type",
+        Edit(
+            TYPES_FILE,
+            "converter.run(from, to, is_v ? rot.v : rot.k, rot_matrix(kv, is_v ? rot.v : rot.k, 0));",
+            "converter.run(from, to, 0, nullptr);",
+        ),
+        inplace("llama-dense", BITS),
+        BITS,
+    ),
+    Trap(
+        "V is turned in blocks of K's size",
+        Edit(TYPES_FILE, "from.v + to.v", "from.k + to.k"),
+        inplace("llama-dense", BITS),
+        BITS,
+    ),
+    Trap(
+        "cells that are turned already are turned again",
+        Edit(TYPES_FILE, "from.k == to.k", "from.k == 0 && to.k == 0"),
+        inplace("llama-dense", BITS, "--retype", "q8_0:q4_0"),
+        BITS,
+    ),
+    Trap(
+        "the new rows have the stride of the old ones",
+        Edit(CONVERT, "to.stride", "from.stride"),
+        inplace("llama-dense", BITS, "--retype", "q8_0:f16"),
+        BITS,
+    ),
+    Trap(
+        "in place, the last row is left out",
+        Edit(INPLACE, "std::min(i1, n_used[s])", "std::min(i1, n_used[s]) - 1"),
+        inplace("llama-dense", BITS),
+        BITS,
+    ),
+    Trap(
+        "by copy, the last row is left out",
+        Edit(STORAGE, "std::min(n_used[s], n_rows())", "std::min(n_used[s], n_rows()) - 1", after="void convert_rows("),
+        copies("llama-dense", BITS),
+        BITS,
+    ),
+    Trap(
+        "by copy, only the first stream is converted",
+        Edit(STORAGE, "s < src->ne[2]", "s < 1", after="void convert_rows("),
+        copies("llama-dense", BITS, "--seqs", "4"),
+        BITS,
+    ),
+    Trap(
+        "in place, transposed V is converted as if its rows lay one after the other",
+        Edit(INPLACE, "is_v && v_trans", "false", after="void convert_rows("),
+        inplace("llama-dense", BITS, *TRANSPOSED),
+        BITS,
+    ),
+    Trap(
+        "by copy, transposed V is converted as if its rows lay one after the other",
+        Edit(STORAGE, "is_v && v_trans", "false", after="void convert_rows("),
+        copies("llama-dense", BITS, *TRANSPOSED),
+        BITS,
+    ),
+    Trap(
+        "what lies behind rows that became smaller is read as numbers",
+        Edit(STORAGE, "llama_kv_zero_rest(t, trans, n_used);", "(void) 0;", after="// inside:"),
+        copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 are of the compute buffers
+        "status: not-run",
+    ),
+    Trap(
+        "a shift that waits is done after the change, in another basis",
+        Edit(TYPES_FILE, "lctx->memory_update(false);", "(void) 0;"),
+        inplace("llama-dense", "retype-shift"),
+        "retype-shift",
+    ),
+    Trap(
+        "a saved state says that it has the basis of before",
+        Edit(TYPES_FILE, "init_rot(kv, type_k, type_v, 0);", "(void) 0;", after="storage->moved(); // the context"),
+        inplace("llama-dense", BITS),
+        BITS,
+    ),
+    Trap(
+        "tensors keep the types that were only tried",
+        Edit(TYPES_FILE, "pretend(type_k_old, type_v_old);", "(void) 0;"),
+        inplace("llama-dense", BITS),
+        BITS,
+    ),
+)
