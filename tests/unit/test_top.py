@@ -62,6 +62,7 @@ BUSY = {
     "n_prompt_tokens_cache": 50,
     "next_token": [{"has_next_token": True, "n_decoded": 42}],
 }
+SHARING = {**BUSY, "kv_cache": {"target": {"bytes": MIB, "cells": 190, "cells_shared": 128, "runs": 2}}}
 LOADING = (503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
 DENIED = (401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
 
@@ -182,6 +183,15 @@ def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
             assert said in ran.out
         assert re.search(r"^ +0  idle +0 +4096$", ran.out, re.MULTILINE)
         assert re.search(r"^ +1  generating +192 +4096 +50 +100 +42$", ran.out, re.MULTILINE)
+
+
+def test_the_cells_that_a_slot_shares(fake: Fake, kvtool: Any) -> None:
+    fake.say(slots=(IDLE, SHARING))
+    shown = kvtool("top", fake.url, "--once").out
+    assert re.search(r"^slot +state +cells +shared +of ", shown, re.MULTILINE)
+    assert re.search(r"^ +0  idle +0 +4096$", shown, re.MULTILINE)
+    assert re.search(r"^ +1  generating +192 +128 +4096 +50 +100 +42$", shown, re.MULTILINE)
+    assert [slot["shared"] for slot in kvtool("top", fake.url, "--json").json["server"]["slots"]] == [None, 128]
 
 
 def test_a_model_without_an_alias_is_called_as_its_file(fake: Fake, kvtool: Any) -> None:

@@ -660,6 +660,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "draft",              kv_check_draft,           "draft"        },
         { "no-memory",          kv_check_no_memory,       "no-memory"    },
         { "train",              kv_check_train,           "train"        },
+        { "usage",              kv_check_usage,           "usage"        },
     };
     return res;
 }

@@ -28,6 +28,7 @@ session_params kv_check_base(const side & s);
 void kv_check_draft    (side & s);
 void kv_check_no_memory(side & s);
 void kv_check_train    (side & s);
+void kv_check_usage    (side & s);
 
 // cells per stream that the long checks fill
 uint32_t kv_check_n_fill(const kv_check_params & params);
