@@ -47,8 +47,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot. cells: with a token of it, of at most n_ctx; task: its last one, -1 before the first. shared: of its cells,
-    those that other slots have too, None where the server does not say.
+    """A slot. cells: with a token of it, of at most n_ctx; task: its last one, -1 before the first; shared: cells that
+    other slots have too, None where the server does not say.
 
     Of a task that runs, in tokens: reused (of the prompt, found in the cache), prompt (computed), generated.
     """
