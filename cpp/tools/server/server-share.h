@@ -55,7 +55,9 @@ protected:
                 from   = &other;
             }
 
-            if (other.state == SLOT_STATE_PROCESSING_PROMPT && is_cut_anywhere()) {
+            // the end of its prompt may be in the batch at hand
+            const bool is_computing = other.state == SLOT_STATE_PROCESSING_PROMPT || other.state == SLOT_STATE_DONE_PROMPT;
+            if (is_computing && is_cut_anywhere()) {
                 n_soon = std::max<int32_t>(n_soon, other.task->tokens.get_common_prefix(slot.task->tokens));
             }
         }
