@@ -78,6 +78,31 @@ extern "C" {
     // The reason for a result of llama_set_memory_type(), for a message: static, in English, without a full stop
     LLAMA_API const char * llama_memory_type_reason(int32_t result);
 
+    // What the KV caches of several contexts may take together, and the types that they step down through to stay within it
+    // For llama_context_params::kv_budget, of contexts with kv_dynamic. It has to outlive them
+    // Not thread-safe: the contexts that share one must not be used at the same time
+    struct llama_memory_budget;
+
+    // n_bytes: of all KV caches and of what their growth adds to the compute buffers. 0: what there is
+    // types:   from larger to smaller. Before a growth would pass n_bytes, or where memory cannot be had, the cells take the next of
+    //          these, K and V each only where that makes them smaller: a context starts with its own type_k and type_v. When a
+    //          context has no cell in use, it goes back to these. Without a type that is left, the batch fails as in a full cache
+    // Returns NULL if the types are not of KV cells or one is not smaller than the one before
+    LLAMA_API struct llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const enum ggml_type * types, size_t n_types);
+    LLAMA_API void                         llama_memory_budget_free(struct llama_memory_budget * budget);
+
+    // Let a batch fail (default: false) where the cells would take the next types, so that what nobody needs can be freed before
+    LLAMA_API void llama_memory_budget_hold(struct llama_memory_budget * budget, bool hold);
+
+    struct llama_memory_budget_usage {
+        size_t   n_bytes;   // as given
+        size_t   committed; // bytes of them that are taken
+        uint32_t n_down;    // times that a context has taken the next types
+        uint32_t n_up;      // times that one has gone back to its first ones
+    };
+
+    LLAMA_API struct llama_memory_budget_usage llama_memory_budget_get_usage(const struct llama_memory_budget * budget);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,170 @@
+#include "kv-budget.h"
+
+#include "log.h"
+
+#include "llama-kv.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+static constexpr size_t MIB = 1024*1024;
+
+static bool is_smaller(ggml_type a, ggml_type b) {
+    return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
+}
+
+// K and V change to each of the types that makes them smaller
+static void step_down(const std::vector<ggml_type> & types, ggml_type & cur) {
+    for (const auto type : types) {
+        cur = is_smaller(type, cur) ? type : cur;
+    }
+}
+
+static void check_types(const common_params & params) {
+    const auto & types = params.kv_auto_quant;
+
+    const auto fail = [](const std::string & why) {
+        throw std::invalid_argument("--kv-auto-quant: " + why);
+    };
+
+    for (size_t i = 1; i < types.size(); ++i) {
+        if (!is_smaller(types[i], types[i - 1])) {
+            fail(string_format("%s does not take less than %s before it", ggml_type_name(types[i]), ggml_type_name(types[i - 1])));
+        }
+    }
+
+    const auto type_k = params.cache_type_k;
+    const auto type_v = params.cache_type_v;
+
+    if (is_smaller(type_k, types.front()) && is_smaller(type_v, types.front())) {
+        fail(string_format("it begins with %s, the cache with less (--cache-type-k %s, --cache-type-v %s)",
+                ggml_type_name(types.front()), ggml_type_name(type_k), ggml_type_name(type_v)));
+    }
+    if (!is_smaller(types.back(), type_k) && !is_smaller(types.back(), type_v)) {
+        fail(string_format("%s does not take less than what the cache begins with (--cache-type-k %s, --cache-type-v %s)",
+                ggml_type_name(types.back()), ggml_type_name(type_k), ggml_type_name(type_v)));
+    }
+    if (ggml_is_quantized(types.back()) && params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED) {
+        fail(string_format("%s needs flash attention, which --flash-attn off disables", ggml_type_name(types.back())));
+    }
+}
+
+void common_kv_budget_init(common_params & params) {
+    const auto & types = params.kv_auto_quant;
+
+    if (params.kv_budget_mib == 0 && types.empty()) {
+        return;
+    }
+
+    if (!types.empty()) {
+        check_types(params);
+
+        if (ggml_is_quantized(types.back())) {
+            params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; // V would have another layout without
+        }
+    }
+
+    params.kv_dynamic = true;
+    params.kv_budget.reset(llama_memory_budget_init(params.kv_budget_mib*MIB, types.data(), types.size()), llama_memory_budget_free);
+}
+
+uint32_t common_kv_n_ctx(const common_params & params) {
+    if (params.kv_cache_tokens == 0) {
+        return params.n_ctx;
+    }
+
+    uint32_t n_ctx = params.n_ctx;
+    if (n_ctx == 0) {
+        n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified ? 1 : params.n_parallel);
+    }
+
+    return n_ctx == 0 || n_ctx > (uint32_t) params.kv_cache_tokens ? params.kv_cache_tokens : params.n_ctx;
+}
+
+//
+// common_kv_budget_fit
+//
+
+common_kv_budget_fit::common_kv_budget_fit(const common_params & params, llama_context_params & tgt, llama_context_params & dft)
+    : params(params), tgt(tgt), dft(dft), tgt_given(tgt), dft_given(dft) {
+    for (auto * cparams : { &tgt, &dft }) {
+        step_down(params.kv_auto_quant, cparams->type_k);
+        step_down(params.kv_auto_quant, cparams->type_v);
+        cparams->kv_budget = nullptr; // of what lives, not of what is planned
+    }
+}
+
+common_kv_budget_fit::~common_kv_budget_fit() {
+    for (auto [cparams, given] : { std::make_pair(&tgt, &tgt_given), std::make_pair(&dft, &dft_given) }) {
+        cparams->type_k    = given->type_k;
+        cparams->type_v    = given->type_v;
+        cparams->kv_budget = given->kv_budget;
+    }
+}
+
+common_kv_budget_fit::bytes common_kv_budget_fit::measure(uint32_t n_ctx, const llama_model_params & mparams, const common_fit_extra_model * extra) const {
+    bytes res;
+
+    const auto add = [&](const char * path, const llama_model_params & mparams, llama_context_params cparams) {
+        std::vector<ggml_backend_dev_t> devs;
+        uint32_t unused = 0;
+
+        cparams.n_ctx = n_ctx;
+        for (const auto & mem : common_get_device_memory_data(path, &mparams, &cparams, devs, unused, unused, unused, GGML_LOG_LEVEL_ERROR)) {
+            res.context += mem.context;
+            res.compute += mem.compute;
+        }
+    };
+
+    add(params.model.path.c_str(), mparams, tgt);
+    if (extra) {
+        add(extra->path_model, *extra->mparams, *extra->cparams);
+    }
+
+    return res;
+}
+
+void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const common_fit_extra_model * extra) {
+    const bool is_free = params.n_ctx == 0 && (uint32_t) params.fit_params_min_ctx != UINT32_MAX;
+    if (params.kv_budget_mib == 0 || !is_free || tgt.n_ctx == 0) {
+        return;
+    }
+
+    const uint32_t align = 256*(tgt.kv_unified ? 1 : std::max<uint32_t>(1, tgt.n_seq_max));
+
+    const uint32_t n_min = GGML_PAD(tgt.n_ubatch, align); // a smaller context has smaller batches
+    uint32_t       n_max = tgt.n_ctx;
+    if (n_max <= n_min) {
+        return;
+    }
+
+    const bytes  start  = measure(n_min, mparams, extra);
+    const size_t budget = params.kv_budget_mib*MIB;
+
+    // as the budget counts: of the compute buffers, what they grow by
+    const auto size = [&](uint32_t n_ctx) {
+        const bytes cur = measure(n_ctx, mparams, extra);
+        return cur.context + cur.compute - std::min(cur.compute, start.compute);
+    };
+
+    const size_t size_min = start.context;
+    for (size_t size_max = size(n_max); size_max > budget; size_max = size(n_max)) {
+        if (size_min >= budget || n_max == n_min) {
+            n_max = n_min;
+            break;
+        }
+
+        // all but windows are proportional to n_ctx
+        const uint32_t n = n_min + (uint64_t) (n_max - n_min)*(budget - size_min)/(size_max - size_min);
+        n_max = std::max(n_min, n - n%align);
+    }
+
+    if (n_max < tgt.n_ctx) {
+        LOG_INF("%s: a budget of %d MiB for the KV cache holds %u of %u cells with K %s, V %s\n", __func__,
+                params.kv_budget_mib, n_max, tgt.n_ctx, ggml_type_name(tgt.type_k), ggml_type_name(tgt.type_v));
+        tgt.n_ctx = n_max;
+    }
+}
