@@ -25,7 +25,7 @@ BUSY = 1500  # tokens that the donor generates
 REPEATS = (
     1000  # characters of its text that are the same from run to run: later, other slots' cells have changed its sums
 )
-FORGETFUL = ("gemma2-dense", "qwen35-dense")  # a window, a recurrent state: these go back to a checkpoint
+FORGETFUL = ("gemma2-dense", "qwen35-dense", "mamba2-dense")  # window, recurrent: these go back to a checkpoint
 
 
 def tokens(server: LlamaServer, text: str) -> list[int]:
@@ -68,7 +68,7 @@ def chats(real: Real, toy: str, log: Path, *args: str) -> tuple[str, list[str], 
     return donor, [a["content"] for a in answers], [a["timings"]["cache_n"] for a in answers], possible
 
 
-@pytest.mark.parametrize("toy", ["llama-dense", *FORGETFUL])
+@pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", *FORGETFUL])
 def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path) -> None:
     donor, apart, _, _ = chats(real, toy, tmp_path / "apart")
     busy, shared, found, possible = chats(real, toy, tmp_path / "shared", FLAG)
@@ -101,9 +101,14 @@ def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, tmp_path: Pat
         assert completion(server, PROMPTS[0], 4, id_slot=1, cache_prompt=False)["timings"]["cache_n"] == 0
         assert completion(server, PROMPTS[1], 4, id_slot=2)["timings"]["cache_n"] > 0
     streams = [arg if arg != "--kv-unified" else "--no-kv-unified" for arg in ARGS]
-    with serving(real, model, tmp_path / "streams", *streams, FLAG) as server, generating(server, COMMON, 300):
-        assert completion(server, PROMPTS[0], 4, id_slot=1)["timings"]["cache_n"] == 0
-        assert "--kv-share-prefix needs a unified KV cache" in server.log
+    for toy, args in (
+        ("llama-dense", streams),
+        ("deepseek4-moe", ARGS),
+    ):  # the second has streams, whatever is asked for
+        with serving(real, spoken(real, toy), tmp_path / toy, *args, FLAG) as server:
+            completion(server, COMMON, 4, id_slot=0)
+            assert completion(server, PROMPTS[0], 4, id_slot=1)["timings"]["cache_n"] == 0
+            assert "--kv-share-prefix needs a unified KV cache" in server.log
 
 
 @pytest.mark.parametrize("shifting", ["the donor", "the other"])

@@ -11,13 +11,14 @@
 // cells of its own, and --cache-reuse has no effect. Nothing else writes to a cell that is used.
 //
 // Not shared, but computed as without the flag: with another LoRA or an aLoRA, without cache_prompt, prompts with media, other
-// tasks than completions, where no checkpoint reaches, and in a cache of several streams, where cells cannot be shared.
+// tasks than completions, where no checkpoint reaches, and in a cache of several streams (DSV4 too), which cannot share cells.
 
 #include "llama-kv.h"
 #include "llama.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 template <typename impl_t>
@@ -26,7 +27,11 @@ protected:
     void share_init() {
         auto & params = self().params_base;
 
-        if (params.kv_share_prefix && !params.kv_unified) {
+        char arch[64] = {};
+        llama_model_meta_val_str(self().model_tgt, "general.architecture", arch, sizeof(arch));
+
+        // the caches of DSV4 have a stream for each sequence, whatever is asked for
+        if (params.kv_share_prefix && (!params.kv_unified || std::string(arch) == "deepseek4")) {
             SRV_WRN("%s\n", "--kv-share-prefix needs a unified KV cache (--kv-unified), it will be disabled");
             params.kv_share_prefix = false;
         }
