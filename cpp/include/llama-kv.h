@@ -28,6 +28,29 @@ extern "C" {
     // Works with and without kv_dynamic
     LLAMA_API struct llama_memory_usage llama_get_memory_usage(const struct llama_context * ctx);
 
+    // cells that hold a token of a sequence
+    struct llama_seq_cells {
+        uint32_t n_cells;
+        uint32_t n_shared; // of these: with other sequences
+        uint32_t n_runs;   // runs of adjacent cells
+    };
+
+    // what one sequence has of the memory of a context
+    struct llama_seq_usage {
+        // over all sequences of the context these sum exactly to llama_memory_usage::used. the bytes of a shared cell are divided
+        // among its sequences: what is left over goes one byte each to those with the smallest ids. recurrent states are of one
+        // size for each sequence, also for an empty one
+        size_t bytes;
+        size_t bytes_window; // of these: in caches with a window (SWA)
+
+        struct llama_seq_cells cells;  // of the largest KV cache without a window
+        struct llama_seq_cells window; // of the largest one with a window
+    };
+
+    // Looks at every cell: nothing is counted while nobody asks. Works with and without kv_dynamic
+    // Not thread-safe, as llama_decode()
+    LLAMA_API struct llama_seq_usage llama_memory_seq_usage(const struct llama_context * ctx, llama_seq_id seq_id);
+
     // what llama_set_memory_type() returns. all but LLAMA_MEMORY_TYPE_OK: nothing has changed
     enum llama_memory_type_result {
         LLAMA_MEMORY_TYPE_OK          =  0,

@@ -146,6 +146,11 @@ public:
     static int32_t                         set_types_of(llama_context & ctx, ggml_type type_k, ggml_type type_v);
     static std::pair<ggml_type, ggml_type> types_of(const llama_context & ctx);
 
+    // what of that is a sequence's. looks at every cell
+    llama_seq_usage seq_usage(llama_seq_id seq_id) const;
+
+    static llama_seq_usage seq_usage_of(const llama_context & ctx, llama_seq_id seq_id);
+
     // a growth in the scope of a timer is counted, with the time that the scope took
     class timer {
     public:
@@ -339,6 +344,11 @@ public:
 
     llama_memory_usage usage() const; // of this cache alone, without the counters
 
+    // the cells of a sequence. adds its part of the bytes behind them
+    llama_seq_cells seq_cells(llama_seq_id seq_id, size_t & bytes) const;
+    size_t          used_by_cells() const;
+    bool            is_window()     const;
+
     uint32_t n_max() const;
 
     // bytes with the rows that were asked for, in these types
@@ -406,6 +416,8 @@ public:
 private:
     template <typename T> static auto other_of(const T & kv, int)  -> decltype(kv.other) { return kv.other; }
     template <typename T> static llama_kv_cache * other_of(const T &, long) { return nullptr; }
+
+    size_t size_cell() const; // bytes behind one cell of one stream
 
     bool can_grow() const;
     bool is_on_host() const; // all of the layers, and nobody wants them to be copied

@@ -17,14 +17,26 @@ static size_t sum(const std::map<ggml_backend_buffer_type_t, size_t> & breakdown
     return res;
 }
 
+size_t llama_kv_dynamic_cache::size_cell() const {
+    size_t res = 0;
+
+    for (const auto & layer : kv.layers) {
+        res += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
+    }
+
+    return res;
+}
+
+size_t llama_kv_dynamic_cache::used_by_cells() const {
+    return has_rows ? 0 : usage().used;
+}
+
+bool llama_kv_dynamic_cache::is_window() const {
+    return kv.swa_type != LLAMA_SWA_TYPE_NONE;
+}
+
 llama_memory_usage llama_kv_dynamic_cache::usage() const {
     llama_memory_usage res = {};
-
-    // bytes behind one cell of one stream
-    size_t size_cell = 0;
-    for (const auto & layer : kv.layers) {
-        size_cell += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
-    }
 
     res.n_cells_max = n_max_cells*kv.n_stream;
     res.n_cells     = storage->rows().size();
@@ -33,9 +45,9 @@ llama_memory_usage llama_kv_dynamic_cache::usage() const {
         res.n_cells_used += has_rows ? n_rows_used : kv.v_cells[s].get_used();
     }
 
-    res.reserved  = res.n_cells_max*size_cell;
+    res.reserved  = res.n_cells_max*size_cell();
     res.committed = sum(kv.memory_breakdown());
-    res.used      = res.n_cells_used*size_cell;
+    res.used      = res.n_cells_used*size_cell();
 
     return res;
 }

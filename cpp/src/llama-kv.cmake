@@ -12,6 +12,7 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-limits.cpp
     llama-kv-pages.cpp
     llama-kv-rows.cpp
+    llama-kv-seq-usage.cpp
     llama-kv-storage-copy.cpp
     llama-kv-storage-inplace.cpp
     llama-kv-storage.cpp

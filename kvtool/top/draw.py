@@ -8,7 +8,7 @@ from kvtool.top.view import Speed, View, size, times, why
 
 USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright_black")
 _STYLES = {Phase.IDLE: "bright_black", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
-_COLUMNS = "slot  state          cells        of    reused    prompt generated     t/s"
+_COLUMNS = "slot  state          cells  shared       of  reused  prompt generated     t/s"
 _INDENT = " " * 8
 _EVENTS = 3  # lines that slots leave to events, if there are as many
 
@@ -118,12 +118,12 @@ def _slot(slot: Slot, speed: Speed | None, width: int) -> Line:
     cells: list[tuple[str, str]] = [
         (f"{slot.id:>4}  ", ""),
         (f"{slot.phase:<10}", _STYLES[slot.phase]),
-        (f"{slot.cells:>10}{slot.n_ctx:>10}", ""),
+        (f"{slot.cells:>10}{'' if slot.shared is None else slot.shared:>8}{slot.n_ctx:>9}", ""),
     ]
     if slot.phase != Phase.IDLE:
         now = speed and (speed.generated if slot.phase == Phase.GENERATING else speed.prompt)
         rate = "" if now is None else f"{now:.1f}"
-        cells.append((f"{slot.reused:>10}{slot.prompt:>10}{slot.generated:>10}{rate:>8}".rstrip(), ""))
+        cells.append((f"{slot.reused:>8}{slot.prompt:>8}{slot.generated:>10}{rate:>8}".rstrip(), ""))
     spare = width - len(_COLUMNS) - 2
     if spare < 20:
         return cells

@@ -47,7 +47,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot. cells: with a token of it, of at most n_ctx; task: its last one, -1 before the first.
+    """A slot. cells: with a token of it, of at most n_ctx; task: its last one, -1 before the first; shared: cells that
+    other slots have too, None where the server does not say.
 
     Of a task that runs, in tokens: reused (of the prompt, found in the cache), prompt (computed), generated.
     """
@@ -60,6 +61,7 @@ class Slot:
     reused: int
     prompt: int
     generated: int
+    shared: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,4 +98,5 @@ def slot_of(said: dict[str, Any]) -> Slot:
         int(said.get("n_prompt_tokens_cache", 0)),
         int(said.get("n_prompt_tokens_processed", 0)),
         generated,
+        int(said["kv_cache"]["target"]["cells_shared"]) if "kv_cache" in said else None,
     )

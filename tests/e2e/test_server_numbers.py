@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from tests.e2e.servers import completion, serving, spoken
 
 ARGS = ("-c", "4096", "-np", "2", "--metrics", "--slots", "--cache-ram", "0")
 LINE = re.compile(r'^llamacpp:kv_cache_(\w+)\{context="(\w+)"\} (\S+)$', re.MULTILINE)
-GAUGES = ("reserved_bytes", "committed_bytes", "used_bytes", "cells_max", "cells", "cells_used")
+SLOT_LINE = re.compile(r'^llamacpp:kv_cache_slot_(\w+)\{context="target",slot="(\d+)"\} (\d+)$', re.MULTILINE)
+GAUGES = ("reserved_bytes", "committed_bytes", "used_bytes", "cells_max", "cells", "cells_used", "fragmentation")
 COUNTERS = ("grow_total", "shrink_total", "copied_bytes_total", "grow_seconds_total")
 
 
@@ -56,14 +58,58 @@ def test_growth_and_what_goes_back(real: Real, model: Path, tmp_path: Path) -> N
         assert int(grown["cells_used"]) > 1000 and int(grown["grow_total"]) > 0
         assert grown["reserved_bytes"] == start["reserved_bytes"]
         assert grown["cells_max"] == "4096"
-        assert {k: v for k, v in props(server)["target"].items() if k in GAUGES} == {k: int(grown[k]) for k in GAUGES}
+        assert {k: v for k, v in props(server)["target"].items() if k in GAUGES} == {k: float(grown[k]) for k in GAUGES}
+        unused = 1 - int(grown["used_bytes"]) / int(grown["committed_bytes"])
+        assert 0 < float(grown["fragmentation"]) == pytest.approx(unused)
         server.slot("erase", 0)
         server.slot("erase", 1)
         gone = numbers(server)["target"]
         assert (gone["cells_used"], gone["used_bytes"]) == ("0", "0")
         assert int(gone["committed_bytes"]) < int(grown["committed_bytes"])
         assert int(gone["shrink_total"]) > 0
-        assert "kv_cache" not in server.http.get("/slots").text
+
+
+def slots(server: LlamaServer) -> list[dict[str, int]]:
+    """What the slots have of the target's cache: in /slots, and the same in /props and /metrics."""
+    out = [slot["kv_cache"]["target"] for slot in server.http.get("/slots").json()]
+    assert props(server)["target"]["slots"] == out
+    shown: list[dict[str, int]] = [{} for _ in out]
+    for name, slot, value in SLOT_LINE.findall(server.http.get("/metrics").text):
+        shown[int(slot)][name] = int(value)
+    assert shown == out
+    return out
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])
+def test_what_each_slot_has(real: Real, toy: str, tmp_path: Path) -> None:
+    args = ("-c", "2048", "-np", "4", "--kv-unified", "--metrics", "--no-cache-idle-slots", "--kv-dynamic")
+    with serving(real, spoken(real, toy), tmp_path / "log", *args) as server:
+        assert all(slot["cells"] == slot["runs"] == 0 for slot in slots(server))
+        for slot_id in range(3):
+            completion(server, prompt(slot_id, 50 + 10 * slot_id), 5, id_slot=slot_id)
+        seen = slots(server)
+        assert sum(slot["bytes"] for slot in seen) == int(numbers(server)["target"]["used_bytes"])
+        held = [slot.get("n_prompt_tokens", 0) for slot in server.http.get("/slots").json()]
+        assert [slot["cells"] for slot in seen] == held and held[0] < held[1] < held[2] and held[3] == 0
+        assert [slot["runs"] for slot in seen] == [1, 1, 1, 0]
+        assert any(slot["window_cells"] for slot in seen) == (toy == "gemma2-dense")
+        assert all(slot["window_bytes"] <= slot["bytes"] for slot in seen)
+
+
+def test_busy_slots_are_watched_while_somebody_asks(real: Real, model: Path, tmp_path: Path) -> None:
+    """Completions of one prompt: each has the cells of the prompt with the others, and more and more of its own."""
+    args = ("-c", "8192", "-np", "3", "--kv-unified", "--kv-dynamic")
+    body = {"prompt": prompt(1, 100), "n_predict": 1000, "n_cmpl": 3, "temperature": 0.0, "ignore_eos": True}
+    seen = set()
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.http.post, "/completion", json=body)
+        while not answer.done():
+            said = [slot["kv_cache"]["target"] for slot in server.http.get("/slots").json()]
+            if shared := {slot["cells_shared"] for slot in said} - {0}:
+                assert len(shared) == 1 and all(slot["cells"] >= slot["cells_shared"] for slot in said)
+                seen.add((shared.pop(), said[0]["cells"]))
+        evaluated = answer.result().json()[0]["tokens_evaluated"]
+    assert {shared for shared, _ in seen} == {evaluated} and len(seen) > 3
 
 
 def test_large_numbers_have_all_their_digits(real: Real, tmp_path: Path) -> None:
@@ -96,7 +142,8 @@ def test_sleep_takes_nothing_and_forgets_nothing(real: Real, model: Path, tmp_pa
             assert time.monotonic() < deadline
             time.sleep(0.2)
         for asleep in (numbers(server)["target"], {k: str(v) for k, v in props(server)["target"].items()}):
-            assert [asleep[name] for name in GAUGES] == ["0"] * len(GAUGES)
+            assert [float(asleep[name]) for name in GAUGES] == [0] * len(GAUGES)
+            assert asleep.get("slots", "[]") == "[]"
             assert asleep["grow_total"] == before["grow_total"]
         completion(server, prompt(1, 1000), 4)
         awake = numbers(server)["target"]

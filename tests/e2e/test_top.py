@@ -66,9 +66,13 @@ def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_pa
         (memory,) = seen["memory"]
 
         numbers = server.http.get("/props").json()["kv_cache"]["target"]
-        assert {name: value for name, value in memory.items() if name in numbers} == numbers
-        for name, value in re.findall(r"^llamacpp:kv_cache_(\w+)\{.*\} (\S+)$", server.get("/metrics"), re.MULTILINE):
-            assert memory[name] == float(value), name
+        shared = [slot["cells_shared"] for slot in numbers.pop("slots")]
+        told = {**memory, **memory["more"]}
+        assert {name: value for name, value in told.items() if name in numbers} == numbers
+        line = re.compile(r'^llamacpp:kv_cache_(\w+)\{context="target"\} (\S+)$', re.MULTILINE)
+        for name, value in line.findall(server.get("/metrics")):
+            assert told[name] == float(value), name
+        assert [slot["shared"] for slot in seen["slots"]] == shared
 
         for slot, said in zip(seen["slots"], server.http.get("/slots").json(), strict=True):
             assert (slot["id"], slot["n_ctx"], slot["task"]) == (said["id"], said["n_ctx"], said["id_task"])

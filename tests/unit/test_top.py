@@ -15,7 +15,7 @@ from kvtool.commands import top
 from kvtool.result import plain
 from kvtool.top import server as asking
 from kvtool.top.reading import Phase
-from tests.unit.tops import BUSY, DENIED, LOADING, MIB, NOTHING, PROPS, TARGET, Fake, slot, texts
+from tests.unit.tops import BUSY, DENIED, IDLE, LOADING, MIB, NOTHING, PROPS, SHARING, TARGET, Fake, slot, texts
 
 # --- one look -----------------------------------------------------------------------------------------------------
 
@@ -59,6 +59,15 @@ def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
             assert said in ran.out
         assert re.search(r"^ +0  idle +0 +4096$", ran.out, re.MULTILINE)
         assert re.search(r"^ +1  generating +192 +4096 +50 +100 +42$", ran.out, re.MULTILINE)
+
+
+def test_the_cells_that_a_slot_shares(fake: Fake, kvtool: Any) -> None:
+    fake.say(slots=(IDLE, SHARING))
+    shown = kvtool("top", fake.url, "--once").out
+    assert re.search(r"^slot +state +cells +shared +of ", shown, re.MULTILINE)
+    assert re.search(r"^ +0  idle +0 +4096$", shown, re.MULTILINE)
+    assert re.search(r"^ +1  generating +192 +128 +4096 +50 +100 +42$", shown, re.MULTILINE)
+    assert [slot["shared"] for slot in kvtool("top", fake.url, "--json").json["server"]["slots"]] == [None, 128]
 
 
 def test_a_model_without_an_alias_is_called_as_its_file(fake: Fake, kvtool: Any) -> None:

@@ -23,6 +23,7 @@ TARGET = {
     "copied_bytes_total": 0,
     "grow_seconds_total": 0.25,
 }
+NO_TYPES = {"type_k": "", "type_v": "", "retype_total": 0, "retype_seconds_total": 0.0}  # of an older server
 NOTHING = dict.fromkeys(TARGET, 0) | {"grow_total": 3, "shrink_total": 1, "grow_seconds_total": 0.25}
 PROPS = {
     "model_alias": "toy",
@@ -43,6 +44,7 @@ BUSY = {
     "n_prompt_tokens_cache": 50,
     "next_token": [{"has_next_token": True, "n_decoded": 42}],
 }
+SHARING = {**BUSY, "kv_cache": {"target": {"bytes": MIB, "cells": 190, "cells_shared": 128, "runs": 2}}}
 LOADING = (503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
 DENIED = (401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
 

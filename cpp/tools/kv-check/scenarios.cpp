@@ -668,6 +668,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "retype-quality",     kv_check_retype_quality,  "retype-quality"  },
         { "retype-fail",        kv_check_retype_fail,     "retype-fail"     },
         { "train",              kv_check_train,           "train"        },
+        { "usage",              kv_check_usage,           "usage"        },
     };
     return res;
 }

@@ -31,6 +31,7 @@ session_params kv_check_base(const side & s);
 void kv_check_draft    (side & s);
 void kv_check_no_memory(side & s);
 void kv_check_train    (side & s);
+void kv_check_usage    (side & s);
 
 void kv_check_retype_bits    (side & s);
 void kv_check_retype_shift   (side & s);

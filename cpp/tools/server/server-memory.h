@@ -3,6 +3,7 @@
 // What the server knows about the memory behind its contexts, from llama_get_memory_usage()
 
 #include "server-common.h"
+#include "server-memory-slots.h"
 
 #include "llama-kv.h"
 
@@ -34,14 +35,28 @@ inline std::string server_memory_error(const llama_context * ctx) {
 
 // The numbers of all contexts, for /metrics and /props. They can be asked for by any thread, also while a batch is computed
 // or the server sleeps: then they are those of the last time that somebody looked, and nothing where no context is.
+//
+// What of it is each slot's takes a look at every cell. While nobody asks, that is done when the slots are all idle and not
+// between two batches; for a while after somebody has asked also there, as often as it takes no noticeable part of the time.
 class server_memory {
 public:
     // call while the contexts do not compute. ctx_dft: the draft's, may be null
-    void update(const llama_context * ctx_tgt, const llama_context * ctx_dft) {
+    // with_slots: also what each slot has, whether or not it was asked for
+    void update(const llama_context * ctx_tgt, const llama_context * ctx_dft, bool with_slots = false) {
         std::lock_guard<std::mutex> lock(mutex);
 
         target.update(ctx_tgt);
         draft .update(ctx_dft);
+
+        const int64_t t_start = ggml_time_us();
+
+        if (with_slots || (t_start < t_asked_us + T_WATCH_US && t_start > t_slots_us + 20*t_slots_took_us)) {
+            target.slots.update(ctx_tgt);
+            draft .slots.update(ctx_dft);
+
+            t_slots_us      = ggml_time_us();
+            t_slots_took_us = t_slots_us - t_start;
+        }
     }
 
     // call before the contexts are freed: what they take goes, what they have done stays counted
@@ -62,6 +77,8 @@ public:
     std::string to_metrics() const {
         std::lock_guard<std::mutex> lock(mutex);
 
+        t_asked_us = ggml_time_us();
+
         std::ostringstream out;
         for (const auto & item : items()) {
             const std::string name = "llamacpp:kv_cache_" + item.name;
@@ -73,17 +90,46 @@ public:
             }
         }
 
+        for (const auto & item : server_memory_slots::items()) {
+            const std::string name = "llamacpp:kv_cache_slot_" + item.name;
+
+            out << "# HELP " << name << " KV cache, by slot: " << item.help << "\n"
+                << "# TYPE " << name << " gauge\n";
+            for (const auto * ctx : contexts()) {
+                for (size_t id = 0; id < ctx->slots.size(); ++id) {
+                    out << name << "{context=\"" << ctx->name << "\",slot=\"" << id << "\"} " << ctx->slots.value(item, id) << "\n";
+                }
+            }
+        }
+
         return out.str();
     }
 
     json to_json() const {
         std::lock_guard<std::mutex> lock(mutex);
 
+        t_asked_us = ggml_time_us();
+
         json res = json::object();
         for (const auto * ctx : contexts()) {
             for (const auto & item : items()) {
                 res[ctx->name][item.name] = item.value(*ctx);
             }
+            res[ctx->name]["slots"] = ctx->slots.to_json();
+        }
+
+        return res;
+    }
+
+    // what the slot of this id has
+    json to_json(int id_slot) const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        t_asked_us = ggml_time_us();
+
+        json res = json::object();
+        for (const auto * ctx : contexts()) {
+            res[ctx->name] = ctx->slots.to_json(id_slot);
         }
 
         return res;
@@ -97,6 +143,8 @@ private:
         llama_memory_usage now  = {};
         llama_memory_usage past = {}; // counters of the contexts that were here before
 
+        server_memory_slots slots = {};
+
         void update(const llama_context * ctx) {
             present = present || ctx;
             now     = ctx ? llama_get_memory_usage(ctx) : llama_memory_usage {};
@@ -108,7 +156,8 @@ private:
             past.n_bytes_copied += now.n_bytes_copied;
             past.t_grow_us      += now.t_grow_us;
 
-            now = {};
+            now   = {};
+            slots = {};
         }
     };
 
@@ -127,6 +176,7 @@ private:
             { "cells_max",          "gauge",   "KV cache: cells at full size",                              [](const context & c) -> json { return c.now.n_cells_max; } },
             { "cells",              "gauge",   "KV cache: cells with memory",                               [](const context & c) -> json { return c.now.n_cells; } },
             { "cells_used",         "gauge",   "KV cache: cells that hold a token",                         [](const context & c) -> json { return c.now.n_cells_used; } },
+            { "fragmentation",      "gauge",   "KV cache and recurrent states: part of the taken bytes that is behind no token", [](const context & c) -> json { return c.now.committed ? 1.0 - double(c.now.used)/c.now.committed : 0.0; } },
             { "grow_total",         "counter", "KV cache: times that it has grown",                         [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
             { "shrink_total",       "counter", "KV cache: times that it has given memory back",             [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
             { "copied_bytes_total", "counter", "KV cache: bytes that were moved for that",                  [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
@@ -145,7 +195,14 @@ private:
         return res;
     }
 
+    static constexpr int64_t T_WATCH_US = 10*1000*1000;
+
     mutable std::mutex mutex;
+
+    mutable int64_t t_asked_us = -T_WATCH_US;
+
+    int64_t t_slots_us      = 0;
+    int64_t t_slots_took_us = 0;
 
     context target = { "target" };
     context draft  = { "draft"  };

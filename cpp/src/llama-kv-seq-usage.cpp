@@ -1,0 +1,92 @@
+// What one sequence takes of the memory behind a context: llama_memory_seq_usage(), for static and dynamic caches
+//
+// Nothing is counted while cells come and go: the cells are looked at when somebody asks.
+
+#include "llama-context.h"
+#include "llama-kv-cache.h"
+#include "llama-kv-dynamic.h"
+#include "llama-memory.h"
+
+// what the i-th of n takes of size, in whole bytes: those that are left over go to the first ones, so that all n sum to size
+static size_t part(size_t size, size_t n, size_t i) {
+    return size/n + (i < size % n);
+}
+
+// sequences of a cell that come before seq_id
+static size_t rank(const llama_kv_cells::seq_set_t & seqs, llama_seq_id seq_id) {
+    return (seqs << (LLAMA_MAX_SEQ - seq_id)).count();
+}
+
+llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & bytes) const {
+    llama_seq_cells res = {};
+
+    const auto & cells = kv.get_cells(seq_id);
+    const size_t size  = size_cell();
+
+    bool is_run = false;
+
+    for (uint32_t i = cells.used_min(); i < cells.used_max_p1(); ++i) {
+        const bool is_own = cells.seq_has(i, seq_id);
+
+        if (is_own) {
+            const auto & seqs = cells.seq_get_all(i);
+            const size_t n    = seqs.count();
+
+            res.n_cells++;
+            res.n_shared += n > 1;
+            res.n_runs   += !is_run;
+
+            bytes += n > 1 ? part(size, n, rank(seqs, seq_id)) : size;
+        }
+
+        is_run = is_own;
+    }
+
+    return res;
+}
+
+llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
+    llama_seq_usage res = {};
+
+    const uint32_t n_seq_max = lctx->n_seq_max();
+
+    if (seq_id < 0 || (uint32_t) seq_id >= n_seq_max) {
+        return res;
+    }
+
+    size_t   rest     = usage().used; // that no cells are in front of
+    size_t   bytes    = 0;            // in caches without a window
+    uint32_t n_all    = 0;
+    uint32_t n_window = 0;
+
+    for (const auto * cache : caches) {
+        rest -= cache->used_by_cells();
+
+        auto & n_max = cache->is_window() ? n_window : n_all;
+
+        const auto cells = cache->seq_cells(seq_id, cache->is_window() ? res.bytes_window : bytes);
+
+        if (cache->n_max() > n_max) {
+            n_max = cache->n_max();
+
+            (cache->is_window() ? res.window : res.cells) = cells;
+        }
+    }
+
+    // recurrent states, and rows without cells (DSV4), are of one size for each sequence, whatever it holds
+    res.bytes = bytes + res.bytes_window + part(rest, n_seq_max, seq_id);
+
+    return res;
+}
+
+//
+// interface
+//
+
+llama_seq_usage llama_kv_dynamic::seq_usage_of(const llama_context & ctx, llama_seq_id seq_id) {
+    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->seq_usage(seq_id) : llama_seq_usage {};
+}
+
+llama_seq_usage llama_memory_seq_usage(const llama_context * ctx, llama_seq_id seq_id) {
+    return llama_kv_dynamic::seq_usage_of(*ctx, seq_id);
+}

@@ -1,0 +1,208 @@
+#pragma once
+
+// Slots that share the cells of a common prompt prefix (--kv-share-prefix): a slot that starts takes what another one has already
+// computed, also one that is generating, without a copy of the cells.
+//
+// A part of server_context_impl (impl_t), included there once the slots are defined. The slot becomes a copy of the other one,
+// as the slots of n_cmpl do, and update_slots() goes on as if it had had these tokens before: it removes what differs and goes
+// back to a checkpoint where the memory cannot be cut (windows, recurrent states).
+//
+// A cell has one position for all of its sequences. So no slot moves its cells while it shares some: for a context shift it gets
+// cells of its own, and --cache-reuse has no effect. Nothing else writes to a cell that is used.
+//
+// Not shared, but computed as without the flag: with another LoRA or an aLoRA, without cache_prompt, prompts with media, other
+// tasks than completions, where no checkpoint reaches, and in a cache of several streams (DSV4 too), which cannot share cells.
+
+#include "llama-kv.h"
+#include "llama.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+template <typename impl_t>
+class server_share {
+protected:
+    void share_init() {
+        auto & params = self().params_base;
+
+        char arch[64] = {};
+        llama_model_meta_val_str(self().model_tgt, "general.architecture", arch, sizeof(arch));
+
+        // the caches of DSV4 have a stream for each sequence, whatever is asked for
+        if (params.kv_share_prefix && (!params.kv_unified || std::string(arch) == "deepseek4")) {
+            SRV_WRN("%s\n", "--kv-share-prefix needs a unified KV cache (--kv-unified), it will be disabled");
+            params.kv_share_prefix = false;
+        }
+    }
+
+    // call before a slot starts with its prompt
+    // false: it had better wait, another one is just computing what they have in common
+    bool share_prefix(server_slot & slot) {
+        if (!can_take(slot)) {
+            return true;
+        }
+
+        const server_slot * from = nullptr;
+
+        int32_t n_best = n_usable(slot, *slot.task);
+        int32_t n_soon = 0;
+
+        for (const auto & other : self().slots) {
+            if (!can_give(other, slot)) {
+                continue;
+            }
+
+            const int32_t n_now = n_usable(other, *slot.task);
+            if (n_now > n_best) {
+                n_best = n_now;
+                from   = &other;
+            }
+
+            // the end of its prompt may be in the batch at hand
+            const bool is_computing = other.state == SLOT_STATE_PROCESSING_PROMPT || other.state == SLOT_STATE_DONE_PROMPT;
+            if (is_computing && is_cut_anywhere()) {
+                n_soon = std::max<int32_t>(n_soon, other.task->tokens.get_common_prefix(slot.task->tokens));
+            }
+        }
+
+        // not for a few tokens: both prompts fit into one batch then
+        if (n_soon > n_best && 4*(n_soon - n_best) >= slot.task->n_tokens() - n_best) {
+            return false;
+        }
+
+        if (from) {
+            SLT_INF(slot, "shares the cells of slot %d, n_tokens = %d\n", from->id, n_best);
+            take(slot, *from);
+        }
+
+        return true;
+    }
+
+    bool share_has(const server_slot & slot) const {
+        return n_shared(slot.ctx_tgt, slot.id) > 0 || n_shared(slot.ctx_dft, slot.id) > 0;
+    }
+
+    // call before the positions of a slot's cells change: it has them alone then
+    // false: there was no room for that, and the slot has ended
+    bool share_end(server_slot & slot) {
+        if (!self().params_base.kv_share_prefix || (has_own(slot.ctx_tgt, slot.id) && has_own(slot.ctx_dft, slot.id))) {
+            return true;
+        }
+
+        SLT_WRN(slot, "no room for cells of its own, n_tokens = %d\n", slot.prompt.n_tokens());
+
+        slot.truncated      = true;
+        slot.stop           = STOP_TYPE_LIMIT;
+        slot.has_next_token = false;
+
+        slot.print_timings();
+        self().send_final_response(slot);
+        slot.release();
+        slot.prompt_clear();
+
+        return false;
+    }
+
+private:
+    static bool is_completion(const server_task & task) {
+        return task.type == SERVER_TASK_TYPE_COMPLETION || task.type == SERVER_TASK_TYPE_INFILL;
+    }
+
+    bool can_take(const server_slot & slot) const {
+        return self().params_base.kv_share_prefix && slot.task->params.cache_prompt && is_completion(*slot.task) &&
+            !slot.task->tokens.has_media() && !lora_all_alora(slot.lora);
+    }
+
+    static bool can_give(const server_slot & other, const server_slot & slot) {
+        // one that has not started yet has the prompt of its last task, and the LoRA of this one
+        if (other.id == slot.id || other.state == SLOT_STATE_STARTED || other.state == SLOT_STATE_WAIT_OTHER) {
+            return false;
+        }
+
+        const auto & task = other.task ? other.task : other.task_prev;
+
+        return task && is_completion(*task) && !other.prompt.tokens.has_media() && are_lora_equal(other.lora, slot.lora);
+    }
+
+    // a sequence can be cut after any token, without a checkpoint
+    bool is_cut_anywhere() const {
+        return self().n_swa == 0 && self().ctx_tgt_seq_rm_type == COMMON_CONTEXT_SEQ_RM_TYPE_PART;
+    }
+
+    // tokens of a slot that are in its cells: not those of the batch at hand, nor a draft
+    static int32_t n_computed(const server_slot & slot) {
+        const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id);
+
+        return std::min<int32_t>(slot.prompt.n_tokens(), pos_max + 1);
+    }
+
+    // tokens of a task that need not be computed with the cells of a slot: what update_slots() makes of them
+    int32_t n_usable(const server_slot & slot, const server_task & task) const {
+        const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), n_computed(slot));
+        if (n == 0) {
+            return 0;
+        }
+
+        const llama_pos pos_min = llama_memory_seq_pos_min(llama_get_memory(slot.ctx_tgt), slot.id);
+        const llama_pos thold   = std::max(0, n - self().n_swa - (n < task.n_tokens() ? 0 : 1));
+        if (pos_min < thold) {
+            return n;
+        }
+
+        const auto & ckpts = slot.prompt.checkpoints;
+        const auto   ckpt  = std::find_if(ckpts.rbegin(), ckpts.rend(), [&](const auto & cur) {
+            return cur.pos_max <= n && (cur.pos_min < thold || cur.pos_min == 0);
+        });
+
+        return ckpt == ckpts.rend() ? 0 : std::min<int32_t>({ n, std::max(ckpt->pos_min + 1, ckpt->pos_max), (int32_t) ckpt->n_tokens });
+    }
+
+    static void take(server_slot & slot, const server_slot & from) {
+        slot.mem.seq_rm(slot.id, -1, -1);
+        slot.mem.seq_cp(from.id, slot.id, -1, -1);
+
+        slot.prompt = from.prompt.clone();
+        slot.prompt.tokens.keep_first(n_computed(from));
+    }
+
+    static uint32_t n_shared(const llama_context * ctx, llama_seq_id id) {
+        if (!ctx) {
+            return 0;
+        }
+
+        const auto usage = llama_memory_seq_usage(ctx, id);
+
+        return std::max(usage.cells.n_shared, usage.window.n_shared);
+    }
+
+    // exact: what is read is what was written
+    static bool has_own(llama_context * ctx, llama_seq_id id) {
+        const uint32_t n = n_shared(ctx, id);
+        if (n == 0) {
+            return true;
+        }
+
+        const auto usage = llama_get_memory_usage(ctx);
+        if (usage.n_cells_max - usage.n_cells_used < n) {
+            return false;
+        }
+
+        std::vector<uint8_t> state(llama_state_seq_get_size(ctx, id));
+        if (llama_state_seq_get_data(ctx, state.data(), state.size(), id) != state.size()) {
+            return false;
+        }
+        llama_memory_seq_rm(llama_get_memory(ctx), id, -1, -1);
+
+        return llama_state_seq_set_data(ctx, state.data(), state.size(), id) == state.size();
+    }
+
+    impl_t & self() {
+        return static_cast<impl_t &>(*this);
+    }
+
+    const impl_t & self() const {
+        return static_cast<const impl_t &>(*this);
+    }
+};

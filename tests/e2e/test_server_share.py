@@ -1,0 +1,139 @@
+"""Slots that share the cells of a common prompt prefix: --kv-share-prefix."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, events, serving, spoken
+
+FLAG = "--kv-share-prefix"
+KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
+ARGS = ("-c", "8192", "-np", "4", "--kv-unified", "--kv-dynamic", "--no-warmup", "-b", "64", "-ub", "1", *KEEP)
+COMMON = prompt(1, 150)
+PROMPTS = [f"{COMMON} {prompt(10 + i, 20)}" for i in range(20)]
+BUSY = 1500  # tokens that the donor generates
+REPEATS = (
+    1000  # characters of its text that are the same from run to run: later, other slots' cells have changed its sums
+)
+FORGETFUL = ("gemma2-dense", "qwen35-dense", "mamba2-dense")  # window, recurrent: these go back to a checkpoint
+
+
+def tokens(server: LlamaServer, text: str) -> list[int]:
+    out: list[int] = server.post("/tokenize", {"content": text, "add_special": True})["tokens"]
+    return out
+
+
+def common(server: LlamaServer, one: str, other: str) -> int:
+    """Tokens that two prompts begin with."""
+    pairs = zip(tokens(server, one), tokens(server, other), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def of_slots(server: LlamaServer) -> list[dict[str, int]]:
+    return [slot["kv_cache"]["target"] for slot in server.http.get("/slots").json()]
+
+
+@contextlib.contextmanager
+def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Callable[[], str]]:
+    """A request in slot 0 that generates while the block runs; what it has generated."""
+    body = {"prompt": text, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(events, server, "/completion", body)
+        deadline = time.monotonic() + 60
+        while not any(slot.get("next_token", [{}])[0].get("n_decoded") for slot in server.http.get("/slots").json()):
+            assert time.monotonic() < deadline
+        yield lambda: "".join(event["content"] for event in answer.result())
+
+
+def chats(real: Real, toy: str, log: Path, *args: str) -> tuple[str, list[str], list[int], list[int]]:
+    """The donor's text; of 20 prompts beside it: the texts, the tokens found in the cache, and those that could be."""
+    with serving(real, spoken(real, toy), log, *ARGS, *args) as server, generating(server, COMMON, BUSY) as text:
+        answers = [completion(server, p, 8, id_slot=1 + i % 3) for i, p in enumerate(PROMPTS)]
+        assert server.http.get("/slots").json()[0]["is_processing"], "the donor has ended too early"
+        possible = [common(server, COMMON, p) for p in PROMPTS]
+        shared = [slot["cells_shared"] for slot in of_slots(server)]
+        if FLAG in args and toy not in FORGETFUL:
+            assert shared[1:] == [possible[i] for i in (18, 19, 17)] and shared[0] == max(shared)
+        donor = text()
+    return donor, [a["content"] for a in answers], [a["timings"]["cache_n"] for a in answers], possible
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", *FORGETFUL])
+def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path) -> None:
+    donor, apart, _, _ = chats(real, toy, tmp_path / "apart")
+    busy, shared, found, possible = chats(real, toy, tmp_path / "shared", FLAG)
+    assert shared == apart
+    assert busy[:REPEATS] == donor[:REPEATS]
+    if toy in FORGETFUL:
+        assert all(0 < n <= most for n, most in zip(found[:3], possible, strict=False))
+    else:
+        assert found == possible
+
+
+def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, tmp_path: Path) -> None:
+    def at_once(log: Path, *args: str) -> tuple[list[str], int, int]:
+        model = spoken(real, "llama-dense")
+        with serving(real, model, log, *ARGS, *args) as server, ThreadPoolExecutor() as pool:
+            answers = list(pool.map(lambda p: completion(server, p, 8), PROMPTS[:4]))
+            own = sum(len(tokens(server, p)) - common(server, COMMON, p) for p in PROMPTS[:4])
+            once = len(tokens(server, COMMON)) + own
+        return [a["content"] for a in answers], sum(a["timings"]["prompt_n"] for a in answers), once
+
+    apart, all_of_it, _ = at_once(tmp_path / "apart")
+    shared, computed, once = at_once(tmp_path / "shared", FLAG)
+    assert shared == apart
+    assert computed <= once < all_of_it / 2
+
+
+def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, tmp_path: Path) -> None:
+    model = spoken(real, "llama-dense")
+    with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server, generating(server, COMMON, 300):
+        assert completion(server, PROMPTS[0], 4, id_slot=1, cache_prompt=False)["timings"]["cache_n"] == 0
+        assert completion(server, PROMPTS[1], 4, id_slot=2)["timings"]["cache_n"] > 0
+    streams = [arg if arg != "--kv-unified" else "--no-kv-unified" for arg in ARGS]
+    for toy, args in (
+        ("llama-dense", streams),
+        ("deepseek4-moe", ARGS),
+    ):  # the second has streams, whatever is asked for
+        with serving(real, spoken(real, toy), tmp_path / toy, *args, FLAG) as server:
+            completion(server, COMMON, 4, id_slot=0)
+            assert completion(server, PROMPTS[0], 4, id_slot=1)["timings"]["cache_n"] == 0
+            assert "--kv-share-prefix needs a unified KV cache" in server.log
+
+
+@pytest.mark.parametrize("shifting", ["the donor", "the other"])
+def test_cells_that_are_shared_do_not_move(real: Real, shifting: str, tmp_path: Path) -> None:
+    """A context shift of a slot: before it the slot gets cells of its own, and both texts are what they are alone."""
+    args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", "--keep", "16")
+    lengths = (700, 100) if shifting == "the donor" else (150, 700)
+
+    def both(log: Path, *more: str) -> list[str]:
+        with serving(real, spoken(real, "llama-dense"), log, *args, *more) as server:
+            with generating(server, COMMON, lengths[0]) as text:
+                other = completion(server, PROMPTS[0], lengths[1], id_slot=1)
+                assert (other["timings"]["cache_n"] > 0) == (FLAG in more)
+                donor = text()
+            assert "slot context shift" in server.log
+            return [donor, other["content"]]
+
+    assert both(tmp_path / "shared", FLAG) == both(tmp_path / "apart")
+
+
+def test_cache_reuse_moves_no_shared_cells(real: Real, tmp_path: Path) -> None:
+    middle = prompt(5, 60)
+    with serving(real, spoken(real, "llama-dense"), tmp_path / "log", *ARGS, FLAG, "--cache-reuse", "8") as server:
+        text = f"{COMMON} {prompt(6, 10)} {middle}"
+        before = completion(server, text, 40, id_slot=0)["content"]
+        # the same without a part before its end: what comes after it could be moved, were it not the other slot's too
+        completion(server, f"{COMMON} {middle}", 4, id_slot=1)
+        assert completion(server, text, 40, id_slot=0)["content"] == before
