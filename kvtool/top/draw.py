@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtool.console import Line
 from kvtool.top.reading import Memory, Phase, Reading, Slot, State
-from kvtool.top.view import Speed, View, size, times, why
+from kvtool.top.view import Speed, View, size, times, types, why
 
 USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright_black")
 _STYLES = {Phase.IDLE: "bright_black", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
@@ -72,6 +72,9 @@ def _memory(memory: Memory, width: int) -> list[Line]:
         [(f"{_INDENT}cells: {', '.join(f'{cells} {name}' for _, name, _, cells in sizes)}", "")],
         [(f"{_INDENT}{did}", "")],
     ]
+    if memory.type_k:
+        changed = f", changed {times(memory.retype_total)}" if memory.retype_total else ""
+        lines.append([(f"{_INDENT}types: {_safe(types(memory))}{changed}", "")])
     if memory.more:
         lines.append([(_INDENT + ", ".join(_more(name, value) for name, value in memory.more.items()), "")])
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -28,7 +28,7 @@ class Phase(enum.StrEnum):
 class Memory:
     """What the caches of one context (target, draft) take; the names and meanings are the server's (docs/server.md).
 
-    more: what a newer server says beyond that.
+    more: what a newer server says beyond that. No type: it has no cells now, or does not say.
     """
 
     context: str
@@ -43,6 +43,10 @@ class Memory:
     copied_bytes_total: int
     grow_seconds_total: float
     more: dict[str, str | int | float]
+    type_k: str = ""
+    type_v: str = ""
+    retype_total: int = 0
+    retype_seconds_total: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,9 @@ class Reading:
 
 def memory_of(name: str, said: dict[str, Any]) -> Memory:
     """What /props says of one context. Raises KeyError, TypeError or ValueError where it says something else."""
-    known = {field.name: said[field.name] for field in fields(Memory) if field.name not in ("context", "more")}
-    if not all(isinstance(value, (int, float)) for value in known.values()):
+    own = [field for field in fields(Memory) if field.name not in ("context", "more")]
+    known = {field.name: said[field.name] for field in own if field.name in said or field.default is MISSING}
+    if not all(isinstance(value, (int, float)) for key, value in known.items() if not key.startswith("type_")):
         raise ValueError(f"a number of kv_cache.{name} is none")
     more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
     return Memory(name, **known, more=more)

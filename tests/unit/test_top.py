@@ -42,6 +42,7 @@ TARGET = {
     "copied_bytes_total": 0,
     "grow_seconds_total": 0.25,
 }
+NO_TYPES = {"type_k": "", "type_v": "", "retype_total": 0, "retype_seconds_total": 0.0}  # of an older server
 NOTHING = dict.fromkeys(TARGET, 0) | {"grow_total": 3, "shrink_total": 1, "grow_seconds_total": 0.25}
 PROPS = {
     "model_alias": "toy",
@@ -144,7 +145,12 @@ def reading(*slots: Slot, state: State = State.AWAKE, **other: Any) -> Reading:
 
 
 def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
-    fake.say(kv_cache={"target": TARGET, "draft": {**TARGET, "type_k": "q8_0", "budget_bytes": MIB, "odd": [1]}})
+    fake.say(
+        kv_cache={
+            "target": TARGET,
+            "draft": {**TARGET, "type_k": "q8_0", "device": "a", "other_bytes": MIB, "odd": [1]},
+        }
+    )
     ran = kvtool("top", fake.url, "--once", "--json")
     assert ran.code == 0 and ran.err == ""
     assert ran.json == {
@@ -156,8 +162,14 @@ def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
             "model": "toy",
             "build": "b1-abc",
             "memory": [
-                {"context": "target", **TARGET, "more": {}},
-                {"context": "draft", **TARGET, "more": {"type_k": "q8_0", "budget_bytes": MIB}},
+                {"context": "target", **TARGET, **NO_TYPES, "more": {}},
+                {
+                    "context": "draft",
+                    **TARGET,
+                    **NO_TYPES,
+                    "type_k": "q8_0",
+                    "more": {"device": "a", "other_bytes": MIB},
+                },
             ],
             "slots": [
                 {**plain(slot(0)), "task": -1},
@@ -168,7 +180,7 @@ def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
 
 
 def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
-    fake.say(kv_cache={"target": {**TARGET, "type_k": "q8_0", "budget_bytes": MIB}})
+    fake.say(kv_cache={"target": {**TARGET, "device": "a", "other_bytes": MIB}})
     for args in (["--once"], []):  # without a terminal it looks once, too
         ran = kvtool("top", fake.url, *args)
         assert ran.code == 0 and ran.err == ""
@@ -177,7 +189,7 @@ def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
             "12.0 MiB used   ▓ 16.0 MiB committed   ░ 512.0 MiB reserved",
             "192 used, 256 committed, 8192 reserved",
             "grew 3 times, gave back once",
-            "type_k q8_0, budget 1.0 MiB",
+            "device a, other 1.0 MiB",
         ):
             assert said in ran.out
         assert re.search(r"^ +0  idle +0 +4096$", ran.out, re.MULTILINE)
@@ -451,6 +463,17 @@ def test_watching_does_not_begin_where_nobody_is(nobody: str, monkeypatch: pytes
             {"grow_total": 5, "shrink_total": 2, "grow_seconds_total": 0.5},
             ["target grew 2 times and gave back once: 256 to 256 cells, +0 B, 250.0 ms"],
         ),
+        (
+            {"type_k": "f16", "type_v": "f16"},
+            {
+                "type_k": "q8_0",
+                "type_v": "f16",
+                "retype_total": 1,
+                "retype_seconds_total": 0.5,
+                "committed_bytes": 13 * MIB,
+            },
+            ["target K f16, V f16 became K q8_0, V f16: 3.0 MiB freed, 500.0 ms"],
+        ),
         ({}, {"grow_total": 2, "shrink_total": 9}, ["it was started anew"]),
         ({}, {"grow_total": 9, "shrink_total": 0}, ["it was started anew"]),
     ],
@@ -581,6 +604,14 @@ def test_speeds_stand_beside_the_slots_and_add_up() -> None:
     lines = texts(draw(full(2), 80))
     assert lines[1] == "awake   prompt 0.0 t/s   generated 199998.0 t/s"
     assert [line.split()[-1] for line in lines[-2:]] == ["99999.0", "99999.0"]
+
+
+def test_the_types_stand_below_the_numbers() -> None:
+    types = {"type_k": "q8_0", "type_v": "q4_0"}
+    for more, shown in (({}, ""), ({"retype_total": 1}, ", changed once"), ({"retype_total": 3}, ", changed 3 times")):
+        lines = texts(draw(View("url").seen(reading(**types, **more), 0.0), 80))
+        assert f"        types: K q8_0, V q4_0{shown}" in lines
+    assert not any("types" in line for line in texts(draw(View("url").seen(reading(), 0.0), 80)))
 
 
 @pytest.mark.parametrize("height", [12, 24, 60])

@@ -25,6 +25,13 @@ inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = S
     return usage.n_cells < usage.n_cells_max && usage.n_cells - usage.n_cells_used < n_cells;
 }
 
+// could the context have taken n_cells more? if not, another time may be better for what has failed
+inline bool server_memory_has_room(const llama_context * ctx, size_t n_cells) {
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells_max - usage.n_cells_used >= n_cells && !server_memory_is_short(ctx, n_cells);
+}
+
 inline std::string server_memory_error(const llama_context * ctx) {
     const auto usage = llama_get_memory_usage(ctx);
 
@@ -36,9 +43,20 @@ inline std::string server_memory_error(const llama_context * ctx) {
 // or the server sleeps: then they are those of the last time that somebody looked, and nothing where no context is.
 class server_memory {
 public:
+    // before this, there is nothing to see: a server that does nothing of ours says what upstream's does
+    void show() {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        is_shown = true;
+    }
+
     // call while the contexts do not compute. ctx_dft: the draft's, may be null
     void update(const llama_context * ctx_tgt, const llama_context * ctx_dft) {
         std::lock_guard<std::mutex> lock(mutex);
+
+        if (!is_shown) {
+            return;
+        }
 
         target.update(ctx_tgt);
         draft .update(ctx_dft);
@@ -62,6 +80,10 @@ public:
     std::string to_metrics() const {
         std::lock_guard<std::mutex> lock(mutex);
 
+        if (!is_shown) {
+            return "";
+        }
+
         std::ostringstream out;
         for (const auto & item : items()) {
             const std::string name = "llamacpp:kv_cache_" + item.name;
@@ -76,17 +98,35 @@ public:
         return out.str();
     }
 
-    json to_json() const {
+    void update_props(json & props) const {
         std::lock_guard<std::mutex> lock(mutex);
+
+        if (!is_shown) {
+            return;
+        }
 
         json res = json::object();
         for (const auto * ctx : contexts()) {
             for (const auto & item : items()) {
                 res[ctx->name][item.name] = item.value(*ctx);
             }
+            ctx->add_types(res[ctx->name]);
         }
 
-        return res;
+        props["kv_cache"] = res;
+    }
+
+    // the target's types, which change for all slots at once
+    void update_slots(json & slots) const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        if (!is_shown || target.type_k == GGML_TYPE_COUNT) {
+            return;
+        }
+
+        for (auto & slot : slots) {
+            target.add_types(slot["kv_cache"]);
+        }
     }
 
 private:
@@ -97,9 +137,23 @@ private:
         llama_memory_usage now  = {};
         llama_memory_usage past = {}; // counters of the contexts that were here before
 
+        ggml_type type_k = GGML_TYPE_COUNT; // none
+        ggml_type type_v = GGML_TYPE_COUNT;
+
         void update(const llama_context * ctx) {
             present = present || ctx;
             now     = ctx ? llama_get_memory_usage(ctx) : llama_memory_usage {};
+
+            if (ctx) {
+                llama_get_memory_type(ctx, &type_k, &type_v);
+            }
+        }
+
+        void add_types(json & res) const {
+            if (type_k != GGML_TYPE_COUNT) {
+                res["type_k"] = ggml_type_name(type_k);
+                res["type_v"] = ggml_type_name(type_v);
+            }
         }
 
         void reset() {
@@ -107,8 +161,12 @@ private:
             past.n_shrink       += now.n_shrink;
             past.n_bytes_copied += now.n_bytes_copied;
             past.t_grow_us      += now.t_grow_us;
+            past.n_retype       += now.n_retype;
+            past.t_retype_us    += now.t_retype_us;
 
-            now = {};
+            now    = {};
+            type_k = GGML_TYPE_COUNT;
+            type_v = GGML_TYPE_COUNT;
         }
     };
 
@@ -121,16 +179,18 @@ private:
 
     static const std::vector<item> & items() {
         static const std::vector<item> res = {
-            { "reserved_bytes",     "gauge",   "KV cache and recurrent states: bytes at full size",         [](const context & c) -> json { return c.now.reserved; } },
-            { "committed_bytes",    "gauge",   "KV cache and recurrent states: bytes that are taken",       [](const context & c) -> json { return c.now.committed; } },
-            { "used_bytes",         "gauge",   "KV cache and recurrent states: bytes behind tokens",        [](const context & c) -> json { return c.now.used; } },
-            { "cells_max",          "gauge",   "KV cache: cells at full size",                              [](const context & c) -> json { return c.now.n_cells_max; } },
-            { "cells",              "gauge",   "KV cache: cells with memory",                               [](const context & c) -> json { return c.now.n_cells; } },
-            { "cells_used",         "gauge",   "KV cache: cells that hold a token",                         [](const context & c) -> json { return c.now.n_cells_used; } },
-            { "grow_total",         "counter", "KV cache: times that it has grown",                         [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
-            { "shrink_total",       "counter", "KV cache: times that it has given memory back",             [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
-            { "copied_bytes_total", "counter", "KV cache: bytes that were moved for that",                  [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
-            { "grow_seconds_total", "counter", "KV cache: time spent growing",                              [](const context & c) -> json { return (c.past.t_grow_us     + c.now.t_grow_us)/1e6; } },
+            { "reserved_bytes",        "gauge",   "KV cache and recurrent states: bytes at full size",           [](const context & c) -> json { return c.now.reserved; } },
+            { "committed_bytes",       "gauge",   "KV cache and recurrent states: bytes that are taken",         [](const context & c) -> json { return c.now.committed; } },
+            { "used_bytes",            "gauge",   "KV cache and recurrent states: bytes behind tokens",          [](const context & c) -> json { return c.now.used; } },
+            { "cells_max",             "gauge",   "KV cache: cells at full size",                                [](const context & c) -> json { return c.now.n_cells_max; } },
+            { "cells",                 "gauge",   "KV cache: cells with memory",                                 [](const context & c) -> json { return c.now.n_cells; } },
+            { "cells_used",            "gauge",   "KV cache: cells that hold a token",                           [](const context & c) -> json { return c.now.n_cells_used; } },
+            { "grow_total",            "counter", "KV cache: times that it has grown",                           [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
+            { "shrink_total",          "counter", "KV cache: times that it has given memory back",               [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
+            { "copied_bytes_total",    "counter", "KV cache: bytes that were moved for that",                    [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
+            { "grow_seconds_total",    "counter", "KV cache: time spent growing",                                [](const context & c) -> json { return (c.past.t_grow_us     + c.now.t_grow_us)/1e6; } },
+            { "retype_total",          "counter", "KV cache: times that its types have changed",                 [](const context & c) -> json { return c.past.n_retype       + c.now.n_retype; } },
+            { "retype_seconds_total",  "counter", "KV cache: time spent changing its types",                     [](const context & c) -> json { return (c.past.t_retype_us   + c.now.t_retype_us)/1e6; } },
         };
 
         return res;
@@ -146,6 +206,8 @@ private:
     }
 
     mutable std::mutex mutex;
+
+    bool is_shown = false;
 
     context target = { "target" };
     context draft  = { "draft"  };

@@ -64,8 +64,6 @@ protected:
             return true;
         }
 
-        GGML_ASSERT(server_memory_is_short(slot.ctx_tgt));
-
         end_slot(slot, self().batch.size());
         slot.prompt_clear(); // of unknown length
 
@@ -77,8 +75,6 @@ protected:
         if (slot.spec_ckpt.load_dft(slot.ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
             return;
         }
-
-        GGML_ASSERT(server_memory_is_short(slot.ctx_dft));
 
         llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
         slot.prompt.n_draft_retry = 0;
