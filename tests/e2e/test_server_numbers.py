@@ -18,7 +18,10 @@ from tests.e2e.servers import completion, serving, spoken
 ARGS = ("-c", "4096", "-np", "2", "--metrics", "--slots", "--cache-ram", "0")
 LINE = re.compile(r'^llamacpp:kv_cache_(\w+)\{context="(\w+)"\} (\S+)$', re.MULTILINE)
 GAUGES = ("reserved_bytes", "committed_bytes", "used_bytes", "cells_max", "cells", "cells_used")
-COUNTERS = ("grow_total", "shrink_total", "copied_bytes_total", "grow_seconds_total")
+COUNTERS = (
+    *("grow_total", "shrink_total", "copied_bytes_total", "grow_seconds_total"),
+    *("retype_total", "retype_seconds_total"),
+)
 
 
 def numbers(server: LlamaServer) -> dict[str, dict[str, str]]:
@@ -63,7 +66,9 @@ def test_growth_and_what_goes_back(real: Real, model: Path, tmp_path: Path) -> N
         assert (gone["cells_used"], gone["used_bytes"]) == ("0", "0")
         assert int(gone["committed_bytes"]) < int(grown["committed_bytes"])
         assert int(gone["shrink_total"]) > 0
-        assert "kv_cache" not in server.http.get("/slots").text
+        types = {"type_k": "f16", "type_v": "f16"}
+        assert [slot["kv_cache"] for slot in server.http.get("/slots").json()] == [types] * 2
+        assert types.items() <= props(server)["target"].items()
 
 
 def test_large_numbers_have_all_their_digits(real: Real, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@
 
 #include "server-common.h"
 
+#include "common.h"
 #include "llama-kv.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -50,6 +52,18 @@ public:
         is_shown = true;
     }
 
+    // what all contexts may take together, may be null
+    void set_budget(const common_params & params) {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        budget = params.kv_budget;
+
+        budget_types = json::array();
+        for (const auto type : params.kv_auto_quant) {
+            budget_types.push_back(ggml_type_name(type));
+        }
+    }
+
     // call while the contexts do not compute. ctx_dft: the draft's, may be null
     void update(const llama_context * ctx_tgt, const llama_context * ctx_dft) {
         std::lock_guard<std::mutex> lock(mutex);
@@ -60,6 +74,10 @@ public:
 
         target.update(ctx_tgt);
         draft .update(ctx_dft);
+
+        if (budget) {
+            budget_now = llama_memory_budget_get_usage(budget.get());
+        }
     }
 
     // call before the contexts are freed: what they take goes, what they have done stays counted
@@ -68,6 +86,8 @@ public:
 
         target.reset();
         draft .reset();
+
+        budget_now.committed = 0;
     }
 
     // the same for the draft alone
@@ -86,12 +106,15 @@ public:
 
         std::ostringstream out;
         for (const auto & item : items()) {
-            const std::string name = "llamacpp:kv_cache_" + item.name;
-
-            out << "# HELP " << name << " " << item.help << "\n"
-                << "# TYPE " << name << " " << item.type << "\n";
+            const auto name = add_header(out, "kv_cache_", item);
             for (const auto * ctx : contexts()) {
                 out << name << "{context=\"" << ctx->name << "\"} " << item.value(*ctx).dump() << "\n";
+            }
+        }
+        if (budget) {
+            for (const auto & item : budget_items()) {
+                const auto name = add_header(out, "kv_budget_", item);
+                out << name << " " << item.value(budget_now).dump() << "\n";
             }
         }
 
@@ -114,6 +137,14 @@ public:
         }
 
         props["kv_cache"] = res;
+
+        if (budget) {
+            res = {{ "types", budget_types }};
+            for (const auto & item : budget_items()) {
+                res[item.name] = item.value(budget_now);
+            }
+            props["kv_budget"] = res;
+        }
     }
 
     // the target's types, which change for all slots at once
@@ -170,15 +201,40 @@ private:
         }
     };
 
+    template <typename T>
     struct item {
         std::string  name;
         const char * type;
         const char * help;
-        json      (* value)(const context & ctx); // bytes and cells to the last digit
+        json      (* value)(const T & of); // bytes and cells to the last digit
     };
 
-    static const std::vector<item> & items() {
-        static const std::vector<item> res = {
+    // returns the name
+    template <typename T>
+    static std::string add_header(std::ostringstream & out, const char * prefix, const item<T> & item) {
+        const auto name = "llamacpp:" + (prefix + item.name);
+
+        out << "# HELP " << name << " " << item.help << "\n"
+            << "# TYPE " << name << " " << item.type << "\n";
+
+        return name;
+    }
+
+    static const std::vector<item<llama_memory_budget_usage>> & budget_items() {
+        using usage = llama_memory_budget_usage;
+
+        static const std::vector<item<usage>> res = {
+            { "bytes",           "gauge",   "KV budget: bytes, 0 for what there is",                   [](const usage & u) -> json { return u.n_bytes;   } },
+            { "committed_bytes", "gauge",   "KV budget: bytes that are taken",                         [](const usage & u) -> json { return u.committed; } },
+            { "down_total",      "counter", "KV budget: times that cells have taken smaller types",    [](const usage & u) -> json { return u.n_down;    } },
+            { "up_total",        "counter", "KV budget: times that they have gone back to the first",  [](const usage & u) -> json { return u.n_up;      } },
+        };
+
+        return res;
+    }
+
+    static const std::vector<item<context>> & items() {
+        static const std::vector<item<context>> res = {
             { "reserved_bytes",        "gauge",   "KV cache and recurrent states: bytes at full size",           [](const context & c) -> json { return c.now.reserved; } },
             { "committed_bytes",       "gauge",   "KV cache and recurrent states: bytes that are taken",         [](const context & c) -> json { return c.now.committed; } },
             { "used_bytes",            "gauge",   "KV cache and recurrent states: bytes behind tokens",          [](const context & c) -> json { return c.now.used; } },
@@ -208,6 +264,10 @@ private:
     mutable std::mutex mutex;
 
     bool is_shown = false;
+
+    std::shared_ptr<llama_memory_budget> budget;
+    json                                 budget_types;
+    llama_memory_budget_usage            budget_now = {};
 
     context target = { "target" };
     context draft  = { "draft"  };

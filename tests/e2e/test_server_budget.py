@@ -1,0 +1,117 @@
+"""How much a server's caches may be: --kv-budget, --kv-auto-quant, --kv-cache-tokens, --kv-cache-demand-paged."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.verify import models
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, serving, spoken
+
+PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
+KIB = 64  # bytes of a cell of Qwen3.5-27B's geometry at f16
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+@pytest.fixture(scope="module")
+def wide(real: Real) -> Path:
+    """A model of 64 KiB a cell, trained on 262144."""
+    return models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify")
+
+
+def props(server: LlamaServer) -> Any:
+    return server.http.get("/props").json()
+
+
+def n_ctx(server: LlamaServer) -> int:
+    return int(props(server)["default_generation_settings"]["n_ctx"])
+
+
+@pytest.mark.parametrize(
+    ("args", "cells"),
+    [
+        (("--kv-budget", "100"), range(1400, 1601)),  # 100 MiB of f16, less what the compute buffers grow by
+        (("--kv-budget", "100", "--kv-auto-quant", "f16,q8_0,q4_0"), range(5000, 5690)),
+        (("--kv-budget", "100", "--kv-auto-quant", "q8_0"), range(2700, 3012)),
+        (("--kv-budget", "100000"), (262144,)),
+        (("--kv-budget", "100", "-c", "4096"), (4096,)),
+        (("--kv-budget", "100", "-c", "0"), (262144,)),  # all that the model has, by request
+        (("--kv-budget", "100", "--kv-cache-tokens", "512"), (512,)),
+        (("--kv-cache-tokens", "1024"), (1024,)),
+        (("--kv-cache-tokens", "1024", "-c", "8192"), (1024,)),
+        (("--kv-cache-tokens", "8192", "-c", "1024"), (1024,)),
+        (("--kv-cache-tokens", "1000000"), (262144,)),
+    ],
+)
+def test_the_size_of_the_context(
+    real: Real, wide: Path, tmp_path: Path, args: tuple[str, ...], cells: range | tuple[int, ...]
+) -> None:
+    with serving(real, wide, tmp_path / "log", *PLAIN, "--no-jinja", *args, "--kv-dynamic") as server:
+        assert n_ctx(server) in cells
+
+
+def test_cells_over_all_slots(real: Real, model: Path, tmp_path: Path) -> None:
+    args = ("-c", "8192", "-np", "4", "--no-kv-unified", "--kv-cache-tokens", "2048", "--kv-dynamic")
+    with serving(real, model, tmp_path / "log", *args) as server:
+        assert n_ctx(server) == 512
+        assert props(server)["kv_cache"]["target"]["cells_max"] == 2048
+
+
+def test_what_a_server_says_of_its_budget(real: Real, model: Path, tmp_path: Path) -> None:
+    args = ("-c", "4096", *PLAIN, "--metrics", "--kv-budget", "64", "--kv-auto-quant", "f16,q8_0,q4_0")
+    with serving(real, model, tmp_path / "log", *args) as server:
+        completion(server, prompt(1, 300), 4)
+        said = props(server)["kv_budget"]
+        assert said["types"] == ["f16", "q8_0", "q4_0"]
+        assert said["bytes"] == 64 * 1024 * 1024
+        assert (said["down_total"], said["up_total"]) == (0, 0)
+        assert "llamacpp:kv_budget_down_total 0" in server.get("/metrics")
+        assert props(server)["kv_cache"]["target"]["cells"] < 4096  # it implies --kv-dynamic
+    with serving(real, model, tmp_path / "log", "-c", "4096", *PLAIN, "--kv-cache-demand-paged") as server:
+        assert props(server)["kv_cache"]["target"]["cells"] < 4096
+        assert "kv_budget" not in props(server)
+
+
+def test_the_environment(real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "KV_BUDGET": "100",
+        "KV_AUTO_QUANT": "q4_0",
+        "KV_CACHE_TOKENS": "3000",
+        "KV_CACHE_DEMAND_PAGED": "1",
+    }.items():
+        monkeypatch.setenv(f"LLAMA_ARG_{name}", value)
+    with serving(real, wide, tmp_path / "log", *PLAIN, "--no-jinja") as server:
+        said = props(server)
+        assert said["kv_budget"]["types"] == ["q4_0"]
+        assert n_ctx(server) == 3072  # whole blocks of 256
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--kv-auto-quant", "f16,foo"), "Unsupported cache type: foo"),
+        (("--kv-auto-quant", "f16,,q8_0"), "Unsupported cache type: "),
+        (("--kv-auto-quant", "q8_0,f16"), "f16 does not take less than q8_0 before it"),
+        (("--kv-auto-quant", "f16,bf16"), "bf16 does not take less than f16 before it"),
+        (("--kv-auto-quant", "q4_0,iq4_nl"), "iq4_nl does not take less than q4_0 before it"),
+        (("--kv-auto-quant", "f16"), "f16 does not take less than what the cache begins with"),
+        (("--kv-auto-quant", "f16,q8_0", "-ctk", "q8_0", "-ctv", "q8_0"), "it begins with f16, the cache with less"),
+        (("--kv-auto-quant", "f16,q8_0", "-fa", "off"), "q8_0 needs flash attention"),
+        (("--kv-budget", "0"), "must be positive"),
+        (("--kv-cache-tokens", "-5"), "must be positive"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_anything_is_loaded(real: Real, args: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([real.bin / "llama-server", "-m", "none.gguf", *args], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr
