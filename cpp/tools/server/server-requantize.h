@@ -103,8 +103,12 @@ public:
     }
 
 protected:
+    // of a draft, only what a change has brought about: upstream does not ask it
     bool can_shift() const {
-        return can_shift(self().ctx_tgt) && (!self().ctx_dft || can_shift(self().ctx_dft));
+        const auto * ctx_dft = self().ctx_dft;
+
+        return can_shift(self().ctx_tgt) &&
+            (!ctx_dft || can_shift(ctx_dft) || llama_get_memory_usage(ctx_dft).n_retype == 0);
     }
 
     // before anything shifts: cells of some types cannot be, and the types may have changed
