@@ -17,7 +17,7 @@
 
 llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
     kv(kv), dyn(llama_kv_dynamic::current()), n_max_cells(n_max),
-    storage(llama_kv_storage::create_fixed(kv.n_stream, n_max)), offload(offload) {
+    storage(llama_kv_storage::create_fixed(kv.n_stream, n_max, kv.v_trans, kv.ctxs_bufs)), offload(offload) {
     if (const auto * other = other_of(kv, 0)) {
         owner = other->dyn.get();
 
@@ -79,8 +79,12 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
         }
     }
 
+    if (owner && !layers.empty()) {
+        owner->is_shared_in_part = true;
+    }
+
     if (!is_dynamic && can_grow()) {
-        auto inplace = llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans);
+        auto inplace = llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
         auto copy    = llama_kv_storage::create_copy   (kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 
         if (is_on_host() && inplace->can_grow()) {
@@ -316,8 +320,12 @@ bool llama_kv_dynamic_cache::is_late() const {
     return has_late_copy && !kv.sc_info.empty();
 }
 
-std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ranges() const {
+std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ranges() {
     std::vector<row_range> res;
+
+    if (dyn && has_types() && ggml_is_quantized(types().first)) {
+        dyn->find_rotation();
+    }
 
     if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
         return res;

@@ -39,6 +39,7 @@
 #include "llama-kv-storage.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -114,6 +115,18 @@ public:
     // grow all caches to their maximum, for good: nothing goes back any more
     bool grow_max();
 
+    // llama_set_memory_type(), of all caches
+    int32_t set_types(ggml_type type_k, ggml_type type_v);
+
+    // GGML_TYPE_COUNT: there are no cells
+    std::pair<ggml_type, ggml_type> types() const;
+
+    // which caches are rotated by the graphs. builds a graph the first time, so no compute may be in flight
+    void find_rotation();
+
+    // f(converter), after which no graph that was built before runs again
+    void convert(const std::function<void(class llama_kv_converter &)> & f);
+
     // bytes behind a row over all streams of the caches of n_max rows: they mirror each other, so they take the same steps
     size_t n_bytes_row(uint32_t n_max) const;
 
@@ -125,6 +138,9 @@ public:
     llama_memory_usage usage() const;
 
     static llama_memory_usage usage_of(const llama_context & ctx);
+
+    static int32_t                         set_types_of(llama_context & ctx, ggml_type type_k, ggml_type type_v);
+    static std::pair<ggml_type, ggml_type> types_of(const llama_context & ctx);
 
     // a growth in the scope of a timer is counted, with the time that the scope took
     class timer {
@@ -155,6 +171,19 @@ private:
     bool reserve(bool last);
     bool reserve_graph();
 
+    // what llama_set_memory_type() returns for what can be known before it begins
+    int32_t check_types(ggml_type type_k, ggml_type type_v) const;
+
+    // have the graphs work with the new types, and the memory for the change. false: nothing has changed
+    // sched: the one that the context computes with, unchanged in the end
+    int32_t prepare_types(ggml_type type_k, ggml_type type_v);
+
+    // the graph for the worst case, split over the backends and without memory
+    ggml_cgraph * build_graph();
+
+    // where a graph reads and writes the cells
+    std::vector<ggml_backend_t> cell_backends(ggml_cgraph * gf) const;
+
     // the scheduler has lost its buffers: go on with an empty one, which gives each graph what it needs
     void reset_sched();
 
@@ -181,6 +210,8 @@ private:
     bool is_larger  = false; // than the compute buffers are for
     bool is_failed  = false;
     bool is_lost    = false; // the compute buffers
+
+    bool is_rotation_known = false;
 
     llama_memory_usage counters = {}; // only the counters are set
 
@@ -241,7 +272,7 @@ public:
 
     // K-shift runs over the rows that are there: a graph for each range. the largest first: if there is no memory for a graph,
     // then for the first one, and nothing was shifted
-    std::vector<row_range> shift_ranges() const;
+    std::vector<row_range> shift_ranges();
 
     void      begin_shift(ggml_backend_sched_t sched, const row_range & range);
     row_range shifted() const;
@@ -280,6 +311,65 @@ public:
 
     uint32_t n_max() const;
 
+    //
+    // other types, see llama-kv-types.cpp
+    //
+
+    // false: none of its own, or none that could change
+    bool has_types() const;
+
+    std::pair<ggml_type, ggml_type> types() const;
+
+    // LLAMA_MEMORY_TYPE_OK, or what the sizes of the heads forbid
+    int32_t check_types(ggml_type type_k, ggml_type type_v) const;
+
+    // say that the tensors have these types, and that the graphs are to rotate accordingly, while the data stays what it is
+    void pretend_types(ggml_type type_k, ggml_type type_v);
+
+    // whether a node of a graph reads or writes cells here
+    bool is_used_by(const ggml_tensor * node) const;
+
+    // whether K is stored in a rotated basis
+    // may build a graph to find out: not while one is being built. shift_ranges() has found out
+    bool is_rotated() const;
+
+    // have the graphs rotate if they can, and see which do
+    void begin_find_rotation();
+    void end_find_rotation(ggml_cgraph * gf);
+
+    // the graph that is built now rotates with t. null: it does not
+    void note_rot_k(const ggml_tensor * t);
+    void note_rot_v(const ggml_tensor * t);
+
+    //
+    // states of other types, which are converted when they are read. a state that is on the device is refused
+    //
+
+    void begin_read     (llama_state_seq_flags flags);
+    void begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v); // what the types of the state wanted
+
+    bool is_foreign(int32_t type, int32_t type_state, bool is_v) const;
+
+    // the rows of the runs [from, to), one after the other, of a tensor of one stream
+    // returns false when that type cannot be read
+    template <typename T>
+    bool read_foreign(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, const std::vector<T> & runs) {
+        std::vector<row_range> rows;
+        for (const auto & run : runs) {
+            rows.emplace_back(run.from, run.to - run.from);
+        }
+        return read_rows(io, t, type_state, is_v, is_v ? n_rot_v_state : n_rot_k_state, true, rows);
+    }
+
+    // rows [0, n) of the streams [s0, s0 + n_stream) of K
+    // throws std::runtime_error when that type cannot be read
+    void read_foreign_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint32_t s0, uint32_t n_stream, uint32_t n);
+
+    bool reserve_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v); // compute buffers
+    bool prepare_types(ggml_type type_k, ggml_type type_v);
+    void forget_types();
+    void set_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
+
 private:
     template <typename T> static auto other_of(const T & kv, int)  -> decltype(kv.other) { return kv.other; }
     template <typename T> static llama_kv_cache * other_of(const T &, long) { return nullptr; }
@@ -304,6 +394,33 @@ private:
 
     std::vector<uint32_t> n_used() const; // rows of each stream that hold something, at most
     llama_kv_rows         used() const;   // the same, block by block
+
+    // the size of the blocks of a row that are rotated in one of both, but not in the other. 0: no change of the basis
+    struct rotations {
+        uint32_t k;
+        uint32_t v;
+    };
+
+    bool read_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row, const std::vector<row_range> & rows);
+
+    rotations rotated_blocks() const;                              // as the types are
+    rotations change_of_basis(ggml_type type_k, ggml_type type_v); // to these types
+
+    // not every upstream rotates, or says so in this way. then there is no change of types
+    template <typename T> static constexpr auto has_init_rot(int) -> decltype(&T::init_rot, true) { return true; }
+    template <typename T> static constexpr bool has_init_rot(long) { return false; }
+    template <typename T> static auto init_rot(T & kv, ggml_type type_k, ggml_type type_v, int) -> decltype(kv.init_rot(type_k, type_v)) {
+        kv.init_rot(type_k, type_v);
+    }
+    template <typename T> static auto n_rot_k(const T & kv, int) -> decltype(uint32_t(kv.n_rot_k)) { return kv.n_rot_k; }
+    template <typename T> static auto n_rot_v(const T & kv, int) -> decltype(uint32_t(kv.n_rot_v)) { return kv.n_rot_v; }
+    template <typename T> static auto rot_matrix(const T & kv, uint32_t n, int) -> decltype(kv.attn_rot_hadamard.at(n).data()) {
+        return n > 0 ? kv.attn_rot_hadamard.at(n).data() : nullptr;
+    }
+    template <typename T> static void          init_rot  (T &, ggml_type, ggml_type, long) {}
+    template <typename T> static uint32_t      n_rot_k   (const T &, long)                 { return 0; }
+    template <typename T> static uint32_t      n_rot_v   (const T &, long)                 { return 0; }
+    template <typename T> static const float * rot_matrix(const T &, uint32_t, long)       { return nullptr; }
 
     llama_kv_cache & kv;
 
@@ -335,6 +452,18 @@ private:
     bool has_late_copy = false; // a copy of a stream found no memory: it waits for the next batch
 
     row_range range = { 0, 0 }; // that the K-shift at hand is for
+
+    bool is_shared_in_part = false; // another context reads some layers, and has others of its own beside them
+
+    bool is_rotated_k = false; // by the graphs, where the types want it
+    bool is_rotated_v = false;
+
+    bool     is_state_on_device = false;
+    uint32_t n_rot_k_state      = 0;
+    uint32_t n_rot_v_state      = 0;
+
+    const ggml_tensor * noted_rot_k = nullptr;
+    const ggml_tensor * noted_rot_v = nullptr;
 };
 
 // For a memory whose batch plans contain the sizes of its caches (DSV4): have the rows that the plans need, and what else was

@@ -101,9 +101,19 @@ void llama_kv_set_n_rows(ggml_tensor * t, uint32_t n_rows) {
     t->nb[3] = t->nb[2]*t->ne[2];
 }
 
+void llama_kv_set_type(ggml_tensor * t, ggml_type type) {
+    t->type  = type;
+    t->nb[0] = ggml_type_size(type);
+    t->nb[1] = ggml_row_size(type, t->ne[0]);
+
+    llama_kv_set_n_rows(t, t->ne[1]);
+}
+
 void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s) {
     llama_kv_set_n_rows(view, t->ne[1]);
 
+    view->type      = t->type;
+    view->nb[0]     = t->nb[0];
     view->nb[1]     = t->nb[1];
     view->nb[2]     = view->nb[1]*view->ne[1];
     view->nb[3]     = view->nb[2];
@@ -120,6 +130,7 @@ void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s) {
 
 void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src) {
     llama_kv_set_n_rows(t, src->ne[1]);
+    llama_kv_set_type(t, src->type);
 
     t->buffer = nullptr;
     t->data   = nullptr;
@@ -127,6 +138,24 @@ void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src) {
 
     // initializes t in the buffer, as it did src
     ggml_backend_tensor_alloc(src->buffer, t, src->data);
+}
+
+void llama_kv_zero_rest(ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used) {
+    const blocks b(t, trans);
+
+    const uint32_t n_rows = t->ne[1];
+
+    static const char zeros[1 << 14] = {}; // needs no memory
+
+    for (int64_t s = 0; s < b.n_stream; ++s) {
+        for (int64_t i = 0; i < b.n_per_stream; ++i) {
+            const size_t end = b.offset(s, i, n_rows) + n_rows*b.size_row;
+
+            for (size_t offs = b.offset(s, i, n_rows) + n_live(n_used, s, n_rows)*b.size_row; offs < end; offs += sizeof(zeros)) {
+                ggml_backend_tensor_set(t, zeros, offs, std::min(sizeof(zeros), end - offs));
+            }
+        }
+    }
 }
 
 // the live rows move towards lower addresses, in ascending order: what is written was read before

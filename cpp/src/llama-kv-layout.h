@@ -25,8 +25,14 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
 // the size alone, for what is allocated or filled next
 void llama_kv_set_n_rows(ggml_tensor * t, uint32_t n_rows);
 
+// the type alone, for the same number of rows
+void llama_kv_set_type(ggml_tensor * t, ggml_type type);
+
+// the rows behind the live ones are zero
+void llama_kv_zero_rest(ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used);
+
 // the 2d view of stream s follows t
 void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s);
 
-// t takes over the buffer, the data and the size of src
+// t takes over the buffer, the data, the size and the type of src
 void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src);

@@ -249,6 +249,27 @@ void llama_kv_pages::discard(size_t i0, size_t i1) {
     sys_discard(base + i0*page_size(), (i1 - i0)*page_size());
 }
 
+void llama_kv_pages::take(size_t offset, size_t size) {
+    for (size_t i = offset/page_size(); i*page_size() < offset + size; ++i) {
+        n_committed += !committed.has(i);
+        committed.add(i, i + 1); // the page comes when it is written
+    }
+}
+
+void llama_kv_pages::give(size_t offset, size_t size) {
+    const size_t i0 = (offset + page_size() - 1)/page_size();
+    const size_t i1 = (offset + size)/page_size();
+
+    if (i0 < i1) {
+        discard(i0, i1);
+
+        for (size_t i = i0; i < i1; ++i) {
+            n_committed -= committed.has(i);
+        }
+        committed.remove(i0, i1);
+    }
+}
+
 void llama_kv_pages::set_zero(size_t offset, size_t size) {
     const size_t end = offset + size;
 

@@ -67,6 +67,13 @@ public:
     // no one may be using the pages that go
     bool assign(const llama_kv_set & set);
 
+    // have the pages that the bytes [offset, offset + size) touch, whatever there is left: for what goes back elsewhere
+    void take(size_t offset, size_t size);
+
+    // give back the pages that are in these bytes as a whole
+    // no one may be using them
+    void give(size_t offset, size_t size);
+
     // make these bytes zero. where nothing is committed they are
     void set_zero(size_t offset, size_t size);
 

@@ -9,18 +9,25 @@
 llama_kv_set::llama_kv_set(size_t n) : n(n), bits((n + 63)/64, 0) {
 }
 
-void llama_kv_set::add(size_t i0, size_t i1) {
-    i1 = std::min(i1, n);
-
+// f(word, mask of its bits in [i0, i1))
+template <typename F>
+static void each_word(std::vector<uint64_t> & bits, size_t i0, size_t i1, F && f) {
     while (i0 < i1) {
-        const size_t   ib = i0 % 64;
-        const size_t   nb = std::min(i1 - i0, 64 - ib);
-        const uint64_t m  = nb == 64 ? ~uint64_t(0) : ((uint64_t(1) << nb) - 1) << ib;
+        const size_t ib = i0 % 64;
+        const size_t nb = std::min(i1 - i0, 64 - ib);
 
-        bits[i0/64] |= m;
+        f(bits[i0/64], nb == 64 ? ~uint64_t(0) : ((uint64_t(1) << nb) - 1) << ib);
 
         i0 += nb;
     }
+}
+
+void llama_kv_set::add(size_t i0, size_t i1) {
+    each_word(bits, i0, std::min(i1, n), [](uint64_t & word, uint64_t mask) { word |= mask; });
+}
+
+void llama_kv_set::remove(size_t i0, size_t i1) {
+    each_word(bits, i0, std::min(i1, n), [](uint64_t & word, uint64_t mask) { word &= ~mask; });
 }
 
 bool llama_kv_set::has(size_t i) const {

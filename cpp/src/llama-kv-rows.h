@@ -14,7 +14,8 @@ public:
 
     explicit llama_kv_set(size_t n = 0);
 
-    void add(size_t i0, size_t i1); // [i0, i1), what is beyond n is ignored
+    void add   (size_t i0, size_t i1); // [i0, i1), what is beyond n is ignored
+    void remove(size_t i0, size_t i1);
 
     bool has(size_t i) const;
 

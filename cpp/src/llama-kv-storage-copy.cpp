@@ -32,22 +32,25 @@ namespace {
 
 class storage_copy : public llama_kv_storage {
 public:
-    storage_copy(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs) :
+    storage_copy(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs, bool is_fixed = false) :
         llama_kv_storage(n_stream, { n_rows, n_pad, 0, false, llama_kv_fault_step(LLAMA_KV_GROWTH_STEP_BYTES) }),
-        v_trans(v_trans), bufs(bufs) {
+        v_trans(v_trans), is_fixed(is_fixed), bufs(bufs) {
+        if (is_fixed) {
+            start.add(0, n_rows);
+        }
         cur = start;
     }
 
     const char * name() const override {
-        return "by copy";
+        return is_fixed ? nullptr : "by copy";
     }
 
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
         for (const auto & l : layers_ctx) {
-            set_layout(l, [&](ggml_tensor * t, bool) { llama_kv_set_n_rows(t, n_rows()); });
+            set_layout(l, v_trans, [&](ggml_tensor * t, bool) { llama_kv_set_n_rows(t, n_rows()); });
         }
 
-        ggml_backend_buffer_t res = alloc_buffer(ctx, buft);
+        ggml_backend_buffer_t res = is_fixed ? ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) : alloc_buffer(ctx, buft);
 
         for (size_t i = 0; i < layers_ctx.size() && res; ++i) {
             layers.push_back({ layers_ctx[i], buft });
@@ -96,7 +99,7 @@ public:
         is_moved = true; // also when it fails: a layer may have a new buffer
 
         for (size_t i = 0; i < layers.size(); ++i) {
-            if (!llama_kv_fault_alloc() && move_layer(layers[i], n_new, n_used)) {
+            if (move_layer(layers[i], n_new, n_used)) {
                 continue;
             }
 
@@ -111,7 +114,7 @@ public:
 
             // give back what the larger buffers hold
             for (size_t j = 0; j < i; ++j) {
-                if (llama_kv_fault_alloc() || !move_layer(layers[j], n_old, n_used)) {
+                if (!move_layer(layers[j], n_old, n_used)) {
                     break;
                 }
             }
@@ -126,6 +129,69 @@ public:
         return true;
     }
 
+    bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
+        next_k = type_k;
+        next_v = type_v;
+
+        try {
+            bufs.reserve(bufs.size() + layers.size()); // move_in() does not throw
+
+            if (std::none_of(layers.begin(), layers.end(), [&](const own_layer & own) { return is_wider(own.l, type_k, type_v); })) {
+                return true;
+            }
+
+            for (const auto & own : layers) {
+                rooms.push_back(make_room(own, n_rows(), type_k, type_v, n_used));
+
+                if (!rooms.back().buf) {
+                    forget_types();
+                    return false;
+                }
+            }
+        } catch (const std::bad_alloc &) {
+            forget_types();
+            return false;
+        }
+
+        return true;
+    }
+
+    void set_types(const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) override {
+        is_moved = true;
+
+        for (size_t i = 0; i < layers.size(); ++i) {
+            auto & own = layers[i];
+
+            room to = rooms.empty() ? make_room(own, n_rows(), next_k, next_v, n_used) : std::move(rooms[i]);
+
+            if (to.buf) {
+                convert_rows(convert, own.l.k, to.k, false, n_used);
+                if (own.l.v) {
+                    convert_rows(convert, own.l.v, to.v, true, n_used);
+                }
+
+                move_in(own, to);
+                continue;
+            }
+
+            // inside: (r + 1) new rows end where (r + 1) old ones do, or before
+            set_layout(own.l, v_trans, [&](ggml_tensor * t, bool trans) {
+                ggml_tensor dst = *t;
+                llama_kv_set_type(&dst, t == own.l.k ? next_k : next_v);
+                convert_rows(convert, t, &dst, t == own.l.v, n_used);
+                llama_kv_set_type(t, dst.type);
+                llama_kv_zero_rest(t, trans, n_used);
+            });
+        }
+
+        forget_types();
+        release_created();
+    }
+
+    void forget_types() override {
+        rooms.clear();
+    }
+
 private:
     struct own_layer {
         layer l;
@@ -135,26 +201,18 @@ private:
         int32_t i_buf = -1; // of its own buffer, in bufs. -1: still in the one that it was created in
     };
 
+    void convert_rows(const llama_kv_convert & convert, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<uint32_t> & n_used) const {
+        for (int64_t s = 0; s < src->ne[2]; ++s) {
+            llama_kv_each_lines(src, dst, is_v && v_trans, s, 0, std::min(n_used[s], n_rows()), [&](const llama_kv_lines & from, const llama_kv_lines & to) {
+                convert(from, to, is_v);
+            });
+        }
+    }
+
     llama_kv_rows prefix(uint32_t n) const {
         auto res = cur.none();
         res.add(0, n);
         return res;
-    }
-
-    // f(tensor, whether it is transposed), and the views follow
-    template <typename F>
-    void set_layout(const layer & l, F && f) const {
-        f(l.k, false);
-        for (size_t s = 0; s < l.k_stream.size(); ++s) {
-            llama_kv_set_stream_view(l.k_stream[s], l.k, s);
-        }
-
-        if (l.v) {
-            f(l.v, v_trans);
-            for (size_t s = 0; s < l.v_stream.size(); ++s) {
-                llama_kv_set_stream_view(l.v_stream[s], l.v, s);
-            }
-        }
     }
 
     // zero
@@ -171,8 +229,8 @@ private:
         return res;
     }
 
-    size_t n_bytes_live_of(const layer & l, const std::vector<uint32_t> & n_used) const {
-        return llama_kv_n_bytes_live(l.k, false, n_used) + (l.v ? llama_kv_n_bytes_live(l.v, v_trans, n_used) : 0);
+    size_t n_bytes_live_of(const ggml_tensor * k, const ggml_tensor * v, const std::vector<uint32_t> & n_used) const {
+        return llama_kv_n_bytes_live(k, false, n_used) + (v ? llama_kv_n_bytes_live(v, v_trans, n_used) : 0);
     }
 
     static size_t n_bytes(const layer & l, uint32_t n) {
@@ -198,7 +256,7 @@ private:
                 if (own.buft == buft) {
                     // host memory is promised, and taken when it is written. on a device a layer's buffer goes when it has the
                     // larger one, and that which all were created in when the last one has
-                    const size_t n_back = is_host ? n_bytes_live_of(own.l, n_used) : own.i_buf < 0 ? 0 : n_bytes(own.l, n_rows());
+                    const size_t n_back = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : own.i_buf < 0 ? 0 : n_bytes(own.l, n_rows());
 
                     n_more += n_bytes(own.l, n) - std::min(n_bytes(own.l, n), n_back);
                     n_last  = std::max(n_last, is_host ? 0 : n_back);
@@ -217,8 +275,16 @@ private:
         return true;
     }
 
-    // to a buffer of its own with n rows
-    bool move_layer(own_layer & own, uint32_t n, const std::vector<uint32_t> & n_used) try {
+    // a buffer of its own for a layer of n rows, which is zero. null: there is no memory
+    struct room {
+        ggml_context_ptr        ctx;
+        ggml_backend_buffer_ptr buf;
+
+        ggml_tensor * k;
+        ggml_tensor * v;
+    };
+
+    room make_room(const own_layer & own, uint32_t n, ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) const try {
         const layer & l = own.l;
 
         ggml_init_params params = {
@@ -227,34 +293,34 @@ private:
             /*.no_alloc   =*/ true,
         };
 
-        ggml_context_ptr ctx { ggml_init(params) };
-        if (!ctx) {
-            return false;
+        room res = {};
+
+        res.ctx.reset(llama_kv_fault_alloc() ? nullptr : ggml_init(params));
+        if (!res.ctx) {
+            return {};
         }
 
-        const auto new_tensor = [&](const ggml_tensor * t) {
-            return t ? ggml_set_name(ggml_new_tensor_3d(ctx.get(), t->type, t->ne[0], n, t->ne[2]), t->name) : nullptr;
+        const auto new_tensor = [&](const ggml_tensor * t, ggml_type type) {
+            return t ? ggml_set_name(ggml_new_tensor_3d(res.ctx.get(), type, t->ne[0], n, t->ne[2]), t->name) : nullptr;
         };
 
-        ggml_tensor * k = new_tensor(l.k);
-        ggml_tensor * v = new_tensor(l.v);
+        res.k = new_tensor(l.k, type_k);
+        res.v = new_tensor(l.v, type_v);
 
         // what is written is there twice for a while
-        if (ggml_backend_buft_is_host(own.buft) && !llama_kv_limits_allow(n_bytes_live_of(l, n_used))) {
-            return false;
+        if (ggml_backend_buft_is_host(own.buft) && !llama_kv_limits_allow(n_bytes_live_of(res.k, res.v, n_used))) {
+            return {};
         }
 
-        ggml_backend_buffer_ptr buf { alloc_buffer(ctx.get(), own.buft) };
-        if (!buf) {
-            return false;
-        }
+        res.buf.reset(alloc_buffer(res.ctx.get(), own.buft));
 
-        llama_kv_copy_from(ctx.get(), l.k, k, false, n_used);
-        if (v) {
-            llama_kv_copy_from(ctx.get(), l.v, v, v_trans, n_used);
-        }
-        n_copied += n_bytes_live_of(l, n_used);
+        return res;
+    } catch (const std::bad_alloc &) {
+        return {};
+    }
 
+    // the layer has its rows there from now on. frees the previous buffer if it was its own
+    void move_in(own_layer & own, room & to) {
         if (own.i_buf < 0) {
             bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
             own.i_buf = bufs.size() - 1;
@@ -262,9 +328,27 @@ private:
 
         // nothing below throws
 
-        set_layout(l, [&](ggml_tensor * t, bool) { llama_kv_adopt(t, t == l.k ? k : v); });
+        set_layout(own.l, v_trans, [&](ggml_tensor * t, bool) { llama_kv_adopt(t, t == own.l.k ? to.k : to.v); });
 
-        bufs[own.i_buf].second = std::move(buf); // frees the previous one
+        bufs[own.i_buf].second = std::move(to.buf);
+    }
+
+    // to a buffer of its own with n rows
+    bool move_layer(own_layer & own, uint32_t n, const std::vector<uint32_t> & n_used) try {
+        const layer & l = own.l;
+
+        room to = make_room(own, n, l.k->type, l.v ? l.v->type : l.k->type, n_used);
+        if (!to.buf) {
+            return false;
+        }
+
+        llama_kv_copy_from(to.ctx.get(), l.k, to.k, false, n_used);
+        if (to.v) {
+            llama_kv_copy_from(to.ctx.get(), l.v, to.v, v_trans, n_used);
+        }
+        n_copied += n_bytes_live_of(l.k, l.v, n_used);
+
+        move_in(own, to);
 
         return true;
     } catch (const std::bad_alloc &) {
@@ -287,18 +371,28 @@ private:
 
     // inside the buffer that it has
     void shrink_layer(own_layer & own, uint32_t n, const std::vector<uint32_t> & n_used) const {
-        set_layout(own.l, [&](ggml_tensor * t, bool trans) { llama_kv_shrink_layout(t, trans, n, n_used); });
+        set_layout(own.l, v_trans, [&](ggml_tensor * t, bool trans) { llama_kv_shrink_layout(t, trans, n, n_used); });
     }
 
     const bool v_trans;
+    const bool is_fixed;
 
     buffers_t & bufs;
 
     std::vector<own_layer> layers;
+
+    // by prepare_types()
+    ggml_type         next_k = GGML_TYPE_COUNT;
+    ggml_type         next_v = GGML_TYPE_COUNT;
+    std::vector<room> rooms; // of all layers, or of none
 };
 
 } // namespace
 
 std::unique_ptr<llama_kv_storage> llama_kv_storage::create_copy(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs) {
     return std::make_unique<storage_copy>(n_stream, n_rows, n_pad, v_trans, bufs);
+}
+
+std::unique_ptr<llama_kv_storage> llama_kv_storage::create_fixed(uint32_t n_stream, uint32_t n_rows, bool v_trans, buffers_t & bufs) {
+    return std::make_unique<storage_copy>(n_stream, n_rows, 1, v_trans, bufs, true);
 }

@@ -1,6 +1,6 @@
 #include "llama-kv-storage.h"
 
-#include "ggml-alloc.h"
+#include "llama-kv-layout.h"
 
 #include <algorithm>
 
@@ -9,22 +9,12 @@ llama_kv_storage::llama_kv_storage(uint32_t n_stream, const llama_kv_growth & gr
     start.add(0, growth.start());
 }
 
-ggml_backend_buffer_t llama_kv_storage::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) {
-    (void) layers;
-
-    return ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+bool llama_kv_storage::is_wider(const layer & l, ggml_type type_k, ggml_type type_v) {
+    return ggml_row_size(type_k, l.k->ne[0]) > l.k->nb[1] || (l.v && ggml_row_size(type_v, l.v->ne[0]) > l.v->nb[1]);
 }
 
-namespace {
-
-struct storage_fixed : llama_kv_storage {
-    storage_fixed(uint32_t n_stream, uint32_t n_rows) : llama_kv_storage(n_stream, { n_rows, 1, 0 }) {
-        cur.add(0, n_rows);
+void llama_kv_storage::set_views(const std::vector<ggml_tensor *> & views, ggml_tensor * t) {
+    for (size_t s = 0; s < views.size(); ++s) {
+        llama_kv_set_stream_view(views[s], t, s);
     }
-};
-
-} // namespace
-
-std::unique_ptr<llama_kv_storage> llama_kv_storage::create_fixed(uint32_t n_stream, uint32_t n_rows) {
-    return std::make_unique<storage_fixed>(n_stream, n_rows);
 }

@@ -3,7 +3,8 @@
 // Storage of a KV cache (--kv-dynamic): who has the memory behind the K and V tensors of its layers, and which of their rows
 // are there. Neither the cache nor the hooks in it ask which kind it is:
 //
-//   fixed     upstream's own allocation, all rows are there. the flag is off, or there is nothing to grow
+//   fixed     upstream's own allocation, all rows are there. the flag is off, or there is nothing to grow. where the types
+//             change, it goes on as storage by copy does
 //   copy      the tensors have the rows [0, n) of each stream, and move to larger buffers: anywhere
 //   in place  the tensors have the layout of the fixed storage, and pages come and go behind any blocks of rows, each stream
 //             on its own: where memory comes in pages (plain host memory). A growth copies nothing, no pointer and no stride
@@ -25,6 +26,7 @@
 // a rollback by re-allocation (allocates when memory has just run out); the live size in the strides where pages come and go
 // (each growth would move all rows of all streams but the first, and transposed V as a whole).
 
+#include "llama-kv-convert.h"
 #include "llama-kv-growth.h"
 #include "llama-kv-rows.h"
 
@@ -49,17 +51,29 @@ public:
         std::vector<ggml_tensor *> v_stream;
     };
 
+    // f(tensor, whether it is transposed), and the views follow
+    template <typename F>
+    static void set_layout(const layer & l, bool v_trans, F && f) {
+        f(l.k, false);
+        set_views(l.k_stream, l.k);
+
+        if (l.v) {
+            f(l.v, v_trans);
+            set_views(l.v_stream, l.v);
+        }
+    }
+
     // n_rows: of each stream, at most
-    static std::unique_ptr<llama_kv_storage> create_fixed  (uint32_t n_stream, uint32_t n_rows);
+    static std::unique_ptr<llama_kv_storage> create_fixed  (uint32_t n_stream, uint32_t n_rows, bool v_trans, buffers_t & bufs);
     static std::unique_ptr<llama_kv_storage> create_copy   (uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs);
-    static std::unique_ptr<llama_kv_storage> create_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans);
+    static std::unique_ptr<llama_kv_storage> create_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs);
 
     virtual ~llama_kv_storage() = default;
 
     // memory for the tensors of ctx, which are those of the layers and have all rows: ggml_backend_alloc_ctx_tensors_from_buft()
     // the caller owns the buffer, and frees it before the storage, or after
     // null: there is none, and nothing has changed
-    virtual ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers);
+    virtual ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) = 0;
 
     // it starts with less than all rows
     bool can_grow() const { return start.size() < growth.n_max*start.n_stream(); }
@@ -108,6 +122,18 @@ public:
     // returns false when there is nothing special about it: to be copied as in a static cache
     virtual bool copy_stream(uint32_t ssrc, uint32_t sdst) { (void) ssrc; (void) sdst; return false; }
 
+    // have the rows in other types, in two steps, so that several caches change together or not at all
+    // n_used: as for resize()
+    //
+    // prepare_types(): have what is needed before any data moves. that is all of the memory if a row becomes larger, and next to
+    // none if not. false: there is none, and nothing has changed
+    // set_types():     cannot fail. where there is no memory beside the rows, they are converted inside of it
+    // forget_types():  instead of set_types()
+    // no compute may be in flight that uses the tensors
+    virtual bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) = 0;
+    virtual void set_types    (const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) = 0;
+    virtual void forget_types () = 0;
+
     // what is there stays for good
     void pin() { start = cur; }
 
@@ -119,6 +145,11 @@ public:
 
 protected:
     llama_kv_storage(uint32_t n_stream, const llama_kv_growth & growth);
+
+    // whether a row gets larger by it
+    static bool is_wider(const layer & l, ggml_type type_k, ggml_type type_v);
+
+    static void set_views(const std::vector<ggml_tensor *> & views, ggml_tensor * t);
 
     llama_kv_growth growth;
 

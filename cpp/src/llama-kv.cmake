@@ -2,6 +2,7 @@
 
 set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-budget.cpp
+    llama-kv-convert.cpp
     llama-kv-dynamic-cache.cpp
     llama-kv-dynamic-grow.cpp
     llama-kv-dynamic.cpp
@@ -14,6 +15,8 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-storage-copy.cpp
     llama-kv-storage-inplace.cpp
     llama-kv-storage.cpp
+    llama-kv-types-state.cpp
+    llama-kv-types.cpp
     llama-kv-usage.cpp)
 
 set_source_files_properties(${LLAMA_KV_DYNAMIC_SOURCES} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

@@ -429,7 +429,9 @@ static void test_inplace(bool v_trans) {
     l.k = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, N_EMBD, N_MAX, 2);
     l.v = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, N_EMBD, N_MAX, 2);
 
-    const auto storage = llama_kv_storage::create_inplace(2, N_MAX, 1, v_trans);
+    llama_kv_storage::buffers_t bufs;
+
+    const auto storage = llama_kv_storage::create_inplace(2, N_MAX, 1, v_trans, bufs);
     const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
     check(buf != nullptr && storage->n_rows() == N_MAX && storage->can_grow(), what + ": all addresses are there");
     check(storage->rows().size() == 2*256 && storage->has(1, 255) && !storage->has(1, 256), what + ": the start");
@@ -501,7 +503,9 @@ static void test_inplace_fails() {
     l.k = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, N_EMBD, N_MAX, 1);
     l.v = nullptr;
 
-    const auto storage = llama_kv_storage::create_inplace(1, N_MAX, 1, false);
+    llama_kv_storage::buffers_t bufs;
+
+    const auto storage = llama_kv_storage::create_inplace(1, N_MAX, 1, false, bufs);
     const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
 
     const auto   before = storage->rows();

@@ -1,0 +1,156 @@
+// States of other types than the cells have: what was saved before llama_set_memory_type(), or by a context of other types
+
+#include "llama-kv-dynamic.h"
+
+#include "llama-impl.h"
+#include "llama-io.h"
+#include "llama-kv-convert.h"
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+
+void llama_kv_dynamic_cache::begin_read(llama_state_seq_flags flags) {
+    is_state_on_device = flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
+}
+
+void llama_kv_dynamic_cache::begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v) {
+    n_rot_k_state = n_rot_k;
+    n_rot_v_state = n_rot_v;
+}
+
+bool llama_kv_dynamic_cache::is_foreign(int32_t type, int32_t type_state, bool is_v) const {
+    return type != type_state || (is_v ? n_rot_v(kv, 0) != n_rot_v_state : n_rot_k(kv, 0) != n_rot_k_state);
+}
+
+void llama_kv_dynamic_cache::read_foreign_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint32_t s0, uint32_t n_stream, uint32_t n) {
+    std::vector<row_range> rows;
+    for (uint32_t s = s0; s < s0 + n_stream; ++s) {
+        rows.emplace_back((int64_t) s*t->ne[1], n);
+    }
+
+    // such a state does not say whether it is rotated: as its type wants it
+    const auto [type_k, type_v] = types();
+
+    init_rot(kv, (ggml_type) type_state, type_v, 0);
+    const uint32_t n_rot_state = n_rot_k(kv, 0);
+    init_rot(kv, type_k, type_v, 0);
+
+    if (!read_rows(io, t, type_state, false, n_rot_state, false, rows)) {
+        throw std::runtime_error("failed to read KV cells of another type");
+    }
+}
+
+// a state has the rows of K, and of V with flash attention, one after the other, and of transposed V the rows' elements of each
+// line, line after line. it is read in parts that are converted at a time
+bool llama_kv_dynamic_cache::read_rows(
+        llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row,
+        const std::vector<row_range> & rows) {
+    const bool trans = is_v && kv.v_trans;
+
+    const auto type = (ggml_type) type_state;
+
+    if (is_state_on_device || !dyn || type_state < 0 || type_state >= GGML_TYPE_COUNT || ggml_blck_size(type) == 0 ||
+            t->ne[0] % ggml_blck_size(type) != 0 || (trans && ggml_is_quantized(type))) {
+        LLAMA_LOG_ERROR("%s: a state of type %d cannot be read into a KV cache of type %s\n", __func__, type_state, ggml_type_name(t->type));
+        return false;
+    }
+
+    // the rest of what a tensor is saved with: the size of a row, or of an element, and the number of elements
+    uint32_t n_embd = t->ne[0];
+
+    if (trans) {
+        uint32_t size_el;
+        io.read(&size_el, sizeof(size_el));
+        io.read(&n_embd,  sizeof(n_embd));
+        if (size_el != ggml_type_size(type) || n_embd > t->ne[0]) {
+            return false;
+        }
+    } else if (has_size_row) {
+        uint64_t size_row;
+        io.read(&size_row, sizeof(size_row));
+        if (size_row != ggml_row_size(type, n_embd)) {
+            return false;
+        }
+    }
+
+    int64_t n_rows = 0;
+    for (const auto & [_, n] : rows) {
+        n_rows += n;
+    }
+
+    if (n_rows == 0) {
+        return true;
+    }
+
+    const int64_t n_line      = trans ? n_rows : n_embd;
+    const int64_t n_lines     = trans ? n_embd : n_rows;
+    const int64_t n_lines_max = std::min(n_lines, std::max<int64_t>(1, LLAMA_KV_CONVERT_ELEMENTS/n_line));
+
+    ggml_init_params params = {
+        /*.mem_size   =*/ ggml_tensor_overhead(),
+        /*.mem_buffer =*/ NULL,
+        /*.no_alloc   =*/ true,
+    };
+
+    const ggml_context_ptr ctx { ggml_init(params) };
+    if (!ctx) {
+        throw std::bad_alloc();
+    }
+
+    ggml_tensor * src = ggml_new_tensor_2d(ctx.get(), type, n_line, n_lines_max);
+
+    const ggml_backend_buffer_ptr buf { ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), ggml_nbytes(src)) };
+    if (!buf) {
+        throw std::bad_alloc();
+    }
+
+    ggml_backend_tensor_alloc(buf.get(), src, ggml_backend_buffer_get_base(buf.get()));
+
+    dyn->convert([&](llama_kv_converter & converter) {
+        const uint32_t n_rot_cur = is_v ? n_rot_v(kv, 0) : n_rot_k(kv, 0);
+        const bool     is_basis  = (is_v ? is_rotated_v : is_rotated_k) && n_rot_cur != n_rot_state;
+        const uint32_t n_rot     = is_basis ? std::max(n_rot_cur, n_rot_state) : 0;
+
+        if (is_basis && std::min(n_rot_cur, n_rot_state) > 0) {
+            throw std::runtime_error("a state that is rotated in blocks of another size");
+        }
+
+        for (int64_t l = 0; l < n_lines; l += n_lines_max) {
+            const int64_t n = std::min(n_lines_max, n_lines - l);
+
+            io.read(src->data, n*src->nb[1]);
+
+            // where the part goes, run by run
+            int64_t i = 0; // of the row in the state
+            for (const auto & [r, n_run] : rows) {
+                const int64_t i0 = trans ? i : std::max(i, l);
+                const int64_t i1 = trans ? i + n_run : std::min(i + n_run, l + n);
+
+                if (i0 < i1) {
+                    const size_t size_el = ggml_type_size(t->type); // only used where a block is an element
+
+                    const llama_kv_lines from = trans ?
+                        llama_kv_lines { src, i0*ggml_type_size(type), src->nb[1], i1 - i0, n } :
+                        llama_kv_lines { src, (i0 - l)*src->nb[1], src->nb[1], n_line, i1 - i0 };
+                    const llama_kv_lines to = trans ?
+                        llama_kv_lines { t, (l*t->ne[1] + r)*size_el, t->ne[1]*size_el, i1 - i0, n } :
+                        llama_kv_lines { t, (r + i0 - i)*t->nb[1], t->nb[1], n_line, i1 - i0 };
+
+                    converter.run(from, to, n_rot, rot_matrix(kv, n_rot, 0));
+                }
+
+                i += n_run;
+            }
+        }
+    });
+
+    return true;
+}
+
+bool llama_kv_dynamic_cache::is_rotated() const {
+    return is_rotated_k;
+}

@@ -1,0 +1,442 @@
+// The types of the cells change while they are in use: llama_set_memory_type()
+//
+// What stays: positions, cells, rows, the objects of the tensors. What changes: the types and strides of the tensors, where they
+// are, and the basis that K and V are stored in: for quantized types most graphs rotate them before they are written and after
+// they are read (n_rot_k and n_rot_v of llama_kv_cache say that the types want it). Some graphs never do, and the flags do not
+// tell. So a graph is built with all flags set, and a cache is rotated if the matrix of that graph has a use.
+//
+// All or nothing: all that can fail comes first, with the tensors saying the new types and holding the old data: a graph has to
+// find the same backends for the cells, the compute buffers have to be there, and, if rows become larger, all of their memory.
+// The data is then moved layer by layer and does not fail.
+
+#include "llama-kv-dynamic.h"
+
+#include "llama-arch.h"
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-kv-compat.h"
+#include "llama-kv-convert.h"
+#include "llama-kv-layout.h"
+#include "llama-memory.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+//
+// llama_kv_dynamic
+//
+
+std::pair<ggml_type, ggml_type> llama_kv_dynamic::types() const {
+    for (const auto * cache : caches) {
+        if (cache->has_types()) {
+            return cache->types();
+        }
+    }
+
+    return { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
+}
+
+int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const {
+    static const ggml_type types_all[] = {
+        GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
+        GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
+    };
+
+    for (const ggml_type type : { type_k, type_v }) {
+        if (std::find(std::begin(types_all), std::end(types_all), type) == std::end(types_all)) {
+            return LLAMA_MEMORY_TYPE_UNKNOWN;
+        }
+    }
+
+    // as in llama_kv_dynamic_cache::can_grow(): with --split-mode tensor there are no tensors to be converted one by one
+    if (types().first == GGML_TYPE_COUNT || lctx->opt_ctx || lctx->model.hparams.no_alloc ||
+            lctx->model.split_mode() > LLAMA_SPLIT_MODE_ROW ||
+            !std::all_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_types() || cache->usage().reserved == 0; })) {
+        return LLAMA_MEMORY_TYPE_UNSUPPORTED;
+    }
+
+    // what llama_init_from_model() refuses
+    if (type_k != type_v && (lctx->model.hparams.is_mla() || lctx->model.arch == LLM_ARCH_DEEPSEEK4)) {
+        return LLAMA_MEMORY_TYPE_DIFFER;
+    }
+
+    if (ggml_is_quantized(type_v) && !lctx->cparams.flash_attn) {
+        return LLAMA_MEMORY_TYPE_NEEDS_FA;
+    }
+
+    for (const auto * cache : caches) {
+        if (const int32_t res = cache->check_types(type_k, type_v)) {
+            return res;
+        }
+    }
+
+    return LLAMA_MEMORY_TYPE_OK;
+}
+
+ggml_cgraph * llama_kv_dynamic::build_graph() {
+    const uint32_t n_tokens = std::min(lctx->cparams.n_ctx, lctx->cparams.n_ubatch);
+
+    const auto mctx = lctx->memory->init_full();
+
+    return lctx->graph_reserve(n_tokens, lctx->cparams.n_seq_max, llama_kv_compat_n_outputs(lctx->cparams, n_tokens, 0), mctx.get(), true);
+}
+
+std::vector<ggml_backend_t> llama_kv_dynamic::cell_backends(ggml_cgraph * gf) const {
+    std::vector<ggml_backend_t> res;
+
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        ggml_tensor * node = ggml_graph_node(gf, i);
+
+        if (std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->is_used_by(node); })) {
+            res.push_back(ggml_backend_sched_get_tensor_backend(lctx->sched.get(), node));
+        }
+    }
+
+    return res;
+}
+
+void llama_kv_dynamic::find_rotation() {
+    if (is_rotation_known) {
+        return;
+    }
+
+    for (auto * cache : caches) {
+        cache->begin_find_rotation();
+    }
+
+    ggml_cgraph * gf = nullptr;
+    try {
+        gf = build_graph();
+    } catch (...) {
+        for (auto * cache : caches) {
+            cache->end_find_rotation(nullptr);
+        }
+        throw;
+    }
+
+    for (auto * cache : caches) {
+        cache->end_find_rotation(gf);
+    }
+
+    is_rotation_known = true;
+}
+
+int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
+    const auto [type_k_old, type_v_old] = types();
+
+    const auto pretend = [this](ggml_type type_k, ggml_type type_v) {
+        for (auto * cache : caches) {
+            cache->pretend_types(type_k, type_v);
+        }
+    };
+
+    int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
+
+    try {
+        const auto backends = cell_backends(build_graph());
+
+        pretend(type_k, type_v);
+
+        const auto backends_new = cell_backends(build_graph());
+
+        if (backends.size() == backends_new.size() && backends != backends_new) {
+            res = LLAMA_MEMORY_TYPE_BACKEND;
+        } else if (reserve_graph()) {
+            res = LLAMA_MEMORY_TYPE_OK;
+        }
+    } catch (const std::exception & err) {
+        LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
+    }
+
+    pretend(type_k_old, type_v_old);
+
+    return res;
+}
+
+void llama_kv_dynamic::convert(const std::function<void(llama_kv_converter &)> & f) {
+    lctx->synchronize();
+    synchronize();
+
+    find_rotation();
+
+    llama_kv_converter converter(*lctx);
+    f(converter);
+
+    set_moved(true);
+
+    if (converter.has_failed()) {
+        throw std::runtime_error("failed to convert KV cells");
+    }
+}
+
+int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
+    if (const int32_t res = check_types(type_k, type_v)) {
+        return res;
+    }
+
+    const auto [type_k_old, type_v_old] = types();
+
+    if (type_k == type_k_old && type_v == type_v_old) {
+        return LLAMA_MEMORY_TYPE_OK;
+    }
+
+    const int64_t t_start_us = ggml_time_us();
+
+    const size_t n_bytes_old = usage().committed;
+
+    llama_kv_converter converter(*lctx);
+
+    int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
+
+    try {
+        lctx->synchronize();
+        synchronize();
+
+        // shifts and copies of streams that wait are done as they would have been
+        lctx->memory_update(false);
+        synchronize();
+
+        find_rotation();
+
+        res = prepare_types(type_k, type_v);
+
+        for (auto * cache : caches) {
+            if (res == LLAMA_MEMORY_TYPE_OK && !(cache->reserve_types(converter, type_k, type_v) && cache->prepare_types(type_k, type_v))) {
+                res = LLAMA_MEMORY_TYPE_NO_MEMORY;
+            }
+        }
+    } catch (const std::exception & err) {
+        LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
+        res = LLAMA_MEMORY_TYPE_NO_MEMORY;
+    }
+
+    for (auto * cache : caches) {
+        if (res == LLAMA_MEMORY_TYPE_OK) {
+            cache->set_types(converter, type_k, type_v);
+        } else {
+            cache->forget_types();
+        }
+    }
+
+    if (converter.has_failed()) {
+        LLAMA_LOG_ERROR("%s: the device failed, all cells are lost\n", __func__);
+        lctx->memory->clear(true);
+        res = LLAMA_MEMORY_TYPE_BACKEND;
+    }
+
+    if (res == LLAMA_MEMORY_TYPE_OK) {
+        counters.n_retype++;
+        counters.t_retype_us += ggml_time_us() - t_start_us;
+
+        LLAMA_LOG_INFO("%s: requantizing KV cache: K %s -> %s, V %s -> %s (%.2f -> %.2f MiB) in %.0f ms\n", __func__,
+                ggml_type_name(type_k_old), ggml_type_name(type_k), ggml_type_name(type_v_old), ggml_type_name(type_v),
+                n_bytes_old/1024.0/1024.0, usage().committed/1024.0/1024.0, (ggml_time_us() - t_start_us)/1e3);
+    }
+
+    // here as well as where the cells are read from elsewhere
+    set_moved(true);
+
+    // what the graphs need has been there. should it be gone, each graph gets what it needs
+    try {
+        if (!reserve(true)) {
+            reset_sched();
+        }
+    } catch (const std::exception & err) {
+        LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
+    }
+    is_pending = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_wanting(); });
+
+    return res;
+}
+
+//
+// llama_kv_dynamic_cache
+//
+
+bool llama_kv_dynamic_cache::has_types() const {
+    return has_init_rot<llama_kv_cache>(0) && !owner && !kv.layers.empty() && !is_shared_in_part;
+}
+
+std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::types() const {
+    const auto & layer = kv.layers.front();
+
+    return { layer.k->type, layer.v ? layer.v->type : layer.k->type };
+}
+
+int32_t llama_kv_dynamic_cache::check_types(ggml_type type_k, ggml_type type_v) const {
+    for (const auto & layer : kv.layers) {
+        const auto is_split = [](const ggml_tensor * t, ggml_type type, uint32_t n_head) {
+            return t && (t->ne[0] % ggml_blck_size(type) != 0 || n_head % ggml_blck_size(type) != 0);
+        };
+
+        if (is_split(layer.k, type_k, kv.hparams.n_embd_head_k(layer.il)) || is_split(layer.v, type_v, kv.hparams.n_embd_head_v(layer.il))) {
+            return LLAMA_MEMORY_TYPE_BLOCK;
+        }
+    }
+
+    return LLAMA_MEMORY_TYPE_OK;
+}
+
+void llama_kv_dynamic_cache::pretend_types(ggml_type type_k, ggml_type type_v) {
+    for (const auto & layer : kv.layers) {
+        llama_kv_storage::set_layout({ layer.k, layer.v, layer.k_stream, layer.v_stream }, kv.v_trans, [&](ggml_tensor * t, bool) {
+            llama_kv_set_type(t, t == layer.k ? type_k : type_v);
+        });
+    }
+
+    init_rot(kv, type_k, type_v, 0);
+}
+
+bool llama_kv_dynamic_cache::is_used_by(const ggml_tensor * node) const {
+    if (node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE) {
+        return false;
+    }
+
+    for (const ggml_tensor * src : node->src) {
+        const ggml_tensor * root = src && src->view_src ? src->view_src : src;
+
+        if (root && std::any_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) { return root == layer.k || root == layer.v; })) {
+            return true;
+        }
+    }
+
+    return false;
+}
+
+//
+// rotation
+//
+
+void llama_kv_dynamic_cache::note_rot_k(const ggml_tensor * t) {
+    noted_rot_k = t;
+}
+
+void llama_kv_dynamic_cache::note_rot_v(const ggml_tensor * t) {
+    noted_rot_v = t;
+}
+
+void llama_kv_dynamic_cache::begin_find_rotation() {
+    noted_rot_k = nullptr;
+    noted_rot_v = nullptr;
+
+    if (has_types()) {
+        init_rot(kv, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, 0);
+    }
+}
+
+void llama_kv_dynamic_cache::end_find_rotation(ggml_cgraph * gf) {
+    is_rotated_k = false;
+    is_rotated_v = false;
+
+    for (int i = 0; gf && i < ggml_graph_n_nodes(gf); ++i) {
+        for (const ggml_tensor * src : ggml_graph_node(gf, i)->src) {
+            is_rotated_k |= src && src == noted_rot_k;
+            is_rotated_v |= src && src == noted_rot_v;
+        }
+    }
+
+    if (has_types()) {
+        init_rot(kv, types().first, types().second, 0);
+    }
+}
+
+llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::rotated_blocks() const {
+    return { is_rotated_k ? n_rot_k(kv, 0) : 0, is_rotated_v ? n_rot_v(kv, 0) : 0 };
+}
+
+llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::change_of_basis(ggml_type type_k, ggml_type type_v) {
+    const auto [type_k_old, type_v_old] = types();
+
+    const auto from = rotated_blocks();
+
+    init_rot(kv, type_k, type_v, 0);
+    const auto to = rotated_blocks();
+    init_rot(kv, type_k_old, type_v_old, 0);
+
+    // the blocks are those of the heads, whatever the type
+    return { from.k == to.k ? 0 : from.k + to.k, from.v == to.v ? 0 : from.v + to.v };
+}
+
+//
+// the change
+//
+
+bool llama_kv_dynamic_cache::reserve_types(llama_kv_converter & converter, ggml_type type_k, ggml_type type_v) {
+    if (!has_types()) {
+        return true;
+    }
+
+    const auto rot = change_of_basis(type_k, type_v);
+
+    return std::all_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+        return converter.reserve(layer.k, type_k, rot.k) && (!layer.v || converter.reserve(layer.v, type_v, rot.v));
+    });
+}
+
+bool llama_kv_dynamic_cache::prepare_types(ggml_type type_k, ggml_type type_v) {
+    return !has_types() || storage->prepare_types(type_k, type_v, n_used());
+}
+
+void llama_kv_dynamic_cache::forget_types() {
+    storage->forget_types();
+}
+
+void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type type_k, ggml_type type_v) {
+    if (!has_types()) {
+        return;
+    }
+
+    const auto rot = change_of_basis(type_k, type_v);
+
+    const auto convert = [&](const llama_kv_lines & from, const llama_kv_lines & to, bool is_v) {
+        converter.run(from, to, is_v ? rot.v : rot.k, rot_matrix(kv, is_v ? rot.v : rot.k, 0));
+    };
+
+    storage->set_types(convert, n_used());
+    storage->moved(); // the context knows
+
+    init_rot(kv, type_k, type_v, 0);
+}
+
+//
+// interface
+//
+
+int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, ggml_type type_v) {
+    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->set_types(type_k, type_v) : LLAMA_MEMORY_TYPE_UNSUPPORTED;
+}
+
+std::pair<ggml_type, ggml_type> llama_kv_dynamic::types_of(const llama_context & ctx) {
+    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->types() : std::pair<ggml_type, ggml_type>(GGML_TYPE_COUNT, GGML_TYPE_COUNT);
+}
+
+int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type type_v) {
+    const int32_t res = llama_kv_dynamic::set_types_of(*ctx, type_k, type_v);
+
+    if (res != LLAMA_MEMORY_TYPE_OK) {
+        LLAMA_LOG_WARN("%s: K %s, V %s: %s\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v), llama_memory_type_reason(res));
+    }
+
+    return res;
+}
+
+void llama_get_memory_type(const llama_context * ctx, ggml_type * type_k, ggml_type * type_v) {
+    std::tie(*type_k, *type_v) = llama_kv_dynamic::types_of(*ctx);
+}
+
+const char * llama_memory_type_reason(int32_t result) {
+    switch (result) {
+        case LLAMA_MEMORY_TYPE_OK:          return "done";
+        case LLAMA_MEMORY_TYPE_UNKNOWN:     return "not a type of KV cells";
+        case LLAMA_MEMORY_TYPE_NEEDS_FA:    return "a quantized V needs flash attention";
+        case LLAMA_MEMORY_TYPE_DIFFER:      return "K and V cannot have different types in this model";
+        case LLAMA_MEMORY_TYPE_BLOCK:       return "the block size of the type does not divide the size of a head";
+        case LLAMA_MEMORY_TYPE_UNSUPPORTED: return "there are no KV cells here that could change their type";
+        case LLAMA_MEMORY_TYPE_BACKEND:     return "the device of a layer cannot compute attention over this type";
+        case LLAMA_MEMORY_TYPE_NO_MEMORY:   return "not enough memory";
+        default:                            return "unknown";
+    }
+}
