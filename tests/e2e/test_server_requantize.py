@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,21 +295,21 @@ def test_no_memory_for_larger_cells(real: Real, model: Path, tmp_path: Path, kin
         assert completion(server, TEXT, 20)["tokens_predicted"] == 20
 
 
-def test_a_context_that_shifted_ends_where_it_cannot(real: Real, tmp_path: Path) -> None:
-    """The compressed keys of MLA are not rotated when they are quantized: shifted, they would be wrong, silently."""
-    model = spoken(real, "deepseek2-moe")
+def has_shifted(server: LlamaServer, times: int) -> bool:
+    return server.log.count("slot context shift") >= times
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", "phi2-dense"])
+def test_a_context_that_shifted_goes_on_shifting(real: Real, toy: str, tmp_path: Path) -> None:
+    """Also where the keys are not rotated when they are quantized (MLA), or only a part of them with the position."""
     args = ("-c", "256", "-np", "1", "--cache-ram", "0", "--no-warmup", "--context-shift")
-    with serving(real, model, tmp_path / "log", *args) as server:
-        short = prompt(1, 40)
-        assert completion(server, short, 400)["tokens_predicted"] == 400
-        requantize(server, **both("q8_0"))
-        answer = completion(server, short, 400)
-        assert (answer["truncated"], answer["stop_type"]) == (True, "limit")
-        assert 100 < answer["tokens_predicted"] < 256
-        assert "ctx_shift and cache_reuse are not supported with these types" in server.log
-        requantize(server, **both("f16"))
-        assert completion(server, short, 400)["tokens_predicted"] == 400
-        assert "are enabled again" in server.log
+    with serving(real, spoken(real, toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+        text = pool.submit(completion, server, prompt(1, 40), 3000)
+        for count, name in enumerate(("q8_0", "q4_0", "f16"), 1):
+            waiting_for(partial(has_shifted, server, 2 * count))
+            requantize(server, **both(name))
+        assert not text.done()
+        assert text.result()["tokens_predicted"] == 3000
 
 
 def test_the_state_of_the_server_while_it_converts(real: Real, model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 #pragma once
 
-// The types of a live KV cache: POST /requantize_kvcache {"ctk": TYPE, "ctv": TYPE, "ctkd": TYPE, "ctvd": TYPE}, and what follows
-// from a change of them, whoever made it.
+// The types of a live KV cache: POST /requantize_kvcache {"ctk": TYPE, "ctv": TYPE, "ctkd": TYPE, "ctvd": TYPE}
 //
 // A part of server_context_impl (impl_t), included there once the slots are defined. Slots may be generating: the change is made
 // between two batches, and positions and cells stay.
@@ -88,7 +87,6 @@ public:
 
         self().memory.show();
         self().memory.update(ctx_tgt, ctx_dft);
-        update_shift();
 
         const auto after = state();
 
@@ -100,36 +98,6 @@ public:
         res["t_ms"]            = (ggml_time_us() - t_start_us)/1e3;
 
         return res;
-    }
-
-protected:
-    // of a draft, only what a change has brought about: upstream does not ask it
-    bool can_shift() const {
-        const auto * ctx_dft = self().ctx_dft;
-
-        return can_shift(self().ctx_tgt) &&
-            (!ctx_dft || can_shift(ctx_dft) || llama_get_memory_usage(ctx_dft).n_retype == 0);
-    }
-
-    // before anything shifts: cells of some types cannot be, and the types may have changed
-    void update_shift() {
-        auto & ctx_shift = self().params_base.ctx_shift;
-
-        if (ctx_shift && !can_shift()) {
-            SRV_WRN("%s\n", "ctx_shift and cache_reuse are not supported with these types of the KV cache, they are disabled until they are others");
-            is_shift_off = true;
-            ctx_shift    = false;
-
-            for (auto & slot : self().slots) {
-                if (slot.state == SLOT_STATE_GENERATING && slot.prompt.n_tokens() + 1 >= slot.n_ctx) {
-                    end_full(slot);
-                }
-            }
-        } else if (is_shift_off && can_shift()) {
-            SRV_INF("%s\n", "ctx_shift and cache_reuse are enabled again");
-            is_shift_off = false;
-            ctx_shift    = true;
-        }
     }
 
 private:
@@ -199,23 +167,6 @@ private:
             default:                          return ERROR_TYPE_INVALID_REQUEST;
         }
     }
-
-    static bool can_shift(const llama_context * ctx) {
-        return llama_memory_can_shift(llama_get_memory(ctx));
-    }
-
-    // as where there was no ctx_shift from the start
-    void end_full(server_slot & slot) {
-        slot.truncated      = true;
-        slot.stop           = STOP_TYPE_LIMIT;
-        slot.has_next_token = false;
-
-        slot.print_timings();
-        self().send_final_response(slot);
-        slot.release();
-    }
-
-    bool is_shift_off = false; // by update_shift()
 
     impl_t & self() {
         return static_cast<impl_t &>(*this);
