@@ -50,6 +50,17 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What all caches may take together (0 bytes: what there is), and the types that their cells step down through."""
+
+    types: tuple[str, ...]
+    bytes: int
+    committed_bytes: int
+    down_total: int
+    up_total: int
+
+
+@dataclass(frozen=True)
 class Slot:
     """A slot. cells: with a token of it, of at most n_ctx; task: its last one, -1 before the first.
 
@@ -75,6 +86,7 @@ class Reading:
     build: str
     memory: tuple[Memory, ...]
     slots: tuple[Slot, ...] | None
+    budget: Budget | None = None
 
 
 def memory_of(name: str, said: dict[str, Any]) -> Memory:
@@ -85,6 +97,12 @@ def memory_of(name: str, said: dict[str, Any]) -> Memory:
         raise ValueError(f"a number of kv_cache.{name} is none")
     more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
     return Memory(name, **known, more=more)
+
+
+def budget_of(said: dict[str, Any]) -> Budget:
+    """What /props says of the budget. Raises KeyError, TypeError or ValueError where it says something else."""
+    numbers = {field.name: int(said[field.name]) for field in fields(Budget) if field.name != "types"}
+    return Budget(tuple(map(str, said["types"])), **numbers)
 
 
 def slot_of(said: dict[str, Any]) -> Slot:

@@ -175,6 +175,7 @@ def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
                 {**plain(slot(0)), "task": -1},
                 plain(slot(1, Phase.GENERATING, cells=192, task=7, reused=50, prompt=100, generated=42)),
             ],
+            "budget": None,
         },
     }
 
@@ -612,6 +613,18 @@ def test_the_types_stand_below_the_numbers() -> None:
         lines = texts(draw(View("url").seen(reading(**types, **more), 0.0), 80))
         assert f"        types: K q8_0, V q4_0{shown}" in lines
     assert not any("types" in line for line in texts(draw(View("url").seen(reading(), 0.0), 80)))
+
+
+def test_a_budget_and_what_was_given_up_for_it(fake: Fake, kvtool: Any) -> None:
+    budget = {"types": ["f16", "q8_0"], "bytes": 64 * MIB, "committed_bytes": 12 * MIB, "down_total": 1, "up_total": 0}
+    fake.say(kv_budget=budget)
+    said = kvtool("top", fake.url).out
+    assert "\nbudget  12.0 MiB of 64.0 MiB taken\n        f16, q8_0: down once, up 0 times\n" in said
+    assert kvtool("top", fake.url, "--json").json["server"]["budget"] == budget
+    fake.say(kv_budget={**budget, "bytes": 0, "types": []})
+    assert "\nbudget  12.0 MiB taken\n\nslot" in kvtool("top", fake.url).out
+    fake.say(kv_budget={"types": []})
+    assert kvtool("top", fake.url).code == 8
 
 
 @pytest.mark.parametrize("height", [12, 24, 60])
