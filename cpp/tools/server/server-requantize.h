@@ -138,9 +138,6 @@ private:
             return;
         }
 
-        const int64_t t_start_us = ggml_time_us();
-        const size_t  n_bytes    = llama_get_memory_usage(ctx).committed;
-
         int32_t ret = LLAMA_MEMORY_TYPE_UNSUPPORTED;
         if (!from.is_none()) {
             self().queue_tasks.yield_to_queue([&]() { // for the metrics
@@ -152,11 +149,6 @@ private:
             throw server_refusal(error_of(ret), string_format("the %sKV cache cannot have K %s, V %s: %s",
                     whose, ggml_type_name(to.k), ggml_type_name(to.v), llama_memory_type_reason(ret)));
         }
-
-        const double mib = 1024.0*1024.0;
-        SRV_INF("requantizing %sKV cache: K %s -> %s, V %s -> %s (%.2f -> %.2f MiB) in %d ms\n", whose,
-                ggml_type_name(from.k), ggml_type_name(to.k), ggml_type_name(from.v), ggml_type_name(to.v),
-                n_bytes/mib, llama_get_memory_usage(ctx).committed/mib, (int) ((ggml_time_us() - t_start_us)/1000));
     }
 
     static error_type error_of(int32_t ret) {
