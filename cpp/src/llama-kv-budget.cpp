@@ -1,7 +1,23 @@
+// A budget for the KV caches of several contexts, and the types that they step down through to stay within it
+//
+// Before a growth, with the rows that it wants and then with those that it needs: what the caches would take, with what the other
+// contexts take and what the compute buffers have grown by, is compared with the budget. If even the least does not fit, or if
+// there is no memory, the cells take the first of the types with which it would: not one after the other, since each costs
+// precision. Without such a type nothing changes, and the batch fails as in a full cache.
+//
+// What is counted is what is committed after a growth. While it runs, a layer can be there twice by copy.
+//
+// When no cell of a context is in use, it goes back to the types that it started with, which costs nothing.
+
 #include "llama-kv-budget.h"
 
+#include "llama-context.h"
 #include "llama-impl.h"
+#include "llama-kv-dynamic.h"
+#include "llama-model.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 llama_memory_budget::llama_memory_budget(size_t n_bytes, std::vector<ggml_type> types) : n_bytes(n_bytes), types(std::move(types)) {
@@ -10,6 +26,109 @@ llama_memory_budget::llama_memory_budget(size_t n_bytes, std::vector<ggml_type> 
 
 bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
+}
+
+//
+// llama_kv_dynamic
+//
+
+void llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
+    if (this->budget) {
+        this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);
+    }
+
+    // what is only planned takes nothing
+    this->budget = enabled && budget && !lctx->model.hparams.no_alloc ? budget : nullptr;
+}
+
+size_t llama_kv_dynamic::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
+    return std::accumulate(caches.begin(), caches.end(), size_t(0), [&](size_t sum, const auto * cache) {
+        return sum + cache->n_bytes_next(ahead, type_k, type_v);
+    });
+}
+
+size_t llama_kv_dynamic::n_bytes_caches() const {
+    return std::accumulate(caches.begin(), caches.end(), size_t(0), [](size_t sum, const auto * cache) { return sum + cache->usage().committed; });
+}
+
+size_t llama_kv_dynamic::n_bytes_compute() const {
+    const auto & sizes = lctx->backend_buf_exp_size;
+
+    const size_t res = std::accumulate(sizes.begin(), sizes.end(), size_t(0));
+
+    return res - std::min(res, n_bytes_compute_start.value_or(res));
+}
+
+void llama_kv_dynamic::begin_account() {
+    if (budget && !n_bytes_compute_start) {
+        const auto & sizes = lctx->backend_buf_exp_size;
+
+        n_bytes_compute_start = std::accumulate(sizes.begin(), sizes.end(), size_t(0));
+    }
+
+    account();
+}
+
+bool llama_kv_dynamic::is_within(size_t n_bytes_caches) const {
+    return !budget || budget->n_bytes == 0 ||
+        budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_compute() <= budget->n_bytes;
+}
+
+bool llama_kv_dynamic::fits(bool ahead) const {
+    return !budget || is_within(n_bytes_next(ahead, types().first, types().second));
+}
+
+void llama_kv_dynamic::account() {
+    if (!budget) {
+        return;
+    }
+
+    const size_t n_bytes = n_bytes_caches() + n_bytes_compute();
+
+    budget->usage.committed += n_bytes - n_bytes_accounted;
+
+    n_bytes_accounted = n_bytes;
+}
+
+bool llama_kv_dynamic::step_down() {
+    if (!budget || budget->hold) {
+        return false;
+    }
+
+    auto next = types();
+
+    for (const auto type : budget->types) {
+        next.first  = llama_kv_type_is_smaller(type, next.first)  ? type : next.first;
+        next.second = llama_kv_type_is_smaller(type, next.second) ? type : next.second;
+
+        if (next == types() || !is_within(n_bytes_next(false, next.first, next.second))) {
+            continue;
+        }
+
+        const auto first = types();
+
+        if (set_types(next.first, next.second) == LLAMA_MEMORY_TYPE_OK) {
+            if (types_first.first == GGML_TYPE_COUNT) {
+                types_first = first;
+            }
+            budget->usage.n_down++;
+            return true;
+        }
+    }
+
+    return false;
+}
+
+void llama_kv_dynamic::step_up() {
+    if (!budget || types_first.first == GGML_TYPE_COUNT ||
+            std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->usage().n_cells_used > 0; })) {
+        return;
+    }
+
+    if (is_within(n_bytes_next(false, types_first.first, types_first.second)) && set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {
+        types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
+        budget->usage.n_up++;
+    }
 }
 
 //

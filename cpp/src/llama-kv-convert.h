@@ -29,8 +29,8 @@ struct llama_kv_lines {
     int64_t n_lines;
 };
 
-// elements that are converted at a time: 4 MiB of f32
-static constexpr int64_t LLAMA_KV_CONVERT_ELEMENTS = 1 << 20;
+// elements that are converted at a time: 1 MiB of f32, for which compute buffers have room
+static constexpr int64_t LLAMA_KV_CONVERT_ELEMENTS = 1 << 18;
 
 // move the data of the first lines to the second ones, which have the same numbers, and no more than
 // LLAMA_KV_CONVERT_ELEMENTS elements or one line. both may be in the same memory, as long as a line does not start behind

@@ -327,7 +327,8 @@ std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ran
         dyn->find_rotation();
     }
 
-    if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
+    // without layers the graph has no use for its input
+    if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || kv.layers.empty()) {
         return res;
     }
 

@@ -65,6 +65,10 @@ llama_kv_rows llama_kv_dynamic_cache::next(bool ahead) const {
     return storage->next(*need, ahead, dyn->n_bytes_row(n_max_cells));
 }
 
+size_t llama_kv_dynamic_cache::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
+    return storage->n_bytes(need ? next(ahead) : storage->rows(), type_k, type_v);
+}
+
 bool llama_kv_dynamic_cache::resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger) {
     const bool res = storage->resize(rows, n_used);
 

@@ -26,6 +26,8 @@ llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx, bool enabled) : lctx(lc
 }
 
 llama_kv_dynamic::~llama_kv_dynamic() {
+    set_budget(nullptr);
+
     if (counters.n_grow > 0) {
         LLAMA_LOG_INFO("%s: the KV cache has grown %u times in %.2f ms (longest %.2f ms, %.2f MiB copied) and shrunk %u times\n", __func__,
                 counters.n_grow, counters.t_grow_us/1e3, counters.t_grow_max_us/1e3, counters.n_bytes_copied/1024.0/1024.0, counters.n_shrink + has_shrunk);
@@ -43,6 +45,9 @@ llama_kv_dynamic::release_scope::~release_scope() {
         for (auto * cache : dyn->caches) {
             cache->release(dyn->caches);
         }
+
+        dyn->step_up();
+        dyn->account();
     } catch (const std::exception & err) { // none leaves a destructor
         LLAMA_LOG_WARN("%s: no KV memory goes back: %s\n", __func__, err.what());
     }
@@ -59,6 +64,7 @@ llama_kv_dynamic::scope::~scope() {
 
     if (dyn && dyn->lctx->get_memory()) {
         dyn->lctx->get_memory()->kv_dynamic = dyn;
+        dyn->account();
     }
 }
 
@@ -140,10 +146,14 @@ bool llama_kv_dynamic::grow(bool is_batch) {
         }
     }
 
-    if (!std::exchange(is_failed, false)) {
-        const bool is_ahead = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_ahead(); });
+    begin_account();
 
-        res = (is_ahead && try_grow(true)) || try_grow(false);
+    if (!std::exchange(is_failed, false)) {
+        do {
+            const bool is_ahead = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_ahead(); });
+
+            res = (is_ahead && fits(true) && try_grow(true)) || (fits(false) && try_grow(false));
+        } while (!res && step_down());
     }
 
     forget();
@@ -170,7 +180,8 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
         synchronize();
     }
 
-    const bool res = std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); }) && reserve(!ahead);
+    const bool res = std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); }) && reserve(!ahead) &&
+        is_within(n_bytes_caches());
 
     if (!res && is_wanting) {
         synchronize();
@@ -179,6 +190,8 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
     for (auto * cache : caches) {
         res ? cache->settle() : cache->undo();
     }
+
+    account();
 
     return res;
 }

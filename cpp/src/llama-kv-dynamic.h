@@ -124,6 +124,10 @@ public:
     // which caches are rotated by the graphs. builds a graph the first time, so no compute may be in flight
     void find_rotation();
 
+    // what the caches here may take together with those of other contexts, and the types to step down through. null: no limit
+    // it has to outlive this
+    void set_budget(llama_memory_budget * budget);
+
     // f(converter), after which no graph that was built before runs again
     void convert(const std::function<void(class llama_kv_converter &)> & f);
 
@@ -171,6 +175,25 @@ private:
     bool reserve(bool last);
     bool reserve_graph();
 
+    //
+    // the budget, see llama-kv-budget.cpp
+    //
+
+    // bytes of the caches with the rows that were asked for, in these types
+    size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
+
+    // bytes that the caches take, and that the compute buffers have grown by
+    size_t n_bytes_caches()  const;
+    size_t n_bytes_compute() const;
+
+    bool is_within(size_t n_bytes_caches) const; // the budget
+    bool fits(bool ahead) const;                 // the rows that were asked for, as far as that is known before
+    void begin_account();                        // before a cache grows or shrinks
+    void account();                              // tell the budget what is taken
+
+    bool step_down(); // take the next types with which they would fit. false: there are none
+    void step_up();   // take the first types again, if no cell is in use
+
     // what llama_set_memory_type() returns for what can be known before it begins
     int32_t check_types(ggml_type type_k, ggml_type type_v) const;
 
@@ -212,6 +235,13 @@ private:
     bool is_lost    = false; // the compute buffers
 
     bool is_rotation_known = false;
+
+    llama_memory_budget * budget = nullptr;
+
+    size_t n_bytes_accounted     = 0; // of the budget
+    std::optional<size_t> n_bytes_compute_start; // of the compute buffers, before a cache has grown
+
+    std::pair<ggml_type, ggml_type> types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // to step up to
 
     llama_memory_usage counters = {}; // only the counters are set
 
@@ -310,6 +340,9 @@ public:
     llama_memory_usage usage() const; // of this cache alone, without the counters
 
     uint32_t n_max() const;
+
+    // bytes with the rows that were asked for, in these types
+    size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
 
     //
     // other types, see llama-kv-types.cpp

@@ -84,6 +84,19 @@ public:
         return prefix(growth.shrink(n_rows(), used.end(), n_peak));
     }
 
+    size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
+        const auto n_bytes_of = [&](const ggml_tensor * t, ggml_type type) -> size_t {
+            return t ? GGML_PAD(ggml_row_size(type, t->ne[0])*rows.end()*t->ne[2], llama_kv_pages::page_size()) : 0;
+        };
+
+        size_t res = 0;
+        for (const auto & own : layers) {
+            res += n_bytes_of(own.l.k, type_k) + n_bytes_of(own.l.v, type_v);
+        }
+
+        return res;
+    }
+
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         const uint32_t n_old = n_rows();
         const uint32_t n_new = rows.end();
@@ -233,7 +246,7 @@ private:
         return llama_kv_n_bytes_live(k, false, n_used) + (v ? llama_kv_n_bytes_live(v, v_trans, n_used) : 0);
     }
 
-    static size_t n_bytes(const layer & l, uint32_t n) {
+    static size_t n_bytes_of(const layer & l, uint32_t n) {
         return (l.k->nb[1]*l.k->ne[2] + (l.v ? l.v->nb[1]*l.v->ne[2] : 0))*n;
     }
 
@@ -256,9 +269,9 @@ private:
                 if (own.buft == buft) {
                     // host memory is promised, and taken when it is written. on a device a layer's buffer goes when it has the
                     // larger one, and that which all were created in when the last one has
-                    const size_t n_back = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : own.i_buf < 0 ? 0 : n_bytes(own.l, n_rows());
+                    const size_t n_back = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : own.i_buf < 0 ? 0 : n_bytes_of(own.l, n_rows());
 
-                    n_more += n_bytes(own.l, n) - std::min(n_bytes(own.l, n), n_back);
+                    n_more += n_bytes_of(own.l, n) - std::min(n_bytes_of(own.l, n), n_back);
                     n_last  = std::max(n_last, is_host ? 0 : n_back);
                 }
             }

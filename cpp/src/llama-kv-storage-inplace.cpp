@@ -117,6 +117,43 @@ public:
         return true;
     }
 
+    size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
+        const size_t size_page = llama_kv_pages::page_size();
+
+        // each tensor starts on a page of its own
+        const auto n_pages = [&](const ggml_tensor * t, ggml_type type, bool trans) {
+            const size_t size = trans ? ggml_type_size(type) : ggml_row_size(type, t->ne[0]);
+            const size_t n    = trans ? t->ne[0] : 1;
+
+            size_t res  = 0;
+            size_t last = 0; // after the last page that was counted
+
+            for (uint32_t s = 0; s < rows.n_stream(); ++s) {
+                const auto runs = rows.runs(s);
+
+                for (size_t j = 0; j < n; ++j) {
+                    for (const auto & [i0, i1] : runs) {
+                        const size_t offs = (s*n + j)*growth.n_max;
+                        const size_t p0   = std::max(last, (offs + i0)*size/size_page);
+                        const size_t p1   = ((offs + i1)*size - 1)/size_page + 1;
+
+                        res += p1 > p0 ? p1 - p0 : 0;
+                        last = std::max(last, p1);
+                    }
+                }
+            }
+
+            return res;
+        };
+
+        size_t res = 0;
+        for (const auto & l : layers) {
+            res += n_pages(l.k, type_k, false) + (l.v ? n_pages(l.v, type_v, v_trans) : 0);
+        }
+
+        return res*size_page;
+    }
+
     bool clear(int32_t s) override {
         auto gone = cur.none();
         auto rest = cur;

@@ -106,6 +106,9 @@ public:
     // false: rest() would keep all that are there, however n_used rows are spread
     virtual bool may_shrink(uint32_t n_used, uint32_t n_peak) const { (void) n_used; (void) n_peak; return false; }
 
+    // bytes that are taken with these rows in these types
+    virtual size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const = 0;
+
     // have these rows and no others. the first n_used[s] rows of stream s keep their data if they stay, all others are zero or
     // what they were
     // returns false when there is no memory. nothing has changed then, except that buffers may be others, and larger. not when

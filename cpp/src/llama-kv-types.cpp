@@ -157,7 +157,6 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
 }
 
 void llama_kv_dynamic::convert(const std::function<void(llama_kv_converter &)> & f) {
-    lctx->synchronize();
     synchronize();
 
     find_rotation();
@@ -192,7 +191,6 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
 
     try {
-        lctx->synchronize();
         synchronize();
 
         // shifts and copies of streams that wait are done as they would have been
@@ -248,6 +246,8 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
         LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
     }
     is_pending = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_wanting(); });
+
+    account();
 
     return res;
 }
@@ -406,7 +406,13 @@ void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type
 //
 
 int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, ggml_type type_v) {
-    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->set_types(type_k, type_v) : LLAMA_MEMORY_TYPE_UNSUPPORTED;
+    if (!ctx.memory || !ctx.kv_dynamic) {
+        return LLAMA_MEMORY_TYPE_UNSUPPORTED;
+    }
+
+    ctx.synchronize();
+
+    return ctx.kv_dynamic->set_types(type_k, type_v);
 }
 
 std::pair<ggml_type, ggml_type> llama_kv_dynamic::types_of(const llama_context & ctx) {
