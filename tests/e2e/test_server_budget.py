@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,9 @@ from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, spoken
+from tests.e2e.servers import completion, refusal, serving, spoken
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
-KIB = 64  # bytes of a cell of Qwen3.5-27B's geometry at f16
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,88 @@ def test_the_environment(real: Real, wide: Path, tmp_path: Path, monkeypatch: py
         said = props(server)
         assert said["kv_budget"]["types"] == ["q4_0"]
         assert n_ctx(server) == 3072  # whole blocks of 256
+
+
+# --- within it -----------------------------------------------------------------------------------------------------
+
+MIB = 1024 * 1024
+LADDER = ("--kv-auto-quant", "f16,q8_0,q4_0")
+
+
+@pytest.fixture(scope="module")
+def talking(real: Real, wide: Path) -> Path:
+    """The wide model with a vocabulary."""
+    return models.spoken(wide, real.tree / "models" / models.VOCABULARY, real.tree / "build" / "verify")
+
+
+class Watched:
+    """A server of at most this many MiB. taken: the most that was seen."""
+
+    def __init__(self, server: LlamaServer, mib: int) -> None:
+        self.server, self.mib, self.taken = server, mib, 0
+
+    def ask(self, slot: int, words: int, **more: Any) -> dict[str, Any]:
+        answer = completion(self.server, prompt(slot, words), 8, id_slot=slot, **more)
+        self.look()
+        return answer
+
+    def look(self) -> tuple[str, int, int]:
+        """The type of K, and how often the cells went down and up."""
+        said = props(self.server)
+        budget, caches = said["kv_budget"], said["kv_cache"].values()
+        assert sum(cache["committed_bytes"] for cache in caches) <= budget["committed_bytes"] <= self.mib * MIB
+        self.taken = max(self.taken, budget["committed_bytes"])
+        return said["kv_cache"]["target"]["type_k"], budget["down_total"], budget["up_total"]
+
+
+@contextlib.contextmanager
+def within(real: Real, model: Path, tmp_path: Path, mib: int, *args: str | Path) -> Iterator[Watched]:
+    fixed = ("-c", "16384", "-np", "2", "--cache-ram", "0", "--no-warmup", "--slot-save-path", tmp_path)
+    with serving(real, model, tmp_path / "log", *fixed, "--kv-budget", str(mib), *args) as server:
+        yield Watched(server, mib)
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+def test_idle_slots_first_then_precision(
+    real: Real, talking: Path, tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
+    with within(real, talking, tmp_path, 64, *LADDER, "--kv-unified") as watched:
+        watched.ask(0, 500)
+        assert watched.look() == ("f16", 0, 0)
+        watched.ask(1, 650)  # the two have no place at f16
+        assert watched.look() == ("f16", 0, 0)
+        assert "purging slot 0" in watched.server.log
+        watched.ask(1, 1300)
+        assert watched.look() == ("q8_0", 1, 0)
+        watched.ask(1, 2200)
+        assert watched.look() == ("q4_0", 2, 0)
+        assert watched.taken > 32 * MIB
+        for slot in (0, 1):
+            watched.server.slot("erase", slot)
+        watched.ask(0, 500)
+        assert watched.look() == ("f16", 2, 1)
+
+
+def test_a_plain_limit(real: Real, talking: Path, tmp_path: Path) -> None:
+    with within(real, talking, tmp_path, 64, "--kv-unified") as watched:
+        watched.ask(0, 500)
+        answer = watched.server.http.post("/completion", json={"prompt": prompt(1, 1300), "id_slot": 1})
+        assert refusal(answer)[:2] == (503, "out_of_memory_error")
+        assert watched.look() == ("f16", 0, 0)
+        assert watched.ask(1, 500)["tokens_predicted"] == 8
+
+
+def test_a_draft_counts(real: Real, model: Path, tmp_path: Path) -> None:
+    draft = ("-md", model, "--spec-type", "draft-simple", "-np", "1")
+    with within(real, model, tmp_path, 3, *LADDER, *draft) as watched:
+        for words in (300, 600, 1200):  # 2 KiB a cell in each of the two
+            watched.ask(0, words)
+        assert watched.look()[1] > 0
+        watched.server.post("/speculative", {"action": "unload"})
+        freed = watched.taken
+        watched.look()
+        assert props(watched.server)["kv_budget"]["committed_bytes"] < freed
 
 
 @pytest.mark.parametrize(
