@@ -17,6 +17,7 @@ if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(growth)
     kv_test(pages)
     kv_test(storage)
+    kv_test(types)
 
     # device memory that comes and goes: not every upstream has the patch for it
     file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cuda/common.cuh has_pages REGEX GGML_CUDA_PAGES)

@@ -17,6 +17,7 @@ void kv_bench_usage(const char * prog) {
     printf("  -c,    --ctx-size N           cells (default: 131072)\n");
     printf("  -d,    --depths N,N,...       fill the cache to these depths, in tokens, and measure there (default: none)\n");
     printf("  -ub,   --ubatch-size N        tokens per decode call while filling (default: 512)\n");
+    printf("         --retype TYPE,TYPE,... then change the cells to these types, one after the other, and measure each\n");
     printf("         --limit                also measure memcpy and page commits of as many bytes as each growth takes\n");
     printf("         --rounds N             speed: make this context and a static one N times, call by call in turns (default: 0)\n");
     printf("         --other FILE           with --rounds: the static one is made by this libllama, of another build\n");
@@ -45,6 +46,20 @@ static bool parse_list(const std::string & str, std::vector<uint32_t> & res) {
     return !res.empty();
 }
 
+static bool parse_types(const std::string & str, std::vector<ggml_type> & res) {
+    size_t pos = 0;
+    while (pos <= str.size()) {
+        const size_t end = std::min(str.find(',', pos), str.size());
+        ggml_type val;
+        if (!parse_type(str.substr(pos, end - pos).c_str(), val)) {
+            return false;
+        }
+        res.push_back(val);
+        pos = end + 1;
+    }
+    return true;
+}
+
 args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params) {
     for (int i = 1; i < argc; ++i) {
         const std::string arg = argv[i];
@@ -69,6 +84,7 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
         else if (is("--kv-dynamic"))           { ok = parse_on_off(val, params.kv_dynamic); }
         else if (is("-c",   "--ctx-size"))     { ok = parse_u32(val, params.n_ctx) && params.n_ctx > 0; }
         else if (is("-d",   "--depths"))       { ok = parse_list(val, params.depths); }
+        else if (is("--retype"))               { ok = parse_types(val, params.retype); }
         else if (is("-ub",  "--ubatch-size"))  { ok = parse_u32(val, params.n_ubatch) && params.n_ubatch > 0; }
         else if (is("--rounds"))               { ok = parse_u32(val, params.n_round); }
         else if (is("--other"))                { params.other = val; }

@@ -23,6 +23,8 @@ struct kv_bench_params {
 
     std::vector<uint32_t> depths; // ascending; empty: only create the context
 
+    std::vector<ggml_type> retype; // then give the cells these types, one after the other
+
     bool limit = false; // after each growth, also do the same without a cache
 
     // speed: this context and a static one take turns

@@ -125,6 +125,18 @@ void bench_context::clear() {
     n_past = 0;
 }
 
+double bench_context::retype(ggml_type type) {
+    const double t_start = seconds_of(params);
+    const int    rc      = llama_set_memory_type(ctx, type, type);
+    const double seconds = seconds_of(params) - t_start;
+
+    if (rc != LLAMA_MEMORY_TYPE_OK) {
+        throw std::runtime_error(std::string("the cells cannot be ") + ggml_type_name(type) + ": " + llama_memory_type_reason(rc));
+    }
+
+    return seconds;
+}
+
 llama_memory_usage bench_context::usage() const {
     return api.llama_get_memory_usage ? api.llama_get_memory_usage(ctx) : llama_memory_usage {};
 }

@@ -67,6 +67,9 @@ class bench_context {
 
     void clear();
 
+    // seconds. throws std::runtime_error when it is refused
+    double retype(ggml_type type);
+
     llama_memory_usage usage() const; // zeros without the patches
 
     uint32_t depth() const { return n_past; }

@@ -38,6 +38,7 @@ static void write_memory(json_line & out, const memory_result & res) {
         out.begin_object();
         out.str("name", p.name).num("depth", p.depth).num("rss", p.rss).num("peak", p.peak);
         out.num("device", p.device).num("device_peak", p.device_peak);
+        out.real("seconds", p.seconds).real("memcpy", p.memcpy_seconds);
         write_usage(out, p.usage);
         out.end_object();
     }

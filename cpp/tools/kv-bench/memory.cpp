@@ -18,29 +18,36 @@ class measurement {
     }
 
     // since begin()
-    void point(const char * name) {
+    void point(const char * name, double seconds = 0.0, double memcpy_seconds = 0.0) {
         stop();
 
         res.peak_exact = peak.is_exact();
         res.points.push_back({
-            name, ctx.depth(), ctx.usage(), resident_bytes(), peak_before, device_bytes(device_of(params)), device_peak_before,
+            name, ctx.depth(), ctx.usage(), seconds, memcpy_seconds, resident_bytes(), peak_before, device_bytes(device_of(params)), device_peak_before,
         });
+    }
+
+    void retype(ggml_type type) {
+        const uint64_t before  = ctx.usage().used;
+        const double   seconds = ctx.retype(type);
+
+        point(ggml_type_name(type), seconds, limit((before + ctx.usage().used)/2, 0).memcpy_seconds);
     }
 
     void fill(uint32_t depth) {
         while (ctx.depth() < depth) {
             const call_result call = ctx.fill(std::min(params.n_ubatch, depth - ctx.depth()));
             if (call.n_grow > 0) {
-                res.growths.push_back({ call, params.limit ? limit(call) : growth_limit {} });
+                res.growths.push_back({ call, params.limit ? limit(call.n_bytes_copied, call.n_bytes_added) : growth_limit {} });
             }
         }
     }
 
   private:
     // what this takes is none of the context's peak
-    growth_limit limit(const call_result & call) {
+    growth_limit limit(uint64_t n_bytes_copied, uint64_t n_bytes_added) {
         stop();
-        const growth_limit found = limit_growth(device_of(params), call.n_bytes_copied, call.n_bytes_added);
+        const growth_limit found = limit_growth(device_of(params), n_bytes_copied, n_bytes_added);
         start();
         return found;
     }
@@ -87,6 +94,11 @@ memory_result memory_measure(const kv_bench_params & params, const bench_model &
         now.begin();
         now.fill(depth);
         now.point("depth");
+    }
+
+    for (const ggml_type type : params.retype) {
+        now.begin();
+        now.retype(type);
     }
 
     if (!params.depths.empty()) {

@@ -17,9 +17,12 @@ struct growth_result {
 
 // what there is at one moment
 struct point_result {
-    std::string name; // created, depth, after-clear
+    std::string name; // created, depth, the type that the cells were changed to, after-clear
     uint32_t    depth;
     llama_memory_usage usage;
+
+    double seconds;        // of the change
+    double memcpy_seconds; // of as many bytes as it read and wrote
 
     int64_t rss;
     int64_t peak; // highest resident memory since the point before
