@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvtool.console import Line
-from kvtool.top.reading import Memory, Phase, Reading, Slot, State
-from kvtool.top.view import Speed, View, size, times, why
+from kvtool.top.reading import Budget, Memory, Phase, Reading, Slot, State
+from kvtool.top.view import Speed, View, size, times, types, why
 
 USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright_black")
 _STYLES = {Phase.IDLE: "bright_black", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
@@ -25,6 +25,8 @@ def draw(view: View, width: int, height: int = 0) -> list[Line]:
     ]
     for memory in reading.memory:
         lines += [[], *_memory(memory, width)]
+    if reading.budget:
+        lines += [[], *_budget(reading.budget)]
     room = max(3, height - len(lines) - 1 - _events(view)) if height else 0
     lines += [[], *_slots(reading, view.speeds or {}, width, room)]
     if view.events:
@@ -72,8 +74,20 @@ def _memory(memory: Memory, width: int) -> list[Line]:
         [(f"{_INDENT}cells: {', '.join(f'{cells} {name}' for _, name, _, cells in sizes)}", "")],
         [(f"{_INDENT}{did}", "")],
     ]
+    if memory.type_k:
+        changed = f", changed {times(memory.retype_total)}" if memory.retype_total else ""
+        lines.append([(f"{_INDENT}types: {_safe(types(memory))}{changed}", "")])
     if memory.more:
         lines.append([(_INDENT + ", ".join(_more(name, value) for name, value in memory.more.items()), "")])
+    return lines
+
+
+def _budget(budget: Budget) -> list[Line]:
+    taken = size(budget.committed_bytes) + (f" of {size(budget.bytes)}" if budget.bytes else "") + " taken"
+    lines: list[Line] = [[("budget  ", "bold"), (taken, "")]]
+    if budget.types:
+        did = f"down {times(budget.down_total)}, up {times(budget.up_total)}"
+        lines.append([(f"{_INDENT}{_safe(', '.join(budget.types))}: {did}", "")])
     return lines
 
 

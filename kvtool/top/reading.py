@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -28,7 +28,7 @@ class Phase(enum.StrEnum):
 class Memory:
     """What the caches of one context (target, draft) take; the names and meanings are the server's (docs/server.md).
 
-    more: what a newer server says beyond that.
+    more: what a newer server says beyond that. No type: it has no cells now, or does not say.
     """
 
     context: str
@@ -43,6 +43,21 @@ class Memory:
     copied_bytes_total: int
     grow_seconds_total: float
     more: dict[str, str | int | float]
+    type_k: str = ""
+    type_v: str = ""
+    retype_total: int = 0
+    retype_seconds_total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all caches may take together (0 bytes: what there is), and the types that their cells step down through."""
+
+    types: tuple[str, ...]
+    bytes: int
+    committed_bytes: int
+    down_total: int
+    up_total: int
 
 
 @dataclass(frozen=True)
@@ -73,15 +88,23 @@ class Reading:
     build: str
     memory: tuple[Memory, ...]
     slots: tuple[Slot, ...] | None
+    budget: Budget | None = None
 
 
 def memory_of(name: str, said: dict[str, Any]) -> Memory:
     """What /props says of one context. Raises KeyError, TypeError or ValueError where it says something else."""
-    known = {field.name: said[field.name] for field in fields(Memory) if field.name not in ("context", "more")}
-    if not all(isinstance(value, (int, float)) for value in known.values()):
+    own = [field for field in fields(Memory) if field.name not in ("context", "more")]
+    known = {field.name: said[field.name] for field in own if field.name in said or field.default is MISSING}
+    if not all(isinstance(value, (int, float)) for key, value in known.items() if not key.startswith("type_")):
         raise ValueError(f"a number of kv_cache.{name} is none")
     more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
     return Memory(name, **known, more=more)
+
+
+def budget_of(said: dict[str, Any]) -> Budget:
+    """What /props says of the budget. Raises KeyError, TypeError or ValueError where it says something else."""
+    numbers = {field.name: int(said[field.name]) for field in fields(Budget) if field.name != "types"}
+    return Budget(tuple(map(str, said["types"])), **numbers)
 
 
 def slot_of(said: dict[str, Any]) -> Slot:

@@ -26,6 +26,10 @@ def times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def types(memory: Memory) -> str:
+    return f"K {memory.type_k}, V {memory.type_v}"
+
+
 def why(err: KvtoolError) -> str:
     return err.why or err.what
 
@@ -83,7 +87,7 @@ def changes(before: Reading, now: Reading) -> list[str]:
     for memory in now.memory:
         old = past.get(memory.context)
         if old and memory.grow_total >= old.grow_total and memory.shrink_total >= old.shrink_total:
-            told += _resized(old, memory)
+            told += _resized(old, memory) + _retyped(old, memory)
         elif old:
             return ["it was started anew"]  # its counters began again
     return told
@@ -101,6 +105,15 @@ def _resized(old: Memory, now: Memory) -> list[str]:
     if seconds := now.grow_seconds_total - old.grow_seconds_total:
         parts.append(f"{1000 * seconds:.1f} ms")
     return [f"{now.context} {' and '.join(did)}: {', '.join(parts)}"]
+
+
+def _retyped(old: Memory, now: Memory) -> list[str]:
+    if now.retype_total <= old.retype_total:
+        return []
+    seconds = now.retype_seconds_total - old.retype_seconds_total
+    freed = old.committed_bytes - now.committed_bytes
+    did = "freed" if freed >= 0 else "taken"
+    return [f"{now.context} {types(old)} became {types(now)}: {size(abs(freed))} {did}, {1000 * seconds:.1f} ms"]
 
 
 def _speeds(before: Reading, now: Reading, seconds: float) -> dict[int, Speed]:

@@ -20,7 +20,10 @@ ARGS = ("-c", "4096", "-np", "2", "--metrics", "--slots", "--cache-ram", "0")
 LINE = re.compile(r'^llamacpp:kv_cache_(\w+)\{context="(\w+)"\} (\S+)$', re.MULTILINE)
 SLOT_LINE = re.compile(r'^llamacpp:kv_cache_slot_(\w+)\{context="target",slot="(\d+)"\} (\d+)$', re.MULTILINE)
 GAUGES = ("reserved_bytes", "committed_bytes", "used_bytes", "cells_max", "cells", "cells_used", "fragmentation")
-COUNTERS = ("grow_total", "shrink_total", "copied_bytes_total", "grow_seconds_total")
+COUNTERS = (
+    *("grow_total", "shrink_total", "copied_bytes_total", "grow_seconds_total"),
+    *("retype_total", "retype_seconds_total"),
+)
 
 
 def numbers(server: LlamaServer) -> dict[str, dict[str, str]]:
@@ -67,6 +70,9 @@ def test_growth_and_what_goes_back(real: Real, model: Path, tmp_path: Path) -> N
         assert (gone["cells_used"], gone["used_bytes"]) == ("0", "0")
         assert int(gone["committed_bytes"]) < int(grown["committed_bytes"])
         assert int(gone["shrink_total"]) > 0
+        types = {"type_k": "f16", "type_v": "f16"}
+        assert all(types.items() <= slot["kv_cache"].items() for slot in server.http.get("/slots").json())
+        assert types.items() <= props(server)["target"].items()
 
 
 def slots(server: LlamaServer) -> list[dict[str, int]]:

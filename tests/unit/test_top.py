@@ -15,13 +15,14 @@ from kvtool.commands import top
 from kvtool.result import plain
 from kvtool.top import server as asking
 from kvtool.top.reading import Phase
-from tests.unit.tops import BUSY, DENIED, IDLE, LOADING, MIB, NOTHING, PROPS, SHARING, TARGET, Fake, slot, texts
+from tests.unit.tops import BUSY, DENIED, IDLE, LOADING, MIB, NO_TYPES, NOTHING, PROPS, SHARING, TARGET, Fake, slot, texts
 
 # --- one look -----------------------------------------------------------------------------------------------------
 
 
 def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
-    fake.say(kv_cache={"target": TARGET, "draft": {**TARGET, "type_k": "q8_0", "budget_bytes": MIB, "odd": [1]}})
+    draft = {**TARGET, "type_k": "q8_0", "device": "a", "other_bytes": MIB, "odd": [1]}
+    fake.say(kv_cache={"target": TARGET, "draft": draft})
     ran = kvtool("top", fake.url, "--once", "--json")
     assert ran.code == 0 and ran.err == ""
     assert ran.json == {
@@ -33,19 +34,26 @@ def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
             "model": "toy",
             "build": "b1-abc",
             "memory": [
-                {"context": "target", **TARGET, "more": {}},
-                {"context": "draft", **TARGET, "more": {"type_k": "q8_0", "budget_bytes": MIB}},
+                {"context": "target", **TARGET, **NO_TYPES, "more": {}},
+                {
+                    "context": "draft",
+                    **TARGET,
+                    **NO_TYPES,
+                    "type_k": "q8_0",
+                    "more": {"device": "a", "other_bytes": MIB},
+                },
             ],
             "slots": [
                 {**plain(slot(0)), "task": -1},
                 plain(slot(1, Phase.GENERATING, cells=192, task=7, reused=50, prompt=100, generated=42)),
             ],
+            "budget": None,
         },
     }
 
 
 def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
-    fake.say(kv_cache={"target": {**TARGET, "type_k": "q8_0", "budget_bytes": MIB}})
+    fake.say(kv_cache={"target": {**TARGET, "device": "a", "other_bytes": MIB}})
     for args in (["--once"], []):  # without a terminal it looks once, too
         ran = kvtool("top", fake.url, *args)
         assert ran.code == 0 and ran.err == ""
@@ -54,7 +62,7 @@ def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
             "12.0 MiB used   ▓ 16.0 MiB committed   ░ 512.0 MiB reserved",
             "192 used, 256 committed, 8192 reserved",
             "grew 3 times, gave back once",
-            "type_k q8_0, budget 1.0 MiB",
+            "device a, other 1.0 MiB",
         ):
             assert said in ran.out
         assert re.search(r"^ +0  idle +0 +4096$", ran.out, re.MULTILINE)

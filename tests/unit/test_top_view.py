@@ -44,6 +44,17 @@ from tests.unit.tops import MIB, Fake, memory, reading, slot, texts
             {"grow_total": 5, "shrink_total": 2, "grow_seconds_total": 0.5},
             ["target grew 2 times and gave back once: 256 to 256 cells, +0 B, 250.0 ms"],
         ),
+        (
+            {"type_k": "f16", "type_v": "f16"},
+            {
+                "type_k": "q8_0",
+                "type_v": "f16",
+                "retype_total": 1,
+                "retype_seconds_total": 0.5,
+                "committed_bytes": 13 * MIB,
+            },
+            ["target K f16, V f16 became K q8_0, V f16: 3.0 MiB freed, 500.0 ms"],
+        ),
         ({}, {"grow_total": 2, "shrink_total": 9}, ["it was started anew"]),
         ({}, {"grow_total": 9, "shrink_total": 0}, ["it was started anew"]),
     ],
@@ -174,6 +185,26 @@ def test_speeds_stand_beside_the_slots_and_add_up() -> None:
     lines = texts(draw(full(2), 80))
     assert lines[1] == "awake   prompt 0.0 t/s   generated 199998.0 t/s"
     assert [line.split()[-1] for line in lines[-2:]] == ["99999.0", "99999.0"]
+
+
+def test_the_types_stand_below_the_numbers() -> None:
+    types = {"type_k": "q8_0", "type_v": "q4_0"}
+    for more, shown in (({}, ""), ({"retype_total": 1}, ", changed once"), ({"retype_total": 3}, ", changed 3 times")):
+        lines = texts(draw(View("url").seen(reading(**types, **more), 0.0), 80))
+        assert f"        types: K q8_0, V q4_0{shown}" in lines
+    assert not any("types" in line for line in texts(draw(View("url").seen(reading(), 0.0), 80)))
+
+
+def test_a_budget_and_what_was_given_up_for_it(fake: Fake, kvtool: Any) -> None:
+    budget = {"types": ["f16", "q8_0"], "bytes": 64 * MIB, "committed_bytes": 12 * MIB, "down_total": 1, "up_total": 0}
+    fake.say(kv_budget=budget)
+    said = kvtool("top", fake.url).out
+    assert "\nbudget  12.0 MiB of 64.0 MiB taken\n        f16, q8_0: down once, up 0 times\n" in said
+    assert kvtool("top", fake.url, "--json").json["server"]["budget"] == budget
+    fake.say(kv_budget={**budget, "bytes": 0, "types": []})
+    assert "\nbudget  12.0 MiB taken\n\nslot" in kvtool("top", fake.url).out
+    fake.say(kv_budget={"types": []})
+    assert kvtool("top", fake.url).code == 8
 
 
 @pytest.mark.parametrize("height", [12, 24, 60])

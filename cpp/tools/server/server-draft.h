@@ -256,6 +256,8 @@ private:
                 common_speculative_begin(slot.spec, slot.id, slot.prompt.tokens.get_text_tokens());
             }
         }
+
+        self().memory.update(self().ctx_tgt, self().ctx_dft);
     }
 
     static void forget(server_prompt & prompt) {

@@ -5,10 +5,12 @@
 #include "server-common.h"
 #include "server-memory-slots.h"
 
+#include "common.h"
 #include "llama-kv.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -26,6 +28,13 @@ inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = S
     return usage.n_cells < usage.n_cells_max && usage.n_cells - usage.n_cells_used < n_cells;
 }
 
+// could the context have taken n_cells more? if not, another time may be better for what has failed
+inline bool server_memory_has_room(const llama_context * ctx, size_t n_cells) {
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells_max - usage.n_cells_used >= n_cells && !server_memory_is_short(ctx, n_cells);
+}
+
 inline std::string server_memory_error(const llama_context * ctx) {
     const auto usage = llama_get_memory_usage(ctx);
 
@@ -40,13 +49,40 @@ inline std::string server_memory_error(const llama_context * ctx) {
 // between two batches; for a while after somebody has asked also there, as often as it takes no noticeable part of the time.
 class server_memory {
 public:
+    // before this, there is nothing to see: a server that does nothing of ours says what upstream's does
+    void show() {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        is_shown = true;
+    }
+
+    // what all contexts may take together, may be null
+    void set_budget(const common_params & params) {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        budget = params.kv_budget;
+
+        budget_types = json::array();
+        for (const auto type : params.kv_auto_quant) {
+            budget_types.push_back(ggml_type_name(type));
+        }
+    }
+
     // call while the contexts do not compute. ctx_dft: the draft's, may be null
     // with_slots: also what each slot has, whether or not it was asked for
     void update(const llama_context * ctx_tgt, const llama_context * ctx_dft, bool with_slots = false) {
         std::lock_guard<std::mutex> lock(mutex);
 
+        if (!is_shown) {
+            return;
+        }
+
         target.update(ctx_tgt);
         draft .update(ctx_dft);
+
+        if (budget) {
+            budget_now = llama_memory_budget_get_usage(budget.get());
+        }
 
         const int64_t t_start = ggml_time_us();
 
@@ -65,6 +101,8 @@ public:
 
         target.reset();
         draft .reset();
+
+        budget_now.committed = 0;
     }
 
     // the same for the draft alone
@@ -77,16 +115,23 @@ public:
     std::string to_metrics() const {
         std::lock_guard<std::mutex> lock(mutex);
 
+        if (!is_shown) {
+            return "";
+        }
+
         t_asked_us = ggml_time_us();
 
         std::ostringstream out;
         for (const auto & item : items()) {
-            const std::string name = "llamacpp:kv_cache_" + item.name;
-
-            out << "# HELP " << name << " " << item.help << "\n"
-                << "# TYPE " << name << " " << item.type << "\n";
+            const auto name = add_header(out, "kv_cache_", item);
             for (const auto * ctx : contexts()) {
                 out << name << "{context=\"" << ctx->name << "\"} " << item.value(*ctx).dump() << "\n";
+            }
+        }
+        if (budget) {
+            for (const auto & item : budget_items()) {
+                const auto name = add_header(out, "kv_budget_", item);
+                out << name << " " << item.value(budget_now).dump() << "\n";
             }
         }
 
@@ -105,8 +150,12 @@ public:
         return out.str();
     }
 
-    json to_json() const {
+    void update_props(json & props) const {
         std::lock_guard<std::mutex> lock(mutex);
+
+        if (!is_shown) {
+            return;
+        }
 
         t_asked_us = ggml_time_us();
 
@@ -116,23 +165,37 @@ public:
                 res[ctx->name][item.name] = item.value(*ctx);
             }
             res[ctx->name]["slots"] = ctx->slots.to_json();
+            ctx->add_types(res[ctx->name]);
         }
 
-        return res;
+        props["kv_cache"] = res;
+
+        if (budget) {
+            res = {{ "types", budget_types }};
+            for (const auto & item : budget_items()) {
+                res[item.name] = item.value(budget_now);
+            }
+            props["kv_budget"] = res;
+        }
     }
 
-    // what the slot of this id has
-    json to_json(int id_slot) const {
+    // what each slot has, and the target's types, which change for all slots at once
+    void update_slots(json & slots) const {
         std::lock_guard<std::mutex> lock(mutex);
 
         t_asked_us = ggml_time_us();
 
-        json res = json::object();
-        for (const auto * ctx : contexts()) {
-            res[ctx->name] = ctx->slots.to_json(id_slot);
+        for (auto & slot : slots) {
+            if (!is_shown) {
+                continue;
+            }
+            for (const auto * ctx : contexts()) {
+                slot["kv_cache"][ctx->name] = ctx->slots.to_json(slot.at("id").get<int>());
+            }
+            if (target.type_k != GGML_TYPE_COUNT) {
+                target.add_types(slot["kv_cache"]);
+            }
         }
-
-        return res;
     }
 
 private:
@@ -145,9 +208,23 @@ private:
 
         server_memory_slots slots = {};
 
+        ggml_type type_k = GGML_TYPE_COUNT; // none
+        ggml_type type_v = GGML_TYPE_COUNT;
+
         void update(const llama_context * ctx) {
             present = present || ctx;
             now     = ctx ? llama_get_memory_usage(ctx) : llama_memory_usage {};
+
+            if (ctx) {
+                llama_get_memory_type(ctx, &type_k, &type_v);
+            }
+        }
+
+        void add_types(json & res) const {
+            if (type_k != GGML_TYPE_COUNT) {
+                res["type_k"] = ggml_type_name(type_k);
+                res["type_v"] = ggml_type_name(type_v);
+            }
         }
 
         void reset() {
@@ -155,32 +232,63 @@ private:
             past.n_shrink       += now.n_shrink;
             past.n_bytes_copied += now.n_bytes_copied;
             past.t_grow_us      += now.t_grow_us;
+            past.n_retype       += now.n_retype;
+            past.t_retype_us    += now.t_retype_us;
 
-            now   = {};
-            slots = {};
+            now    = {};
+            type_k = GGML_TYPE_COUNT;
+            type_v = GGML_TYPE_COUNT;
+            slots  = {};
         }
     };
 
+    template <typename T>
     struct item {
         std::string  name;
         const char * type;
         const char * help;
-        json      (* value)(const context & ctx); // bytes and cells to the last digit
+        json      (* value)(const T & of); // bytes and cells to the last digit
     };
 
-    static const std::vector<item> & items() {
-        static const std::vector<item> res = {
-            { "reserved_bytes",     "gauge",   "KV cache and recurrent states: bytes at full size",         [](const context & c) -> json { return c.now.reserved; } },
-            { "committed_bytes",    "gauge",   "KV cache and recurrent states: bytes that are taken",       [](const context & c) -> json { return c.now.committed; } },
-            { "used_bytes",         "gauge",   "KV cache and recurrent states: bytes behind tokens",        [](const context & c) -> json { return c.now.used; } },
-            { "cells_max",          "gauge",   "KV cache: cells at full size",                              [](const context & c) -> json { return c.now.n_cells_max; } },
-            { "cells",              "gauge",   "KV cache: cells with memory",                               [](const context & c) -> json { return c.now.n_cells; } },
-            { "cells_used",         "gauge",   "KV cache: cells that hold a token",                         [](const context & c) -> json { return c.now.n_cells_used; } },
-            { "fragmentation",      "gauge",   "KV cache and recurrent states: part of the taken bytes that is behind no token", [](const context & c) -> json { return c.now.committed ? 1.0 - double(c.now.used)/c.now.committed : 0.0; } },
-            { "grow_total",         "counter", "KV cache: times that it has grown",                         [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
-            { "shrink_total",       "counter", "KV cache: times that it has given memory back",             [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
-            { "copied_bytes_total", "counter", "KV cache: bytes that were moved for that",                  [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
-            { "grow_seconds_total", "counter", "KV cache: time spent growing",                              [](const context & c) -> json { return (c.past.t_grow_us     + c.now.t_grow_us)/1e6; } },
+    // returns the name
+    template <typename T>
+    static std::string add_header(std::ostringstream & out, const char * prefix, const item<T> & item) {
+        const auto name = "llamacpp:" + (prefix + item.name);
+
+        out << "# HELP " << name << " " << item.help << "\n"
+            << "# TYPE " << name << " " << item.type << "\n";
+
+        return name;
+    }
+
+    static const std::vector<item<llama_memory_budget_usage>> & budget_items() {
+        using usage = llama_memory_budget_usage;
+
+        static const std::vector<item<usage>> res = {
+            { "bytes",           "gauge",   "KV budget: bytes, 0 for what there is",                   [](const usage & u) -> json { return u.n_bytes;   } },
+            { "committed_bytes", "gauge",   "KV budget: bytes that are taken",                         [](const usage & u) -> json { return u.committed; } },
+            { "down_total",      "counter", "KV budget: times that cells have taken smaller types",    [](const usage & u) -> json { return u.n_down;    } },
+            { "up_total",        "counter", "KV budget: times that they have gone back to the first",  [](const usage & u) -> json { return u.n_up;      } },
+        };
+
+        return res;
+    }
+
+    static const std::vector<item<context>> & items() {
+        static const std::vector<item<context>> res = {
+            { "reserved_bytes",        "gauge",   "KV cache and recurrent states: bytes at full size",           [](const context & c) -> json { return c.now.reserved; } },
+            { "committed_bytes",       "gauge",   "KV cache and recurrent states: bytes that are taken",         [](const context & c) -> json { return c.now.committed; } },
+            { "used_bytes",            "gauge",   "KV cache and recurrent states: bytes behind tokens",          [](const context & c) -> json { return c.now.used; } },
+            { "cells_max",             "gauge",   "KV cache: cells at full size",                                [](const context & c) -> json { return c.now.n_cells_max; } },
+            { "cells",                 "gauge",   "KV cache: cells with memory",                                 [](const context & c) -> json { return c.now.n_cells; } },
+            { "cells_used",            "gauge",   "KV cache: cells that hold a token",                           [](const context & c) -> json { return c.now.n_cells_used; } },
+            { "fragmentation",         "gauge",   "KV cache and recurrent states: part of the taken bytes that is behind no token", [](const context & c) -> json { return c.now.committed ? 1.0 - double(c.now.used)/c.now.committed : 0.0; } },
+            { "grow_total",            "counter", "KV cache: times that it has grown",                           [](const context & c) -> json { return c.past.n_grow         + c.now.n_grow; } },
+            { "shrink_total",          "counter", "KV cache: times that it has given memory back",               [](const context & c) -> json { return c.past.n_shrink       + c.now.n_shrink; } },
+            { "copied_bytes_total",    "counter", "KV cache: bytes that were moved for that",                    [](const context & c) -> json { return c.past.n_bytes_copied + c.now.n_bytes_copied; } },
+            { "grow_seconds_total",    "counter", "KV cache: time spent growing",                                [](const context & c) -> json { return (c.past.t_grow_us     + c.now.t_grow_us)/1e6; } },
+            { "retype_total",          "counter", "KV cache: times that its types have changed",                 [](const context & c) -> json { return c.past.n_retype       + c.now.n_retype; } },
+            { "retype_seconds_total",  "counter", "KV cache: time spent changing its types",                     [](const context & c) -> json { return (c.past.t_retype_us   + c.now.t_retype_us)/1e6; } },
         };
 
         return res;
@@ -203,6 +311,12 @@ private:
 
     int64_t t_slots_us      = 0;
     int64_t t_slots_took_us = 0;
+
+    bool is_shown = false;
+
+    std::shared_ptr<llama_memory_budget> budget;
+    json                                 budget_types;
+    llama_memory_budget_usage            budget_now = {};
 
     context target = { "target" };
     context draft  = { "draft"  };

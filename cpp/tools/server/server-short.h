@@ -32,9 +32,38 @@ static int32_t server_batch_n_kept(const server_batch & batch, int32_t off, int3
     return n;
 }
 
+// as long as it lives, a batch fails where the cells would take smaller types
+class server_budget_hold {
+public:
+    server_budget_hold(llama_memory_budget * budget, bool hold) : budget(hold ? budget : nullptr) { set(true); }
+    ~server_budget_hold() { set(false); }
+
+    server_budget_hold(const server_budget_hold &) = delete;
+
+private:
+    void set(bool hold) {
+        if (budget) {
+            llama_memory_budget_hold(budget, hold);
+        }
+    }
+
+    llama_memory_budget * budget;
+};
+
 template <typename impl_t>
 class server_short {
 protected:
+    // idle slots give up their cells before others lose precision
+    server_budget_hold hold_budget() {
+        const auto & slots = self().slots;
+
+        const bool has_idle = std::any_of(slots.begin(), slots.end(), [](const server_slot & slot) {
+            return !slot.is_processing() && slot.prompt.n_tokens() > 0;
+        });
+
+        return { self().params_base.kv_budget.get(), has_idle };
+    }
+
     // the batch, rendered from off on, found no place. returns false if that is not for want of memory or may be for its
     // size: then it is tried again as upstream does
     bool make_room(int32_t & n_batch, int32_t off) {
@@ -64,8 +93,6 @@ protected:
             return true;
         }
 
-        GGML_ASSERT(server_memory_is_short(slot.ctx_tgt));
-
         end_slot(slot, self().batch.size());
         slot.prompt_clear(); // of unknown length
 
@@ -77,8 +104,6 @@ protected:
         if (slot.spec_ckpt.load_dft(slot.ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
             return;
         }
-
-        GGML_ASSERT(server_memory_is_short(slot.ctx_dft));
 
         llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
         slot.prompt.n_draft_retry = 0;

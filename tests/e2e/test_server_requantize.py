@@ -1,0 +1,328 @@
+"""POST /requantize_kvcache: the types of a cache change under a server that works, and nobody loses anything but bits.
+
+What the cells hold after it is kv-check's to prove. Here it is the ways to them: a text that goes on from cells that
+were converted where they lay, and from those that were saved before and are converted when they come back, is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool import process
+from kvtool.verify import drafts
+from kvtool.verify.server import START_SECONDS, LlamaServer, free_port
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, events, refusal, serving, short_of_addresses, spoken
+
+ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0", "--no-warmup")
+SELF_DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
+TEXT = prompt(1, 300)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="what is limited is Linux's")
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+def both(name: str) -> dict[str, str]:
+    return {"ctk": name, "ctv": name}
+
+
+def requantize(server: LlamaServer, **types: str) -> dict[str, Any]:
+    answer = server.post("/requantize_kvcache", types)
+    assert answer["success"]
+    assert {key: answer[key] for key in types} == types
+    return answer
+
+
+def refused(server: LlamaServer, **types: Any) -> tuple[int, str, str]:
+    return refusal(server.http.post("/requantize_kvcache", json=types))
+
+
+def types_of(server: LlamaServer, context: str = "target") -> tuple[str, str]:
+    said = server.http.get("/props").json()["kv_cache"][context]
+    return said["type_k"], said["type_v"]
+
+
+def waiting_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def generating(server: LlamaServer, count: int) -> Callable[[], bool]:
+    def all_of_them() -> bool:
+        slots = server.http.get("/slots").json()
+        busy = [slot for slot in slots if slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 4]
+        return len(busy) == count
+
+    return all_of_them
+
+
+@pytest.mark.parametrize("kind", [("--kv-dynamic",), ("--kv-dynamic", "--no-kv-unified"), ()])
+def test_four_streams_go_on(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    args = ("-c", "8192", "-np", "4", "--cache-ram", "0", "--metrics", *kind)
+    body = {"n_predict": 1500, "temperature": 0.0, "ignore_eos": True}
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(events, server, "/completion", {**body, "prompt": prompt(n, 50)}) for n in range(4)]
+        waiting_for(generating(server, 4))
+        before = "f16"
+        for name in ("q8_0", "q4_0", "f16"):
+            answer = requantize(server, **both(name))
+            assert answer["previous"] == both(before)
+            assert answer["n_cells_used"] > 4 * 50
+            grew = answer["committed_bytes"]["after"] > answer["committed_bytes"]["before"]
+            assert grew == (name == "f16")
+            assert types_of(server) == (name, name)
+            before = name
+        assert not any(stream.done() for stream in running)
+        for stream in running:
+            *_, last = stream.result()
+            assert (last["tokens_predicted"], last["truncated"]) == (1500, False)
+        assert {slot["kv_cache"]["type_k"] for slot in server.http.get("/slots").json()} == {"f16"}
+        assert 'llamacpp:kv_cache_retype_total{context="target"} 3' in server.get("/metrics")
+        said = r"requantizing KV cache: K f16 -> q8_0, V f16 -> q8_0 \(\d+\.\d\d -> \d+\.\d\d MiB\) in \d+ ms"
+        assert re.search(said, server.log)
+
+
+def test_without_a_change_there_is_nothing_new(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *ONE, "--metrics") as server:
+        completion(server, TEXT, 4)
+        assert not any("kv_cache" in server.get(path) for path in ("/props", "/slots", "/metrics"))
+        requantize(server, **both("f16"))
+        assert server.http.get("/props").json()["kv_cache"]["target"]["retype_total"] == 0
+
+
+def going_on(server: LlamaServer) -> str:
+    """A text that needs the cells of TEXT, and has them."""
+    answer = completion(server, TEXT + " the", 40)
+    assert answer["timings"]["cache_n"] > 200
+    return str(answer["content"])
+
+
+@pytest.fixture(scope="module")
+def expected(real: Real, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By types: the text after a change of the live cache, of a static one."""
+    out = {}
+    for name in ("f16", "q8_0", "q4_0"):
+        with serving(real, model, tmp_path_factory.mktemp(name) / "log", *ONE) as server:
+            completion(server, TEXT, 0)
+            requantize(server, **both(name))
+            out[name] = going_on(server)
+    assert len(set(out.values())) > 1  # or these texts would show nothing
+    return out
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+def test_how_the_cells_are_stored_does_not_show(
+    real: Real, model: Path, tmp_path: Path, expected: dict[str, str], storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
+    for name in ("q8_0", "q4_0"):
+        with serving(real, model, tmp_path / "log", *ONE, "--kv-dynamic") as server:
+            completion(server, TEXT, 0)
+            for _ in range(2):  # the second time there is nothing to do
+                requantize(server, **both(name))
+            assert server.http.get("/props").json()["kv_cache"]["target"]["retype_total"] == 1
+            assert going_on(server) == expected[name]
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_a_slot_file_from_before(real: Real, model: Path, tmp_path: Path, expected: dict[str, str], name: str) -> None:
+    files = ("--slot-save-path", tmp_path)
+    with serving(real, model, tmp_path / "log", *ONE, *files) as server:
+        completion(server, TEXT, 0)
+        server.slot("save", 0, "slot.bin")
+        server.slot("erase", 0)
+        requantize(server, **both(name))
+        server.slot("restore", 0, "slot.bin")
+        assert going_on(server) == expected[name]
+
+
+@pytest.mark.parametrize("kind", [("--kv-dynamic",), ()])
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_a_prompt_from_the_cache_in_memory(
+    real: Real, model: Path, tmp_path: Path, expected: dict[str, str], name: str, kind: tuple[str, ...]
+) -> None:
+    args = ("-c", "2048", "-np", "1", "--no-warmup", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
+    with serving(real, model, tmp_path / "log", *args, *kind) as server:
+        completion(server, TEXT, 0)
+        completion(server, prompt(2, 300), 4)
+        requantize(server, **both(name))
+        assert going_on(server) == expected[name]
+        requantize(server, **both("f16"))  # and what was saved in the new types, after it
+        completion(server, prompt(2, 300), 4)
+        assert completion(server, TEXT, 4)["timings"]["cache_n"] > 200
+        assert "failed to" not in server.log
+
+
+@pytest.mark.parametrize("toy", ["gemma3-dense", "gemma2-dense", "qwen35-dense"])
+def test_a_checkpoint_from_before(real: Real, toy: str, tmp_path: Path) -> None:
+    """Of a window, or a recurrent state: it is restored when the prompt has changed further back than the cells go."""
+    small = ("-ub", "32", "-lv", "5")  # a cache with a window has room for one of these more
+    with serving(real, spoken(real, toy), tmp_path / "log", *ONE, *small, "--kv-dynamic") as server:
+        first = completion(server, TEXT, 200)["content"]  # more than a window
+        for name in ("q8_0", "q4_0", "f16"):
+            requantize(server, **both(name))
+            answer = completion(server, TEXT + " the", 24)
+            assert answer["timings"]["cache_n"] > 200
+            assert answer["tokens_predicted"] == 24
+            completion(server, TEXT + first, 8)
+        assert server.log.count("restored context checkpoint") >= 3
+        assert "failed to load" not in server.log
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_a_draft_with_cells_of_its_own(real: Real, model: Path, tmp_path: Path, name: str) -> None:
+    """It drafts another way, and what is accepted stays the same text."""
+    with serving(real, model, tmp_path / "plain", *ONE) as server:
+        completion(server, TEXT, 100)
+        requantize(server, **both(name))
+        text = completion(server, TEXT, 100)["content"]
+    with serving(real, model, tmp_path / "log", *ONE, "-md", model, *SELF_DRAFT, "--kv-dynamic") as server:
+        completion(server, TEXT, 100)
+        answer = requantize(server, ctkd="q4_0", ctvd="q4_0")
+        assert (answer["ctk"], answer["previous"]["ctkd"]) == ("f16", "f16")
+        assert types_of(server) == ("f16", "f16")
+        assert types_of(server, "draft") == ("q4_0", "q4_0")
+        requantize(server, **both(name), ctkd=name, ctvd=name)
+        answer = completion(server, TEXT, 100)
+        assert answer["content"] == text
+        assert answer["timings"]["draft_n_accepted"] > 0
+
+
+def test_a_draft_goes_and_comes_between(real: Real, model: Path, tmp_path: Path) -> None:
+    """A new one has the types of the start, and what the prompt cache holds of the old one is of others."""
+    with serving(real, model, tmp_path / "log", *ONE, "-md", model, *SELF_DRAFT, "--kv-dynamic") as server:
+        completion(server, TEXT, 20)
+        requantize(server, ctkd="q8_0", ctvd="q8_0")
+        server.post("/speculative", {"action": "unload"})
+        assert refused(server, ctkd="q4_0")[0] == 501
+        server.post("/speculative", {"action": "load"})
+        assert types_of(server, "draft") == ("f16", "f16")
+        assert completion(server, TEXT, 20)["timings"]["draft_n_accepted"] > 0
+
+
+def test_an_mtp_layer(real: Real, tmp_path: Path) -> None:
+    model = drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
+    with serving(real, model, tmp_path / "log", *ONE, "--spec-type", "draft-mtp", "--kv-dynamic") as server:
+        completion(server, TEXT, 50)
+        requantize(server, **both("q8_0"))
+        assert types_of(server, "draft") == ("f16", "f16")
+        assert completion(server, TEXT + " the", 50)["tokens_predicted"] == 50
+        requantize(server, ctkd="q8_0", ctvd="q8_0")
+        answer = completion(server, TEXT + " river", 50)
+        assert answer["tokens_predicted"] == 50
+        assert answer["timings"]["draft_n"] > 0
+
+
+@contextlib.contextmanager
+def routing(real: Real, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
+    """A server without a model of its own."""
+    port = free_port()
+    argv = [real.bin / "llama-server", "--host", "127.0.0.1", "--port", str(port), "-t", "1", *args]
+    with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
+        server.wait_ready(START_SECONDS)
+        yield server
+
+
+def test_a_router_passes_it_on(real: Real, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "toy.gguf").symlink_to(model)
+    with routing(real, tmp_path / "log", "--models-dir", tmp_path / "models", *ONE) as server:
+        completion(server, "Once", 4, model="toy")
+        answer = server.post("/requantize_kvcache", {"model": "toy", "ctk": "q8_0"})
+        assert (answer["ctk"], answer["ctv"]) == ("q8_0", "f16")
+
+
+# --- what cannot be ------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_mean_nothing(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *ONE, "-fa", "off") as server:
+        for types, said in (
+            ({}, "must name a type"),
+            ({"ctk": "q3"}, '"ctk": "q3" is not'),
+            ({"ctv": 8}, '"ctv": 8 is not'),
+            ({"ctk": "q4_K", "ctv": "f16"}, "K q4_K"),
+            ({"ctv": "q8_0"}, "flash attention"),
+        ):
+            code, kind, message = refused(server, **types)
+            assert (code, kind) == (400, "invalid_request_error")
+            assert said in message
+        assert refused(server, ctkd="q8_0")[:2] == (501, "not_supported_error")
+        requantize(server, ctk="q8_0")
+        assert types_of(server) == ("q8_0", "f16")
+
+
+@pytest.mark.parametrize(
+    ("toy", "types", "code"),
+    [
+        ("mamba-dense", {"ctk": "q8_0"}, 501),  # no cells
+        ("deepseek2-moe", {"ctk": "q8_0"}, 400),  # V is a part of K
+    ],
+)
+def test_models_that_cannot(real: Real, tmp_path: Path, toy: str, types: dict[str, str], code: int) -> None:
+    with serving(real, spoken(real, toy), tmp_path / "log", *ONE, "--kv-dynamic") as server:
+        expected = completion(server, TEXT, 8)["content"]
+        assert refused(server, **types)[0] == code
+        assert completion(server, TEXT, 8)["content"] == expected
+
+
+@linux
+@pytest.mark.parametrize("kind", [("--kv-dynamic",), ()])
+def test_no_memory_for_larger_cells(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    args = ("-c", "65536", "-np", "1", "--cache-ram", "0", "--no-warmup", "-ctk", "q4_0", "-ctv", "q4_0")
+    with serving(real, model, tmp_path / "log", *args, *kind) as server:
+        expected = completion(server, TEXT, 20)["content"]
+        with short_of_addresses(server, 128 * 1024 * 1024):  # enough for the buffers of a computation
+            code, error, _ = refused(server, **both("f32"))
+            assert (code, error) == (503, "out_of_memory_error")
+            assert completion(server, TEXT, 20)["content"] == expected
+        requantize(server, **both("f32"))
+        assert completion(server, TEXT, 20)["tokens_predicted"] == 20
+
+
+def has_shifted(server: LlamaServer, times: int) -> bool:
+    return server.log.count("slot context shift") >= times
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", "gptneox-dense"])
+def test_a_context_that_shifted_goes_on_shifting(real: Real, toy: str, tmp_path: Path) -> None:
+    """Also where the keys are not rotated when they are quantized (MLA), or only a part of them with the position."""
+    args = ("-c", "256", "-np", "1", "--cache-ram", "0", "--no-warmup", "--context-shift")
+    with serving(real, spoken(real, toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+        text = pool.submit(completion, server, prompt(1, 40), 3000)
+        for count, name in enumerate(("q8_0", "q4_0", "f16"), 1):
+            waiting_for(partial(has_shifted, server, 2 * count))
+            requantize(server, **both(name))
+        assert not text.done()
+        assert text.result()["tokens_predicted"] == 3000
+
+
+def test_the_state_of_the_server_while_it_converts(real: Real, model: Path, tmp_path: Path) -> None:
+    """What is asked for often is answered by another thread, which must not see half of a change."""
+    args = ("-c", "8192", "-np", "2", "--cache-ram", "0", "--metrics", "--kv-dynamic")
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(3) as pool:
+        text = pool.submit(completion, server, prompt(1, 2000), 800)
+        changes = pool.submit(lambda: [requantize(server, **both(n)) for n in ("q8_0", "q4_0", "f16") * 10])
+        while not changes.done():
+            target = json.loads(server.get("/props"))["kv_cache"]["target"]
+            assert target["type_k"] == target["type_v"]
+            assert server.http.get("/slots").status_code == 200
+        changes.result()
+        assert text.result()["tokens_predicted"] == 800
