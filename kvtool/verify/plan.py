@@ -35,14 +35,17 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool) -> list[Check]
 
 
 RETYPE = ("--checks", "retype")
+RETYPE_BYTES = ("--checks", "retype-bits,retype-generate")  # of the classes whose models take minutes
 IN_PLACE, BY_COPY, STREAMS = ("--storage", "inplace"), ("--storage", "copy"), ("--seqs", "4")
 
 
 def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
     """Changes of the cells' types: in place and by copy, four streams, and V transposed (without flash attention)."""
     few = named_toys(toys, CHEAP_TOYS[:2]) if quick else toys
+    slow = named_toys(toys, CLASS_TOYS[2:]) if quick else []
     return [
-        *_retype(named_toys(toys, CLASS_TOYS) if quick else toys, "inplace", "on", IN_PLACE, quick=quick),
+        *_retype(few, "inplace", "on", IN_PLACE, quick=quick),
+        *_retype(slow, "inplace", "on", IN_PLACE, RETYPE_BYTES, quick=quick),
         *_retype(few, "copy", "on", BY_COPY, quick=quick),
         *_retype(few, "streams", "on", STREAMS, quick=quick),
         *_retype(few, "inplace", "off", IN_PLACE, quick=quick),
@@ -50,10 +53,12 @@ def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
     ]
 
 
-def _retype(toys: Sequence[Path], how: str, fa: str, args: Sequence[str], *, quick: bool) -> list[Check]:
+def _retype(
+    toys: Sequence[Path], how: str, fa: str, args: Sequence[str], checks: Sequence[str] = RETYPE, *, quick: bool
+) -> list[Check]:
     short = ("--quick",) if quick else ()
     return [
-        Check(f"kv-check/{toy.stem}/retype/{how}/fa-{fa}", "retype", toy, args=("-fa", fa, *args, *short, *RETYPE))
+        Check(f"kv-check/{toy.stem}/retype/{how}/fa-{fa}", "retype", toy, args=("-fa", fa, *args, *short, *checks))
         for toy in toys
     ]
 
