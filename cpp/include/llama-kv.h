@@ -61,7 +61,7 @@ extern "C" {
         LLAMA_MEMORY_TYPE_UNSUPPORTED = -5, // no KV cache of its own (recurrent, shared with another context), one that is split
                                             // over devices as tensors, or a context that trains
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention over it
-        LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // only when the cells become larger
+        LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // for larger cells, or for what the change itself takes, which is little
     };
 
     // Convert the cells of all KV caches of the context to other types, at any time between two calls of llama_decode(), with

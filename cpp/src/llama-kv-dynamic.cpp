@@ -134,6 +134,10 @@ bool llama_kv_dynamic::grow(bool is_batch) {
         return true;
     }
 
+    if (is_lost) {
+        reset_sched();
+    }
+
     const timer timer(*this);
 
     bool res = false;
@@ -292,14 +296,27 @@ bool llama_kv_dynamic::reserve(bool last) {
     return false;
 }
 
-void llama_kv_dynamic::reset_sched() {
+void llama_kv_dynamic::set_lost() {
+    is_lost = true;
+
+    request();
+}
+
+void llama_kv_dynamic::new_sched() {
     const uint32_t n_tokens = std::min(lctx->cparams.n_ctx, lctx->cparams.n_ubatch);
 
-    lctx->sched_need_reserve = false;
     lctx->sched.reset(ggml_backend_sched_new(lctx->backend_ptrs.data(), lctx->backend_buft.data(), lctx->backend_ptrs.size(),
                 lctx->graph_max_nodes(n_tokens), lctx->cparams.pipeline_parallel, lctx->cparams.op_offload));
 
     set_copy_callback(lctx, 0);
+
+    llama_kv_compat_reset(lctx->gf_res_prev, 0);
+}
+
+void llama_kv_dynamic::reset_sched() {
+    lctx->sched_need_reserve = false;
+
+    new_sched();
 
     is_lost   = false;
     is_larger = false;
@@ -313,4 +330,7 @@ void llama_kv_dynamic::reset_sched() {
     }
 
     LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for what is left of the KV cache\n", __func__);
+
+    // a reservation that failed leaves the scheduler without the buffers that it has given out
+    new_sched();
 }

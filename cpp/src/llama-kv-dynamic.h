@@ -106,6 +106,9 @@ public:
     // it could not be noted what is asked for: the next grow() fails
     void set_failed();
 
+    // there was no memory for a graph, which has cost the scheduler its buffers
+    void set_lost();
+
     void forget(); // what was asked for
 
     // tensors have got other addresses or strides: no graph that was built so far may run again, here and in the readers
@@ -212,8 +215,9 @@ private:
     // where a graph reads and writes the cells
     std::vector<ggml_backend_t> cell_backends(ggml_cgraph * gf) const;
 
-    // the scheduler has lost its buffers: go on with an empty one, which gives each graph what it needs
+    // the scheduler has lost its buffers: go on with a new one, empty if need be, which gives each graph what it needs
     void reset_sched();
+    void new_sched();
 
     // the cache of experts, which not every upstream has, sees the copies of the scheduler
     template <typename T>

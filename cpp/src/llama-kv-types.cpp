@@ -146,9 +146,12 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
             res = LLAMA_MEMORY_TYPE_BACKEND;
         } else if (reserve_graph()) {
             res = LLAMA_MEMORY_TYPE_OK;
+        } else {
+            is_lost = true;
         }
     } catch (const std::exception & err) {
         LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
+        is_lost = true;
     }
 
     pretend(type_k_old, type_v_old);
@@ -180,6 +183,15 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 
     if (type_k == type_k_old && type_v == type_v_old) {
         return LLAMA_MEMORY_TYPE_OK;
+    }
+
+    begin_account();
+
+    const size_t n_bytes_new = n_bytes_next(false, type_k, type_v);
+
+    if (n_bytes_new > n_bytes_next(false, type_k_old, type_v_old) && !is_within(n_bytes_new)) {
+        LLAMA_LOG_WARN("%s: the budget has no room for it\n", __func__);
+        return LLAMA_MEMORY_TYPE_NO_MEMORY;
     }
 
     const int64_t t_start_us = ggml_time_us();
@@ -237,13 +249,8 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     // here as well as where the cells are read from elsewhere
     set_moved(true);
 
-    // what the graphs need has been there. should it be gone, each graph gets what it needs
-    try {
-        if (!reserve(true)) {
-            reset_sched();
-        }
-    } catch (const std::exception & err) {
-        LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
+    if (is_lost || !reserve(true)) {
+        reset_sched();
     }
     is_pending = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_wanting(); });
 
