@@ -15,7 +15,21 @@ from kvtool.commands import top
 from kvtool.result import plain
 from kvtool.top import server as asking
 from kvtool.top.reading import Phase
-from tests.unit.tops import BUSY, DENIED, IDLE, LOADING, MIB, NO_TYPES, NOTHING, PROPS, SHARING, TARGET, Fake, slot, texts
+from tests.unit.tops import (
+    BUSY,
+    DENIED,
+    IDLE,
+    LOADING,
+    MIB,
+    NO_TYPES,
+    NOTHING,
+    PROPS,
+    SHARING,
+    TARGET,
+    Fake,
+    slot,
+    texts,
+)
 
 # --- one look -----------------------------------------------------------------------------------------------------
 
