@@ -241,7 +241,8 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
         counters.n_retype++;
         counters.t_retype_us += ggml_time_us() - t_start_us;
 
-        LLAMA_LOG_INFO("%s: requantizing KV cache: K %s -> %s, V %s -> %s (%.2f -> %.2f MiB) in %.0f ms\n", __func__,
+        // not for all to see otherwise, and it is their precision
+        LLAMA_LOG_WARN("%s: requantizing KV cache: K %s -> %s, V %s -> %s (%.2f -> %.2f MiB) in %.0f ms\n", __func__,
                 ggml_type_name(type_k_old), ggml_type_name(type_k), ggml_type_name(type_v_old), ggml_type_name(type_v),
                 n_bytes_old/1024.0/1024.0, usage().committed/1024.0/1024.0, (ggml_time_us() - t_start_us)/1e3);
     }
