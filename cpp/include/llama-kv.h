@@ -51,7 +51,7 @@ extern "C" {
     // Not thread-safe, as llama_decode()
     LLAMA_API struct llama_seq_usage llama_memory_seq_usage(const struct llama_context * ctx, llama_seq_id seq_id);
 
-    // what llama_set_memory_type() returns. all but LLAMA_MEMORY_TYPE_OK: nothing has changed
+    // what llama_set_memory_type() returns. all but LLAMA_MEMORY_TYPE_OK and _LOST: nothing has changed
     enum llama_memory_type_result {
         LLAMA_MEMORY_TYPE_OK          =  0,
         LLAMA_MEMORY_TYPE_UNKNOWN     = -1, // not a type of KV cells: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl
@@ -62,6 +62,7 @@ extern "C" {
                                             // over devices as tensors, or a context that trains
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention over it
         LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // for larger cells, or for what the change itself takes, which is little
+        LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed in the middle of it: all cells are empty
     };
 
     // Convert the cells of all KV caches of the context to other types, at any time between two calls of llama_decode(), with

@@ -13,6 +13,7 @@
 
 #include "llama-context.h"
 #include "llama-impl.h"
+#include "llama-kv-convert.h"
 #include "llama-kv-dynamic.h"
 #include "llama-model.h"
 
@@ -70,7 +71,8 @@ void llama_kv_dynamic::begin_account() {
 }
 
 bool llama_kv_dynamic::is_within(size_t n_bytes_caches) const {
-    return !budget || budget->n_bytes == 0 ||
+    // what the compute buffers need for cells that are there is had, and the cells of another context are not had here
+    return !budget || budget->n_bytes == 0 || n_bytes_caches <= n_bytes_accounted_caches ||
         budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_compute() <= budget->n_bytes;
 }
 
@@ -83,7 +85,9 @@ void llama_kv_dynamic::account() {
         return;
     }
 
-    const size_t n_bytes = n_bytes_caches() + n_bytes_compute();
+    n_bytes_accounted_caches = n_bytes_caches();
+
+    const size_t n_bytes = n_bytes_accounted_caches + n_bytes_compute();
 
     budget->usage.committed += n_bytes - n_bytes_accounted;
 
@@ -91,11 +95,13 @@ void llama_kv_dynamic::account() {
 }
 
 bool llama_kv_dynamic::step_down() {
-    if (!budget || budget->hold) {
+    if (!budget || budget->hold || types().first == GGML_TYPE_COUNT) {
         return false;
     }
 
     auto next = types();
+
+    const size_t n_bytes_old = n_bytes_caches();
 
     for (const auto type : budget->types) {
         next.first  = llama_kv_type_is_smaller(type, next.first)  ? type : next.first;
@@ -107,12 +113,20 @@ bool llama_kv_dynamic::step_down() {
 
         const auto first = types();
 
-        if (set_types(next.first, next.second) == LLAMA_MEMORY_TYPE_OK) {
+        const int32_t res = set_types(next.first, next.second);
+
+        if (res == LLAMA_MEMORY_TYPE_OK) {
             if (types_first.first == GGML_TYPE_COUNT) {
                 types_first = first;
             }
             budget->usage.n_down++;
-            return true;
+
+            // without memory beside the cells, nothing goes back: another rung would not help either
+            return n_bytes_caches() < n_bytes_old;
+        }
+
+        if (res == LLAMA_MEMORY_TYPE_LOST) {
+            return false;
         }
     }
 
@@ -137,19 +151,9 @@ void llama_kv_dynamic::step_up() {
 
 llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type * types, size_t n_types) {
     for (size_t i = 0; i < n_types; ++i) {
-        switch (types[i]) {
-            case GGML_TYPE_F32:
-            case GGML_TYPE_F16:
-            case GGML_TYPE_BF16:
-            case GGML_TYPE_Q8_0:
-            case GGML_TYPE_Q5_1:
-            case GGML_TYPE_Q5_0:
-            case GGML_TYPE_Q4_1:
-            case GGML_TYPE_Q4_0:
-            case GGML_TYPE_IQ4_NL: break;
-            default:
-                LLAMA_LOG_ERROR("%s: %s is not a type of KV cells\n", __func__, ggml_type_name(types[i]));
-                return nullptr;
+        if (!llama_kv_is_type(types[i])) {
+            LLAMA_LOG_ERROR("%s: type %d is not one of KV cells\n", __func__, types[i]);
+            return nullptr;
         }
         if (i > 0 && !llama_kv_type_is_smaller(types[i], types[i - 1])) {
             LLAMA_LOG_ERROR("%s: %s is not smaller than %s\n", __func__, ggml_type_name(types[i]), ggml_type_name(types[i - 1]));

@@ -9,6 +9,25 @@
 
 #include <algorithm>
 
+bool llama_kv_is_type(int32_t type) {
+    switch (type) {
+        case GGML_TYPE_F32:
+        case GGML_TYPE_F16:
+        case GGML_TYPE_BF16:
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_Q5_1:
+        case GGML_TYPE_Q5_0:
+        case GGML_TYPE_Q4_1:
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_IQ4_NL: return true;
+        default:               return false;
+    }
+}
+
+void llama_kv_converter::uninterrupted::set(ggml_abort_callback callback, void * data) {
+    lctx.set_abort_callback(callback, data);
+}
+
 ggml_cgraph * llama_kv_converter::build(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot) {
     auto * res = lctx.get_gf_res_reserve();
     res->reset();
@@ -64,6 +83,7 @@ void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines &
     auto * sched = lctx.get_sched();
 
     ggml_backend_sched_reset(sched);
+    ggml_backend_sched_set_eval_callback(sched, nullptr, nullptr); // each batch sets its own
 
     ggml_cgraph * gf = build(from, to, n_rot);
 

@@ -6,6 +6,7 @@
 //
 // The rotation is a Walsh-Hadamard matrix, which is its own inverse, on blocks of n_rot elements of a row (see llama_kv_cache).
 
+#include "ggml-backend.h"
 #include "ggml.h"
 
 #include <algorithm>
@@ -15,6 +16,9 @@
 #include <vector>
 
 struct llama_context;
+
+// types that cells can have
+bool llama_kv_is_type(int32_t type);
 
 // lines of n elements in a tensor, or in what is laid out like one
 //   K, and V with flash attention: a line is a row
@@ -40,6 +44,29 @@ using llama_kv_convert = std::function<void(const llama_kv_lines & from, const l
 class llama_kv_converter {
 public:
     explicit llama_kv_converter(llama_context & lctx) : lctx(lctx) {}
+
+    // nobody interrupts it: half of the cells in another type are of no use
+    class uninterrupted {
+    public:
+        uninterrupted(llama_context & lctx, ggml_abort_callback callback, void * data) : lctx(lctx), callback(callback), data(data) {
+            set(nullptr, nullptr);
+        }
+
+        ~uninterrupted() {
+            set(callback, data);
+        }
+
+        uninterrupted(const uninterrupted &) = delete;
+        uninterrupted & operator=(const uninterrupted &) = delete;
+
+    private:
+        void set(ggml_abort_callback callback, void * data);
+
+        llama_context & lctx;
+
+        ggml_abort_callback callback;
+        void *              data;
+    };
 
     // the compute buffers for what run() is going to do, at most
     // type: that a tensor like it is converted to

@@ -184,8 +184,11 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
         synchronize();
     }
 
-    const bool res = std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); }) && reserve(!ahead) &&
-        is_within(n_bytes_caches());
+    const size_t n_bytes_before = n_bytes_compute();
+
+    const bool has_memory = std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); }) && reserve(!ahead);
+
+    const bool res = has_memory && is_within(n_bytes_caches());
 
     if (!res && is_wanting) {
         synchronize();
@@ -193,6 +196,11 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
 
     for (auto * cache : caches) {
         res ? cache->settle() : cache->undo();
+    }
+
+    // the compute buffers of what was too much for the budget
+    if (has_memory && !res && n_bytes_compute() > n_bytes_before) {
+        reset_sched();
     }
 
     account();

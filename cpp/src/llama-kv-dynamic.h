@@ -247,7 +247,8 @@ private:
 
     llama_memory_budget * budget = nullptr;
 
-    size_t n_bytes_accounted     = 0; // of the budget
+    size_t n_bytes_accounted        = 0; // of the budget
+    size_t n_bytes_accounted_caches = 0; // of these, without compute buffers
     std::optional<size_t> n_bytes_compute_start; // of the compute buffers, before a cache has grown
 
     std::pair<ggml_type, ggml_type> types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // to step up to
@@ -376,8 +377,7 @@ public:
     // whether a node of a graph reads or writes cells here
     bool is_used_by(const ggml_tensor * node) const;
 
-    // whether K is stored in a rotated basis
-    // may build a graph to find out: not while one is being built. shift_ranges() has found out
+    // whether K is stored in a rotated basis where its type wants it. shift_ranges() has found out
     bool is_rotated() const;
 
     // have the graphs rotate if they can, and see which do
@@ -410,7 +410,9 @@ public:
 
     // rows [0, n) of the streams [s0, s0 + n_stream) of K
     // throws std::runtime_error when that type cannot be read
-    void read_foreign_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint32_t s0, uint32_t n_stream, uint32_t n);
+    // size_row: what the state says
+    void read_foreign_rows(
+            llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint64_t size_row, uint32_t s0, uint32_t n_stream, uint32_t n);
 
     bool reserve_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v); // compute buffers
     bool prepare_types(ggml_type type_k, ggml_type type_v);
@@ -452,6 +454,7 @@ private:
 
     bool read_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row, const std::vector<row_range> & rows);
 
+    rotations wanted_blocks(ggml_type type_k, ggml_type type_v);   // if graphs rotate
     rotations rotated_blocks() const;                              // as the types are
     rotations change_of_basis(ggml_type type_k, ggml_type type_v); // to these types
 

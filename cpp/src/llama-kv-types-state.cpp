@@ -26,18 +26,20 @@ bool llama_kv_dynamic_cache::is_foreign(int32_t type, int32_t type_state, bool i
     return type != type_state || (is_v ? n_rot_v(kv, 0) != n_rot_v_state : n_rot_k(kv, 0) != n_rot_k_state);
 }
 
-void llama_kv_dynamic_cache::read_foreign_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint32_t s0, uint32_t n_stream, uint32_t n) {
+void llama_kv_dynamic_cache::read_foreign_rows(
+        llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint64_t size_row, uint32_t s0, uint32_t n_stream, uint32_t n) {
+    if (!llama_kv_is_type(type_state) || t->ne[0] % ggml_blck_size((ggml_type) type_state) != 0 ||
+            size_row != ggml_row_size((ggml_type) type_state, t->ne[0])) {
+        throw std::runtime_error("a state of a type that KV cells cannot have");
+    }
+
     std::vector<row_range> rows;
     for (uint32_t s = s0; s < s0 + n_stream; ++s) {
         rows.emplace_back((int64_t) s*t->ne[1], n);
     }
 
     // such a state does not say whether it is rotated: as its type wants it
-    const auto [type_k, type_v] = types();
-
-    init_rot(kv, (ggml_type) type_state, type_v, 0);
-    const uint32_t n_rot_state = n_rot_k(kv, 0);
-    init_rot(kv, type_k, type_v, 0);
+    const uint32_t n_rot_state = wanted_blocks((ggml_type) type_state, types().second).k;
 
     if (!read_rows(io, t, type_state, false, n_rot_state, false, rows)) {
         throw std::runtime_error("failed to read KV cells of another type");
@@ -53,8 +55,10 @@ bool llama_kv_dynamic_cache::read_rows(
 
     const auto type = (ggml_type) type_state;
 
-    if (is_state_on_device || !dyn || type_state < 0 || type_state >= GGML_TYPE_COUNT || ggml_blck_size(type) == 0 ||
-            t->ne[0] % ggml_blck_size(type) != 0 || (trans && ggml_is_quantized(type))) {
+    // it comes from outside: a type that cells can have, and the rotation that goes with it here, or none
+    if (is_state_on_device || !dyn || !llama_kv_is_type(type_state) || t->ne[0] % ggml_blck_size(type) != 0 ||
+            (trans && ggml_is_quantized(type)) ||
+            (n_rot_state != 0 && n_rot_state != (is_v ? wanted_blocks(types().first, type).v : wanted_blocks(type, types().second).k))) {
         LLAMA_LOG_ERROR("%s: a state of type %d cannot be read into a KV cache of type %s\n", __func__, type_state, ggml_type_name(t->type));
         return false;
     }
@@ -66,7 +70,10 @@ bool llama_kv_dynamic_cache::read_rows(
         uint32_t size_el;
         io.read(&size_el, sizeof(size_el));
         io.read(&n_embd,  sizeof(n_embd));
-        if (size_el != ggml_type_size(type) || n_embd > t->ne[0]) {
+        const auto layer = std::find_if(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+            return std::find(layer.v_stream.begin(), layer.v_stream.end(), t) != layer.v_stream.end();
+        });
+        if (size_el != ggml_type_size(type) || layer == kv.layers.end() || n_embd != kv.hparams.n_embd_v_gqa(layer->il)) {
             return false;
         }
     } else if (has_size_row) {
@@ -114,10 +121,6 @@ bool llama_kv_dynamic_cache::read_rows(
         const uint32_t n_rot_cur = is_v ? n_rot_v(kv, 0) : n_rot_k(kv, 0);
         const bool     is_basis  = (is_v ? is_rotated_v : is_rotated_k) && n_rot_cur != n_rot_state;
         const uint32_t n_rot     = is_basis ? std::max(n_rot_cur, n_rot_state) : 0;
-
-        if (is_basis && std::min(n_rot_cur, n_rot_state) > 0) {
-            throw std::runtime_error("a state that is rotated in blocks of another size");
-        }
 
         for (int64_t l = 0; l < n_lines; l += n_lines_max) {
             const int64_t n = std::min(n_lines_max, n_lines - l);

@@ -40,15 +40,8 @@ std::pair<ggml_type, ggml_type> llama_kv_dynamic::types() const {
 }
 
 int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const {
-    static const ggml_type types_all[] = {
-        GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
-        GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
-    };
-
-    for (const ggml_type type : { type_k, type_v }) {
-        if (std::find(std::begin(types_all), std::end(types_all), type) == std::end(types_all)) {
-            return LLAMA_MEMORY_TYPE_UNKNOWN;
-        }
+    if (!llama_kv_is_type(type_k) || !llama_kv_is_type(type_v)) {
+        return LLAMA_MEMORY_TYPE_UNKNOWN;
     }
 
     // as in llama_kv_dynamic_cache::can_grow(): with --split-mode tensor there are no tensors to be converted one by one
@@ -164,12 +157,15 @@ void llama_kv_dynamic::convert(const std::function<void(llama_kv_converter &)> &
 
     find_rotation();
 
+    const llama_kv_converter::uninterrupted scope(*lctx, lctx->abort_callback, lctx->abort_callback_data);
+
+    set_moved(false); // also if a state ends too early
+
     llama_kv_converter converter(*lctx);
     f(converter);
 
-    set_moved(true);
-
     if (converter.has_failed()) {
+        set_lost();
         throw std::runtime_error("failed to convert KV cells");
     }
 }
@@ -197,6 +193,8 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     const int64_t t_start_us = ggml_time_us();
 
     const size_t n_bytes_old = usage().committed;
+
+    const llama_kv_converter::uninterrupted scope(*lctx, lctx->abort_callback, lctx->abort_callback_data);
 
     llama_kv_converter converter(*lctx);
 
@@ -234,7 +232,8 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     if (converter.has_failed()) {
         LLAMA_LOG_ERROR("%s: the device failed, all cells are lost\n", __func__);
         lctx->memory->clear(true);
-        res = LLAMA_MEMORY_TYPE_BACKEND;
+        is_lost = true;
+        res = LLAMA_MEMORY_TYPE_LOST;
     }
 
     if (res == LLAMA_MEMORY_TYPE_OK) {
@@ -355,17 +354,22 @@ llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::rotated_blocks() const
     return { is_rotated_k ? n_rot_k(kv, 0) : 0, is_rotated_v ? n_rot_v(kv, 0) : 0 };
 }
 
-llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::change_of_basis(ggml_type type_k, ggml_type type_v) {
-    const auto [type_k_old, type_v_old] = types();
-
-    const auto from = rotated_blocks();
+llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::wanted_blocks(ggml_type type_k, ggml_type type_v) {
+    const auto [type_k_cur, type_v_cur] = types();
 
     init_rot(kv, type_k, type_v, 0);
-    const auto to = rotated_blocks();
-    init_rot(kv, type_k_old, type_v_old, 0);
+    const rotations res = { n_rot_k(kv, 0), n_rot_v(kv, 0) };
+    init_rot(kv, type_k_cur, type_v_cur, 0);
+
+    return res;
+}
+
+llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::change_of_basis(ggml_type type_k, ggml_type type_v) {
+    const auto from = rotated_blocks();
+    const auto to   = wanted_blocks(type_k, type_v);
 
     // the blocks are those of the heads, whatever the type
-    return { from.k == to.k ? 0 : from.k + to.k, from.v == to.v ? 0 : from.v + to.v };
+    return { is_rotated_k && from.k != to.k ? from.k + to.k : 0, is_rotated_v && from.v != to.v ? from.v + to.v : 0 };
 }
 
 //
@@ -420,6 +424,8 @@ int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, gg
 
     ctx.synchronize();
 
+    ctx.kv_dynamic->types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // nothing to step up to: it was wanted so
+
     return ctx.kv_dynamic->set_types(type_k, type_v);
 }
 
@@ -431,7 +437,7 @@ int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type t
     const int32_t res = llama_kv_dynamic::set_types_of(*ctx, type_k, type_v);
 
     if (res != LLAMA_MEMORY_TYPE_OK) {
-        LLAMA_LOG_WARN("%s: K %s, V %s: %s\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v), llama_memory_type_reason(res));
+        LLAMA_LOG_WARN("%s: %s\n", __func__, llama_memory_type_reason(res));
     }
 
     return res;
@@ -451,6 +457,7 @@ const char * llama_memory_type_reason(int32_t result) {
         case LLAMA_MEMORY_TYPE_UNSUPPORTED: return "there are no KV cells here that could change their type";
         case LLAMA_MEMORY_TYPE_BACKEND:     return "the device of a layer cannot compute attention over this type";
         case LLAMA_MEMORY_TYPE_NO_MEMORY:   return "not enough memory";
+        case LLAMA_MEMORY_TYPE_LOST:        return "the device failed, and all cells are empty";
         default:                            return "unknown";
     }
 }

@@ -80,7 +80,10 @@ public:
             set(ctx_tgt, before.tgt, types_tgt, "");
         } catch (...) {
             if (!(types_dft == before.dft)) {
-                llama_set_memory_type(ctx_dft, before.dft.k, before.dft.v);
+                const int32_t ret = llama_set_memory_type(ctx_dft, before.dft.k, before.dft.v);
+                if (ret != LLAMA_MEMORY_TYPE_OK) {
+                    SRV_WRN("the draft's KV cache keeps its new types: %s\n", llama_memory_type_reason(ret));
+                }
             }
             throw;
         }
@@ -108,10 +111,11 @@ private:
         size_t n_bytes = 0;
 
         json to_json() const {
-            json res = {
-                { "ctk", ggml_type_name(tgt.k) },
-                { "ctv", ggml_type_name(tgt.v) },
-            };
+            json res = json::object();
+            if (!tgt.is_none()) {
+                res["ctk"] = ggml_type_name(tgt.k);
+                res["ctv"] = ggml_type_name(tgt.v);
+            }
             if (!dft.is_none()) {
                 res["ctkd"] = ggml_type_name(dft.k);
                 res["ctvd"] = ggml_type_name(dft.v);
@@ -138,11 +142,22 @@ private:
             return;
         }
 
+        if (from.is_none()) {
+            throw server_refusal(ERROR_TYPE_NOT_SUPPORTED, string_format("the %sKV cache cannot change its types: %s",
+                    whose, llama_memory_type_reason(LLAMA_MEMORY_TYPE_UNSUPPORTED)));
+        }
+
         int32_t ret = LLAMA_MEMORY_TYPE_UNSUPPORTED;
-        if (!from.is_none()) {
-            self().queue_tasks.yield_to_queue([&]() { // for the metrics
-                ret = llama_set_memory_type(ctx, to.k, to.v);
-            });
+        self().queue_tasks.yield_to_queue([&]() { // for the metrics
+            ret = llama_set_memory_type(ctx, to.k, to.v);
+        });
+
+        if (ret == LLAMA_MEMORY_TYPE_LOST) {
+            for (auto & slot : self().slots) {
+                if (!slot.is_processing()) {
+                    slot.prompt_clear();
+                }
+            }
         }
 
         if (ret != LLAMA_MEMORY_TYPE_OK) {
@@ -156,6 +171,7 @@ private:
             case LLAMA_MEMORY_TYPE_UNSUPPORTED:
             case LLAMA_MEMORY_TYPE_BACKEND:   return ERROR_TYPE_NOT_SUPPORTED;
             case LLAMA_MEMORY_TYPE_NO_MEMORY: return ERROR_TYPE_OUT_OF_MEMORY;
+            case LLAMA_MEMORY_TYPE_LOST:      return ERROR_TYPE_SERVER;
             default:                          return ERROR_TYPE_INVALID_REQUEST;
         }
     }

@@ -46,7 +46,7 @@ protected:
 
         const server_slot * from = nullptr;
 
-        int32_t n_best = n_usable(slot, *slot.task);
+        int32_t n_best = n_usable(slot, *slot.task, false);
         int32_t n_soon = 0;
 
         for (const auto & other : self().slots) {
@@ -54,7 +54,7 @@ protected:
                 continue;
             }
 
-            const int32_t n_now = n_usable(other, *slot.task);
+            const int32_t n_now = n_usable(other, *slot.task, true);
             if (n_now > n_best) {
                 n_best = n_now;
                 from   = &other;
@@ -63,7 +63,9 @@ protected:
             // the end of its prompt may be in the batch at hand
             const bool is_computing = other.state == SLOT_STATE_PROCESSING_PROMPT || other.state == SLOT_STATE_DONE_PROMPT;
             if (is_computing && is_cut_anywhere()) {
-                n_soon = std::max<int32_t>(n_soon, other.task->tokens.get_common_prefix(slot.task->tokens));
+                const int32_t n_lcp = other.task->tokens.get_common_prefix(slot.task->tokens);
+
+                n_soon = std::max(n_soon, std::min(n_lcp, slot.task->n_tokens() - 1)); // the last token is computed anyway
             }
         }
 
@@ -112,7 +114,8 @@ private:
 
     bool can_take(const server_slot & slot) const {
         return self().params_base.kv_share_prefix && slot.task->params.cache_prompt && is_completion(*slot.task) &&
-            !slot.task->tokens.has_media() && !lora_all_alora(slot.lora);
+            !slot.task->tokens.has_media() && !lora_all_alora(slot.lora) &&
+            slot.task->n_tokens() > 0 && slot.task->n_tokens() < slot.n_ctx; // or it is refused, and keeps what it has
     }
 
     static bool can_give(const server_slot & other, const server_slot & slot) {
@@ -139,7 +142,9 @@ private:
     }
 
     // tokens of a task that need not be computed with the cells of a slot: what update_slots() makes of them
-    int32_t n_usable(const server_slot & slot, const server_task & task) const {
+    // is_other: by another slot. the state that a recurrent memory goes back to when a draft was wrong is not copied, so only a
+    // checkpoint is of use then
+    int32_t n_usable(const server_slot & slot, const server_task & task, bool is_other) const {
         const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), n_computed(slot));
         if (n == 0) {
             return 0;
@@ -147,7 +152,7 @@ private:
 
         const llama_pos pos_min = llama_memory_seq_pos_min(llama_get_memory(slot.ctx_tgt), slot.id);
         const llama_pos thold   = std::max(0, n - self().n_swa - (n < task.n_tokens() ? 0 : 1));
-        if (pos_min < thold) {
+        if (pos_min < thold && !(is_other && self().ctx_tgt_seq_rm_type == COMMON_CONTEXT_SEQ_RM_TYPE_RS)) {
             return n;
         }
 
@@ -160,10 +165,12 @@ private:
     }
 
     static void take(server_slot & slot, const server_slot & from) {
+        auto prompt = from.prompt.clone(); // may throw
+
         slot.mem.seq_rm(slot.id, -1, -1);
         slot.mem.seq_cp(from.id, slot.id, -1, -1);
 
-        slot.prompt = from.prompt.clone();
+        slot.prompt = std::move(prompt);
         slot.prompt.tokens.keep_first(n_computed(from));
     }
 

@@ -61,7 +61,10 @@ protected:
             return !slot.is_processing() && slot.prompt.n_tokens() > 0;
         });
 
-        return { self().params_base.kv_budget.get(), has_idle };
+        // cells of their own are of no use to others, unless memory is what is short
+        const bool is_shared = self().params_base.kv_unified || server_memory_is_short(self().ctx_tgt);
+
+        return { self().params_base.kv_budget.get(), has_idle && is_shared };
     }
 
     // the batch, rendered from off on, found no place. returns false if that is not for want of memory or may be for its

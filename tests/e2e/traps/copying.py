@@ -54,6 +54,7 @@ COPYING = (
             STORAGE,
             "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
             "ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type())",
+            after="ggml_backend_buffer_t alloc_buffer(",
         ),
         unit("test-kv-storage"),
         "exit",

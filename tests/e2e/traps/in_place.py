@@ -16,8 +16,8 @@ IN_PLACE = (
         "in place, a shift goes over the rows of the first stream only",
         Edit(
             CACHE,
-            "ggml_row_size(layer.k->type, n_embd_nope) + dyn->shifted().first*layer.k->nb[1]",
-            "ggml_row_size(layer.k->type, n_embd_nope)",
+            "ggml_row_size(layer.k->type, is_quant ? 0 : n_embd_nope) + dyn->shifted().first*layer.k->nb[1]",
+            "ggml_row_size(layer.k->type, is_quant ? 0 : n_embd_nope)",
         ),
         inplace("llama-dense", "shift", "--seqs", "4"),
         "shift",

@@ -33,7 +33,7 @@ TYPES = (
     ),
     Trap(
         "cells that are turned already are turned again",
-        Edit(TYPES_FILE, "from.k == to.k", "from.k == 0 && to.k == 0"),
+        Edit(TYPES_FILE, "from.k != to.k", "from.k + to.k > 0"),
         inplace("llama-dense", BITS, "--retype", "q8_0:q4_0"),
         BITS,
     ),
