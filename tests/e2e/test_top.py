@@ -144,7 +144,7 @@ def test_in_a_terminal(real: Real, model: Path, tmp_path: Path, width: int) -> N
             numbers = server.http.get("/props").json()["kv_cache"]["target"]
             cells = f"{numbers['cells_used']} used, {numbers['cells']} committed, 4096 reserved"
             lines = shown.until(lambda lines: any(cells in line for line in lines))
-            assert any(re.match(rf" +1  idle +{said} +2048\b", line) for line in lines)
+            assert any(re.match(rf" +1  idle +{said} +\d+ +2048\b", line) for line in lines)
             assert any(re.search(r"\d\d  target grew (once|\d+ times): \d+ to \d+ cells, \+", line) for line in lines)
             server.slot("erase", 1)
             shown.until(lambda lines: any(re.search(r"  target gave back once: .* cells, -", line) for line in lines))
