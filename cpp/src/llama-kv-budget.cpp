@@ -38,8 +38,7 @@ void llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
         this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);
     }
 
-    // what is only planned takes nothing
-    this->budget = enabled && budget && !lctx->model.hparams.no_alloc ? budget : nullptr;
+    this->budget = enabled ? budget : nullptr;
 }
 
 size_t llama_kv_dynamic::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {

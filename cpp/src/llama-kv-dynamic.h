@@ -455,7 +455,6 @@ private:
     bool read_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row, const std::vector<row_range> & rows);
 
     rotations wanted_blocks(ggml_type type_k, ggml_type type_v);   // if graphs rotate
-    rotations rotated_blocks() const;                              // as the types are
     rotations change_of_basis(ggml_type type_k, ggml_type type_v); // to these types
 
     // not every upstream rotates, or says so in this way. then there is no change of types

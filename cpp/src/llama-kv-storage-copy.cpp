@@ -46,8 +46,8 @@ public:
     }
 
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
-        for (const auto & l : layers_ctx) {
-            set_layout(l, v_trans, [&](ggml_tensor * t, bool) { llama_kv_set_n_rows(t, n_rows()); });
+        for (size_t i = 0; i < layers_ctx.size() && !is_fixed; ++i) {
+            set_layout(layers_ctx[i], v_trans, [&](ggml_tensor * t, bool) { llama_kv_set_n_rows(t, n_rows()); });
         }
 
         ggml_backend_buffer_t res = is_fixed ? ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) : alloc_buffer(ctx, buft);

@@ -45,8 +45,7 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
     }
 
     // as in llama_kv_dynamic_cache::can_grow(): with --split-mode tensor there are no tensors to be converted one by one
-    if (types().first == GGML_TYPE_COUNT || lctx->opt_ctx || lctx->model.hparams.no_alloc ||
-            lctx->model.split_mode() > LLAMA_SPLIT_MODE_ROW ||
+    if (types().first == GGML_TYPE_COUNT || lctx->opt_ctx || lctx->model.split_mode() > LLAMA_SPLIT_MODE_ROW ||
             !std::all_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_types() || cache->usage().reserved == 0; })) {
         return LLAMA_MEMORY_TYPE_UNSUPPORTED;
     }
@@ -350,10 +349,6 @@ void llama_kv_dynamic_cache::end_find_rotation(ggml_cgraph * gf) {
     }
 }
 
-llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::rotated_blocks() const {
-    return { is_rotated_k ? n_rot_k(kv, 0) : 0, is_rotated_v ? n_rot_v(kv, 0) : 0 };
-}
-
 llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::wanted_blocks(ggml_type type_k, ggml_type type_v) {
     const auto [type_k_cur, type_v_cur] = types();
 
@@ -365,11 +360,13 @@ llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::wanted_blocks(ggml_typ
 }
 
 llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::change_of_basis(ggml_type type_k, ggml_type type_v) {
-    const auto from = rotated_blocks();
+    const auto from = wanted_blocks(types().first, types().second);
     const auto to   = wanted_blocks(type_k, type_v);
 
-    // the blocks are those of the heads, whatever the type
-    return { is_rotated_k && from.k != to.k ? from.k + to.k : 0, is_rotated_v && from.v != to.v ? from.v + to.v : 0 };
+    // the blocks are those of the heads, whatever the type: one of both is 0, or they are equal
+    const auto turned = [](uint32_t from, uint32_t to) { return from == to ? 0 : from + to; };
+
+    return { is_rotated_k ? turned(from.k, to.k) : 0, is_rotated_v ? turned(from.v, to.v) : 0 };
 }
 
 //

@@ -36,11 +36,6 @@ IMPOSSIBLE = (
         ("find_slot(", "FAILED_COMPUTE"),
     ),
     Impossible(
-        "a cache that grows gets another type, and with it another rotation",
-        "a growth allocates with the type of the tensor that it moves",
-        ("GGML_TYPE_F16", "attn_rot"),
-    ),
-    Impossible(
         "a pending shift is dropped, because the cells are copied into larger ones",
         "the cells have their full size from the start and are never copied",
         ("cells.cp(", "cells.set(", "std::move(cells"),
@@ -58,7 +53,7 @@ IMPOSSIBLE = (
     Impossible(
         "whether V is transposed is worked out again, after flash attention was switched on or off",
         "the storage is told by the cache, which decided it when it was made",
-        ("flash_attn",),
+        ("v_trans = ",),
     ),
     Impossible(
         "the tensors of a larger cache have other names, and --split-mode does not find them",

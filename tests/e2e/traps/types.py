@@ -11,7 +11,7 @@ TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
 TYPES = (
     Trap(
         "K of a graph that never rotates is turned, because its type wants that",
-        Edit(TYPES_FILE, "is_rotated_k ? n_rot_k(kv, 0) : 0", "n_rot_k(kv, 0)"),
+        Edit(TYPES_FILE, "is_rotated_k ? turned(from.k, to.k) : 0", "turned(from.k, to.k)"),
         inplace("deepseek2-moe", BITS),
         BITS,
     ),
@@ -27,13 +27,13 @@ TYPES = (
     ),
     Trap(
         "V is turned in blocks of K's size",
-        Edit(TYPES_FILE, "from.v + to.v", "from.k + to.k"),
+        Edit(TYPES_FILE, "turned(from.v, to.v)", "from.k + to.k"),
         inplace("llama-dense", BITS),
         BITS,
     ),
     Trap(
         "cells that are turned already are turned again",
-        Edit(TYPES_FILE, "from.k != to.k", "from.k + to.k > 0"),
+        Edit(TYPES_FILE, "from == to ? 0 : from + to", "from + to"),
         inplace("llama-dense", BITS, "--retype", "q8_0:q4_0"),
         BITS,
     ),
