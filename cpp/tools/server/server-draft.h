@@ -228,6 +228,8 @@ private:
         self().spec.reset(draft_new());
         attach();
         self().spec_init.reset();
+
+        self().memory.update(self().ctx_tgt, self().ctx_dft); // what it has given back
     }
 
     void set(llama_model * model, llama_context * ctx) {
