@@ -3,6 +3,8 @@
 // What the dynamic KV cache (--kv-dynamic) uses and not every upstream that it is built on has. The overload with int is
 // taken where the member is there, the one with long elsewhere.
 
+#include "ggml.h"
+
 #include <algorithm>
 #include <cstdint>
 
@@ -41,4 +43,15 @@ void llama_kv_compat_reset(T & all, long) {
     for (auto & res : all) {
         llama_kv_compat_reset(res, 0);
     }
+}
+
+// llama_mul_mat_hadamard(): only where cells are rotated
+template <typename T>
+auto llama_kv_compat_hadamard(ggml_context * ctx, T * cur, ggml_tensor * rot, int) -> decltype(llama_mul_mat_hadamard(ctx, cur, rot)) {
+    return llama_mul_mat_hadamard(ctx, cur, rot);
+}
+
+template <typename T>
+T * llama_kv_compat_hadamard(ggml_context *, T * cur, ggml_tensor *, long) {
+    return cur;
 }

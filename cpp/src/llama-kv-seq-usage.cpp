@@ -13,14 +13,20 @@ static size_t part(size_t size, size_t n, size_t i) {
 }
 
 // sequences of a cell that come before seq_id
-static size_t rank(const llama_kv_cells::seq_set_t & seqs, llama_seq_id seq_id) {
-    return (seqs << (LLAMA_MAX_SEQ - seq_id)).count();
+static size_t rank(const llama_kv_cells & cells, uint32_t i, llama_seq_id seq_id) {
+    size_t res = 0;
+
+    for (llama_seq_id other = 0; other < seq_id; ++other) {
+        res += cells.seq_has(i, other);
+    }
+
+    return res;
 }
 
 llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & bytes) const {
     llama_seq_cells res = {};
 
-    const auto & cells = kv.get_cells(seq_id);
+    const auto & cells = kv.v_cells[kv.seq_to_stream[seq_id]];
     const size_t size  = size_cell();
 
     bool is_run = false;
@@ -29,14 +35,13 @@ llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & 
         const bool is_own = cells.seq_has(i, seq_id);
 
         if (is_own) {
-            const auto & seqs = cells.seq_get_all(i);
-            const size_t n    = seqs.count();
+            const size_t n = cells.seq_count(i);
 
             res.n_cells++;
             res.n_shared += n > 1;
             res.n_runs   += !is_run;
 
-            bytes += n > 1 ? part(size, n, rank(seqs, seq_id)) : size;
+            bytes += n > 1 ? part(size, n, rank(cells, i, seq_id)) : size;
         }
 
         is_run = is_own;
