@@ -15,7 +15,6 @@
 #include "llama-impl.h"
 #include "llama-kv-convert.h"
 #include "llama-kv-dynamic.h"
-#include "llama-model.h"
 
 #include <algorithm>
 #include <numeric>
@@ -51,19 +50,19 @@ size_t llama_kv_dynamic::n_bytes_caches() const {
     return std::accumulate(caches.begin(), caches.end(), size_t(0), [](size_t sum, const auto * cache) { return sum + cache->usage().committed; });
 }
 
-size_t llama_kv_dynamic::n_bytes_compute() const {
-    const auto & sizes = lctx->backend_buf_exp_size;
+static size_t sum(const std::vector<size_t> & sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), size_t(0));
+}
 
-    const size_t res = std::accumulate(sizes.begin(), sizes.end(), size_t(0));
+size_t llama_kv_dynamic::n_bytes_compute() const {
+    const size_t res = sum(lctx->backend_buf_exp_size);
 
     return res - std::min(res, n_bytes_compute_start.value_or(res));
 }
 
 void llama_kv_dynamic::begin_account() {
     if (budget && !n_bytes_compute_start) {
-        const auto & sizes = lctx->backend_buf_exp_size;
-
-        n_bytes_compute_start = std::accumulate(sizes.begin(), sizes.end(), size_t(0));
+        n_bytes_compute_start = sum(lctx->backend_buf_exp_size);
     }
 
     account();

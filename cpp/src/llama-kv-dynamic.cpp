@@ -188,7 +188,7 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
 
     const bool has_memory = std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); }) && reserve(!ahead);
 
-    const bool res = has_memory && is_within(n_bytes_caches());
+    const bool res = has_memory && (!budget || is_within(n_bytes_caches()));
 
     if (!res && is_wanting) {
         synchronize();
@@ -249,7 +249,7 @@ void llama_kv_dynamic::synchronize() const {
     }
 }
 
-bool llama_kv_dynamic::reserve_graph() {
+ggml_cgraph * llama_kv_dynamic::build_graph(bool split_only) {
     const uint32_t n_seqs    = lctx->cparams.n_seq_max;
     const uint32_t n_tokens  = std::min(lctx->cparams.n_ctx, lctx->cparams.n_ubatch);
     const uint32_t n_outputs = llama_kv_compat_n_outputs(lctx->cparams, n_tokens, 0);
@@ -261,7 +261,11 @@ bool llama_kv_dynamic::reserve_graph() {
 
     const uint32_t n_seqs_worst = arch == "kimi-linear" || arch == "minimax-01" ? 1 : n_seqs;
 
-    if (llama_kv_fault_alloc() || !lctx->graph_reserve(n_tokens, n_seqs_worst, n_outputs, mctx.get())) {
+    return lctx->graph_reserve(n_tokens, n_seqs_worst, n_outputs, mctx.get(), split_only);
+}
+
+bool llama_kv_dynamic::reserve_graph() {
+    if (llama_kv_fault_alloc() || !build_graph(false)) {
         return false;
     }
 

@@ -183,6 +183,9 @@ private:
     bool reserve(bool last);
     bool reserve_graph();
 
+    // the graph for the worst case, with its compute buffers or only split over the backends. null: no memory
+    ggml_cgraph * build_graph(bool split_only);
+
     //
     // the budget, see llama-kv-budget.cpp
     //
@@ -208,9 +211,6 @@ private:
     // have the graphs work with the new types, and the memory for the change. false: nothing has changed
     // sched: the one that the context computes with, unchanged in the end
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
-
-    // the graph for the worst case, split over the backends and without memory
-    ggml_cgraph * build_graph();
 
     // where a graph reads and writes the cells
     std::vector<ggml_backend_t> cell_backends(ggml_cgraph * gf) const;
@@ -414,8 +414,8 @@ public:
     void read_foreign_rows(
             llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint64_t size_row, uint32_t s0, uint32_t n_stream, uint32_t n);
 
-    bool reserve_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v); // compute buffers
-    bool prepare_types(ggml_type type_k, ggml_type type_v);
+    // compute buffers for the change, and what llama_kv_storage::prepare_types() has
+    bool prepare_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
     void forget_types();
     void set_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
 
@@ -455,7 +455,10 @@ private:
     bool read_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row, const std::vector<row_range> & rows);
 
     rotations wanted_blocks(ggml_type type_k, ggml_type type_v);   // if graphs rotate
-    rotations change_of_basis(ggml_type type_k, ggml_type type_v); // to these types
+
+    // from blocks of this size to blocks of that one. they are those of the heads, whatever the type: one of both is 0, or they
+    // are equal
+    static uint32_t turned(uint32_t from, uint32_t to);
 
     // not every upstream rotates, or says so in this way. then there is no change of types
     template <typename T> static constexpr auto has_init_rot(int) -> decltype(&T::init_rot, true) { return true; }
@@ -512,6 +515,8 @@ private:
     bool     is_state_on_device = false;
     uint32_t n_rot_k_state      = 0;
     uint32_t n_rot_v_state      = 0;
+
+    rotations rot_next = { 0, 0 }; // by prepare_types()
 
     const ggml_tensor * noted_rot_k = nullptr;
     const ggml_tensor * noted_rot_v = nullptr;

@@ -119,8 +119,7 @@ bool llama_kv_dynamic_cache::read_rows(
 
     dyn->convert([&](llama_kv_converter & converter) {
         const uint32_t n_rot_cur = is_v ? n_rot_v(kv, 0) : n_rot_k(kv, 0);
-        const bool     is_basis  = (is_v ? is_rotated_v : is_rotated_k) && n_rot_cur != n_rot_state;
-        const uint32_t n_rot     = is_basis ? std::max(n_rot_cur, n_rot_state) : 0;
+        const uint32_t n_rot     = (is_v ? is_rotated_v : is_rotated_k) ? turned(n_rot_state, n_rot_cur) : 0;
 
         for (int64_t l = 0; l < n_lines; l += n_lines_max) {
             const int64_t n = std::min(n_lines_max, n_lines - l);

@@ -68,14 +68,6 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
     return LLAMA_MEMORY_TYPE_OK;
 }
 
-ggml_cgraph * llama_kv_dynamic::build_graph() {
-    const uint32_t n_tokens = std::min(lctx->cparams.n_ctx, lctx->cparams.n_ubatch);
-
-    const auto mctx = lctx->memory->init_full();
-
-    return lctx->graph_reserve(n_tokens, lctx->cparams.n_seq_max, llama_kv_compat_n_outputs(lctx->cparams, n_tokens, 0), mctx.get(), true);
-}
-
 std::vector<ggml_backend_t> llama_kv_dynamic::cell_backends(ggml_cgraph * gf) const {
     std::vector<ggml_backend_t> res;
 
@@ -101,7 +93,7 @@ void llama_kv_dynamic::find_rotation() {
 
     ggml_cgraph * gf = nullptr;
     try {
-        gf = build_graph();
+        gf = build_graph(true);
     } catch (...) {
         for (auto * cache : caches) {
             cache->end_find_rotation(nullptr);
@@ -128,11 +120,11 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
     int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
 
     try {
-        const auto backends = cell_backends(build_graph());
+        const auto backends = cell_backends(build_graph(true));
 
         pretend(type_k, type_v);
 
-        const auto backends_new = cell_backends(build_graph());
+        const auto backends_new = cell_backends(build_graph(true));
 
         if (backends.size() == backends_new.size() && backends != backends_new) {
             res = LLAMA_MEMORY_TYPE_BACKEND;
@@ -182,9 +174,9 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 
     begin_account();
 
-    const size_t n_bytes_new = n_bytes_next(false, type_k, type_v);
+    const size_t n_bytes_new = budget ? n_bytes_next(false, type_k, type_v) : 0;
 
-    if (n_bytes_new > n_bytes_next(false, type_k_old, type_v_old) && !is_within(n_bytes_new)) {
+    if (budget && n_bytes_new > n_bytes_next(false, type_k_old, type_v_old) && !is_within(n_bytes_new)) {
         LLAMA_LOG_WARN("%s: the budget has no room for it\n", __func__);
         return LLAMA_MEMORY_TYPE_NO_MEMORY;
     }
@@ -211,7 +203,7 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
         res = prepare_types(type_k, type_v);
 
         for (auto * cache : caches) {
-            if (res == LLAMA_MEMORY_TYPE_OK && !(cache->reserve_types(converter, type_k, type_v) && cache->prepare_types(type_k, type_v))) {
+            if (res == LLAMA_MEMORY_TYPE_OK && !cache->prepare_types(converter, type_k, type_v)) {
                 res = LLAMA_MEMORY_TYPE_NO_MEMORY;
             }
         }
@@ -359,34 +351,29 @@ llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::wanted_blocks(ggml_typ
     return res;
 }
 
-llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::change_of_basis(ggml_type type_k, ggml_type type_v) {
-    const auto from = wanted_blocks(types().first, types().second);
-    const auto to   = wanted_blocks(type_k, type_v);
-
-    // the blocks are those of the heads, whatever the type: one of both is 0, or they are equal
-    const auto turned = [](uint32_t from, uint32_t to) { return from == to ? 0 : from + to; };
-
-    return { is_rotated_k ? turned(from.k, to.k) : 0, is_rotated_v ? turned(from.v, to.v) : 0 };
+uint32_t llama_kv_dynamic_cache::turned(uint32_t from, uint32_t to) {
+    return from == to ? 0 : from + to;
 }
 
 //
 // the change
 //
 
-bool llama_kv_dynamic_cache::reserve_types(llama_kv_converter & converter, ggml_type type_k, ggml_type type_v) {
+bool llama_kv_dynamic_cache::prepare_types(llama_kv_converter & converter, ggml_type type_k, ggml_type type_v) {
     if (!has_types()) {
         return true;
     }
 
-    const auto rot = change_of_basis(type_k, type_v);
+    const auto [to_k, to_v] = wanted_blocks(type_k, type_v);
 
-    return std::all_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
-        return converter.reserve(layer.k, type_k, rot.k) && (!layer.v || converter.reserve(layer.v, type_v, rot.v));
+    rot_next.k = is_rotated_k ? turned(n_rot_k(kv, 0), to_k) : 0;
+    rot_next.v = is_rotated_v ? turned(n_rot_v(kv, 0), to_v) : 0;
+
+    const bool res = std::all_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+        return converter.reserve(layer.k, type_k, rot_next.k) && (!layer.v || converter.reserve(layer.v, type_v, rot_next.v));
     });
-}
 
-bool llama_kv_dynamic_cache::prepare_types(ggml_type type_k, ggml_type type_v) {
-    return !has_types() || storage->prepare_types(type_k, type_v, n_used());
+    return res && storage->prepare_types(type_k, type_v, n_used());
 }
 
 void llama_kv_dynamic_cache::forget_types() {
@@ -398,10 +385,10 @@ void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type
         return;
     }
 
-    const auto rot = change_of_basis(type_k, type_v);
-
     const auto convert = [&](const llama_kv_lines & from, const llama_kv_lines & to, bool is_v) {
-        converter.run(from, to, is_v ? rot.v : rot.k, rot_matrix(kv, is_v ? rot.v : rot.k, 0));
+        const uint32_t n_rot = is_v ? rot_next.v : rot_next.k;
+
+        converter.run(from, to, n_rot, rot_matrix(kv, n_rot, 0));
     };
 
     storage->set_types(convert, n_used());

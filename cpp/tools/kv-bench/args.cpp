@@ -33,33 +33,26 @@ void kv_bench_usage(const char * prog) {
     printf("  -v,    --verbose              show the log on stderr\n");
 }
 
-static bool parse_list(const std::string & str, std::vector<uint32_t> & res) {
+// parse(name, value) of each of a comma separated list
+template <typename T, typename F>
+static bool parse_list(const std::string & str, std::vector<T> & res, F && parse) {
     size_t pos = 0;
     while (pos <= str.size()) {
         const size_t end = std::min(str.find(',', pos), str.size());
-        uint32_t val = 0;
-        if (!parse_u32(str.substr(pos, end - pos).c_str(), val) || val == 0) {
-            return false;
-        }
-        res.push_back(val);
-        pos = end + 1;
-    }
-    std::sort(res.begin(), res.end());
-    return !res.empty();
-}
-
-static bool parse_types(const std::string & str, std::vector<ggml_type> & res) {
-    size_t pos = 0;
-    while (pos <= str.size()) {
-        const size_t end = std::min(str.find(',', pos), str.size());
-        ggml_type val;
-        if (!parse_type(str.substr(pos, end - pos).c_str(), val)) {
+        T val;
+        if (!parse(str.substr(pos, end - pos), val)) {
             return false;
         }
         res.push_back(val);
         pos = end + 1;
     }
     return true;
+}
+
+static bool parse_depths(const std::string & str, std::vector<uint32_t> & res) {
+    const bool ok = parse_list(str, res, [](const std::string & val, uint32_t & depth) { return parse_u32(val.c_str(), depth) && depth > 0; });
+    std::sort(res.begin(), res.end());
+    return ok;
 }
 
 args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params) {
@@ -85,10 +78,10 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
         else if (is("-dev", "--device"))       { params.device = val; }
         else if (is("--kv-dynamic"))           { ok = parse_on_off(val, params.kv_dynamic); }
         else if (is("-c",   "--ctx-size"))     { ok = parse_u32(val, params.n_ctx) && params.n_ctx > 0; }
-        else if (is("-d",   "--depths"))       { ok = parse_list(val, params.depths); }
+        else if (is("-d",   "--depths"))       { ok = parse_depths(val, params.depths); }
         else if (is("--budget"))               { ok = parse_u32(val, params.budget); }
-        else if (is("--auto-quant"))           { ok = parse_types(val, params.auto_quant); }
-        else if (is("--retype"))               { ok = parse_types(val, params.retype); }
+        else if (is("--auto-quant"))           { ok = parse_list(val, params.auto_quant, parse_type); }
+        else if (is("--retype"))               { ok = parse_list(val, params.retype, parse_type); }
         else if (is("-ub",  "--ubatch-size"))  { ok = parse_u32(val, params.n_ubatch) && params.n_ubatch > 0; }
         else if (is("--rounds"))               { ok = parse_u32(val, params.n_round); }
         else if (is("--other"))                { params.other = val; }

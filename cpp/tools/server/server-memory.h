@@ -183,12 +183,13 @@ public:
     void update_slots(json & slots) const {
         std::lock_guard<std::mutex> lock(mutex);
 
+        if (!is_shown) {
+            return;
+        }
+
         t_asked_us = ggml_time_us();
 
         for (auto & slot : slots) {
-            if (!is_shown) {
-                continue;
-            }
             for (const auto * ctx : contexts()) {
                 slot["kv_cache"][ctx->name] = ctx->slots.to_json(slot.at("id").get<int>());
             }

@@ -35,7 +35,7 @@ GROWING = (
     ),
     Trap(
         "the compute buffers do not follow the size of the cache",
-        Edit(DYNAMIC, "!lctx->graph_reserve(n_tokens, n_seqs_worst, n_outputs, mctx.get())", "false"),
+        Edit(DYNAMIC, "!build_graph(false)", "false"),
         Run("llama-dense", ("-fa", "off", "--fill", "1100", "--checks", "prompt", "-v"), COPY),
         "log: does not match expectation",
     ),

@@ -11,7 +11,7 @@ TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
 TYPES = (
     Trap(
         "K of a graph that never rotates is turned, because its type wants that",
-        Edit(TYPES_FILE, "is_rotated_k ? turned(from.k, to.k) : 0", "turned(from.k, to.k)"),
+        Edit(TYPES_FILE, "is_rotated_k ? turned(n_rot_k(kv, 0), to_k) : 0", "turned(n_rot_k(kv, 0), to_k)"),
         inplace("deepseek2-moe", BITS),
         BITS,
     ),
@@ -19,7 +19,7 @@ TYPES = (
         "cells are not turned into the basis of their new type",
         Edit(
             TYPES_FILE,
-            "converter.run(from, to, is_v ? rot.v : rot.k, rot_matrix(kv, is_v ? rot.v : rot.k, 0));",
+            "converter.run(from, to, n_rot, rot_matrix(kv, n_rot, 0));",
             "converter.run(from, to, 0, nullptr);",
         ),
         inplace("llama-dense", BITS),
@@ -27,7 +27,7 @@ TYPES = (
     ),
     Trap(
         "V is turned in blocks of K's size",
-        Edit(TYPES_FILE, "turned(from.v, to.v)", "from.k + to.k"),
+        Edit(TYPES_FILE, "turned(n_rot_v(kv, 0), to_v)", "n_rot_k(kv, 0) + to_k"),
         inplace("llama-dense", BITS),
         BITS,
     ),
