@@ -50,28 +50,39 @@ size_t llama_kv_dynamic::n_bytes_caches() const {
     return std::accumulate(caches.begin(), caches.end(), size_t(0), [](size_t sum, const auto * cache) { return sum + cache->usage().committed; });
 }
 
-static size_t sum(const std::vector<size_t> & sizes) {
-    return std::accumulate(sizes.begin(), sizes.end(), size_t(0));
+size_t llama_kv_dynamic::n_bytes_sched() const {
+    return std::accumulate(lctx->backend_ptrs.begin(), lctx->backend_ptrs.end(), size_t(0), [this](size_t sum, ggml_backend_t backend) {
+        return sum + ggml_backend_sched_get_buffer_size(lctx->sched.get(), backend);
+    });
 }
 
 size_t llama_kv_dynamic::n_bytes_compute() const {
-    const size_t res = sum(lctx->backend_buf_exp_size);
+    const size_t res = n_bytes_sched();
 
     return res - std::min(res, n_bytes_compute_start.value_or(res));
 }
 
 void llama_kv_dynamic::begin_account() {
     if (budget && !n_bytes_compute_start) {
-        n_bytes_compute_start = sum(lctx->backend_buf_exp_size);
+        n_bytes_compute_start = n_bytes_sched();
     }
 
     account();
 }
 
+size_t llama_kv_dynamic::n_bytes_above(size_t n_bytes_caches) const {
+    if (!budget || budget->n_bytes == 0) {
+        return 0;
+    }
+
+    const size_t n_bytes = budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_compute();
+
+    return n_bytes - std::min(n_bytes, budget->n_bytes);
+}
+
 bool llama_kv_dynamic::is_within(size_t n_bytes_caches) const {
     // what the compute buffers need for cells that are there is had, and the cells of another context are not had here
-    return !budget || budget->n_bytes == 0 || n_bytes_caches <= n_bytes_accounted_caches ||
-        budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_compute() <= budget->n_bytes;
+    return n_bytes_caches <= n_bytes_accounted_caches || n_bytes_above(n_bytes_caches) == 0;
 }
 
 bool llama_kv_dynamic::fits(bool ahead) const {
@@ -137,9 +148,14 @@ void llama_kv_dynamic::step_up() {
         return;
     }
 
+    // the compute buffers do not shrink by themselves, and what they have grown by was for cells that are gone
+    new_sched();
+
     if (is_within(n_bytes_next(false, types_first.first, types_first.second)) && set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {
         types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
         budget->usage.n_up++;
+    } else {
+        reset_sched();
     }
 }
 

@@ -25,6 +25,19 @@ bool llama_kv_is_type(int32_t type) {
     }
 }
 
+void llama_kv_converter::fit() {
+    auto * sched = lctx.get_sched();
+
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        const size_t size = ggml_backend_sched_get_buffer_size(sched, ggml_backend_sched_get_backend(sched, i));
+
+        // as they are read, and rotated
+        if (size > 0) {
+            n_elements = std::min<int64_t>(n_elements, size/(2*sizeof(float)));
+        }
+    }
+}
+
 void llama_kv_converter::uninterrupted::set(ggml_abort_callback callback, void * data) {
     lctx.set_abort_callback(callback, data);
 }
@@ -65,22 +78,18 @@ bool llama_kv_converter::reserve(const ggml_tensor * like, ggml_type type, uint3
     to.nb[2] = to.nb[1]*to.ne[1];
     to.nb[3] = to.nb[2]*to.ne[2];
 
-    const int64_t n_lines = std::min(like->ne[1]*like->ne[2], std::max<int64_t>(1, LLAMA_KV_CONVERT_ELEMENTS/like->ne[0]));
+    const int64_t n = std::min(like->ne[1]*like->ne[2], n_lines(like->ne[0]));
 
     auto * sched = lctx.get_sched();
 
     ggml_backend_sched_reset(sched);
 
     return !llama_kv_fault_alloc() && ggml_backend_sched_reserve(sched, build(
-                { &from, 0, from.nb[1], like->ne[0], n_lines },
-                { &to,   0, to.nb[1],   like->ne[0], n_lines }, n_rot));
+                { &from, 0, from.nb[1], like->ne[0], n },
+                { &to,   0, to.nb[1],   like->ne[0], n }, n_rot));
 }
 
-void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix) {
-    if (is_failed) {
-        return;
-    }
-
+bool llama_kv_converter::compute(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix) {
     auto * sched = lctx.get_sched();
 
     ggml_backend_sched_reset(sched);
@@ -88,19 +97,33 @@ void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines &
 
     ggml_cgraph * gf = build(from, to, n_rot);
 
-    is_failed = !ggml_backend_sched_alloc_graph(sched, gf);
-
-    if (!is_failed) {
-        if (rot) {
-            ggml_backend_tensor_set(rot, matrix, 0, ggml_nbytes(rot));
-        }
-
-        is_failed = lctx.graph_compute(gf, from.n_lines > 1) != GGML_STATUS_SUCCESS;
-
-        ggml_backend_sched_synchronize(sched);
+    if (!ggml_backend_sched_alloc_graph(sched, gf)) {
+        return false;
     }
 
-    if (is_failed) {
-        LLAMA_LOG_ERROR("%s: failed to compute the KV cells in another type\n", __func__);
+    if (rot) {
+        ggml_backend_tensor_set(rot, matrix, 0, ggml_nbytes(rot));
+    }
+
+    const bool res = lctx.graph_compute(gf, from.n_lines > 1) == GGML_STATUS_SUCCESS;
+
+    ggml_backend_sched_synchronize(sched);
+
+    return res;
+}
+
+void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix) {
+    const int64_t n = n_lines(from.n);
+
+    for (int64_t l = 0; l < from.n_lines && !is_failed; l += n) {
+        const auto part = [&](const llama_kv_lines & lines) -> llama_kv_lines {
+            return { lines.t, lines.offs + l*lines.stride, lines.stride, lines.n, std::min(n, lines.n_lines - l) };
+        };
+
+        is_failed = !compute(part(from), part(to), n_rot, matrix);
+
+        if (is_failed) {
+            LLAMA_LOG_ERROR("%s: failed to compute the KV cells in another type\n", __func__);
+        }
     }
 }

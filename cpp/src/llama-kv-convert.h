@@ -33,7 +33,7 @@ struct llama_kv_lines {
     int64_t n_lines;
 };
 
-// elements that are converted at a time: 1 MiB of f32, for which compute buffers have room
+// elements that are converted at a time, at most: 1 MiB of f32
 static constexpr int64_t LLAMA_KV_CONVERT_ELEMENTS = 1 << 18;
 
 // move the data of the first lines to the second ones, which have the same numbers, and no more than
@@ -68,6 +68,9 @@ public:
         void *              data;
     };
 
+    // convert no more at a time than the compute buffers have room for as they are now: it is not worth larger ones, that stay
+    void fit();
+
     // the compute buffers for what run() is going to do, at most
     // type: that a tensor like it is converted to
     // returns false when there is no memory for it
@@ -84,7 +87,14 @@ public:
 private:
     ggml_cgraph * build(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot);
 
+    bool compute(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix);
+
+    // of n elements, at a time
+    int64_t n_lines(int64_t n) const { return std::max<int64_t>(1, n_elements/n); }
+
     llama_context & lctx;
+
+    int64_t n_elements = LLAMA_KV_CONVERT_ELEMENTS;
 
     ggml_tensor * rot = nullptr;
 

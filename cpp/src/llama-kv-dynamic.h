@@ -193,11 +193,13 @@ private:
     // bytes of the caches with the rows that were asked for, in these types
     size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
 
-    // bytes that the caches take, and that the compute buffers have grown by
     size_t n_bytes_caches()  const;
-    size_t n_bytes_compute() const;
+    size_t n_bytes_sched()   const; // of the compute buffers
+    size_t n_bytes_compute() const; // that they have grown by
 
-    bool is_within(size_t n_bytes_caches) const; // the budget
+    // of the budget, if the caches took that
+    size_t n_bytes_above(size_t n_bytes_caches) const;
+    bool   is_within    (size_t n_bytes_caches) const;
     bool fits(bool ahead) const;                 // the rows that were asked for, as far as that is known before
     void begin_account();                        // before a cache grows or shrinks
     void account();                              // tell the budget what is taken

@@ -153,6 +153,7 @@ void llama_kv_dynamic::convert(const std::function<void(llama_kv_converter &)> &
     set_moved(false); // also if a state ends too early
 
     llama_kv_converter converter(*lctx);
+    converter.fit();
     f(converter);
 
     if (converter.has_failed()) {
@@ -174,12 +175,7 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 
     begin_account();
 
-    const size_t n_bytes_new = budget ? n_bytes_next(false, type_k, type_v) : 0;
-
-    if (budget && n_bytes_new > n_bytes_next(false, type_k_old, type_v_old) && !is_within(n_bytes_new)) {
-        LLAMA_LOG_WARN("%s: the budget has no room for it\n", __func__);
-        return LLAMA_MEMORY_TYPE_NO_MEMORY;
-    }
+    const size_t n_bytes_above_old = n_bytes_above(n_bytes_caches());
 
     const int64_t t_start_us = ggml_time_us();
 
@@ -202,10 +198,19 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 
         res = prepare_types(type_k, type_v);
 
+        converter.fit();
+
         for (auto * cache : caches) {
             if (res == LLAMA_MEMORY_TYPE_OK && !cache->prepare_types(converter, type_k, type_v)) {
                 res = LLAMA_MEMORY_TYPE_NO_MEMORY;
             }
+        }
+
+        // with the compute buffers that this takes. what is above already, as it was there before the budget, may get less
+        if (res == LLAMA_MEMORY_TYPE_OK && budget && n_bytes_above(n_bytes_next(false, type_k, type_v)) > n_bytes_above_old) {
+            LLAMA_LOG_INFO("%s: the budget has no room for %s and %s\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
+            is_lost = true; // those buffers are too much
+            res = LLAMA_MEMORY_TYPE_NO_MEMORY;
         }
     } catch (const std::exception & err) {
         LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
@@ -369,11 +374,15 @@ bool llama_kv_dynamic_cache::prepare_types(llama_kv_converter & converter, ggml_
     rot_next.k = is_rotated_k ? turned(n_rot_k(kv, 0), to_k) : 0;
     rot_next.v = is_rotated_v ? turned(n_rot_v(kv, 0), to_v) : 0;
 
-    const bool res = std::all_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+    const auto used = n_used();
+
+    const bool is_empty = std::all_of(used.begin(), used.end(), [](uint32_t n) { return n == 0; });
+
+    const bool res = is_empty || std::all_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
         return converter.reserve(layer.k, type_k, rot_next.k) && (!layer.v || converter.reserve(layer.v, type_v, rot_next.v));
     });
 
-    return res && storage->prepare_types(type_k, type_v, n_used());
+    return res && storage->prepare_types(type_k, type_v, used);
 }
 
 void llama_kv_dynamic_cache::forget_types() {

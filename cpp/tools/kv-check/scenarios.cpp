@@ -667,6 +667,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "retype-basis",       kv_check_retype_basis,    "retype-basis"    },
         { "retype-quality",     kv_check_retype_quality,  "retype-quality"  },
         { "retype-fail",        kv_check_retype_fail,     "retype-fail"     },
+        { "retype-budget",      kv_check_retype_budget,   "retype-budget"   },
         { "train",              kv_check_train,           "train"        },
         { "usage",              kv_check_usage,           "usage"        },
     };

@@ -12,6 +12,19 @@ template <typename T>
 static void set_n_rs_seq(T &, uint32_t, long) {
 }
 
+// nor the patch for this one
+template <typename T>
+static auto set_budget(T & cparams, llama_memory_budget * budget, int) -> decltype(cparams.kv_budget, void()) {
+    cparams.kv_budget = budget;
+}
+
+template <typename T>
+static void set_budget(T &, llama_memory_budget * budget, long) {
+    if (budget != nullptr) {
+        throw check_skipped("this upstream has no budget");
+    }
+}
+
 void session_set_dynamic(llama_context_params & cparams, bool dynamic) {
     cparams.kv_dynamic = dynamic;
 }
@@ -37,6 +50,7 @@ llama_context_params session_context_params(const kv_check_params & params, cons
         res.pooling_type = params.pooling;
     }
     set_n_rs_seq(res, sp.n_rs_seq, 0);
+    set_budget(res, sp.budget, 0);
     session_set_dynamic(res, sp.dynamic);
 
     return res;
@@ -179,7 +193,10 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
     }
     batch.n_tokens = n;
 
-    const std::string label = name + ".decode[" + std::to_string(n_decodes++) + "](" + std::to_string(n) + ")";
+    const std::string label = name + ".decode[" + std::to_string(n_decodes) + "](" + std::to_string(n) + ")";
+    if (what != record::nothing) {
+        n_decodes++;
+    }
 
     const int64_t t_start = ggml_time_us();
     const int32_t rc = llama_decode(ctx, batch);

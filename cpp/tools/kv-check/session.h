@@ -52,6 +52,8 @@ struct session_params {
 
     cell_types types; // of the cells
 
+    llama_memory_budget * budget = nullptr; // has to outlive the session
+
     uint32_t n_streams() const { return unified ? 1 : n_seqs; }
 };
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CONVERT, INPLACE, STORAGE, TYPES_FILE, Trap, copies, inplace
+from tests.e2e.traps.base import CONVERT, DYNAMIC, INPLACE, STORAGE, TYPES_FILE, Trap, copies, inplace
 
 BITS = "retype-bits"
 TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
@@ -96,5 +96,17 @@ TYPES = (
         Edit(TYPES_FILE, "pretend(type_k_old, type_v_old);", "(void) 0;"),
         inplace("llama-dense", BITS),
         BITS,
+    ),
+    Trap(
+        "the budget does not see the compute buffers that smaller types need",
+        Edit(TYPES_FILE, "n_bytes_above(n_bytes_next(false, type_k, type_v)) > n_bytes_above_old", "false"),
+        inplace("llama-dense", "retype-budget"),
+        "retype-budget",
+    ),
+    Trap(
+        "empty, the cells keep the types that the budget has led to",
+        Edit(DYNAMIC, "dyn->step_up();", "(void) 0;"),
+        inplace("llama-dense", "retype-budget"),
+        "retype-budget",
     ),
 )

@@ -1,0 +1,183 @@
+// A budget, and the types that the cells step down through to stay within it (llama_context_params::kv_budget).
+//
+// The static side has no budget. What is compared is the context that has one with another that has none, in which the same
+// change is made by hand before the same batch: the answers are equal, bit for bit, so nothing but the precision of the cells tells
+// them apart, and that at no other place.
+
+#include "scenarios.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+
+using memory_budget = std::unique_ptr<llama_memory_budget, decltype(&llama_memory_budget_free)>;
+
+struct answer {
+    int32_t            rc;
+    cell_types         types; // after the batch
+    std::vector<float> logits;
+};
+
+memory_budget make_budget(size_t n_bytes, const std::vector<ggml_type> & ladder) {
+    return { llama_memory_budget_init(n_bytes, ladder.data(), ladder.size()), llama_memory_budget_free };
+}
+
+session_params with_budget(session_params sp, const memory_budget & budget) {
+    sp.budget = budget.get();
+    return sp;
+}
+
+answer fill(const side & s, session & c, uint32_t n) {
+    answer res = { c.try_fill(n), c.types(), {} };
+
+    const float * row = res.rc == 0 ? llama_get_logits_ith(c.ctx, -1) : nullptr;
+    if (row != nullptr) {
+        res.logits.assign(row, row + s.n_vocab);
+    }
+    return res;
+}
+
+// of the types that a context can be created with, those from f16 down
+std::vector<ggml_type> make_ladder(const side & s, const session_params & sp) {
+    std::vector<ggml_type> res;
+    for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) {
+        session_params cur = sp;
+        cur.dynamic = false;
+        cur.types   = { type, type };
+        llama_context * ctx = llama_init_from_model(s.model, session_context_params(s.params, cur));
+        if (ctx != nullptr) {
+            res.push_back(type);
+        }
+        llama_free(ctx);
+    }
+    return res;
+}
+
+size_t rung(const std::vector<ggml_type> & ladder, const cell_types & types) {
+    const auto it = std::find(ladder.begin(), ladder.end(), types.k);
+    if (types.k != types.v || it == ladder.end()) {
+        throw check_failed("the types are " + to_string(types) + ", which is no rung");
+    }
+    return it - ladder.begin();
+}
+
+struct sizes {
+    size_t n_caches;  // about a third of what the caches grow to in the first type, or all if they do not
+    size_t n_compute; // what the compute buffers grow by, whatever the types
+};
+
+sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
+    const memory_budget none = make_budget(0, {});
+
+    session c(s, with_budget(sp, none), "measured");
+
+    const auto n_budget = [&] { return llama_memory_budget_get_usage(none.get()).committed; };
+
+    const size_t n_states = llama_get_memory_usage(c.ctx).committed - n_budget(); // recurrent, not in the budget
+    const auto   n_caches = [&] { return llama_get_memory_usage(c.ctx).committed - n_states; };
+
+    std::vector<size_t> all = { n_caches() };
+    for (uint32_t i = 0; i < n; i += n_batch) {
+        c.try_fill(n_batch);
+        all.push_back(n_caches());
+    }
+    const auto third = std::find_if(all.begin(), all.end(), [&](size_t size) { return size > all.front() && size >= all.back()*3/10; });
+
+    size_t n_compute = n_budget() - n_caches();
+    for (const ggml_type type : ladder) {
+        c.try_retype({ type, type });
+        n_compute = std::max(n_compute, n_budget() - n_caches());
+    }
+    return { third == all.end() ? all.back() : *third, n_compute };
+}
+
+// to the end of the context, or of the budget. is_tight: smaller cells need not be of use, as the compute buffers for them take more
+void step_down(
+        side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
+    uint32_t i = 0;
+    for (; i < n; i += n_batch) {
+        const cell_types before = is.types();
+        const answer     cur    = fill(s, is, n_batch);
+        const auto       usage  = llama_memory_budget_get_usage(budget.get());
+
+        const std::string at = "at cell " + std::to_string(i) + ", with " + to_string(cur.types) + ": ";
+
+        if (usage.committed > usage.n_bytes) {
+            throw check_failed(at + std::to_string(usage.committed) + " bytes are taken of a budget of " + std::to_string(usage.n_bytes));
+        }
+        if (rung(ladder, cur.types) < rung(ladder, before)) {
+            throw check_failed(at + "a rung up, with cells in use");
+        }
+        if (cur.rc != 0) {
+            if (cur.rc != 1 || (!is_tight && rung(ladder, cur.types) + 1 != ladder.size())) {
+                throw check_failed(at + "the batch returns " + std::to_string(cur.rc));
+            }
+            break;
+        }
+        if (!(cur.types == before) && other.try_retype(cur.types) != LLAMA_MEMORY_TYPE_OK) {
+            throw check_failed(at + "the change by hand is refused");
+        }
+        if (fill(s, other, n_batch).logits != cur.logits) {
+            throw check_failed(at + "the answer is not what it is after a change by hand");
+        }
+    }
+
+    const uint32_t n_down = llama_memory_budget_get_usage(budget.get()).n_down;
+    const std::string name = is_tight ? "tight " : "";
+    s.out.measure(name + "rungs", n_down);
+    s.out.measure(name + "cells", i);
+    if (n_down >= ladder.size()) {
+        throw check_failed(std::to_string(n_down) + " steps down for " + std::to_string(ladder.size()) + " types");
+    }
+}
+
+} // namespace
+
+void kv_check_retype_budget(side & s) {
+    session_params sp = kv_check_base(s);
+
+    const std::vector<ggml_type> ladder = make_ladder(s, sp);
+    if (s.is_recurrent || ladder.size() < 2) {
+        throw check_skipped("no cells that could step down");
+    }
+    sp.types = { ladder[0], ladder[0] };
+
+    const uint32_t n_batch = 10;
+    const uint32_t n       = s.params.n_ctx > 0 || s.params.fallback ? kv_check_n_fill(s.params) : 1000; // for two steps
+    {
+        session c(s, sp, "plain");
+        if (c.types().k == GGML_TYPE_COUNT) {
+            throw check_skipped("the types of these cells cannot change: not on this upstream, or there are none");
+        }
+        c.fill(n);
+    }
+
+    const sizes measured = measure(s, sp, ladder, n_batch, n);
+
+    s.out.event(TRACE_OURS, "", 0);
+
+    for (const bool is_tight : { false, true }) {
+        const memory_budget budget = make_budget(measured.n_caches + (is_tight ? 0 : measured.n_compute), ladder);
+
+        session is   (s, with_budget(sp, budget), is_tight ? "tight" : "budget");
+        session other(s, sp, "by hand");
+        if (s.dynamic) {
+            step_down(s, is, other, budget, is_tight, ladder, n_batch, n);
+        } else { // a static cache has no growth that could pass a budget
+            for (uint32_t i = 0; i < n; i += n_batch) {
+                is.try_fill(n_batch);
+            }
+        }
+
+        // empty, it is what it was at the start
+        is.clear(true);
+        if (!(is.types() == sp.types)) {
+            throw check_failed("empty, the types are " + to_string(is.types()));
+        }
+        is.fill(60);
+        is.generate(2);
+    }
+}
