@@ -53,7 +53,7 @@ def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def real() -> Real:
     """The patched tree as `kvtool build` left it, with everything that verify needs."""
-    programs = ("kv-bench", "llama-completion", "llama-bench", "llama-server")
+    programs = ("kv-bench", "llama-cli", "llama-completion", "llama-bench", "llama-server")
     code, built = kvtool("build", *(f"--target={t}" for t in (*cmake.VERIFY_TARGETS, *programs)))
     if code != 0:
         pytest.fail(f"these tests need the patched tree: kvtool fetch, apply, build ({built['error']['what']})")
