@@ -22,7 +22,7 @@ def machine() -> Machine:
         f"{platform.system()} {platform.release()}",
         _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         cores(),
-        _kib("MemTotal"),
+        kib_of("/proc/meminfo", "MemTotal"),
         _huge_pages(),
     )
 
@@ -44,8 +44,9 @@ def _field(path: str, name: str) -> str:
     return ""
 
 
-def _kib(name: str) -> int | None:
-    words = _field("/proc/meminfo", name).split()
+def kib_of(path: str, name: str) -> int | None:
+    """The bytes of a line "name: 12 kB", as Linux has them; None without it."""
+    words = _field(path, name).split()
     return int(words[0]) * 1024 if words else None
 
 
@@ -59,7 +60,7 @@ def _huge_pages() -> str:
 
 def available_memory() -> int | None:
     """Bytes that could be filled without swapping, with a cgroup's limit honoured; None where that is not known."""
-    available = _kib("MemAvailable")
+    available = kib_of("/proc/meminfo", "MemAvailable")
     if available is None:
         return None
     free = [available]

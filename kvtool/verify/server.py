@@ -17,6 +17,7 @@ import httpx
 
 from kvtool import process
 from kvtool.errors import VerifyError
+from kvtool.machine import kib_of
 
 START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a sanitizer needs most of it
 REQUEST_SECONDS = 300.0
@@ -73,6 +74,10 @@ class LlamaServer:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def resident(self) -> int | None:
+        """The bytes of the process in memory, None where the system does not tell."""
+        return kib_of(f"/proc/{self.pid}/smaps_rollup", "Rss")
 
     @property
     def log(self) -> str:
