@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from typer import Argument, Option
 
-from kvtool.commands.rebase_tree import refuse_unknown
+from kvtool.commands.rebase import refuse_unknown
 from kvtool.console import Console
 from kvtool.env import Env
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError

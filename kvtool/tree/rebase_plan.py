@@ -44,11 +44,10 @@ from kvtool.upstream.lock import Upstream, load_lock
 
 @dataclass(frozen=True)
 class Based:
-    """A series and the base commit of its upstream, which the repository has. made: the commits, if it has them too."""
+    """A series and the base commit of its upstream, which the repository has."""
 
     series: Series
     commit: str
-    made: Replayed | None = None
 
 
 @dataclass(frozen=True)
@@ -74,15 +73,13 @@ class Choices:
 
 @dataclass(frozen=True)
 class Stop:
-    """The first patch that needs a person. parent: the commit to resolve it on; origin: the patch as a commit.
-
-    commit: the moved patch when it only lost lines, "" for a conflict.
-    """
+    """The first patch that needs a person. parent: the commit to resolve it on; origin: the patch as a commit, "" where
+    it was none; commit: the moved patch when it only lost lines, "" for a conflict."""
 
     id: str
     parent: str
-    origin: Origin | None
-    commit: str = ""
+    origin: str
+    commit: str
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def rehearse(
     cpp/; TreeError when a resolution was made for another state.
     """
     start = time.monotonic()
-    locked = old.made or replay(scratch, old.commit, old.series)
+    locked = replay(scratch, old.commit, old.series)
     if error := conflict_error(locked.reports, old.series.upstream.tag):
         raise ConflictError(
             f"the series does not apply to the upstream it is locked to: {error.what}",
@@ -194,7 +191,7 @@ class _Mover:
         report = self._move(step, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
         if self.stop is None and report.in_the_way:
-            self.stop = Stop(step.patch.id, parent, origin, report.commit)
+            self.stop = Stop(step.patch.id, parent, origin.commit if origin else "", report.commit)
 
     def _move(self, step: Step, origin: Origin | None) -> PatchReport:
         name = step.patch.id

@@ -92,8 +92,7 @@ def write_state(tree: Path, state: RebaseState) -> RebaseState:
 
 def stop_at(tree: Path, git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
     """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
-    origin = stop.origin.commit if stop.origin else ""
-    to = stop.commit or stop.parent
+    to, origin = stop.commit or stop.parent, stop.origin
     state = replace(state, phase="stopping", to=to, patch=stop.id, parent=stop.parent, origin=origin, moved=stop.commit)
     write_state(tree, state)
     switch(git, console, "--detach", to)
