@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvtool.errors import TreeError
 from kvtool.gitcmd import Git
@@ -14,6 +15,7 @@ from kvtool.tree.patchfile import parse_diff
 from kvtool.tree.series import Patch, Series, Step, load_series
 from kvtool.upstream.lock import load_lock
 
+_T = TypeVar("_T")
 _OPERATIONS = {
     "rebase-merge": "a rebase",
     "rebase-apply": "a rebase or am",
@@ -112,19 +114,20 @@ def write_json(path: Path, data: object) -> None:
     fresh.replace(path)
 
 
-def read_applied(tree: Path) -> Applied | None:
-    """state.json of a tree; None when nothing was applied there. TreeError when it cannot be understood."""
-    path = kvtool_dir(tree) / "state.json"
+def read_journal(path: Path, kind: type[_T], next_step: str) -> _T | None:
+    """What write_json() wrote, None where there is nothing. TreeError when it cannot be understood."""
     try:
-        return read(Applied, json.loads(path.read_text(encoding="utf-8")))
+        return read(kind, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
-        raise TreeError(
-            f"{path} cannot be understood",
-            why=str(err),
-            next_step=f"if {tree} holds nothing of yours, remove it and run kvtool apply",
-        ) from err
+        raise TreeError(f"{path} cannot be understood", why=str(err), next_step=next_step) from err
+
+
+def read_applied(tree: Path) -> Applied | None:
+    """state.json of a tree; None when nothing was applied there."""
+    again = f"if {tree} holds nothing of yours, remove it and run kvtool apply"
+    return read_journal(kvtool_dir(tree) / "state.json", Applied, again)
 
 
 def write_applied(tree: Path, applied: Applied) -> None:
@@ -234,9 +237,9 @@ def not_clean(state: TreeState) -> TreeError:
     return TreeError(f"{state.path}: {what}", why=why, next_step=next_step)
 
 
-def _listing(items: tuple[str, ...], limit: int = 5) -> str:
-    more = f", and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(items[:limit]) + more
+def _listing(items: tuple[str, ...]) -> str:
+    more = f", and {len(items) - 5} more" if len(items) > 5 else ""
+    return ", ".join(items[:5]) + more
 
 
 # --- patch by patch ----------------------------------------------------------------------------------------------
