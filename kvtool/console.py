@@ -86,9 +86,8 @@ class Console:
             self._err.print(escape(text))
 
     def echo_command(self, argv: Sequence[str | Path]) -> None:
-        """`+ command` on stderr, when verbose."""
-        if self.verbose:
-            self._err.print(f"[dim]+ {escape(process.quote(argv))}[/dim]")
+        """`+ command` on stderr."""
+        self._err.print(f"[dim]+ {escape(process.quote(argv))}[/dim]")
 
     @contextlib.contextmanager
     def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:

@@ -156,14 +156,9 @@ class Plan:
     def page(self) -> bool:
         return PAGE_ON in self.configure
 
-    @property
-    def cmake(self) -> str:
-        return self.configure[0]
-
-    def build(self, targets: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The command that builds `targets` (the plan's own by default)."""
-        named = tuple(self.targets if targets is None else targets)
-        return (self.cmake, "--build", str(self.build_dir), "--parallel", str(self.jobs), "--target", *named)
+    def build(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """The command that builds these targets."""
+        return (self.configure[0], "--build", str(self.build_dir), "--parallel", str(self.jobs), "--target", *targets)
 
     @property
     def key(self) -> str:
@@ -174,11 +169,6 @@ class Plan:
 
 def build_dir(tree: Path, backend: str = "cpu", preset: str = "release") -> Path:
     return tree / "build" / f"{backend}-{preset}"
-
-
-def binary(tree: Path, name: str, backend: str = "cpu", preset: str = "release") -> Path:
-    """Where a build puts a program (it need not exist)."""
-    return build_dir(tree, backend, preset) / "bin" / (f"{name}.exe" if os.name == "nt" else name)
 
 
 def default_targets(backend: str, preset: str, cpp: Path) -> tuple[str, ...]:
@@ -220,10 +210,7 @@ def npm_env(npm: Path) -> dict[str, str]:
 
 def ccache_env(tree: Path, directory: Path, preset: str) -> dict[str, str]:
     """What makes ccache hit in a checkout at another path: paths below the tree count relative to the build."""
-    env = {
-        "CCACHE_BASEDIR": str(tree),
-        "CCACHE_STATSLOG": str(directory / "ccache.stats"),
-    }
+    env = {"CCACHE_BASEDIR": str(tree), "CCACHE_STATSLOG": str(directory / "ccache.stats")}
     if PRESETS[preset].ccache_any_dir:
         env["CCACHE_NOHASHDIR"] = "1"
     return env

@@ -124,10 +124,6 @@ def find(name: str) -> Tool:
     return look(name, path if path and os.access(path, os.X_OK) else process.which(name), HINTS[name])
 
 
-def _first(names: Sequence[str]) -> Path | None:
-    return next((path for name in names if (path := process.which(name))), None)
-
-
 def find_compiler(language: str) -> Tool:
     """The compiler CMake will take: $CC or $CXX, or the first of the usual names."""
     variable, names = {
@@ -140,7 +136,8 @@ def find_compiler(language: str) -> Tool:
         # the variable may carry arguments after the program
         path = process.which(chosen) or process.which(chosen.split()[0])
         return look(name, path, HINTS["compiler"], f"${variable} names {chosen}, which is not there")
-    return look(name, _first(names), HINTS["compiler"], f"none of {', '.join(names)} is on PATH")
+    path = next(filter(None, map(process.which, names)), None)
+    return look(name, path, HINTS["compiler"], f"none of {', '.join(names)} is on PATH")
 
 
 def find_git() -> Tool:
@@ -336,7 +333,12 @@ def require(backend: str, system: str | None = None) -> Toolchain:
     """Everything a build of `backend` needs, or one MissingToolError that names all that is missing."""
     tools = tools_of(backend, system or platform.system())
     if missing := [tool for tool in tools if not tool.found]:
-        raise _missing(backend, missing)
+        raise MissingToolError(
+            f"cannot build --{backend} here: no {', '.join(tool.name for tool in missing)}",
+            why="; ".join(tool.missing for tool in missing),
+            # a compiler and the C++ compiler come from the same place: say it once
+            next_step="\n".join(dict.fromkeys(tool.how for tool in missing)),
+        )
     return _toolchain(tools)
 
 
@@ -348,14 +350,6 @@ def require_npm() -> None:
             why="npm is not on PATH",
             next_step=f"{HINTS['npm']}\n--no-ui builds without the page",
         )
-
-
-def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
-    names = ", ".join(tool.name for tool in missing)
-    reasons = "; ".join(tool.missing for tool in missing)
-    # a compiler and the C++ compiler come from the same place: say it once
-    how = dict.fromkeys(tool.how for tool in missing)
-    return MissingToolError(f"cannot build --{backend} here: no {names}", why=reasons, next_step="\n".join(how))
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:

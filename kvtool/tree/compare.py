@@ -155,11 +155,11 @@ def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
     return tuple(pair for pair in joined if pair.change != "removed" or pair.before not in taken)
 
 
-def text(pairs: tuple[Pair, ...], width: int = 10) -> str:
+def text(pairs: tuple[Pair, ...]) -> str:
     """The pairs as range-diff shows them: a line each, and below it what changed in the patch."""
     lines: list[str] = []
     for pair in pairs:
-        before, after = (commit[:width] or "-" * width for commit in (pair.before, pair.after))
+        before, after = (commit[:10] or "-" * 10 for commit in (pair.before, pair.after))
         lines.append(f"{before} {_SIGNS[pair.change]} {after} {pair.subject}")
         if pair.diff:
             lines.append(pair.diff)
