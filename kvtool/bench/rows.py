@@ -36,16 +36,13 @@ class Row:
 
 
 def rows(measured: Mapping[str, Sequence[Memory]]) -> tuple[Row, ...]:
-    return tuple(_row(mode, measured[mode], i) for mode in MODES for i in range(len(_moments(measured[mode]))))
+    some = ((mode, measured[mode]) for mode in MODES if measured[mode])
+    return tuple(_row(mode, samples, i) for mode, samples in some for i in range(len(samples[0].points)))
 
 
 def at(found: Sequence[Row], mode: str, moment: str, depth: int | None = None) -> Row | None:
     """The row of a mode and a moment, and at a depth if one is given."""
     return next((r for r in found if (r.mode, r.moment) == (mode, moment) and depth in (None, r.depth)), None)
-
-
-def _moments(samples: Sequence[Memory]) -> Sequence[Point]:
-    return samples[0].points if samples else ()
 
 
 def _row(mode: str, samples: Sequence[Memory], i: int) -> Row:

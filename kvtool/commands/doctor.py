@@ -56,7 +56,8 @@ class Diagnosis(Result):
         )
 
     def render(self, console: Console) -> None:
-        rows = [(_mark(check), check.name, check.found or check.problem) for check in self.checks]
+        marks = ("ok" if c.ok else "MISSING" if c.required else "optional" for c in self.checks)
+        rows = [(mark, c.name, c.found or c.problem) for mark, c in zip(marks, self.checks, strict=True)]
         console.table(("", "needed", "found"), rows)
         console.line()
         console.table(
@@ -72,12 +73,6 @@ class Diagnosis(Result):
         if self.failure is None:
             console.line()
             console.line("ready: kvtool fetch, then apply, build, verify")
-
-
-def _mark(check: Check) -> str:
-    if check.ok:
-        return "ok"
-    return "MISSING" if check.required else "optional"
 
 
 def _check(tool: toolchain.Tool, *, required: bool, purpose: str = "") -> Check:
@@ -98,9 +93,8 @@ def _disk(name: str, path: Path) -> Check:
     if free >= NEEDED_BYTES:
         return Check(name, True, True, found)
     problem = f"{found}, and {NEEDED_BYTES / 1000**3:.0f} GB are needed"
-    return Check(
-        name, False, True, "", problem, "free some, or name another place with --tree DIR and KVTOOL_CACHE=DIR"
-    )
+    how = "free some, or name another place with --tree DIR and KVTOOL_CACHE=DIR"
+    return Check(name, False, True, "", problem, how)
 
 
 def _writable(name: str, path: Path, how: str) -> Check:

@@ -87,7 +87,7 @@ class Cache:
         ref = ref_of(upstream.tag)
         commit = base_commit(source, tree, upstream.tag)
         source.run("update-ref", ref, commit)
-        if not self._sound():
+        if self.repo.exists() and not self.git.ok("rev-list", "--objects", "--all", "--quiet"):  # damaged
             shutil.rmtree(self.repo, ignore_errors=True)
         if not self.repo.exists():
             Git.create(scratch / "upstream.git").repo.rename(self.repo)
@@ -104,10 +104,6 @@ class Cache:
                 self.git.run("update-ref", "-d", ref)
         self.git.run("gc", "--quiet", "--prune=now")
         return before - _size(self.repo)
-
-    def _sound(self) -> bool:
-        """Whether every tree here is whole; a damaged repository is thrown away: all of it can be fetched again."""
-        return not self.repo.exists() or self.git.ok("rev-list", "--objects", "--all", "--quiet")
 
 
 def _size(folder: Path) -> int:

@@ -68,9 +68,6 @@ class LlamaServer:
         # No proxy from the environment: loopback must stay loopback.
         self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False)
 
-    def close(self) -> None:
-        self.http.close()
-
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -165,7 +162,7 @@ class LlamaServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.http.close()
 
 
 @contextlib.contextmanager
