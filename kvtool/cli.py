@@ -7,8 +7,8 @@ Its docstring is the help: the first line is what `kvtool --help` lists, indente
 every command has (--json, --quiet, --verbose, --project, --tree) are added here and arrive as env. It returns a Result;
 it never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by Result.failure, and
 this module turns either into the exit code. env.project is looked up on first use, so a command that needs no project
-works anywhere. Import Env (from kvtool.env) at run time, not under TYPE_CHECKING: the signature is evaluated. Import
-heavy libraries inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
+works anywhere. Import Env at run time, not under TYPE_CHECKING: the signature is evaluated. Import heavy libraries
+inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
 import copy
@@ -26,9 +26,8 @@ import typer
 
 from kvtool import __version__
 from kvtool.console import Console, escape
-from kvtool.env import Env
 from kvtool.errors import KvtoolError, UsageError
-from kvtool.options import Shared, Taken, taken
+from kvtool.options import Env, Shared, Taken, taken
 from kvtool.project import find_project
 from kvtool.result import Result
 

@@ -12,10 +12,9 @@ from kvtool.bench import bars, plots, rows, runs
 from kvtool.bench.report import Benched, Report
 from kvtool.build import cmake
 from kvtool.commands import build
-from kvtool.env import Env
 from kvtool.errors import MeasureError
 from kvtool.locks import alone
-from kvtool.options import BinDir, refuse
+from kvtool.options import BinDir, Env, refuse
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
 
@@ -139,7 +138,7 @@ def command(env: Env, options: Options) -> Report:
         if options.serve:
             return _serve(env, options, program, work)
         plan = make_plan(options, program, options.model or models.cache_model(models.QWEN35_27B, work))
-        with console.progress("measuring memory", float(plan.repeats * len(runs.MODES))) as bar:
+        with console.progress("measuring memory", float(plan.repeats * len(rows.MODES))) as bar:
             measured, skipped = runs.memory(plan, bar.update)
         with console.progress("measuring speed", float(len(plan.turns))) as bar:
             speeds = runs.speeds(plan, bar.update)

@@ -12,9 +12,9 @@ from typer import Argument, Option
 
 from kvtool.commands.rebase import refuse_unknown
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
+from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk

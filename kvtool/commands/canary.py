@@ -15,9 +15,8 @@ from kvtool.canary import latest
 from kvtool.canary.report import SCHEMA, Breakage, Step, StepName, of_error, of_patches, of_verified, tail
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import ConflictError, KvtoolError
-from kvtool.options import Mirror
+from kvtool.options import Env, Mirror
 from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport

@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar
 from kvtool.build import toolchain
 from kvtool.build.cmake import BACKENDS
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import KvtoolError, MissingToolError, UsageError
-from kvtool.options import Flags
+from kvtool.options import Env, Flags
 from kvtool.project import user_cache
 from kvtool.result import Result
 

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 from typer import Option
 
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
+from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.result import FileChange, Result
 from kvtool.tree.apply import commits_of

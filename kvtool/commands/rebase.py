@@ -9,11 +9,10 @@ from typer import Argument, Option
 from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
 from kvtool.locks import hold_tree
-from kvtool.options import Mirror, refuse
+from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout, rebase_state, transaction

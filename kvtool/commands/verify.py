@@ -17,11 +17,10 @@ from kvtool import process
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import UsageError, VerifyError
 from kvtool.locks import alone
 from kvtool.machine import available_memory, cores
-from kvtool.options import Backend, BinDir, Jobs, Preset, refuse
+from kvtool.options import Backend, BinDir, Env, Jobs, Preset, refuse
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
