@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvtool.bench.bars import MIB, Bar, missed
-from kvtool.bench.rows import Row
-from kvtool.bench.runs import STATIC
+from kvtool.bench.rows import STATIC, Row
 from kvtool.bench.speed import Figure, Speed
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, MeasureError, writing

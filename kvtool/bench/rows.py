@@ -1,11 +1,61 @@
-"""Medians of what was measured of memory, as rows: what the bars, the tables, the files and the plots show."""
+"""Memory: what a run of kv-bench says, and the medians of runs, as the rows that bars, tables, files and plots show.
+
+Sizes in bytes, times in seconds unless a name ends in _us.
+"""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.runs import COPY, MODES
-from kvtool.bench.samples import Memory, Point
+STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
+MODES = (IN_PLACE, COPY, STATIC)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """llama_memory_usage: what the memory of a context reserves, has taken and uses."""
+
+    reserved: int
+    committed: int
+    used: int
+    n_grow: int
+    n_shrink: int
+    n_bytes_copied: int
+    t_grow_us: int
+    t_grow_max_us: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One moment. name: created, depth, after-clear; rss, peak: resident bytes of the process, -1 unknown."""
+
+    name: str
+    depth: int
+    rss: int
+    peak: int
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The growths of one call, and right after it the same bytes without a cache: memcpy of what was copied into fresh
+    memory, commit of what was added."""
+
+    depth: int
+    seconds: float
+    memcpy: float
+    commit: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One process: one context from creation to its end."""
+
+    n_layer: int
+    create_seconds: float
+    rss_before: int
+    points: tuple[Point, ...]
+    growths: tuple[Growth, ...]
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,11 @@ from typing import Any, TypeVar
 
 from kvtool import process
 from kvtool.bench import speed
-from kvtool.bench.samples import Memory, Pairs
-from kvtool.bench.speed import Speed
+from kvtool.bench.rows import COPY, IN_PLACE, MODES, OFF, STATIC, Memory
+from kvtool.bench.speed import Pairs, Speed
 from kvtool.errors import MeasureError
 from kvtool.machine import available_memory, too_large
 from kvtool.result import read
-
-STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
-MODES = (IN_PLACE, COPY, STATIC)
 
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
