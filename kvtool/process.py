@@ -34,16 +34,11 @@ def observe(callback: Callable[[Sequence[str]], None] | None) -> None:
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished process. stdout and stderr are text ("" for what was not captured); seconds is wall time.
+    """A finished process. stdout and stderr are text ("" for what was not captured); raw: captured stdout as it was."""
 
-    raw: captured stdout as it was.
-    """
-
-    argv: tuple[str, ...]
     returncode: int
     stdout: str
-    stderr: str
-    seconds: float
+    stderr: str = ""
     raw: bytes = b""
 
 
@@ -95,7 +90,6 @@ def capture(
     Ctrl-C, ends the process and what it started.
     """
     args = _resolve(argv)
-    start = time.monotonic()
     with input.open("rb") if isinstance(input, Path) else contextlib.nullcontext(subprocess.PIPE) as stdin:
         process = _start(args, cwd, env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
@@ -114,7 +108,7 @@ def capture(
             why=quote(argv),
             output=(text + out).strip(),
         )
-    return Completed(tuple(args), process.returncode, out, text, time.monotonic() - start, out_bytes)
+    return Completed(process.returncode, out, text, out_bytes)
 
 
 def _start(
@@ -194,7 +188,6 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
     Completed.stdout has all of it. An exception out of on_line, or Ctrl-C, ends the whole process group.
     """
     args = _resolve(argv)
-    start = time.monotonic()
     collected: list[str] = []
     process = _start(args, None, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
@@ -208,7 +201,7 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
     finally:
         if process.stdout is not None:
             process.stdout.close()
-    return Completed(tuple(args), process.returncode, "\n".join(collected), "", time.monotonic() - start)
+    return Completed(process.returncode, "\n".join(collected))
 
 
 @contextlib.contextmanager
