@@ -31,7 +31,6 @@ _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 class Backend:
     """What a backend adds to the common flags. system: the only one it builds on, or "" for any."""
 
-    name: str
     flags: Mapping[str, str]
     targets: tuple[str, ...] = ()
     languages: tuple[str, ...] = ("C", "CXX")
@@ -41,25 +40,21 @@ class Backend:
 # GGML_METAL is upstream's default on macOS, so every other backend says OFF: a backend means the same everywhere.
 # EMBED_LIBRARY compiles the shaders at start-up from inside the library: no full Xcode needed, and bin/ can be moved.
 BACKENDS: Mapping[str, Backend] = {
-    b.name: b
-    for b in (
-        Backend("cpu", {"GGML_METAL": "OFF"}),
-        Backend(
-            "metal",
-            {
-                "GGML_METAL": "ON",
-                "GGML_METAL_EMBED_LIBRARY": "ON",
-                "GGML_ACCELERATE": "ON",
-                "GGML_BLAS": "ON",
-                "GGML_BLAS_VENDOR": "Apple",
-                "GGML_NATIVE": "ON",
-            },
-            system="Darwin",
-        ),
-        Backend("cuda", {"GGML_CUDA": "ON", "GGML_METAL": "OFF"}, languages=("C", "CXX", "CUDA")),
-        Backend("vulkan", {"GGML_VULKAN": "ON", "GGML_METAL": "OFF"}),
-        Backend("rpc", {"GGML_RPC": "ON", "GGML_METAL": "OFF"}, targets=("ggml-rpc-server",)),
-    )
+    "cpu": Backend({"GGML_METAL": "OFF"}),
+    "metal": Backend(
+        {
+            "GGML_METAL": "ON",
+            "GGML_METAL_EMBED_LIBRARY": "ON",
+            "GGML_ACCELERATE": "ON",
+            "GGML_BLAS": "ON",
+            "GGML_BLAS_VENDOR": "Apple",
+            "GGML_NATIVE": "ON",
+        },
+        system="Darwin",
+    ),
+    "cuda": Backend({"GGML_CUDA": "ON", "GGML_METAL": "OFF"}, languages=("C", "CXX", "CUDA")),
+    "vulkan": Backend({"GGML_VULKAN": "ON", "GGML_METAL": "OFF"}),
+    "rpc": Backend({"GGML_RPC": "ON", "GGML_METAL": "OFF"}, targets=("ggml-rpc-server",)),
 }
 
 
@@ -70,7 +65,6 @@ class Preset:
     page: made with llama-server's web page where npm is; portable: for any machine of its kind, and not this one alone.
     """
 
-    name: str
     flags: Mapping[str, str]
     ccache_any_dir: bool = True
     page: bool = False
@@ -79,31 +73,26 @@ class Preset:
 
 # Upstream's sanitizer options do not reach ggml: both sets are needed.
 PRESETS: Mapping[str, Preset] = {
-    p.name: p
-    for p in (
-        Preset("release", {"CMAKE_BUILD_TYPE": "Release"}, page=True),
-        Preset("dist", {"CMAKE_BUILD_TYPE": "Release"}, page=True, portable=True),
-        Preset("debug", {"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
-        Preset(
-            "asan",
-            {
-                "CMAKE_BUILD_TYPE": "RelWithDebInfo",
-                "LLAMA_SANITIZE_ADDRESS": "ON",
-                "LLAMA_SANITIZE_UNDEFINED": "ON",
-                "GGML_SANITIZE_ADDRESS": "ON",
-                "GGML_SANITIZE_UNDEFINED": "ON",
-            },
-        ),
-        Preset(
-            "tsan",
-            {
-                "CMAKE_BUILD_TYPE": "RelWithDebInfo",
-                "LLAMA_SANITIZE_THREAD": "ON",
-                "GGML_SANITIZE_THREAD": "ON",
-                "GGML_OPENMP": "OFF",  # its barriers are invisible to the sanitizer: nothing but false reports
-            },
-        ),
-    )
+    "release": Preset({"CMAKE_BUILD_TYPE": "Release"}, page=True),
+    "dist": Preset({"CMAKE_BUILD_TYPE": "Release"}, page=True, portable=True),
+    "debug": Preset({"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
+    "asan": Preset(
+        {
+            "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+            "LLAMA_SANITIZE_ADDRESS": "ON",
+            "LLAMA_SANITIZE_UNDEFINED": "ON",
+            "GGML_SANITIZE_ADDRESS": "ON",
+            "GGML_SANITIZE_UNDEFINED": "ON",
+        },
+    ),
+    "tsan": Preset(
+        {
+            "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+            "LLAMA_SANITIZE_THREAD": "ON",
+            "GGML_SANITIZE_THREAD": "ON",
+            "GGML_OPENMP": "OFF",  # its barriers are invisible to the sanitizer: nothing but false reports
+        },
+    ),
 }
 
 # As upstream's releases have it: a CPU library for each generation of processors, chosen when a program starts. On a
