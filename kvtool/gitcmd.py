@@ -131,6 +131,14 @@ class Git:
         """The output of a call as it is, of whatever encoding."""
         return self.run(*args).raw
 
+    def entries(self, *args: str | Path) -> list[str]:
+        """The output of a call with -z."""
+        return self.run(*args).stdout.split("\0")[:-1]
+
+    def paths(self, tree: str) -> frozenset[str]:
+        """The files of a tree or commit."""
+        return frozenset(self.entries("ls-tree", "-r", "-z", "--name-only", tree))
+
     def ok(self, *args: str | Path) -> bool:
         return self.run(*args, check=False).returncode == 0
 

@@ -141,9 +141,8 @@ class Builder:
 
     def commit_files(self, files: tuple[NewFile, ...]) -> None:
         """Commit cpp/'s files, if any; UsageError when upstream has such a path, as a file or as a folder."""
-        listed = self.git.run("ls-tree", "-r", "-z", "--name-only", self.tree).stdout.split("\0")
-        theirs = set(listed)
-        folders = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
+        theirs = self.git.paths(self.tree)
+        folders = {str(parent) for path in theirs for parent in PurePosixPath(path).parents}
         for file in files:
             parents = {str(parent) for parent in PurePosixPath(file.path).parents}
             if file.path in theirs or file.path in folders or parents & theirs:

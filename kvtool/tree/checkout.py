@@ -116,7 +116,7 @@ def _create(shop: Workshop, series: Series, pinned: bool) -> Brought:
         if tree.exists():
             tree.rmdir()
         fresh.rename(tree)
-        files = Git(tree).run("ls-files", "-z").stdout.count("\0")
+        files = len(Git(tree).entries("ls-files", "-z"))
         return Brought(applied, replayed, files, created=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -166,7 +166,7 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
         raise not_clean(state)
     keep_branch(git, branch_of(series.upstream.tag), (state.head, before.head, replayed.head), replayed.tree)
     applied = applied_of(series, replayed, pinned=pinned)
-    changed = git.run("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head).stdout.count("\0")
+    changed = len(git.entries("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head))
     move(tree, git, shop.console, state.head, applied)
     return Brought(applied, replayed, changed)
 
@@ -258,7 +258,7 @@ def await_git(tree: Path) -> None:
 
 def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
     """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
-    moved = set(git.run("diff", "--name-only", "--no-renames", "-z", old, new).stdout.split("\0"))
+    moved = set(git.entries("diff", "--name-only", "--no-renames", "-z", old, new))
     edited = [path for path in dirty if path not in moved or not _ours(tree / path, git, path, old, new)]
     if edited:
         raise TreeError(

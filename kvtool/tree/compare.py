@@ -170,8 +170,7 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     """The patched files themselves: those that either state touches, so that upstream's own news stay out."""
     paths: set[str] = set()
     for side in (before, after):
-        listed = git.run("diff", "--name-only", "--no-renames", "-z", side.base, side.head).stdout.split("\0")
-        paths.update(path for path in listed if path)
+        paths.update(git.entries("diff", "--name-only", "--no-renames", "-z", side.base, side.head))
     if not paths:
         return ""
     flags = [flag for flag in DIFF_FLAGS if flag not in ("-U1", "--full-index", "--binary")]

@@ -85,7 +85,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     if not git.ok("merge-base", "--is-ancestor", applied.base, head):
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
     commits = commits_since(git, applied.base, head)
-    theirs = _paths(git, applied.base)
+    theirs = git.paths(applied.base)
     blobs = _new_blobs(git, tree, head, theirs)
     groups = _groups(git, tree, commits, applied, series, theirs)
     builder = Builder(scratch, applied.base)
@@ -119,24 +119,19 @@ def only_dropped(
     return (
         list(made) == list(wanted)
         and not any(commit.subject in subjects for commit in commits_since(git, applied.base, state.head))
-        and not _cpp_changes(project, git, _new_blobs(git, project.tree, applied.head, _paths(git, applied.base)))
+        and not _cpp_changes(project, git, _new_blobs(git, project.tree, applied.head, git.paths(applied.base)))
         and all(
             _says_the_same(scratch, wanted[name], commit, was.get(name, b"")) for name, commit in made.items() if commit
         )
     )
 
 
-def _paths(git: Git, commit: str) -> frozenset[str]:
-    return frozenset(git.run("ls-tree", "-r", "-z", "--name-only", commit).stdout.split("\0"))
-
-
 def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple[Blob, ...]:
     """The files that upstream does not have."""
     found = []
-    for entry in git.run("ls-tree", "-r", "-z", head).stdout.split("\0"):
-        if not entry:
-            continue
-        (mode, _, blob), path = entry.split("\t", 1)[0].split(), entry.split("\t", 1)[1]
+    for entry in git.entries("ls-tree", "-r", "-z", head):
+        meta, _, path = entry.partition("\t")
+        mode, _, blob = meta.split()
         if path in theirs:
             continue
         if mode not in ("100644", "100755") or hidden(path):

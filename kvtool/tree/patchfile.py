@@ -161,14 +161,11 @@ def _path(head: bytes) -> str:
     return found[1].decode("utf-8", "surrogateescape") if found else ""
 
 
-def changed_lines(diff: bytes) -> tuple[int, int]:
-    marks = [row[:1] for file in parse_diff(diff) for hunk in file.hunks for row in hunk.rows]
-    return marks.count(b"+"), marks.count(b"-")
-
-
 def size_of(diff: bytes) -> tuple[int, int, int]:
     """Hunks, added and removed lines."""
-    return (sum(len(file.hunks) for file in parse_diff(diff)), *changed_lines(diff))
+    hunks = [hunk for file in parse_diff(diff) for hunk in file.hunks]
+    marks = [row[:1] for hunk in hunks for row in hunk.rows]
+    return len(hunks), marks.count(b"+"), marks.count(b"-")
 
 
 def runs(file: FileDiff) -> int:

@@ -159,15 +159,15 @@ def filled_in(tree: Path, git: Git) -> tuple[str, ...]:
 
 def _marked(tree: Path, git: Git, state: RebaseState) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
-    names = set(git.run("diff", "--name-only", "-z", state.parent).stdout.split("\0"))
-    found = {name: _markers(tree / name) for name in (names | _unmerged(git)) - {""}}
+    names = {*git.entries("diff", "--name-only", "-z", state.parent), *_unmerged(git)}
+    found = {name: _markers(tree / name) for name in names}
     return sorted(
         name for name, count in found.items() if count > len(_MARKER.findall(git.blob(state.parent, name) or b""))
     )
 
 
 def _unmerged(git: Git) -> set[str]:
-    return {entry.split("\t", 1)[1] for entry in git.run("ls-files", "-u", "-z").stdout.split("\0") if entry}
+    return {entry.split("\t", 1)[1] for entry in git.entries("ls-files", "-u", "-z")}
 
 
 def _markers(file: Path) -> int:

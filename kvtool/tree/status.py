@@ -136,8 +136,8 @@ def write_applied(tree: Path, applied: Applied) -> None:
 
 def dirty_paths(git: Git) -> tuple[str, ...]:
     """Paths with uncommitted changes, untracked ones included, ignored ones not."""
-    entries = git.run("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames").stdout.split("\0")
-    return tuple(entry[3:] for entry in entries if entry)
+    entries = git.entries("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
+    return tuple(entry[3:] for entry in entries)
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,8 @@ class PatchReason:
 def reasons(git: Git, applied: Applied, series: Series) -> tuple[PatchReason, ...]:
     """One for each patch of the project, in order, then those that only the tree has."""
     reports = {report.id: report for report in applied.patches}
-    changed = _changed_lines(git, applied)
+    made = commits_of(git, applied.base, applied.head) if git.resolve(f"{applied.head}^{{commit}}") else {}
+    changed = {commit: changed_rows(origin.diff) for commit, origin in made.items()}
     found = [_reason(step, reports.get(step.patch.id), changed, applied.tag) for step in series.steps]
     there = {step.patch.id for step in series.steps}
     gone = "series.toml does not list it any more; kvtool apply takes it out of the tree"
@@ -291,14 +292,8 @@ def _span(patch: Patch, tag: str) -> str:
     return f"series.toml has it {' '.join(limits)}, and this is {tag}"
 
 
-def _changed_lines(git: Git, applied: Applied) -> dict[str, object]:
-    """What each commit of the series changes, without line numbers and context."""
-    if git.resolve(f"{applied.head}^{{commit}}") is None:
-        return {}
-    return {commit: changed_rows(origin.diff) for commit, origin in commits_of(git, applied.base, applied.head).items()}
-
-
 def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
+    """What a diff changes, without line numbers and context."""
     return tuple(
         (file.path, tuple(row for hunk in file.hunks for row in hunk.rows if row[:1] in (b"+", b"-")))
         for file in parse_diff(diff)
