@@ -14,7 +14,6 @@ inside command(), not at the top: `kvtool --help` imports every command module, 
 import copy
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import signal
 import sys
@@ -83,7 +82,7 @@ def _literal(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """The typer app with every command of COMMANDS that exists, or with one (its imports are then all that is paid)."""
+    """The typer app with every command, or with one (its imports are then all that is paid)."""
     app = typer.Typer(
         name="kvtool",
         help=(
@@ -107,9 +106,8 @@ def build_app(only: str = "") -> typer.Typer:
             raise typer.Exit(0)
 
     for verb in (only,) if only else COMMANDS:
-        if importlib.util.find_spec(f"kvtool.commands.{verb}") is not None:
-            module = importlib.import_module(f"kvtool.commands.{verb}")
-            app.command(verb)(_typer_command(module.command))
+        module = importlib.import_module(f"kvtool.commands.{verb}")
+        app.command(verb)(_typer_command(module.command))
     return app
 
 

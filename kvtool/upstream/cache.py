@@ -25,11 +25,6 @@ def ref_of(tag: str) -> str:
     return f"refs/kvtool/upstream/{tag}"
 
 
-def base_commit(git: Git, tree: str, tag: str) -> str:
-    """Make the base commit of a tree: no parent, fixed identity and date, so its id depends on tree and tag only."""
-    return git.line("commit-tree", tree, input=f"llama.cpp {tag}\n")
-
-
 class Cache:
     """The cache below one directory (project.cache)."""
 
@@ -85,7 +80,8 @@ class Cache:
                 next_step="fetch it from another source, or correct the lock if upstream really moved the tag",
             )
         ref = ref_of(upstream.tag)
-        commit = base_commit(source, tree, upstream.tag)
+        # no parent, and the identity and date of all of kvtool's commits: its id depends on tree and tag only
+        commit = source.line("commit-tree", tree, input=f"llama.cpp {upstream.tag}\n")
         source.run("update-ref", ref, commit)
         if self.repo.exists() and not self.git.ok("rev-list", "--objects", "--all", "--quiet"):  # damaged
             shutil.rmtree(self.repo, ignore_errors=True)
