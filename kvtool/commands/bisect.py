@@ -19,8 +19,7 @@ from kvtool.project import Project
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
-from kvtool.upstream.lock import Upstream, load_lock
-from kvtool.upstream.pin import with_upstream
+from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
 
 class Verdict(enum.StrEnum):

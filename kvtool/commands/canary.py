@@ -23,8 +23,7 @@ from kvtool.tree.apply import PatchReport
 from kvtool.tree.status import write_json
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, load_lock
-from kvtool.upstream.pin import pin
+from kvtool.upstream.lock import Lock, load_lock, pin
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from kvtool.tree.rebase_state import RebaseState
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import branch_of, require_applied
 from kvtool.upstream.history import NONE, History
-from kvtool.upstream.lock import Upstream, load_lock
-from kvtool.upstream.pin import with_upstream
+from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from kvtool.tree.series import (
 )
 from kvtool.tree.status import Applied, Commit, TreeState, changed_rows, commits_since
 from kvtool.tree.transaction import Change, written
-from kvtool.upstream.lock import Lock
-from kvtool.upstream.pin import pin
+from kvtool.upstream.lock import Lock, pin
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 
@@ -146,8 +145,7 @@ def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple
 
 def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
     """What a commit changes in upstream's own files, as a diff with plenty of context."""
-    flags = [flag for flag in DIFF_FLAGS if flag != "-U1"]
-    files = parse_diff(git.raw("diff-tree", "-p", "-U3", "--no-commit-id", *flags, commit.parent, commit.id))
+    files = parse_diff(git.raw("diff-tree", "-p", "--no-commit-id", *DIFF_FLAGS, "-U3", commit.parent, commit.id))
     return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in theirs)
 
 

@@ -22,8 +22,7 @@ from kvtool.errors import DiskError, KvtoolError, LockError, MissingToolError, N
 from kvtool.gitcmd import Git
 from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, Source, Upstream, usable_tag
-from kvtool.upstream.pin import with_upstream
+from kvtool.upstream.lock import Lock, Source, Upstream, usable_tag, with_upstream
 
 _STUB = Path(__file__).parent / "stub"
 _REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
