@@ -20,7 +20,7 @@ from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import PatchReport
-from kvtool.tree.patchfile import DIFF_FLAGS
+from kvtool.tree.patchfile import PLAIN_FLAGS
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.status import kvtool_dir, not_clean, tree_state
 from kvtool.upstream.lock import Lock
@@ -173,9 +173,10 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
         paths.update(git.entries("diff", "--name-only", "--no-renames", "-z", side.base, side.head))
     if not paths:
         return ""
-    flags = [flag for flag in DIFF_FLAGS if flag not in ("-U1", "--full-index", "--binary")]
     spec = [f":(literal){path}" for path in sorted(paths)]
-    return git.run("diff", *flags, before.head, after.head, "--", *spec).stdout.rstrip("\n")
+    return git.run("diff", *PLAIN_FLAGS, "--diff-algorithm=myers", before.head, after.head, "--", *spec).stdout.rstrip(
+        "\n"
+    )
 
 
 def _pair(found: re.Match[str], ids: Mapping[str, str]) -> Pair:

@@ -21,23 +21,12 @@ from pathlib import Path
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.tree.apply import Blob, Builder, FailedHunk, Origin, failed_hunks
-from kvtool.tree.patchfile import FileDiff, Piece, parse_diff, pieces_of
+from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, parse_diff, pieces_of
 from kvtool.tree.placement import Landing, LineMap, check
 from kvtool.tree.source import SourceFile
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
-MAP_FLAGS = (
-    "-U0",
-    "--diff-algorithm=histogram",
-    "--no-indent-heuristic",
-    "--no-renames",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-color",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-    "--full-index",
-)
+MAP_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=histogram", "--no-indent-heuristic", "--full-index", "-U0")
 _MARKER = 60  # long enough that no line of upstream's is taken for one
 _CONFLICT = re.compile(
     rb"^<{60}[^\n]*\n(?P<ours>.*?)^\|{60}[^\n]*\n(?P<base>.*?)^={60}\n(?P<theirs>.*?)^>{60}[^\n]*\n",

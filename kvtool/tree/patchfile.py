@@ -10,21 +10,13 @@ from itertools import pairwise
 from kvtool.errors import UsageError
 from kvtool.tree.source import split_lines
 
-# How a change is written, so that no user's configuration and no git version shows in it. One line of context: hunks
-# then apply over months of upstream where three lines fail.
-DIFF_FLAGS = (
-    "--full-index",
-    "--binary",
-    "-U1",
-    "--inter-hunk-context=0",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-    "--diff-algorithm=myers",
-    "--no-renames",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-color",
+# No user's configuration and no git version is to show in a diff.
+PLAIN_FLAGS = (
+    *("--src-prefix=a/", "--dst-prefix=b/", "--inter-hunk-context=0"),
+    *("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color"),
 )
+# How a change is written. One line of context: hunks then apply over months of upstream where three lines fail.
+DIFF_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=myers", "--full-index", "--binary", "-U1")
 # And the mail around it.
 MAIL_FLAGS = (
     "--zero-commit",
