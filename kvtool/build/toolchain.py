@@ -108,6 +108,14 @@ def version_of(path: Path) -> str | None:
     return numbers[0] if numbers else ""
 
 
+def _said(*argv: str) -> str:
+    """What a program prints, "" where it cannot run."""
+    try:
+        return process.capture(argv, check=False, timeout=30).stdout.strip()
+    except KvtoolError:
+        return ""
+
+
 def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
     """A Tool from where it was found, or None; one that cannot run counts as missing."""
     if path is None:
@@ -197,7 +205,7 @@ def find_nvcc() -> Tool:
     # CMake looks for nvcc on PATH and in $CUDACXX only; upstream builds for the GPU it finds, and where there is none
     # that fails in the middle of the build
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
-    models = {} if _gpu_is_here() else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
+    models = {} if "GPU" in _said("nvidia-smi", "-L") else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
     return replace(tool, flags={**where, **models}) if tool.found else tool
 
 
@@ -231,13 +239,6 @@ def _unlinked(home: Path) -> tuple[Tool, ...]:
     how = f"cd {home} && {links} && mkdir -p lib/stubs && {calls} | {stub}"
     why = f"{home} has no {', no '.join(missing)}: NVIDIA's packages leave such names out"
     return (Tool("links to CUDA's libraries", None, missing=why, how=how),)
-
-
-def _gpu_is_here() -> bool:
-    try:
-        return "GPU" in process.capture(["nvidia-smi", "-L"], check=False, timeout=30).stdout
-    except KvtoolError:
-        return False
 
 
 # --- Vulkan ------------------------------------------------------------------------------------------------------
@@ -301,13 +302,9 @@ def _find_metal(system: str) -> Tool:
     if system != "Darwin":
         return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", how=_ON_A_MAC)
     # the frameworks come with the command line tools; Xcode itself is not needed
-    try:
-        sdk = process.capture(["xcrun", "--show-sdk-path"], check=False, timeout=30).stdout.strip()
-    except KvtoolError:
-        sdk = ""
-    if not sdk:
-        return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
-    return Tool("Metal", Path(sdk))
+    if sdk := _said("xcrun", "--show-sdk-path"):
+        return Tool("Metal", Path(sdk))
+    return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
 
 
 def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
