@@ -44,7 +44,7 @@ class Picked:
 
 
 def cherry_pick(builder: Builder, origin: Origin) -> Picked:
-    """Bring a patch onto builder.tree. The index is left somewhere; the caller resets it to the tree, and commits."""
+    """Bring a patch onto builder.tree. The index is left somewhere, and the caller commits the tree."""
     git, onto = builder.git, builder.tree
     merged, aligned = merge(builder, origin)
     if merged == onto:

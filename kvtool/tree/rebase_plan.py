@@ -214,7 +214,6 @@ class _Mover:
     def _take(self, step: Step, attempt: Picked | Resolution, origin: Origin | None) -> PatchReport:
         assert attempt.tree is not None
         before = self.builder.tree
-        self.builder.reset(attempt.tree)
         commit = self.builder.commit_index(step.mail.message, mail=step.mail, tree=attempt.tree)
         diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
