@@ -30,8 +30,6 @@ from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for on the command line."""
-
     tag: Annotated[str | None, Argument(help="The upstream to move to; the lock need not know it.")] = None
     mirror: Mirror = None
     dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False
@@ -97,7 +95,7 @@ def refuse_unknown(project: Project, names: tuple[str, ...]) -> None:
 
 
 def _rehearse(shop: Workshop, upstream: Upstream, options: Options) -> Rehearsal:
-    choices = Choices({}, *(frozenset(names) for names in (options.skip, options.drop, options.accept)))
+    choices = Choices(skip=options.skip, drop=options.drop, accept=options.accept)
     with scratch_repository(shop.cache.repo) as scratch:
         return shop.rehearse(scratch, upstream, choices=choices, keep_going=options.keep_going or options.all)
 

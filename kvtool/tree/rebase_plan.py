@@ -13,7 +13,7 @@ asks for the series on some upstream.
 import contextlib
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -66,9 +66,9 @@ class Choices:
     """
 
     resolved: Mapping[str, Resolution] = field(default_factory=dict)
-    skip: frozenset[str] = frozenset()
-    drop: frozenset[str] = frozenset()
-    accept: frozenset[str] = frozenset()
+    skip: Collection[str] = ()
+    drop: Collection[str] = ()
+    accept: Collection[str] = ()
 
 
 @dataclass(frozen=True)

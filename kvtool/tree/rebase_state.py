@@ -60,7 +60,7 @@ class RebaseState:
     @property
     def choices(self) -> Choices:
         resolved = {name: Resolution(parent, tree) for name, parent, tree in self.resolved}
-        return Choices(resolved, frozenset(self.skip), frozenset(self.drop), frozenset(self.accept))
+        return Choices(resolved, self.skip, self.drop, self.accept)
 
     @property
     def back(self) -> tuple[str, ...]:
