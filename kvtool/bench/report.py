@@ -77,7 +77,6 @@ class Report(Result):
 
     @property
     def verdict(self) -> str:
-        """One line: how many bars."""
         known = [b for b in self.bars if b.met is not None]
         open_ = len(self.bars) - len(known)
         tail = f", {open_} not measured" if open_ else ""
@@ -89,7 +88,6 @@ class Report(Result):
         return (Table("Bars", ("figure", "cache", ">found", ">bar", "", "note"), tuple(rows)),)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and for each bar whether it was met."""
         return {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -17,9 +17,6 @@ from kvtool.locks import alone
 from kvtool.options import BinDir, Env, refuse
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
-
-if TYPE_CHECKING:
-    from kvtool.bench.serve import ServeResult
 
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
@@ -83,14 +80,13 @@ def _program(env: Env, options: Options, name: str) -> Path:
     return found
 
 
-def _serve(env: Env, options: Options, program: Path, work: Path) -> "ServeResult":
+def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
     from kvtool.bench import serve  # httpx
 
-    started, tree = time.monotonic(), env.project.tree
+    started = time.monotonic()
     load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
-    model = options.model or models.spoken(
-        models.cache_model(serve.GEOMETRY, work), tree / "models" / models.VOCABULARY, work
-    )
+    vocabulary = env.project.tree / "models" / models.VOCABULARY
+    model = options.model or models.spoken(models.cache_model(serve.GEOMETRY, work), vocabulary, work)
     with env.console.progress("talking to llama-server", float(len(serve.FLAGS))) as bar:
         rows, skipped = serve.serve_all(program, model, work, load, bar.update)
     result = serve.ServeResult(
