@@ -174,9 +174,8 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     if not paths:
         return ""
     spec = [f":(literal){path}" for path in sorted(paths)]
-    return git.run("diff", *PLAIN_FLAGS, "--diff-algorithm=myers", before.head, after.head, "--", *spec).stdout.rstrip(
-        "\n"
-    )
+    done = git.run("diff", *PLAIN_FLAGS, "--diff-algorithm=myers", before.head, after.head, "--", *spec)
+    return done.stdout.rstrip("\n")
 
 
 def _pair(found: re.Match[str], ids: Mapping[str, str]) -> Pair:
