@@ -55,8 +55,10 @@ class Diagnosis(Result):
         )
 
     def render(self, console: Console) -> None:
-        marks = ("ok" if c.ok else "MISSING" if c.required else "optional" for c in self.checks)
-        rows = [(mark, c.name, c.found or c.problem) for mark, c in zip(marks, self.checks, strict=True)]
+        rows = [
+            ("ok" if c.ok else "MISSING" if c.required else "optional", c.name, c.found or c.problem)
+            for c in self.checks
+        ]
         console.table(("", "needed", "found"), rows)
         console.line()
         console.table(

@@ -119,8 +119,10 @@ class Verified(Result):
         others = [f for f in self.findings if not is_model_run(f)]
         if others:
             console.line()
-            words = ("ok" if f.outcome is CheckOutcome.PASSED else f.status for f in others)
-            rows = [(f.id, word, f.reason, f"{f.seconds:.0f}") for word, f in zip(words, others, strict=True)]
+            rows = [
+                (f.id, "ok" if f.outcome is CheckOutcome.PASSED else f.status, f.reason, f"{f.seconds:.0f}")
+                for f in others
+            ]
             console.table(("check", "result", "what was seen", ">s"), rows)
         self._render_reasons(console)
         for found in self.failed:
