@@ -40,7 +40,7 @@ _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 
 @dataclass(frozen=True)
 class FoldedPatch:
-    """A patch as the tree has it. id "" for a new one; commit: the folded one."""
+    """A patch as the tree has it. id "" for a new one; commit: the folded one, "" when fixups took all of it back."""
 
     id: str
     subject: str
@@ -49,14 +49,10 @@ class FoldedPatch:
 
 @dataclass(frozen=True)
 class Folded:
-    """The tree's commits as a series: the files for cpp/, the patches in order, the last commit.
-
-    emptied: ids of patches that fixups took back altogether.
-    """
+    """The tree's commits as a series: the files for cpp/, the patches in order, the last commit."""
 
     files: tuple[Blob, ...]
     patches: tuple[FoldedPatch, ...]
-    emptied: tuple[str, ...]
     head: str
     tree: str
 
@@ -89,9 +85,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     groups = _groups(git, tree, commits, applied, series, theirs)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
-    built = [(group.id, _build(builder, tree, group)) for group in groups]
-    patches = tuple(patch for _, patch in built if patch)
-    emptied = tuple(name for name, patch in built if name and patch is None)
+    patches = tuple(_build(builder, tree, group) for group in groups)
     wanted = git.line("rev-parse", f"{head}^{{tree}}")
     if builder.tree != wanted:
         differ = git.run("diff", "--name-only", builder.tree, wanted).stdout.split()
@@ -100,7 +94,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
             why=f"these files would differ: {', '.join(differ)}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
-    return Folded(blobs, patches, emptied, builder.commit, builder.tree)
+    return Folded(blobs, patches, builder.commit, builder.tree)
 
 
 def only_dropped(
@@ -209,8 +203,8 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
         )
 
 
-def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch | None:
-    """Commit a group on top of what is built so far; None when it changes nothing in upstream's files."""
+def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
+    """Commit a group on top of what is built so far, if it changes anything in upstream's files."""
     first = group.first
     for commit, diff in group.commits:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
@@ -222,7 +216,7 @@ def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch | None:
             )
     mail = Mail(first.author, first.email, first.date, first.subject, group.message, b"", b"")
     made = builder.commit_index(group.message, mail=mail)
-    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made) if made else None
+    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made or "")
 
 
 # --- what changes ------------------------------------------------------------------------------------------------
@@ -277,7 +271,7 @@ def _patch_changes(
     found: list[Change] = []
     added: dict[str, str] = {}  # new id -> subject
     order: list[str] = []
-    for patch in folded.patches:
+    for patch in (patch for patch in folded.patches if patch.commit):
         step = steps.get(patch.id)
         name = patch.id or new_id(patch.subject, {*steps, *added})
         order.append(name)
@@ -286,7 +280,7 @@ def _patch_changes(
             found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch.git, patch.commit)))
         elif not _says_the_same(scratch, step, patch.commit, was.get(patch.id, b"")):
             found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch.git, patch.commit)))
-    gone = [steps[name] for name in folded.emptied if name in steps]
+    gone = [steps[patch.id] for patch in folded.patches if not patch.commit and patch.id in steps]
     found += [Change(f"patches/{step.patch.file}", "remove", None) for step in gone]
     text = read_text(project.series)
     fresh = edit_series(text, order, added, {step.patch.id for step in gone})
