@@ -7,14 +7,13 @@ Its docstring is the help: the first line is what `kvtool --help` lists, indente
 every command has (--json, --quiet, --verbose, --project, --tree) are added here and arrive as env. It returns a Result;
 it never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by Result.failure, and
 this module turns either into the exit code. env.project is looked up on first use, so a command that needs no project
-works anywhere. Import Env (from kvtool.env) at run time, not under TYPE_CHECKING: the signature is evaluated. Import
-heavy libraries inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
+works anywhere. Import Env at run time, not under TYPE_CHECKING: the signature is evaluated. Import heavy libraries
+inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
 import copy
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import signal
 import sys
@@ -26,9 +25,8 @@ import typer
 
 from kvtool import __version__
 from kvtool.console import Console, escape
-from kvtool.env import Env
 from kvtool.errors import KvtoolError, UsageError
-from kvtool.options import Shared, Taken, taken
+from kvtool.options import Env, Shared, Taken, taken
 from kvtool.project import find_project
 from kvtool.result import Result
 
@@ -84,7 +82,7 @@ def _literal(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """The typer app with every command of COMMANDS that exists, or with one (its imports are then all that is paid)."""
+    """The typer app with every command, or with one (its imports are then all that is paid)."""
     app = typer.Typer(
         name="kvtool",
         help=(
@@ -108,9 +106,8 @@ def build_app(only: str = "") -> typer.Typer:
             raise typer.Exit(0)
 
     for verb in (only,) if only else COMMANDS:
-        if importlib.util.find_spec(f"kvtool.commands.{verb}") is not None:
-            module = importlib.import_module(f"kvtool.commands.{verb}")
-            app.command(verb)(_typer_command(module.command))
+        module = importlib.import_module(f"kvtool.commands.{verb}")
+        app.command(verb)(_typer_command(module.command))
     return app
 
 

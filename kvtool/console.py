@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -30,14 +30,6 @@ _PLAIN = str.maketrans("█▓░", "#=.")  # bars where the terminal has no suc
 
 Line: TypeAlias = Sequence[tuple[str, str]]  # pieces of one line of a picture: a text and its rich style
 Draw: TypeAlias = Callable[[int, int], Sequence[Line]]  # the picture for that many columns and lines
-
-
-class Progress(Protocol):
-    """A running progress; done and total are in the unit the caller chose."""
-
-    def update(self, done: float, note: str = "") -> None: ...
-
-    def set_total(self, total: float | None) -> None: ...
 
 
 class _Bar:
@@ -72,6 +64,9 @@ class _Lines:
         self._total = total
 
 
+Progress: TypeAlias = _Bar | _Lines  # done and total are in the unit the caller chose
+
+
 class Console:
     """Made by cli.py, handed to every command. command: the verb that an error document names."""
 
@@ -86,9 +81,8 @@ class Console:
             self._err.print(escape(text))
 
     def echo_command(self, argv: Sequence[str | Path]) -> None:
-        """`+ command` on stderr, when verbose."""
-        if self.verbose:
-            self._err.print(f"[dim]+ {escape(process.quote(argv))}[/dim]")
+        """`+ command` on stderr."""
+        self._err.print(f"[dim]+ {escape(process.quote(argv))}[/dim]")
 
     @contextlib.contextmanager
     def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:

@@ -90,16 +90,10 @@ _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS
 def sealed_environment(extra: Environment | None = None) -> Environment:
     """What a git call changes in the environment: no GIT_* of the user's, fixed identity, dates and language."""
     inherited = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), None)
-    return {**inherited, **_SEALED, **_override_variables(), **(extra or {})}
-
-
-def _override_variables() -> dict[str, str]:
-    """_OVERRIDES as the variables by which git takes configuration from the environment."""
-    found = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
+    configured = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
     for number, (key, value) in enumerate(_OVERRIDES.items()):
-        found[f"GIT_CONFIG_KEY_{number}"] = key
-        found[f"GIT_CONFIG_VALUE_{number}"] = value
-    return found
+        configured |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return {**inherited, **_SEALED, **configured, **(extra or {})}
 
 
 class Git:
@@ -133,9 +127,17 @@ class Git:
         """The output of a call that answers with one line."""
         return self.run(*args, env=env, input=input).stdout.strip()
 
-    def raw(self, *args: str | Path, input: str | bytes | Path | None = None) -> bytes:
+    def raw(self, *args: str | Path) -> bytes:
         """The output of a call as it is, of whatever encoding."""
-        return self.run(*args, input=input).raw
+        return self.run(*args).raw
+
+    def entries(self, *args: str | Path) -> list[str]:
+        """The output of a call with -z."""
+        return self.run(*args).stdout.split("\0")[:-1]
+
+    def paths(self, tree: str) -> frozenset[str]:
+        """The files of a tree or commit."""
+        return frozenset(self.entries("ls-tree", "-r", "-z", "--name-only", tree))
 
     def ok(self, *args: str | Path) -> bool:
         return self.run(*args, check=False).returncode == 0

@@ -5,6 +5,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -22,8 +24,8 @@ def machine() -> Machine:
         f"{platform.system()} {platform.release()}",
         _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         cores(),
-        _kib("MemTotal"),
-        _huge_pages(),
+        kib_of("/proc/meminfo", "MemTotal"),
+        next((word.strip("[]") for word in _text(_HUGE_PAGES).split() if word.startswith("[")), ""),
     )
 
 
@@ -32,45 +34,33 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _field(path: str, name: str) -> str:
-    """The value of the first line "name : value" of a file; "" without it."""
+def _text(path: str) -> str:
+    """A file of the system, "" where there is none."""
     try:
-        for line in Path(path).read_text("utf-8", "replace").splitlines():
-            key, colon, value = line.partition(":")
-            if colon and key.strip() == name:
-                return value.strip()
-    except OSError:
-        pass
-    return ""
-
-
-def _kib(name: str) -> int | None:
-    words = _field("/proc/meminfo", name).split()
-    return int(words[0]) * 1024 if words else None
-
-
-def _huge_pages() -> str:
-    try:
-        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text("ascii")
+        return Path(path).read_text("utf-8", "replace")
     except OSError:
         return ""
-    return next((word.strip("[]") for word in modes.split() if word.startswith("[")), "")
+
+
+def _field(path: str, name: str) -> str:
+    """The value of the first line "name : value" of a file; "" without it."""
+    pairs = (line.partition(":") for line in _text(path).splitlines())
+    return next((value.strip() for key, colon, value in pairs if colon and key.strip() == name), "")
+
+
+def kib_of(path: str, name: str) -> int | None:
+    """The bytes of a line "name: 12 kB", as Linux has them; None without it."""
+    words = _field(path, name).split()
+    return int(words[0]) * 1024 if words else None
 
 
 def available_memory() -> int | None:
     """Bytes that could be filled without swapping, with a cgroup's limit honoured; None where that is not known."""
-    available = _kib("MemAvailable")
-    if available is None:
-        return None
-    free = [available]
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text("ascii"))
-        if limit != "max":
-            free.append(int(limit) - used)
-    except (OSError, ValueError):
-        pass  # no cgroup v2, or none that limits
-    return min(free)
+    available = kib_of("/proc/meminfo", "MemAvailable")
+    limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    if available is None or not (limit.isdigit() and used.isdigit()):  # no cgroup v2, or none that limits
+        return available
+    return min(available, int(limit) - int(used))
 
 
 _HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine

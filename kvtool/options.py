@@ -1,20 +1,34 @@
-"""What commands take from the command line: options that several of them share, and how options become parameters.
+"""What commands take: the Env, options that several of them share, and how options become parameters.
 
 A command takes its options one by one, or as a frozen dataclass whose fields are annotated for typer and have defaults.
 There a tuple is an option that may be given several times, and Flags are several options for one word.
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from typer import Argument, Option
 
 from kvtool.build.cmake import PRESETS
+from kvtool.console import Console
 from kvtool.errors import UsageError
+from kvtool.project import Project
+
+
+class Env:
+    """The console, and the project: looked for on first use (UsageError when there is none)."""
+
+    def __init__(self, console: Console, find: Callable[[], Project]) -> None:
+        self.console, self._find = console, find
+
+    @functools.cached_property
+    def project(self) -> Project:
+        return self._find()
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,10 @@ class Taken:
 def taken(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> Taken:
     """Take a parameter apart into what typer can parse."""
     if dataclasses.is_dataclass(hint):
-        return _fields(hint)
+        hints, make = get_type_hints(hint, include_extras=True), cast(Callable[..., Any], hint)
+        fields = {field.name: taken(field.name, hints[field.name], field.default) for field in dataclasses.fields(hint)}
+        parameters = tuple(parameter for field in fields.values() for parameter in field.parameters)
+        return Taken(parameters, lambda given: make(**{name: field.value(given) for name, field in fields.items()}))
     kind, info = get_args(hint)
     if isinstance(info, Flags):
         flags = {word: Option(f"--{word}", help=text) for word, text in info.help.items()}
@@ -91,13 +108,6 @@ def taken(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> Taken
     if get_origin(kind) is tuple:
         return Taken((_parameter(name, list[str], info, []),), lambda given: tuple(given[name]))
     return Taken((_parameter(name, kind, info, default),), lambda given: given[name])
-
-
-def _fields(kind: Any) -> Taken:
-    hints = get_type_hints(kind, include_extras=True)
-    fields = {field.name: taken(field.name, hints[field.name], field.default) for field in dataclasses.fields(kind)}
-    parameters = tuple(parameter for field in fields.values() for parameter in field.parameters)
-    return Taken(parameters, lambda given: kind(**{name: field.value(given) for name, field in fields.items()}))
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:

@@ -34,16 +34,11 @@ def observe(callback: Callable[[Sequence[str]], None] | None) -> None:
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished process. stdout and stderr are text ("" for what was not captured); seconds is wall time.
+    """A finished process. stdout and stderr are text ("" for what was not captured); raw: captured stdout as it was."""
 
-    raw: captured stdout as it was.
-    """
-
-    argv: tuple[str, ...]
     returncode: int
     stdout: str
-    stderr: str
-    seconds: float
+    stderr: str = ""
     raw: bytes = b""
 
 
@@ -77,10 +72,6 @@ def _resolve(argv: Sequence[str | Path]) -> list[str]:
     return out
 
 
-def _environment(env: Environment | None) -> dict[str, str]:
-    return {k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None}
-
-
 def capture(
     argv: Sequence[str | Path],
     *,
@@ -99,7 +90,6 @@ def capture(
     Ctrl-C, ends the process and what it started.
     """
     args = _resolve(argv)
-    start = time.monotonic()
     with input.open("rb") if isinstance(input, Path) else contextlib.nullcontext(subprocess.PIPE) as stdin:
         process = _start(args, cwd, env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
@@ -118,7 +108,7 @@ def capture(
             why=quote(argv),
             output=(text + out).strip(),
         )
-    return Completed(tuple(args), process.returncode, out, text, time.monotonic() - start, out_bytes)
+    return Completed(process.returncode, out, text, out_bytes)
 
 
 def _start(
@@ -136,7 +126,7 @@ def _start(
         return subprocess.Popen(
             args,
             cwd=cwd,
-            env=_environment(env),
+            env={k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None},
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -162,7 +152,7 @@ def _communicate(
             on_tick()
 
 
-def _end(process: Process, grace: float = 5.0) -> None:
+def _end(process: Process) -> None:
     """End the process and everything it started; never raises."""
     if sys.platform == "win32":
         if process.poll() is None:
@@ -173,7 +163,7 @@ def _end(process: Process, grace: float = 5.0) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sig)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace)
+            process.wait(5.0)
             if sig == signal.SIGTERM:
                 continue  # the leader is gone; KILL still reaches children that ignored TERM
             break
@@ -192,21 +182,14 @@ def _lines(process: Process) -> Iterator[str]:
         yield pending.decode("utf-8", "replace")
 
 
-def stream(
-    argv: Sequence[str | Path],
-    *,
-    cwd: Path | None = None,
-    env: Environment | None = None,
-    on_line: Callable[[str], None],
-) -> Completed:
+def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_line: Callable[[str], None]) -> Completed:
     """Run to the end, giving each line of merged stdout and stderr to on_line as it comes; never checks the exit code.
 
     Completed.stdout has all of it. An exception out of on_line, or Ctrl-C, ends the whole process group.
     """
     args = _resolve(argv)
-    start = time.monotonic()
     collected: list[str] = []
-    process = _start(args, cwd, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = _start(args, None, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         for line in _lines(process):
             collected.append(line)
@@ -218,21 +201,15 @@ def stream(
     finally:
         if process.stdout is not None:
             process.stdout.close()
-    return Completed(tuple(args), process.returncode, "\n".join(collected), "", time.monotonic() - start)
+    return Completed(process.returncode, "\n".join(collected))
 
 
 @contextlib.contextmanager
-def spawn(
-    argv: Sequence[str | Path],
-    *,
-    cwd: Path | None = None,
-    env: Environment | None = None,
-    stdout: Path,
-) -> Iterator[Process]:
+def spawn(argv: Sequence[str | Path], *, stdout: Path) -> Iterator[Process]:
     """A process that runs beside us, its merged output in the file `stdout`; ended, with its children, on exit."""
     args = _resolve(argv)
     with stdout.open("wb") as log:
-        process = _start(args, cwd, env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        process = _start(args, None, None, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
             yield process
         finally:

@@ -40,10 +40,15 @@ class Project:
             )
 
 
+def _named(variable: str, given: Path | None = None) -> Path | None:
+    """A place that is given, or that the environment names."""
+    place = given or os.environ.get(variable)
+    return Path(place).expanduser().absolute() if place else None
+
+
 def user_cache() -> Path:
     """KVTOOL_CACHE, or the cache directory of this user on this system."""
-    named = os.environ.get("KVTOOL_CACHE")
-    return Path(named).expanduser().absolute() if named else platformdirs.user_cache_path("kvtool", appauthor=False)
+    return _named("KVTOOL_CACHE") or platformdirs.user_cache_path("kvtool", appauthor=False)
 
 
 def _is_project(path: Path) -> bool:
@@ -51,9 +56,7 @@ def _is_project(path: Path) -> bool:
 
 
 def _root(start: Path | None) -> Path:
-    named = start or (Path(os.environ["KVTOOL_PROJECT"]) if os.environ.get("KVTOOL_PROJECT") else None)
-    if named is not None:
-        root = named.expanduser().absolute()
+    if root := _named("KVTOOL_PROJECT", start):
         if not _is_project(root):
             raise UsageError(
                 f"{root} is not a kvtool project",
@@ -80,9 +83,7 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
     ./llama.cpp. Raises UsageError when there is no project.
     """
     root = _root(start)
-    packaged = root == PACKAGED
-    named = tree or (Path(os.environ["KVTOOL_TREE"]) if os.environ.get("KVTOOL_TREE") else None)
-    checkout = named.expanduser().absolute() if named else (Path.cwd() if packaged else root) / "llama.cpp"
+    checkout = _named("KVTOOL_TREE", tree) or (Path.cwd() if root == PACKAGED else root) / "llama.cpp"
     return Project(root, root / "patches", root / "cpp", checkout, user_cache())
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -76,6 +77,15 @@ def _read(kind: Any, data: Any) -> Any:
         kinds = itertools.repeat(first) if others == [...] else (first, *others)
         return tuple(_read(each, value) for each, value in zip(kinds, data, strict=False))
     return kind(data) if isinstance(kind, enum.EnumType) else data
+
+
+def last_document(text: str) -> dict[str, Any] | None:
+    """The JSON object in the last line that is not empty, None when it is none: what kv-check and kv-bench answer."""
+    try:
+        data = json.loads(text.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 @dataclasses.dataclass(frozen=True)

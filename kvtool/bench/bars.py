@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.rows import Row, at
-from kvtool.bench.runs import COPY, IN_PLACE, OFF, STATIC
+from kvtool.bench.rows import COPY, IN_PLACE, OFF, STATIC, Row, at
 from kvtool.bench.speed import Speed
 
 MIB = 2**20
@@ -68,18 +67,13 @@ def _memory(rows: Sequence[Row], mode: str) -> list[Bar]:
     left = None if cleared.resident is None or beside is None else max(0, cleared.resident - beside)
     # by copy a layer is there twice while it is copied
     transient = _SPARE + (last.committed // last.n_layer if mode == COPY else 0)
+    kept = _SPARE + _AFTER_CLEAR * cleared.used
     return [
         Bar("creation time / static", mode, _over(created.create_seconds, seconds), most=0.02),
         Bar("resident after creation / static", mode, _over(created.resident, size), most=0.005),
         Bar(f"growth time / {limit}", mode, _over(last.growth_seconds, last.growth_limit), most=most),
         Bar("peak over steady", mode, _mib(max(over, default=None)), most=round(transient / MIB, 1), unit="MiB"),
-        Bar(
-            "KV resident after clear and a decode",
-            mode,
-            _mib(left),
-            most=round((_SPARE + _AFTER_CLEAR * cleared.used) / MIB, 1),
-            unit="MiB",
-        ),
+        Bar("KV resident after clear and a decode", mode, _mib(left), most=round(kept / MIB, 1), unit="MiB"),
     ]
 
 
@@ -111,10 +105,8 @@ def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
 
 
 def _speed_bar(s: Speed) -> Bar:
-    name = (
-        f"{s.kind} speed / {'unpatched' if s.mode == OFF else 'static'}{'' if s.flash_attn else ', no flash attention'}"
-    )
-    most = 1.01 if s.mode == OFF else None
+    base, most = ("unpatched", 1.01) if s.mode == OFF else ("static", None)
+    name = f"{s.kind} speed / {base}{'' if s.flash_attn else ', no flash attention'}"
     return Bar(name, s.mode, s.ratio.value, 0.99, most, note=f"at {s.depth}", low=s.ratio.low, high=s.ratio.high)
 
 

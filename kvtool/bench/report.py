@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvtool.bench.bars import MIB, Bar, missed
-from kvtool.bench.rows import Row
-from kvtool.bench.runs import STATIC
+from kvtool.bench.rows import STATIC, Row
 from kvtool.bench.speed import Figure, Speed
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, MeasureError, writing
@@ -78,7 +77,6 @@ class Report(Result):
 
     @property
     def verdict(self) -> str:
-        """One line: how many bars."""
         known = [b for b in self.bars if b.met is not None]
         open_ = len(self.bars) - len(known)
         tail = f", {open_} not measured" if open_ else ""
@@ -90,7 +88,6 @@ class Report(Result):
         return (Table("Bars", ("figure", "cache", ">found", ">bar", "", "note"), tuple(rows)),)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and for each bar whether it was met."""
         return {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:

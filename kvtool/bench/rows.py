@@ -1,11 +1,61 @@
-"""Medians of what was measured of memory, as rows: what the bars, the tables, the files and the plots show."""
+"""Memory: what a run of kv-bench says, and the medians of runs, as the rows that bars, tables, files and plots show.
+
+Sizes in bytes, times in seconds unless a name ends in _us.
+"""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.runs import COPY, MODES
-from kvtool.bench.samples import Memory, Point
+STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
+MODES = (IN_PLACE, COPY, STATIC)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """llama_memory_usage: what the memory of a context reserves, has taken and uses."""
+
+    reserved: int
+    committed: int
+    used: int
+    n_grow: int
+    n_shrink: int
+    n_bytes_copied: int
+    t_grow_us: int
+    t_grow_max_us: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One moment. name: created, depth, after-clear; rss, peak: resident bytes of the process, -1 unknown."""
+
+    name: str
+    depth: int
+    rss: int
+    peak: int
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The growths of one call, and right after it the same bytes without a cache: memcpy of what was copied into fresh
+    memory, commit of what was added."""
+
+    depth: int
+    seconds: float
+    memcpy: float
+    commit: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One process: one context from creation to its end."""
+
+    n_layer: int
+    create_seconds: float
+    rss_before: int
+    points: tuple[Point, ...]
+    growths: tuple[Growth, ...]
 
 
 @dataclass(frozen=True)
@@ -36,16 +86,13 @@ class Row:
 
 
 def rows(measured: Mapping[str, Sequence[Memory]]) -> tuple[Row, ...]:
-    return tuple(_row(mode, measured[mode], i) for mode in MODES for i in range(len(_moments(measured[mode]))))
+    some = ((mode, measured[mode]) for mode in MODES if measured[mode])
+    return tuple(_row(mode, samples, i) for mode, samples in some for i in range(len(samples[0].points)))
 
 
 def at(found: Sequence[Row], mode: str, moment: str, depth: int | None = None) -> Row | None:
     """The row of a mode and a moment, and at a depth if one is given."""
     return next((r for r in found if (r.mode, r.moment) == (mode, moment) and depth in (None, r.depth)), None)
-
-
-def _moments(samples: Sequence[Memory]) -> Sequence[Point]:
-    return samples[0].points if samples else ()
 
 
 def _row(mode: str, samples: Sequence[Memory], i: int) -> Row:

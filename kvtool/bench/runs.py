@@ -1,21 +1,17 @@
 """Start kv-bench, process after process, and collect what it says."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvtool import process
 from kvtool.bench import speed
-from kvtool.bench.samples import Memory, Pairs
-from kvtool.bench.speed import Speed
+from kvtool.bench.rows import COPY, IN_PLACE, MODES, OFF, STATIC, Memory
+from kvtool.bench.speed import Pairs, Speed
 from kvtool.errors import MeasureError
 from kvtool.machine import available_memory, too_large
-from kvtool.result import read
-
-STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
-MODES = (IN_PLACE, COPY, STATIC)
+from kvtool.result import last_document, read
 
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
@@ -89,15 +85,12 @@ def _answer(plan: Plan, mode: str, given: Sequence[str], kind: type[_Answer]) ->
     argv: list[str | Path] = [plan.program, "-m", plan.model, "--kv-dynamic", dynamic, "-t", "1", *given]
     env = {"LLAMA_KV_DYNAMIC_STORAGE": _STORAGE.get(mode)}  # None: a variable of the user's shell goes
     done = process.capture(argv, env=env, check=False, timeout=_TIMEOUT, error=MeasureError)
-    try:
-        doc: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        status, reason = str(doc["status"]), str(doc["reason"])
-    except (ValueError, KeyError, TypeError, IndexError):
-        status, reason, doc = "garbage", f"no document on its output, exit code {done.returncode}", {}
-    if status != "ok":
+    garbage = {"status": "garbage", "reason": f"no document on its output, exit code {done.returncode}"}
+    doc = last_document(done.stdout) or garbage
+    if doc.get("status") != "ok":
         raise MeasureError(
             f"kv-bench could not measure {mode}",
-            why=f"{status}: {reason}",
+            why=f"{doc.get('status')}: {doc.get('reason')}",
             next_step=f"run it by hand: {process.quote(argv)}",
             output=done.stderr[-2000:],
         )

@@ -4,10 +4,8 @@ A closed loop: each chat asks again when it has its answer, a given number of ti
 a server that has been asked before; then all chats are at it. The tokens are drawn at random.
 """
 
-import contextlib
 import json
 import random
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -162,7 +160,7 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
             with ThreadPoolExecutor(load.chats) as pool:
                 together: list[list[Reply]] = list(pool.map(list, chats))
             took = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
-            resident = _resident(server.pid)
+            resident = server.resident()
     except VerifyError as err:
         raise MeasureError(f"{mode}: {err.what}", why=err.why, output=err.output) from err
     later = [reply for replies in together for reply in replies]
@@ -183,13 +181,6 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
         resident,
         time.monotonic() - started,
     )
-
-
-def _resident(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text("ascii"), re.MULTILINE)
-        return int(found[1]) * 1024 if found else None
-    return None
 
 
 def serve_all(

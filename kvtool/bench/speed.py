@@ -19,12 +19,34 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.samples import Pair
-
 CREATE, GENERATE, PROMPT = "create", "generate", "prompt"
 
 # t(0.975, n) for n = 1, 2, ...; beyond, the last one, which is a little too wide
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One call of both contexts. kind: create, generate, prompt; base, test: seconds of the static one and the other.
+
+    n_grow, n_added: growths in the other one's call, and the cells that they added.
+    """
+
+    round: int
+    kind: str
+    depth: int
+    n_tokens: int
+    base: float
+    test: float
+    n_grow: int
+    n_added: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One process with both contexts (--rounds)."""
+
+    pairs: tuple[Pair, ...]
 
 
 @dataclass(frozen=True)

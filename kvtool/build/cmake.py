@@ -31,7 +31,6 @@ _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 class Backend:
     """What a backend adds to the common flags. system: the only one it builds on, or "" for any."""
 
-    name: str
     flags: Mapping[str, str]
     targets: tuple[str, ...] = ()
     languages: tuple[str, ...] = ("C", "CXX")
@@ -41,25 +40,21 @@ class Backend:
 # GGML_METAL is upstream's default on macOS, so every other backend says OFF: a backend means the same everywhere.
 # EMBED_LIBRARY compiles the shaders at start-up from inside the library: no full Xcode needed, and bin/ can be moved.
 BACKENDS: Mapping[str, Backend] = {
-    b.name: b
-    for b in (
-        Backend("cpu", {"GGML_METAL": "OFF"}),
-        Backend(
-            "metal",
-            {
-                "GGML_METAL": "ON",
-                "GGML_METAL_EMBED_LIBRARY": "ON",
-                "GGML_ACCELERATE": "ON",
-                "GGML_BLAS": "ON",
-                "GGML_BLAS_VENDOR": "Apple",
-                "GGML_NATIVE": "ON",
-            },
-            system="Darwin",
-        ),
-        Backend("cuda", {"GGML_CUDA": "ON", "GGML_METAL": "OFF"}, languages=("C", "CXX", "CUDA")),
-        Backend("vulkan", {"GGML_VULKAN": "ON", "GGML_METAL": "OFF"}),
-        Backend("rpc", {"GGML_RPC": "ON", "GGML_METAL": "OFF"}, targets=("ggml-rpc-server",)),
-    )
+    "cpu": Backend({"GGML_METAL": "OFF"}),
+    "metal": Backend(
+        {
+            "GGML_METAL": "ON",
+            "GGML_METAL_EMBED_LIBRARY": "ON",
+            "GGML_ACCELERATE": "ON",
+            "GGML_BLAS": "ON",
+            "GGML_BLAS_VENDOR": "Apple",
+            "GGML_NATIVE": "ON",
+        },
+        system="Darwin",
+    ),
+    "cuda": Backend({"GGML_CUDA": "ON", "GGML_METAL": "OFF"}, languages=("C", "CXX", "CUDA")),
+    "vulkan": Backend({"GGML_VULKAN": "ON", "GGML_METAL": "OFF"}),
+    "rpc": Backend({"GGML_RPC": "ON", "GGML_METAL": "OFF"}, targets=("ggml-rpc-server",)),
 }
 
 
@@ -70,7 +65,6 @@ class Preset:
     page: made with llama-server's web page where npm is; portable: for any machine of its kind, and not this one alone.
     """
 
-    name: str
     flags: Mapping[str, str]
     ccache_any_dir: bool = True
     page: bool = False
@@ -79,31 +73,26 @@ class Preset:
 
 # Upstream's sanitizer options do not reach ggml: both sets are needed.
 PRESETS: Mapping[str, Preset] = {
-    p.name: p
-    for p in (
-        Preset("release", {"CMAKE_BUILD_TYPE": "Release"}, page=True),
-        Preset("dist", {"CMAKE_BUILD_TYPE": "Release"}, page=True, portable=True),
-        Preset("debug", {"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
-        Preset(
-            "asan",
-            {
-                "CMAKE_BUILD_TYPE": "RelWithDebInfo",
-                "LLAMA_SANITIZE_ADDRESS": "ON",
-                "LLAMA_SANITIZE_UNDEFINED": "ON",
-                "GGML_SANITIZE_ADDRESS": "ON",
-                "GGML_SANITIZE_UNDEFINED": "ON",
-            },
-        ),
-        Preset(
-            "tsan",
-            {
-                "CMAKE_BUILD_TYPE": "RelWithDebInfo",
-                "LLAMA_SANITIZE_THREAD": "ON",
-                "GGML_SANITIZE_THREAD": "ON",
-                "GGML_OPENMP": "OFF",  # its barriers are invisible to the sanitizer: nothing but false reports
-            },
-        ),
-    )
+    "release": Preset({"CMAKE_BUILD_TYPE": "Release"}, page=True),
+    "dist": Preset({"CMAKE_BUILD_TYPE": "Release"}, page=True, portable=True),
+    "debug": Preset({"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
+    "asan": Preset(
+        {
+            "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+            "LLAMA_SANITIZE_ADDRESS": "ON",
+            "LLAMA_SANITIZE_UNDEFINED": "ON",
+            "GGML_SANITIZE_ADDRESS": "ON",
+            "GGML_SANITIZE_UNDEFINED": "ON",
+        },
+    ),
+    "tsan": Preset(
+        {
+            "CMAKE_BUILD_TYPE": "RelWithDebInfo",
+            "LLAMA_SANITIZE_THREAD": "ON",
+            "GGML_SANITIZE_THREAD": "ON",
+            "GGML_OPENMP": "OFF",  # its barriers are invisible to the sanitizer: nothing but false reports
+        },
+    ),
 }
 
 # As upstream's releases have it: a CPU library for each generation of processors, chosen when a program starts. On a
@@ -156,14 +145,9 @@ class Plan:
     def page(self) -> bool:
         return PAGE_ON in self.configure
 
-    @property
-    def cmake(self) -> str:
-        return self.configure[0]
-
-    def build(self, targets: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The command that builds `targets` (the plan's own by default)."""
-        named = tuple(self.targets if targets is None else targets)
-        return (self.cmake, "--build", str(self.build_dir), "--parallel", str(self.jobs), "--target", *named)
+    def build(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """The command that builds these targets."""
+        return (self.configure[0], "--build", str(self.build_dir), "--parallel", str(self.jobs), "--target", *targets)
 
     @property
     def key(self) -> str:
@@ -174,11 +158,6 @@ class Plan:
 
 def build_dir(tree: Path, backend: str = "cpu", preset: str = "release") -> Path:
     return tree / "build" / f"{backend}-{preset}"
-
-
-def binary(tree: Path, name: str, backend: str = "cpu", preset: str = "release") -> Path:
-    """Where a build puts a program (it need not exist)."""
-    return build_dir(tree, backend, preset) / "bin" / (f"{name}.exe" if os.name == "nt" else name)
 
 
 def default_targets(backend: str, preset: str, cpp: Path) -> tuple[str, ...]:
@@ -220,10 +199,7 @@ def npm_env(npm: Path) -> dict[str, str]:
 
 def ccache_env(tree: Path, directory: Path, preset: str) -> dict[str, str]:
     """What makes ccache hit in a checkout at another path: paths below the tree count relative to the build."""
-    env = {
-        "CCACHE_BASEDIR": str(tree),
-        "CCACHE_STATSLOG": str(directory / "ccache.stats"),
-    }
+    env = {"CCACHE_BASEDIR": str(tree), "CCACHE_STATSLOG": str(directory / "ccache.stats")}
     if PRESETS[preset].ccache_any_dir:
         env["CCACHE_NOHASHDIR"] = "1"
     return env

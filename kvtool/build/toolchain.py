@@ -108,6 +108,14 @@ def version_of(path: Path) -> str | None:
     return numbers[0] if numbers else ""
 
 
+def _said(*argv: str) -> str:
+    """What a program prints, "" where it cannot run."""
+    try:
+        return process.capture(argv, check=False, timeout=30).stdout.strip()
+    except KvtoolError:
+        return ""
+
+
 def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
     """A Tool from where it was found, or None; one that cannot run counts as missing."""
     if path is None:
@@ -124,10 +132,6 @@ def find(name: str) -> Tool:
     return look(name, path if path and os.access(path, os.X_OK) else process.which(name), HINTS[name])
 
 
-def _first(names: Sequence[str]) -> Path | None:
-    return next((path for name in names if (path := process.which(name))), None)
-
-
 def find_compiler(language: str) -> Tool:
     """The compiler CMake will take: $CC or $CXX, or the first of the usual names."""
     variable, names = {
@@ -140,7 +144,8 @@ def find_compiler(language: str) -> Tool:
         # the variable may carry arguments after the program
         path = process.which(chosen) or process.which(chosen.split()[0])
         return look(name, path, HINTS["compiler"], f"${variable} names {chosen}, which is not there")
-    return look(name, _first(names), HINTS["compiler"], f"none of {', '.join(names)} is on PATH")
+    path = next(filter(None, map(process.which, names)), None)
+    return look(name, path, HINTS["compiler"], f"none of {', '.join(names)} is on PATH")
 
 
 def find_git() -> Tool:
@@ -200,7 +205,7 @@ def find_nvcc() -> Tool:
     # CMake looks for nvcc on PATH and in $CUDACXX only; upstream builds for the GPU it finds, and where there is none
     # that fails in the middle of the build
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
-    models = {} if _gpu_is_here() else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
+    models = {} if "GPU" in _said("nvidia-smi", "-L") else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
     return replace(tool, flags={**where, **models}) if tool.found else tool
 
 
@@ -234,13 +239,6 @@ def _unlinked(home: Path) -> tuple[Tool, ...]:
     how = f"cd {home} && {links} && mkdir -p lib/stubs && {calls} | {stub}"
     why = f"{home} has no {', no '.join(missing)}: NVIDIA's packages leave such names out"
     return (Tool("links to CUDA's libraries", None, missing=why, how=how),)
-
-
-def _gpu_is_here() -> bool:
-    try:
-        return "GPU" in process.capture(["nvidia-smi", "-L"], check=False, timeout=30).stdout
-    except KvtoolError:
-        return False
 
 
 # --- Vulkan ------------------------------------------------------------------------------------------------------
@@ -304,13 +302,9 @@ def _find_metal(system: str) -> Tool:
     if system != "Darwin":
         return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", how=_ON_A_MAC)
     # the frameworks come with the command line tools; Xcode itself is not needed
-    try:
-        sdk = process.capture(["xcrun", "--show-sdk-path"], check=False, timeout=30).stdout.strip()
-    except KvtoolError:
-        sdk = ""
-    if not sdk:
-        return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
-    return Tool("Metal", Path(sdk))
+    if sdk := _said("xcrun", "--show-sdk-path"):
+        return Tool("Metal", Path(sdk))
+    return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
 
 
 def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
@@ -336,7 +330,12 @@ def require(backend: str, system: str | None = None) -> Toolchain:
     """Everything a build of `backend` needs, or one MissingToolError that names all that is missing."""
     tools = tools_of(backend, system or platform.system())
     if missing := [tool for tool in tools if not tool.found]:
-        raise _missing(backend, missing)
+        raise MissingToolError(
+            f"cannot build --{backend} here: no {', '.join(tool.name for tool in missing)}",
+            why="; ".join(tool.missing for tool in missing),
+            # a compiler and the C++ compiler come from the same place: say it once
+            next_step="\n".join(dict.fromkeys(tool.how for tool in missing)),
+        )
     return _toolchain(tools)
 
 
@@ -348,14 +347,6 @@ def require_npm() -> None:
             why="npm is not on PATH",
             next_step=f"{HINTS['npm']}\n--no-ui builds without the page",
         )
-
-
-def _missing(backend: str, missing: Sequence[Tool]) -> MissingToolError:
-    names = ", ".join(tool.name for tool in missing)
-    reasons = "; ".join(tool.missing for tool in missing)
-    # a compiler and the C++ compiler come from the same place: say it once
-    how = dict.fromkeys(tool.how for tool in missing)
-    return MissingToolError(f"cannot build --{backend} here: no {names}", why=reasons, next_step="\n".join(how))
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:

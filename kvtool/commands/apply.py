@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import KvtoolError
-from kvtool.options import Mirror, Tag
+from kvtool.options import Env, Mirror, Tag
 from kvtool.result import Result
 from kvtool.tree import checkout
 from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines

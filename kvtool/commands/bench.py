@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -12,15 +12,11 @@ from kvtool.bench import bars, plots, rows, runs
 from kvtool.bench.report import Benched, Report
 from kvtool.build import cmake
 from kvtool.commands import build
-from kvtool.env import Env
 from kvtool.errors import MeasureError
 from kvtool.locks import alone
-from kvtool.options import BinDir, refuse
+from kvtool.options import BinDir, Env, refuse
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import models
-
-if TYPE_CHECKING:
-    from kvtool.bench.serve import ServeResult
 
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
@@ -84,14 +80,13 @@ def _program(env: Env, options: Options, name: str) -> Path:
     return found
 
 
-def _serve(env: Env, options: Options, program: Path, work: Path) -> "ServeResult":
+def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
     from kvtool.bench import serve  # httpx
 
-    started, tree = time.monotonic(), env.project.tree
+    started = time.monotonic()
     load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
-    model = options.model or models.spoken(
-        models.cache_model(serve.GEOMETRY, work), tree / "models" / models.VOCABULARY, work
-    )
+    vocabulary = env.project.tree / "models" / models.VOCABULARY
+    model = options.model or models.spoken(models.cache_model(serve.GEOMETRY, work), vocabulary, work)
     with env.console.progress("talking to llama-server", float(len(serve.FLAGS))) as bar:
         rows, skipped = serve.serve_all(program, model, work, load, bar.update)
     result = serve.ServeResult(
@@ -139,7 +134,7 @@ def command(env: Env, options: Options) -> Report:
         if options.serve:
             return _serve(env, options, program, work)
         plan = make_plan(options, program, options.model or models.cache_model(models.QWEN35_27B, work))
-        with console.progress("measuring memory", float(plan.repeats * len(runs.MODES))) as bar:
+        with console.progress("measuring memory", float(plan.repeats * len(rows.MODES))) as bar:
             measured, skipped = runs.memory(plan, bar.update)
         with console.progress("measuring speed", float(len(plan.turns))) as bar:
             speeds = runs.speeds(plan, bar.update)

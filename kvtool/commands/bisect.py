@@ -10,17 +10,16 @@ from typing import Annotated, ClassVar
 
 from typer import Argument, Option
 
-from kvtool.commands.rebase_tree import refuse_unknown
+from kvtool.commands.rebase import refuse_unknown
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
+from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
-from kvtool.upstream.lock import Upstream, load_lock
-from kvtool.upstream.pin import with_upstream
+from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
 
 class Verdict(enum.StrEnum):

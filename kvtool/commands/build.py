@@ -12,10 +12,9 @@ from typer import Option
 from kvtool import process
 from kvtool.build import builder, cmake, toolchain
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import UsageError
 from kvtool.machine import cores
-from kvtool.options import Backend, Jobs, Preset
+from kvtool.options import Backend, Env, Jobs, Preset
 from kvtool.project import Project
 from kvtool.result import Result
 

@@ -13,20 +13,17 @@ from typer import Argument, Option
 from kvtool.build import toolchain
 from kvtool.canary import latest
 from kvtool.canary.report import SCHEMA, Breakage, Step, StepName, of_error, of_patches, of_verified, tail
-from kvtool.commands import build, init, verify, verify_steps
-from kvtool.commands.rebase_tree import RebaseOptions, begin
+from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import ConflictError, KvtoolError
-from kvtool.options import Mirror
+from kvtool.options import Env, Mirror
 from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport
 from kvtool.tree.status import write_json
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, load_lock
-from kvtool.upstream.pin import pin
+from kvtool.upstream.lock import Lock, load_lock, pin
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ class _Run:
 
     def _rebase(self) -> str:
         assert self.inside is not None
-        moved = begin(self.inside.project, self.console, RebaseOptions(self.tag, self.options.mirror), self.tag)
+        moved = rebase.begin(self.inside.project, self.console, rebase.Options(self.tag, self.options.mirror))
         self.patches, self.breakages = moved.patches, of_patches(moved.patches)
         if broken := moved.failure:
             self.error = ConflictError(broken.what, why=broken.why, next_step=f"kvtool rebase {self.tag}")
@@ -159,7 +156,7 @@ class _Run:
 
     def _verify(self) -> str:
         assert self.inside is not None
-        wanted = verify_steps.Options(quick=not self.options.full, backend=self.options.backend)
+        wanted = verify.Options(quick=not self.options.full, backend=self.options.backend)
         done = verify.command(self.inside, wanted)
         self.error, self.breakages = done.failure, of_verified(done)
         return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"

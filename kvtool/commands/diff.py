@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar
 from typer import Argument, Option
 
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.gitcmd import scratch_repository
-from kvtool.options import Mirror
+from kvtool.options import Env, Mirror
 from kvtool.result import Result
 from kvtool.tree import compare
 from kvtool.tree.compare import Pair, Snapshot

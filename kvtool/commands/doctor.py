@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar
 from kvtool.build import toolchain
 from kvtool.build.cmake import BACKENDS
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import KvtoolError, MissingToolError, UsageError
-from kvtool.options import Flags
+from kvtool.options import Env, Flags
 from kvtool.project import user_cache
 from kvtool.result import Result
 
@@ -56,7 +55,10 @@ class Diagnosis(Result):
         )
 
     def render(self, console: Console) -> None:
-        rows = [(_mark(check), check.name, check.found or check.problem) for check in self.checks]
+        rows = [
+            ("ok" if c.ok else "MISSING" if c.required else "optional", c.name, c.found or c.problem)
+            for c in self.checks
+        ]
         console.table(("", "needed", "found"), rows)
         console.line()
         console.table(
@@ -72,12 +74,6 @@ class Diagnosis(Result):
         if self.failure is None:
             console.line()
             console.line("ready: kvtool fetch, then apply, build, verify")
-
-
-def _mark(check: Check) -> str:
-    if check.ok:
-        return "ok"
-    return "MISSING" if check.required else "optional"
 
 
 def _check(tool: toolchain.Tool, *, required: bool, purpose: str = "") -> Check:
@@ -98,9 +94,8 @@ def _disk(name: str, path: Path) -> Check:
     if free >= NEEDED_BYTES:
         return Check(name, True, True, found)
     problem = f"{found}, and {NEEDED_BYTES / 1000**3:.0f} GB are needed"
-    return Check(
-        name, False, True, "", problem, "free some, or name another place with --tree DIR and KVTOOL_CACHE=DIR"
-    )
+    how = "free some, or name another place with --tree DIR and KVTOOL_CACHE=DIR"
+    return Check(name, False, True, "", problem, how)
 
 
 def _writable(name: str, path: Path, how: str) -> Check:

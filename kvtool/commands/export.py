@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 from typer import Option
 
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
+from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.result import FileChange, Result
 from kvtool.tree.apply import commits_of
@@ -24,6 +24,8 @@ from kvtool.tree.series import Series
 from kvtool.tree.status import Applied, TreeState, not_clean, tree_state, write_applied
 from kvtool.tree.transaction import Change, Stage, written
 from kvtool.upstream.cache import Cache
+
+_MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change
 
 def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
     """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
-    if folder.exists() and (not folder.is_dir() or any(not _numbered(p) for p in folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(not _MAIL.fullmatch(p.name) for p in folder.iterdir())):
         raise UsageError(
             f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
         )
@@ -156,10 +158,6 @@ def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, 
         left.unlink()
     git.run("format-patch", "--quiet", "-o", folder.absolute(), *MAIL_FLAGS, *DIFF_FLAGS, f"{base}..{head}")
     return tuple(sorted(folder.iterdir()))
-
-
-def _numbered(path: Path) -> bool:
-    return bool(re.fullmatch(r"\d{4}-.*\.patch", path.name))
 
 
 def command(

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 from typer import Option
 
 from kvtool.console import Console
-from kvtool.env import Env
-from kvtool.options import Mirror, Tag
+from kvtool.options import Env, Mirror, Tag
 from kvtool.result import Result
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 from typer import Argument, Option
 
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import UsageError, writing
+from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.series import load_patches, new_files

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import KvtoolError, LintError
 from kvtool.lint import LintFinding
 from kvtool.lint.project import lint_project
+from kvtool.options import Env
 from kvtool.result import Result
 from kvtool.tree.series import load_patches
 from kvtool.verify.named import known_tests

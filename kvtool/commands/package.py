@@ -12,10 +12,9 @@ from typer import Option
 from kvtool.build import toolchain
 from kvtool.commands import build, export
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
-from kvtool.options import Backend, Jobs
+from kvtool.options import Backend, Env, Jobs
 from kvtool.package import archive
 from kvtool.project import Project
 from kvtool.result import Result

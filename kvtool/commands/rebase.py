@@ -1,22 +1,61 @@
 """`kvtool rebase`: move the series to another upstream, and tell what becomes of each patch."""
 
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
 from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
-from kvtool.commands.rebase_tree import RebaseOptions, begin, refuse_unknown, resume, with_history
 from kvtool.console import Console
-from kvtool.env import Env
-from kvtool.errors import KvtoolError
-from kvtool.gitcmd import scratch_repository
-from kvtool.options import refuse
+from kvtool.errors import KvtoolError, TreeError, UsageError
+from kvtool.gitcmd import Git, scratch_repository
+from kvtool.locks import hold_tree
+from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
+from kvtool.tree import checkout, rebase_state, transaction
+from kvtool.tree.apply import PatchReport, conflict_error
+from kvtool.tree.checkout import base_ref, scratch_below, take_base
+from kvtool.tree.compare import range_diff_path, write_range_diff
+from kvtool.tree.export import rebased
+from kvtool.tree.rebase_plan import Based, Choices, Rehearsal, Stop, Workshop, rehearse
+from kvtool.tree.rebase_state import RebaseState
 from kvtool.tree.series import load_patches
-from kvtool.upstream.history import History
-from kvtool.upstream.lock import Upstream
+from kvtool.tree.status import branch_of, require_applied
+from kvtool.upstream.history import NONE, History
+from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
 
-def _check(options: RebaseOptions) -> None:
+@dataclass(frozen=True)
+class Options:
+    tag: Annotated[str | None, Argument(help="The upstream to move to; the lock need not know it.")] = None
+    mirror: Mirror = None
+    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False
+    keep_going: Annotated[
+        bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
+    ] = False
+    all: Annotated[bool, Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False
+    markdown: Annotated[
+        Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
+    ] = None
+    go_on: Annotated[bool, Option("--continue", help="Take the tree as the resolution and go on.")] = False
+    abort: Annotated[bool, Option("--abort", help="Give up; tree and project as they were.")] = False
+    skip: Annotated[
+        tuple[str, ...], Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
+    ] = ()
+    drop: Annotated[tuple[str, ...], Option("--drop", metavar="ID", help="Take a patch out of the series.")] = ()
+    accept: Annotated[
+        tuple[str, ...], Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before.")
+    ] = ()
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return (*self.skip, *self.drop, *self.accept)
+
+
+def _check(options: Options) -> None:
     dry = options.dry_run
     refuse(
         "rebase",
@@ -31,23 +70,45 @@ def _check(options: RebaseOptions) -> None:
     )
 
 
+def with_history(reports: tuple[PatchReport, ...], history: History | None) -> tuple[PatchReport, ...]:
+    """Name upstream's commit behind each hunk that found no place."""
+
+    def told(report: PatchReport) -> PatchReport:
+        hunks = []
+        for hunk in report.failed:
+            gone = tuple(line for line in hunk.expected if line not in hunk.found) or hunk.expected
+            hunks.append(replace(hunk, behind=history.behind(hunk.path, gone) if history else NONE))
+        return replace(report, failed=tuple(hunks))
+
+    return tuple(told(report) for report in reports)
+
+
+def refuse_unknown(project: Project, names: tuple[str, ...]) -> None:
+    """UsageError for a patch id that the series does not have."""
+    known = [patch.id for patch in load_patches(project)]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no patch {name!r}", next_step=f"name one of: {', '.join(known)}")
+
+
 # --- without touching anything -----------------------------------------------------------------------------------
 
 
-def _rehearse(shop: Workshop, upstream: Upstream, options: RebaseOptions) -> Rehearsal:
-    choices = Choices({}, *(frozenset(names) for names in (options.skip, options.drop, options.accept)))
+def _rehearse(shop: Workshop, upstream: Upstream, options: Options) -> Rehearsal:
+    choices = Choices(skip=options.skip, drop=options.drop, accept=options.accept)
     with scratch_repository(shop.cache.repo) as scratch:
         return shop.rehearse(scratch, upstream, choices=choices, keep_going=options.keep_going or options.all)
 
 
-def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: str) -> RebaseResult:
+def _dry_run(project: Project, console: Console, options: Options) -> RebaseResult:
     shop = Workshop(project, console, options.mirror)
     refuse_unknown(project, options.named)
-    upstream, locked = shop.find(tag), shop.lock.upstream()
+    assert options.tag is not None
+    upstream, locked = shop.find(options.tag), shop.lock.upstream()
     done = _rehearse(shop, upstream, options)
     history = History.between(options.mirror, locked, upstream)
     return RebaseResult(
-        tag=tag,
+        tag=upstream.tag,
         previous=locked.tag,
         tree=project.tree,
         outcome="rehearsed",
@@ -58,7 +119,7 @@ def _dry_run(project: Project, console: Console, options: RebaseOptions, tag: st
     )
 
 
-def _span(project: Project, console: Console, options: RebaseOptions) -> SpanResult:
+def _span(project: Project, console: Console, options: Options) -> SpanResult:
     """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
     shop, rows = Workshop(project, console, options.mirror), []
     lock = shop.lock
@@ -77,7 +138,155 @@ def _span(project: Project, console: Console, options: RebaseOptions) -> SpanRes
     return result
 
 
-def command(env: Env, options: RebaseOptions) -> Result:
+# --- in the patched tree -----------------------------------------------------------------------------------------
+
+
+def begin(project: Project, console: Console, options: Options) -> RebaseResult:
+    """A rebase from the beginning; the tree is first brought to the locked upstream, or made."""
+    shop = Workshop(project, console, options.mirror)
+    refuse_unknown(project, options.named)
+    if (project.tree / ".git").is_dir() and (under_way := rebase_state.read_state(project.tree)):
+        raise TreeError(
+            f"a rebase onto {under_way.tag} is under way",
+            next_step="go on: kvtool rebase --continue; or give it up: kvtool rebase --abort",
+        )
+    assert options.tag is not None
+    upstream, locked, tag = shop.find(options.tag), shop.lock.upstream(), options.tag
+    outcome = checkout.bring(shop, locked, pinned=False)
+    if outcome.applied is None:
+        assert outcome.replayed is not None
+        raise conflict_error(outcome.replayed.reports, locked.tag) or KvtoolError("the series does not apply")
+    with hold_tree(project, console):
+        there = require_applied(project)
+        git = Git(project.tree)
+        take_base(git, shop.cache, tag)
+        state = RebaseState(
+            phase="begun",
+            tag=tag,
+            tree=upstream.tree,
+            date=upstream.date,
+            head=there.head,
+            branch=there.branch,
+            digest=outcome.applied.digest,
+            mirror=options.mirror or "",
+            at=there.head,
+            skip=options.skip,
+            drop=options.drop,
+            accept=options.accept,
+        )
+        if tag == locked.tag:
+            patches = outcome.applied.patches
+            return RebaseResult(tag, tag, project.tree, "unchanged", head=there.head, patches=patches)
+        checkout.keep_branch(git, branch_of(tag), (there.head,))
+        return _advance(shop, git, state)
+
+
+def resume(project: Project, console: Console, options: Options) -> RebaseResult:
+    """--continue, --abort, --skip, --drop, --accept-shrink in a rebase that stopped or was killed."""
+    tree = project.tree
+    if not (tree / ".git").is_dir() or rebase_state.read_state(tree) is None:
+        raise UsageError("no rebase is under way", next_step="begin one: kvtool rebase TAG")
+    with hold_tree(project, console):
+        state = rebase_state.read_state(tree)
+        if state is None:
+            raise UsageError("no rebase is under way any more", next_step="kvtool status")
+        git = Git(tree)
+        if options.abort:
+            return _abort(project, console, git, state)
+        if state.phase == "writing":
+            written = transaction.carry_out(project, git, console)
+            return _finished(project, written, written.applied.patches, 0.0)
+        if state.phase == "aborting":
+            raise TreeError("the rebase was being given up", next_step="kvtool rebase --abort finishes that")
+        shop = Workshop(project, console, state.mirror)
+        if state.tag not in shop.lock.upstreams:
+            shop.lock = with_upstream(shop.lock, state.tag, state.tree, state.date)
+        if shop.series(shop.lock.upstream()).digest != state.digest:
+            raise TreeError(
+                "patches/ or cpp/ changed since the rebase began",
+                next_step="put them back with git; or kvtool rebase --abort and begin anew (rerere remembers what "
+                "you resolved)",
+            )
+        return _advance(shop, git, _decide(tree, git, state, options))
+
+
+def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> RebaseResult:
+    if state.phase == "writing":
+        transaction.take_back(project, git, console, state)
+    else:
+        rebase_state.abort(project.tree, git, console, state)
+    lock = load_lock(project.lock)
+    return RebaseResult(state.tag, lock.current, project.tree, "aborted", head=state.head)
+
+
+def _decide(tree: Path, git: Git, state: RebaseState, options: Options) -> RebaseState:
+    """Take what the person did in the tree and what they said on the command line."""
+    for name in options.named:
+        if name != state.patch:
+            raise UsageError(
+                f"the rebase stopped at patch {state.patch!r}, not at {name!r}",
+                next_step=f"name {state.patch!r}; or kvtool rebase --abort, and name {name!r} from the beginning",
+            )
+    if state.phase not in ("stopped", "taking"):
+        return rebase_state.recover(tree, git, state)
+    with rebase_state.taking(tree, state) as stopped:
+        if options.skip or options.drop:
+            left_out = replace(stopped, at=rebase_state.keep(tree, git))
+            return replace(left_out, skip=(*state.skip, *options.skip), drop=(*state.drop, *options.drop))
+        taken = rebase_state.take(tree, git, stopped)
+        return replace(taken, accept=(*state.accept, *options.accept))
+
+
+def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
+    """Move every patch; finish, or stop in the tree at the first one that needs a person."""
+    project, upstreams = shop.project, (shop.lock.upstream(), shop.lock.upstream(state.tag))
+    old, new = (Based(shop.series(up), git.line("rev-parse", f"{base_ref(up.tag)}^{{commit}}")) for up in upstreams)
+    with scratch_below(project.tree, project.tree) as scratch:
+        with shop.console.progress(f"moving the series to llama.cpp {state.tag}"):
+            done = rehearse(scratch, old, new, choices=state.choices)
+        if stop := done.stop:
+            scratch.give(git, *filter(None, (stop.parent, stop.commit, stop.origin)))
+            return _stop(shop, git, state, done, stop)
+        changes, applied = rebased(shop, scratch, new, done)
+        write_range_diff(project.tree, scratch.git, shop.lock.current, done)
+        scratch.give(git, applied.head)
+    written = transaction.write(project, git, shop.console, state, changes, applied)
+    return _finished(project, written, done.reports, done.seconds)
+
+
+def _finished(
+    project: Project, written: transaction.Written, reports: tuple[PatchReport, ...], seconds: float
+) -> RebaseResult:
+    return RebaseResult(
+        tag=written.applied.tag,
+        previous=written.previous,
+        tree=project.tree,
+        outcome="rebased",
+        head=written.applied.head,
+        range_diff=range_diff_path(project.tree, written.previous, written.applied.tag),
+        files=written.files,
+        patches=reports,
+        seconds=round(seconds, 3),
+    )
+
+
+def _stop(shop: Workshop, git: Git, state: RebaseState, done: Rehearsal, stop: Stop) -> RebaseResult:
+    tree, lock = shop.project.tree, shop.lock
+    rebase_state.stop_at(tree, git, shop.console, state, stop)
+    history = History.between(state.mirror or None, lock.upstream(), lock.upstream(state.tag))
+    return RebaseResult(
+        tag=state.tag,
+        previous=lock.current,
+        tree=tree,
+        outcome="stopped",
+        stopped_at=stop.id,
+        patches=with_history(done.reports, history),
+        seconds=round(done.seconds, 3),
+        filled_in=rebase_state.filled_in(tree, git),
+    )
+
+
+def command(env: Env, options: Options) -> Result:
     """Move the series to another upstream: patches/, upstream.lock and the patched tree.
 
     The series is first replayed on the locked upstream, then each patch is merged onto the new one; where it landed is
@@ -100,8 +309,5 @@ def command(env: Env, options: RebaseOptions) -> Result:
     if options.all:
         return _span(project, console, options)
     if options.dry_run:
-        assert options.tag is not None
-        return _dry_run(project, console, options, options.tag)
-    if options.tag is not None:
-        return begin(project, console, options, options.tag)
-    return resume(project, console, options)
+        return _dry_run(project, console, options)
+    return (begin if options.tag else resume)(project, console, options)

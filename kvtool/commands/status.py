@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.gitcmd import Git
+from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree.apply import PatchReport, upstream_lines

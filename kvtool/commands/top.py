@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import NetworkError, UsageError
+from kvtool.options import Env
 from kvtool.result import Result
 from kvtool.top.draw import draw
 from kvtool.top.reading import DEFAULT_URL, Reading

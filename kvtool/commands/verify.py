@@ -1,19 +1,243 @@
 """`kvtool verify`: is the dynamic cache equal to the static one, bit for bit and text for text?"""
 
+import contextlib
+import fnmatch
+import functools
+import os
+import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from kvtool.commands.verify_steps import Options, Verification, kinds_of, programs
-from kvtool.env import Env
+from typer import Option
+
+from kvtool import process
+from kvtool.build import cmake, toolchain
+from kvtool.commands import build
+from kvtool.console import Console
 from kvtool.errors import UsageError, VerifyError
 from kvtool.locks import alone
-from kvtool.machine import cores
+from kvtool.machine import available_memory, cores
+from kvtool.options import Backend, BinDir, Env, Jobs, Preset, refuse
+from kvtool.project import Project
+from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import devices, junit, matrix
-from kvtool.verify.checks import Finding
+from kvtool.verify import checks, conversation, devices, drafts, junit, matrix, models, named, plan, runner, texts
+from kvtool.verify.checks import Check, Finding
+from kvtool.verify.journal import Journal
 from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
+
+_SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
+_TEXTS = frozenset(("completion", "bench", "server"))
+_COMPARISONS = ("kv-check", "retype", *_TEXTS, "memory")  # what runs unless something is chosen
+
+
+@dataclass(frozen=True)
+class Options:
+    quick: Annotated[bool, Option("--quick", help="Two minutes: one or two models per memory class.")] = False
+    matrix: Annotated[
+        bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
+    ] = False
+    markdown: Annotated[Path | None, Option("--markdown", metavar="FILE", help="Also write --matrix's table.")] = None
+    models: Annotated[
+        str, Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
+    ] = ""
+    patch: Annotated[
+        str, Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
+    ] = ""
+    jobs: Jobs = 0
+    junit: Annotated[Path | None, Option("--junit", metavar="FILE", help="Also write a JUnit report.")] = None
+    backend: Backend = "cpu"
+    preset: Preset = "release"
+    bin_dir: BinDir = None
+
+    @property
+    def mode(self) -> str:
+        how = "quick" if self.quick else "matrix" if self.matrix else "full"
+        return f"{how}, patch {self.patch}" if self.patch else how
+
+    def refuse_contradictions(self) -> None:
+        """UsageError for options that make no sense together."""
+        refuse(
+            "verify",
+            (self.quick and self.matrix, "--quick and --matrix are opposites"),
+            (self.patch and self.matrix, "--patch and --matrix are two choices"),
+            (self.patch and self.models, "--patch and --models are two choices"),
+            (self.markdown and not self.matrix, "--markdown writes the table of --matrix"),
+            (self.jobs < 0, f"--jobs {self.jobs} makes no sense: 0 is one per core"),
+        )
+
+
+def kinds_of(project: Project, options: Options) -> frozenset[str]:
+    """What is to be run, by the names that series.toml has for it."""
+    if options.patch:
+        return named.tests_of(load_patches(project), options.patch, project.cpp)
+    return frozenset(("kv-check",) if options.matrix or options.models else _COMPARISONS)
+
+
+def programs(env: Env, options: Options, kinds: frozenset[str]) -> Path:
+    """Where the programs to verify are: built, or --bin's as they are."""
+    if options.bin_dir is not None:
+        return options.bin_dir.absolute()
+    targets = (*named.targets(kinds, env.project.cpp), *cmake.BACKENDS[options.backend].targets)
+    wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
+    return build.command(env, wanted).bin_dir
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One run of verify. told: what is to be done once the findings are written down."""
+
+    project: Project
+    console: Console
+    options: Options
+    kinds: frozenset[str]
+    bin_dir: Path
+    work: Path
+    on: devices.Device
+    told: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def run(self, tag: str) -> list[Finding]:
+        """Everything that was asked for, one kind after the other. tag: the upstream's."""
+        found = self._units()
+        if self.kinds & {"kv-check", "retype", *_TEXTS}:
+            toys = self._toys()
+            if "kv-check" in self.kinds:
+                found += self._matrix(toys) if self.options.matrix else self._kv_checks(toys, tag)
+            if "retype" in self.kinds:
+                # the reference is the CPU's: what a device rounds may differ
+                found += self._all(
+                    plan.retypes(toys, quick=self.options.quick), (devices.IN_MEMORY,) * len(self.on.lanes)
+                )
+            if self.kinds & _TEXTS:
+                found += self._texts(toys)
+        return found + self._memory() if "memory" in self.kinds else found
+
+    def program(self, name: str) -> Path:
+        """A program in bin_dir. Raises VerifyError when it is not there."""
+        if found := process.program_in(self.bin_dir, name):
+            return found
+        raise VerifyError(f"{name} is not in {self.bin_dir}", next_step="kvtool build, without --target")
+
+    def _units(self) -> list[Finding]:
+        """What a patch can name beside the comparisons."""
+        units = [name for name in named.unit_tests(self.project.cpp) if name in self.kinds]
+        found: list[Finding] = []
+        if units:
+            with self.console.progress("C++ unit tests", float(len(units))) as bar:
+                for name in units:
+                    bar.update(len(found), name)
+                    found.append(named.unit(name, self.program(name)))
+        if "preset" in self.kinds:
+            found.append(named.preset(self.project.tree, toolchain.find("cmake").path))
+        return found
+
+    def _toys(self) -> tuple[Path, ...]:
+        generator, wanted = self.program("test-llama-archs"), self.options.models
+        with self.console.progress("making upstream's toy models", None) as bar:
+            toys = models.toys(generator, self.work, lambda made: bar.update(made, f"{made} models"))
+        globs = wanted.split(",") if wanted else ["*"]
+        chosen = tuple(t for t in toys if any(fnmatch.fnmatch(t.stem, glob) for glob in globs))
+        if not chosen:
+            raise UsageError(f"no toy model is called {wanted}", next_step="kvtool verify --models 'llama*'")
+        return chosen
+
+    def _kv_checks(self, toys: Sequence[Path], tag: str) -> list[Finding]:
+        chosen, quick = bool(self.options.models), self.options.quick
+        wanted = plan.kv_checks(toys, quick=quick, chosen=chosen)
+        if quick or chosen:
+            return self._all(plan.on_device(self.on.label, (), wanted), self.on.lanes)
+        found = self._all(plan.on_device(self.on.label, (), [*wanted, *self._drafts(toys)]), self.on.lanes)
+        return [*found, checks.judge_grown(found, tag, self.on.label)]
+
+    def _all(
+        self,
+        planned: Sequence[Check],
+        lanes: Sequence[devices.Lane],
+        on_finding: Callable[[Check, Finding], None] = lambda _check, _finding: None,
+    ) -> list[Finding]:
+        title = f"kv-check on {len({check.model for check in planned})} models"
+        with self.console.progress(title, float(len(planned))) as bar:
+            return runner.kv_checks(planned, self.program("kv-check"), lanes, bar.update, on_finding)
+
+    def _drafts(self, toys: Sequence[Path]) -> list[Check]:
+        """The drafts that upstream's tree knows: one that shares the cells of its target, and an MTP layer."""
+        planned: list[Check] = []
+        if (self.project.tree / "src" / "models" / "gemma4-assistant.cpp").is_file():
+            pair = drafts.pair(self.work)
+            planned.append(plan.draft("gemma4", pair.target, "-md", str(pair.draft)))
+        for toy in checks.named_toys(toys, (drafts.MTP_TOY,)):
+            planned.append(plan.draft(f"{toy.stem}-mtp", drafts.mtp(toy, self.work), "--mtp"))
+        return planned
+
+    def _matrix(self, toys: Sequence[Path]) -> list[Finding]:
+        """All of --matrix, in host memory and on the device; takes over what an interrupted one found out."""
+        label, lanes = self.on.label, self.on.lanes
+        planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(lanes))]
+        planned += [(matrix.on_device(toys, label), lanes)] if label else []
+        checks = [check for some, _ in planned for check in some]
+        journal = self._journal(toys)
+        known = journal.known(checks)
+        if known:
+            said = f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end"
+            self.console.step(said)
+        for some, free in planned:
+            found = self._all([check for check in some if check.id not in known], free, journal.add)
+            known |= {finding.id: finding for finding in found}
+        every = [known[check.id] for check in checks]
+        self.told.callback(journal.forget, checks)
+        return [*every, matrix.judge_grown(every)]
+
+    def _journal(self, toys: Sequence[Path]) -> Journal:
+        switches = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_SWITCHES))
+        of = (toys[0].parent.name, self.on.label, platform.node(), *switches)
+        return Journal(self.work, models.fingerprint(models.programs(self.program("kv-check")), *of))
+
+    def _speakers(self, toys: Sequence[Path]) -> dict[str, Path]:
+        """Models that read and write text: of every memory class, or two for --quick."""
+        wanted = checks.named_toys(toys, checks.CLASS_TOYS[:2] if self.options.quick else checks.CLASS_TOYS)
+        vocabulary = self.project.tree / "models" / models.VOCABULARY
+        speakers: dict[str, Path] = {}
+        if wanted and not vocabulary.is_file():
+            raise VerifyError("upstream's vocabulary file is missing", why=f"{vocabulary} does not exist")
+        with self.console.progress("making models that speak", float(len(wanted))) as bar:
+            for number, toy in enumerate(wanted):
+                bar.update(number, toy.stem)
+                speakers[toy.stem] = models.spoken(toy, vocabulary, self.work)
+        return speakers
+
+    def _texts(self, toys: Sequence[Path]) -> list[Finding]:
+        texts = plan.texts(self._speakers(toys), quick=self.options.quick)
+        planned = plan.on_device(self.on.label, self.on.tools, [check for check in texts if check.kind in self.kinds])
+        found: list[Finding] = []
+        with self.console.progress("texts with and without the flag", float(len(planned))) as bar:
+
+            def note(check: str, run: str) -> None:
+                bar.update(len(found), f"{check} {run}")
+
+            for check in planned:
+                bar.update(len(found), check.id)
+                found.append(self._text(check, functools.partial(note, check.id)))
+        return found
+
+    def _text(self, check: Check, on_run: Callable[[str], None]) -> Finding:
+        work = self.work / "runs"
+        work.mkdir(parents=True, exist_ok=True)
+        if check.kind == "completion":
+            return texts.completion(check, self.program("llama-completion"), work)
+        if check.kind == "bench":
+            return texts.bench(check, self.program("llama-bench"))
+        script = conversation.QUICK_SCRIPT if self.options.quick else conversation.FULL_SCRIPT
+        return conversation.serve(check, self.program("llama-server"), work, script, on_run)
+
+    def _memory(self) -> list[Finding]:
+        model = models.cache_model(models.QWEN35_27B, self.work)
+        check = Check(f"memory/{models.QWEN35_27B.name}/131072", "memory", model, timeout=300)
+        with self.console.progress("resident memory of a 131072-token context", None):
+            return [runner.memory(check, self.program("kv-check"), available_memory())]
 
 
 def _must_be_writable(file: Path) -> None:
@@ -24,11 +248,6 @@ def _must_be_writable(file: Path) -> None:
             pass
     except OSError as err:
         raise UsageError(f"{file} cannot be written", why=str(err), next_step="name another file") from err
-
-
-def _write_markdown(file: Path, found: Sequence[Finding]) -> None:
-    text = matrix.table(found, CLASS_ORDER)
-    file.write_text(f"{text}\n{matrix.pairs(found)}", "utf-8")
 
 
 def command(env: Env, options: Options) -> Verified:
@@ -69,7 +288,8 @@ def command(env: Env, options: Options) -> Verified:
     if options.junit is not None:
         junit.write(options.junit, everything)
     if options.markdown is not None:
-        _write_markdown(options.markdown, everything)
+        table = matrix.table(everything, CLASS_ORDER)
+        options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
     under_way.told.close()
     return Verified(
         tag,

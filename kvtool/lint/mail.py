@@ -109,19 +109,11 @@ def _context(kinds: list[bytes], start: int, here: str, file: str, line: int) ->
 
 
 def _whitespace(body: list[bytes], here: str, file: str, line: int) -> Iterator[LintFinding]:
+    again = "remove it in the tree, then kvtool export"
     for number, row in enumerate(body, line + 1):
-        if not row.startswith(b"+"):
-            continue
-        added = row[1:].rstrip(b"\r\n")
-        for wrong, what in (
-            (re.search(rb"[ \t]$", added), "ends in white space"),
-            (re.match(rb"\t* +\t", added), "has a space before a tab in its indent"),
-        ):
-            if wrong:
-                yield LintFinding(
-                    file,
-                    number,
-                    "whitespace",
-                    f"{here}: the added line {what}",
-                    "remove it in the tree, then kvtool export",
-                )
+        added = row[1:].rstrip(b"\r\n") if row.startswith(b"+") else b""
+        if re.search(rb"[ \t]$", added):
+            yield LintFinding(file, number, "whitespace", f"{here}: the added line ends in white space", again)
+        if re.match(rb"\t* +\t", added):
+            what = f"{here}: the added line has a space before a tab in its indent"
+            yield LintFinding(file, number, "whitespace", what, again)

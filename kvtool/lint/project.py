@@ -7,7 +7,7 @@ from kvtool.lint import LintFinding
 from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
 from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
-from kvtool.tree.patchfile import Mail, changed_lines
+from kvtool.tree.patchfile import Mail, size_of
 from kvtool.tree.series import GOAL_LINES, Patch, new_files
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Lock, load_lock, read_tables
@@ -114,7 +114,7 @@ def _size(patches: list[Patch | None], mails: dict[str, Mail], lock: Lock) -> It
     known = [patch for patch in patches if patch and patch.id in mails]
     known = [patch for patch in known if all(tag in lock.upstreams for tag in (patch.since, patch.until) if tag)]
     for group in sorted({patch.group for patch in known}):
-        of_group = [(patch, sum(changed_lines(mails[patch.id].diff))) for patch in known if patch.group == group]
+        of_group = [(patch, sum(size_of(mails[patch.id].diff)[1:])) for patch in known if patch.group == group]
         sums = [(sum(n for patch, n in of_group if patch.wanted(lock, up)), up.tag) for up in lock.upstreams.values()]
         most, where = max(reversed(sums), key=lambda found: found[0])
         if most >= GOAL_LINES:
@@ -132,8 +132,6 @@ def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterat
         commit = cache.git.resolve(f"{ref_of(tag)}^{{commit}}")
         if commit is None or cache.git.resolve(f"{commit}^{{tree}}") != upstream.tree:
             continue
-        listed = cache.git.run("ls-tree", "-r", "-z", "--name-only", commit).stdout.split("\0")
-        for path in sorted(set(listed) & set(paths)):
-            yield LintFinding(
-                f"cpp/{path}", 0, "in-upstream", f"llama.cpp {tag} has {path} already", "choose another name"
-            )
+        for path in sorted(cache.git.paths(commit) & set(paths)):
+            what = f"llama.cpp {tag} has {path} already"
+            yield LintFinding(f"cpp/{path}", 0, "in-upstream", what, "choose another name")

@@ -36,8 +36,7 @@ def check(archive: Path, vocabulary: Path) -> None:
 
 
 def _in(folder: Path, name: str) -> Path:
-    file = folder / name
-    return file if file.is_file() else file.with_suffix(".exe")
+    return process.program_in(folder, name) or folder / name
 
 
 def _sums(folder: Path) -> None:

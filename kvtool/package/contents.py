@@ -40,7 +40,7 @@ def _file(path: Path) -> Entry:
 def _licences(project: Project, git: Git) -> list[Entry]:
     """Upstream's licence as its archives have it, and those of what is compiled in, by the name of their folder."""
     found = {}
-    for path in git.run("ls-files", "-z").stdout.split("\0"):
+    for path in git.entries("ls-files", "-z"):
         if _LICENCE.search(path) and not path.startswith("gguf-py/"):
             folder, name = Path(path).parent.name, Path(path).name
             there = name if folder in ("", "licenses") else f"{name.partition('.')[0]}-{folder}"

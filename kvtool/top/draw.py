@@ -16,7 +16,8 @@ _EVENTS = 3  # lines that slots leave to events, if there are as many
 def draw(view: View, width: int, height: int = 0) -> list[Line]:
     """Lines of at most `width` columns (what a server named itself may be longer), at most `height` (0: all)."""
     reading = view.reading
-    url, waiting = (view.url, "bold"), _waiting(view)
+    url = (view.url, "bold")
+    waiting = [(f"waiting for it: {_safe(why(view.trouble))}", "bold red")] if view.trouble else []
     if reading is None:
         return [[url], waiting]
     lines: list[Line] = [
@@ -42,10 +43,6 @@ def _events(view: View) -> int:
 def _safe(text: str) -> str:
     """Of what others wrote: no character that moves the cursor."""
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _waiting(view: View) -> Line:
-    return [(f"waiting for it: {_safe(why(view.trouble))}", "bold red")] if view.trouble else []
 
 
 def _state(reading: Reading, speeds: dict[int, Speed] | None) -> Line:

@@ -4,7 +4,7 @@ A conflict is an outcome, not an exception: every patch is tried, and each gets 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 
@@ -124,26 +124,19 @@ class Replayed:
         return not any(report.in_the_way for report in self.reports)
 
 
-@dataclass
 class Builder:
-    """An index of its own and a growing chain of commits."""
+    """A growing chain of commits, and an index of its own. commit, tree: the last one."""
 
-    scratch: Scratch
-    commit: str
-    tree: str = field(init=False)
-    _index: str = field(init=False, default="")  # the tree that the index is, "" when it has to be asked
-
-    def __post_init__(self) -> None:
-        self.git = self.scratch.git
-        self._env = {"GIT_INDEX_FILE": str(self.scratch.place() / "index")}
-        self.tree = self.git.line("rev-parse", f"{self.commit}^{{tree}}")
+    def __init__(self, scratch: Scratch, commit: str) -> None:
+        self.git, self.commit = scratch.git, commit
+        self._env = {"GIT_INDEX_FILE": str(scratch.place() / "index")}
+        self.tree = self.git.line("rev-parse", f"{commit}^{{tree}}")
         self.reset()
 
     def commit_files(self, files: tuple[NewFile, ...]) -> None:
         """Commit cpp/'s files, if any; UsageError when upstream has such a path, as a file or as a folder."""
-        listed = self.git.run("ls-tree", "-r", "-z", "--name-only", self.tree).stdout.split("\0")
-        theirs = set(listed)
-        folders = {str(parent) for path in listed for parent in PurePosixPath(path).parents}
+        theirs = self.git.paths(self.tree)
+        folders = {str(parent) for path in theirs for parent in PurePosixPath(path).parents}
         for file in files:
             parents = {str(parent) for parent in PurePosixPath(file.path).parents}
             if file.path in theirs or file.path in folders or parents & theirs:
@@ -167,7 +160,6 @@ class Builder:
     def add_blobs(self, blobs: Sequence[Blob]) -> None:
         lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
         if lines:
-            self._index = ""
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
     def fits(self, diff: bytes, *flags: str) -> tuple[bool, str]:
@@ -178,21 +170,15 @@ class Builder:
     def apply(self, diff: bytes, *flags: str) -> bool:
         """Apply a diff to the index, whole or not at all (with --3way a failure leaves the index unmerged)."""
         done = self.git.run("apply", "--cached", "-C1", *flags, "-", input=diff, env=self._env, check=False)
-        if done.returncode == 0 or "--3way" in flags:
-            self._index = ""
         return done.returncode == 0
 
     def reset(self, tree: str = "") -> None:
         """The index to a tree, or back to the last commit."""
-        tree = tree or self.tree
-        if self._index != tree:
-            self.git.run("read-tree", tree, env=self._env)
-            self._index = tree
+        self.git.run("read-tree", tree or self.tree, env=self._env)
 
     def write_tree(self) -> str:
         """The index as a tree."""
-        self._index = self._index or self.git.line("write-tree", env=self._env)
-        return self._index
+        return self.git.line("write-tree", env=self._env)
 
     def commit_index(self, message: str, *, mail: Mail | None = None, tree: str = "") -> str | None:
         """Commit the index (or a tree that is it) with the mail's author or kvtool's; None when it changes nothing."""

@@ -25,7 +25,6 @@ from kvtool.tree.rebase_plan import Workshop
 from kvtool.tree.series import Series
 from kvtool.tree.status import (
     Applied,
-    TreeState,
     branch_of,
     dirty_paths,
     kvtool_dir,
@@ -117,7 +116,7 @@ def _create(shop: Workshop, series: Series, pinned: bool) -> Brought:
         if tree.exists():
             tree.rmdir()
         fresh.rename(tree)
-        files = Git(tree).run("ls-files", "-z").stdout.count("\0")
+        files = len(Git(tree).entries("ls-files", "-z"))
         return Brought(applied, replayed, files, created=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -162,19 +161,14 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
     replayed = _built(shop, series.upstream, git)
     if not replayed.complete:
         return Brought(None, replayed, 0)
-    refuse_loss(git, state, replayed, branch_of(series.upstream.tag))
+    # no commit of the user's may fall off the branch, unless the new series has all that it holds
+    if state.head not in (before.head, replayed.head) and git.resolve(f"{state.head}^{{tree}}") != replayed.tree:
+        raise not_clean(state)
+    keep_branch(git, branch_of(series.upstream.tag), (state.head, before.head, replayed.head), replayed.tree)
     applied = applied_of(series, replayed, pinned=pinned)
-    changed = git.run("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head).stdout.count("\0")
+    changed = len(git.entries("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head))
     move(tree, git, shop.console, state.head, applied)
     return Brought(applied, replayed, changed)
-
-
-def refuse_loss(git: Git, state: TreeState, replayed: Replayed, branch: str) -> None:
-    """No commit of the user's may fall off the branch, unless the new series has all that it holds."""
-    assert state.applied is not None
-    if state.head not in (state.applied.head, replayed.head) and git.resolve(f"{state.head}^{{tree}}") != replayed.tree:
-        raise not_clean(state)
-    keep_branch(git, branch, (state.head, state.applied.head, replayed.head), replayed.tree)
 
 
 def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -> None:
@@ -264,7 +258,7 @@ def await_git(tree: Path) -> None:
 
 def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
     """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
-    moved = set(git.run("diff", "--name-only", "--no-renames", "-z", old, new).stdout.split("\0"))
+    moved = set(git.entries("diff", "--name-only", "--no-renames", "-z", old, new))
     edited = [path for path in dirty if path not in moved or not _ours(tree / path, git, path, old, new)]
     if edited:
         raise TreeError(

@@ -20,7 +20,7 @@ from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import PatchReport
-from kvtool.tree.patchfile import DIFF_FLAGS
+from kvtool.tree.patchfile import PLAIN_FLAGS
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.status import kvtool_dir, not_clean, tree_state
 from kvtool.upstream.lock import Lock
@@ -155,11 +155,11 @@ def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
     return tuple(pair for pair in joined if pair.change != "removed" or pair.before not in taken)
 
 
-def text(pairs: tuple[Pair, ...], width: int = 10) -> str:
+def text(pairs: tuple[Pair, ...]) -> str:
     """The pairs as range-diff shows them: a line each, and below it what changed in the patch."""
     lines: list[str] = []
     for pair in pairs:
-        before, after = (commit[:width] or "-" * width for commit in (pair.before, pair.after))
+        before, after = (commit[:10] or "-" * 10 for commit in (pair.before, pair.after))
         lines.append(f"{before} {_SIGNS[pair.change]} {after} {pair.subject}")
         if pair.diff:
             lines.append(pair.diff)
@@ -170,13 +170,12 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     """The patched files themselves: those that either state touches, so that upstream's own news stay out."""
     paths: set[str] = set()
     for side in (before, after):
-        listed = git.run("diff", "--name-only", "--no-renames", "-z", side.base, side.head).stdout.split("\0")
-        paths.update(path for path in listed if path)
+        paths.update(git.entries("diff", "--name-only", "--no-renames", "-z", side.base, side.head))
     if not paths:
         return ""
-    flags = [flag for flag in DIFF_FLAGS if flag not in ("-U1", "--full-index", "--binary")]
     spec = [f":(literal){path}" for path in sorted(paths)]
-    return git.run("diff", *flags, before.head, after.head, "--", *spec).stdout.rstrip("\n")
+    done = git.run("diff", *PLAIN_FLAGS, "--diff-algorithm=myers", before.head, after.head, "--", *spec)
+    return done.stdout.rstrip("\n")
 
 
 def _pair(found: re.Match[str], ids: Mapping[str, str]) -> Pair:

@@ -33,15 +33,14 @@ from kvtool.tree.series import (
 )
 from kvtool.tree.status import Applied, Commit, TreeState, changed_rows, commits_since
 from kvtool.tree.transaction import Change, written
-from kvtool.upstream.lock import Lock
-from kvtool.upstream.pin import pin
+from kvtool.upstream.lock import Lock, pin
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 
 
 @dataclass(frozen=True)
 class FoldedPatch:
-    """A patch as the tree has it. id "" for a new one; commit: the folded one."""
+    """A patch as the tree has it. id "" for a new one; commit: the folded one, "" when fixups took all of it back."""
 
     id: str
     subject: str
@@ -50,14 +49,10 @@ class FoldedPatch:
 
 @dataclass(frozen=True)
 class Folded:
-    """The tree's commits as a series: the files for cpp/, the patches in order, the last commit.
-
-    emptied: ids of patches that fixups took back altogether.
-    """
+    """The tree's commits as a series: the files for cpp/, the patches in order, the last commit."""
 
     files: tuple[Blob, ...]
     patches: tuple[FoldedPatch, ...]
-    emptied: tuple[str, ...]
     head: str
     tree: str
 
@@ -85,14 +80,12 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     if not git.ok("merge-base", "--is-ancestor", applied.base, head):
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
     commits = commits_since(git, applied.base, head)
-    theirs = _paths(git, applied.base)
+    theirs = git.paths(applied.base)
     blobs = _new_blobs(git, tree, head, theirs)
     groups = _groups(git, tree, commits, applied, series, theirs)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
-    built = [(group.id, _build(builder, tree, group)) for group in groups]
-    patches = tuple(patch for _, patch in built if patch)
-    emptied = tuple(name for name, patch in built if name and patch is None)
+    patches = tuple(_build(builder, tree, group) for group in groups)
     wanted = git.line("rev-parse", f"{head}^{{tree}}")
     if builder.tree != wanted:
         differ = git.run("diff", "--name-only", builder.tree, wanted).stdout.split()
@@ -101,7 +94,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
             why=f"these files would differ: {', '.join(differ)}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
-    return Folded(blobs, patches, emptied, builder.commit, builder.tree)
+    return Folded(blobs, patches, builder.commit, builder.tree)
 
 
 def only_dropped(
@@ -119,24 +112,19 @@ def only_dropped(
     return (
         list(made) == list(wanted)
         and not any(commit.subject in subjects for commit in commits_since(git, applied.base, state.head))
-        and not _cpp_changes(project, git, _new_blobs(git, project.tree, applied.head, _paths(git, applied.base)))
+        and not _cpp_changes(project, git, _new_blobs(git, project.tree, applied.head, git.paths(applied.base)))
         and all(
             _says_the_same(scratch, wanted[name], commit, was.get(name, b"")) for name, commit in made.items() if commit
         )
     )
 
 
-def _paths(git: Git, commit: str) -> frozenset[str]:
-    return frozenset(git.run("ls-tree", "-r", "-z", "--name-only", commit).stdout.split("\0"))
-
-
 def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple[Blob, ...]:
     """The files that upstream does not have."""
     found = []
-    for entry in git.run("ls-tree", "-r", "-z", head).stdout.split("\0"):
-        if not entry:
-            continue
-        (mode, _, blob), path = entry.split("\t", 1)[0].split(), entry.split("\t", 1)[1]
+    for entry in git.entries("ls-tree", "-r", "-z", head):
+        meta, _, path = entry.partition("\t")
+        mode, _, blob = meta.split()
         if path in theirs:
             continue
         if mode not in ("100644", "100755") or hidden(path):
@@ -151,8 +139,7 @@ def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple
 
 def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
     """What a commit changes in upstream's own files, as a diff with plenty of context."""
-    flags = [flag for flag in DIFF_FLAGS if flag != "-U1"]
-    files = parse_diff(git.raw("diff-tree", "-p", "-U3", "--no-commit-id", *flags, commit.parent, commit.id))
+    files = parse_diff(git.raw("diff-tree", "-p", "--no-commit-id", *DIFF_FLAGS, "-U3", commit.parent, commit.id))
     return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in theirs)
 
 
@@ -216,8 +203,8 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
         )
 
 
-def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch | None:
-    """Commit a group on top of what is built so far; None when it changes nothing in upstream's files."""
+def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
+    """Commit a group on top of what is built so far, if it changes anything in upstream's files."""
     first = group.first
     for commit, diff in group.commits:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
@@ -229,7 +216,7 @@ def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch | None:
             )
     mail = Mail(first.author, first.email, first.date, first.subject, group.message, b"", b"")
     made = builder.commit_index(group.message, mail=mail)
-    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made) if made else None
+    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made or "")
 
 
 # --- what changes ------------------------------------------------------------------------------------------------
@@ -284,7 +271,7 @@ def _patch_changes(
     found: list[Change] = []
     added: dict[str, str] = {}  # new id -> subject
     order: list[str] = []
-    for patch in folded.patches:
+    for patch in (patch for patch in folded.patches if patch.commit):
         step = steps.get(patch.id)
         name = patch.id or new_id(patch.subject, {*steps, *added})
         order.append(name)
@@ -293,7 +280,7 @@ def _patch_changes(
             found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch.git, patch.commit)))
         elif not _says_the_same(scratch, step, patch.commit, was.get(patch.id, b"")):
             found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch.git, patch.commit)))
-    gone = [steps[name] for name in folded.emptied if name in steps]
+    gone = [steps[patch.id] for patch in folded.patches if not patch.commit and patch.id in steps]
     found += [Change(f"patches/{step.patch.file}", "remove", None) for step in gone]
     text = read_text(project.series)
     fresh = edit_series(text, order, added, {step.patch.id for step in gone})

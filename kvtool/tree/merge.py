@@ -21,23 +21,12 @@ from pathlib import Path
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.tree.apply import Blob, Builder, FailedHunk, Origin, failed_hunks
-from kvtool.tree.patchfile import FileDiff, Piece, parse_diff, pieces_of
+from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, parse_diff, pieces_of
 from kvtool.tree.placement import Landing, LineMap, check
 from kvtool.tree.source import SourceFile
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
-MAP_FLAGS = (
-    "-U0",
-    "--diff-algorithm=histogram",
-    "--no-indent-heuristic",
-    "--no-renames",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-color",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-    "--full-index",
-)
+MAP_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=histogram", "--no-indent-heuristic", "--full-index", "-U0")
 _MARKER = 60  # long enough that no line of upstream's is taken for one
 _CONFLICT = re.compile(
     rb"^<{60}[^\n]*\n(?P<ours>.*?)^\|{60}[^\n]*\n(?P<base>.*?)^={60}\n(?P<theirs>.*?)^>{60}[^\n]*\n",
@@ -55,7 +44,7 @@ class Picked:
 
 
 def cherry_pick(builder: Builder, origin: Origin) -> Picked:
-    """Bring a patch onto builder.tree. The index is left somewhere; the caller resets it to the tree, and commits."""
+    """Bring a patch onto builder.tree. The index is left somewhere, and the caller commits the tree."""
     git, onto = builder.git, builder.tree
     merged, aligned = merge(builder, origin)
     if merged == onto:
@@ -218,7 +207,7 @@ def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> 
 
 def _renamed(git: Git, files: Sequence[FileDiff], onto: str, result: str) -> dict[str, str]:
     """Where each file of a patch is in the other upstream: the merge follows renames, one for one."""
-    touched = git.run("diff-tree", "-r", "--name-only", "--no-renames", "-z", onto, result).stdout.split("\0")[:-1]
+    touched = git.entries("diff-tree", "-r", "--name-only", "--no-renames", "-z", onto, result)
     ours = {file.path for file in files}
     gone, fresh = sorted(ours - set(touched)), sorted(set(touched) - ours)
     names = {path: path for path in ours}

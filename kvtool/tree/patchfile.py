@@ -10,21 +10,13 @@ from itertools import pairwise
 from kvtool.errors import UsageError
 from kvtool.tree.source import split_lines
 
-# How a change is written, so that no user's configuration and no git version shows in it. One line of context: hunks
-# then apply over months of upstream where three lines fail.
-DIFF_FLAGS = (
-    "--full-index",
-    "--binary",
-    "-U1",
-    "--inter-hunk-context=0",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-    "--diff-algorithm=myers",
-    "--no-renames",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-color",
+# No user's configuration and no git version is to show in a diff.
+PLAIN_FLAGS = (
+    *("--src-prefix=a/", "--dst-prefix=b/", "--inter-hunk-context=0"),
+    *("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color"),
 )
+# How a change is written. One line of context: hunks then apply over months of upstream where three lines fail.
+DIFF_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=myers", "--full-index", "--binary", "-U1")
 # And the mail around it.
 MAIL_FLAGS = (
     "--zero-commit",
@@ -161,14 +153,11 @@ def _path(head: bytes) -> str:
     return found[1].decode("utf-8", "surrogateescape") if found else ""
 
 
-def changed_lines(diff: bytes) -> tuple[int, int]:
-    marks = [row[:1] for file in parse_diff(diff) for hunk in file.hunks for row in hunk.rows]
-    return marks.count(b"+"), marks.count(b"-")
-
-
 def size_of(diff: bytes) -> tuple[int, int, int]:
     """Hunks, added and removed lines."""
-    return (sum(len(file.hunks) for file in parse_diff(diff)), *changed_lines(diff))
+    hunks = [hunk for file in parse_diff(diff) for hunk in file.hunks]
+    marks = [row[:1] for hunk in hunks for row in hunk.rows]
+    return len(hunks), marks.count(b"+"), marks.count(b"-")
 
 
 def runs(file: FileDiff) -> int:

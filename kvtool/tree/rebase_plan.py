@@ -13,7 +13,7 @@ asks for the series on some upstream.
 import contextlib
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -44,11 +44,10 @@ from kvtool.upstream.lock import Upstream, load_lock
 
 @dataclass(frozen=True)
 class Based:
-    """A series and the base commit of its upstream, which the repository has. made: the commits, if it has them too."""
+    """A series and the base commit of its upstream, which the repository has."""
 
     series: Series
     commit: str
-    made: Replayed | None = None
 
 
 @dataclass(frozen=True)
@@ -67,22 +66,20 @@ class Choices:
     """
 
     resolved: Mapping[str, Resolution] = field(default_factory=dict)
-    skip: frozenset[str] = frozenset()
-    drop: frozenset[str] = frozenset()
-    accept: frozenset[str] = frozenset()
+    skip: Collection[str] = ()
+    drop: Collection[str] = ()
+    accept: Collection[str] = ()
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The first patch that needs a person. parent: the commit to resolve it on; origin: the patch as a commit.
-
-    commit: the moved patch when it only lost lines, "" for a conflict.
-    """
+    """The first patch that needs a person. parent: the commit to resolve it on; origin: the patch as a commit, "" where
+    it was none; commit: the moved patch when it only lost lines, "" for a conflict."""
 
     id: str
     parent: str
-    origin: Origin | None
-    commit: str = ""
+    origin: str
+    commit: str
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def rehearse(
     cpp/; TreeError when a resolution was made for another state.
     """
     start = time.monotonic()
-    locked = old.made or replay(scratch, old.commit, old.series)
+    locked = replay(scratch, old.commit, old.series)
     if error := conflict_error(locked.reports, old.series.upstream.tag):
         raise ConflictError(
             f"the series does not apply to the upstream it is locked to: {error.what}",
@@ -194,7 +191,7 @@ class _Mover:
         report = self._move(step, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
         if self.stop is None and report.in_the_way:
-            self.stop = Stop(step.patch.id, parent, origin, report.commit)
+            self.stop = Stop(step.patch.id, parent, origin.commit if origin else "", report.commit)
 
     def _move(self, step: Step, origin: Origin | None) -> PatchReport:
         name = step.patch.id
@@ -217,7 +214,6 @@ class _Mover:
     def _take(self, step: Step, attempt: Picked | Resolution, origin: Origin | None) -> PatchReport:
         assert attempt.tree is not None
         before = self.builder.tree
-        self.builder.reset(attempt.tree)
         commit = self.builder.commit_index(step.mail.message, mail=step.mail, tree=attempt.tree)
         diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)

@@ -13,7 +13,6 @@ Nobody's edits are thrown away: before the checkout moves on or back, what it ho
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -22,10 +21,9 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
-from kvtool.result import read
 from kvtool.tree.checkout import await_git, put_back, switch
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
-from kvtool.tree.status import dirty_paths, kvtool_dir, write_json
+from kvtool.tree.status import dirty_paths, kvtool_dir, read_journal, write_json
 
 KEPT_REF = "refs/kvtool/rebase/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false", "-c", "merge.conflictStyle=zdiff3")
@@ -62,7 +60,7 @@ class RebaseState:
     @property
     def choices(self) -> Choices:
         resolved = {name: Resolution(parent, tree) for name, parent, tree in self.resolved}
-        return Choices(resolved, frozenset(self.skip), frozenset(self.drop), frozenset(self.accept))
+        return Choices(resolved, self.skip, self.drop, self.accept)
 
     @property
     def back(self) -> tuple[str, ...]:
@@ -76,13 +74,7 @@ def state_path(tree: Path) -> Path:
 
 def read_state(tree: Path) -> RebaseState | None:
     """The rebase that is under way, or None. TreeError when the journal cannot be understood."""
-    path = state_path(tree)
-    try:
-        return read(RebaseState, json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as err:
-        raise TreeError(f"{path} cannot be understood", why=str(err), next_step="kvtool status") from err
+    return read_journal(state_path(tree), RebaseState, "kvtool status")
 
 
 def write_state(tree: Path, state: RebaseState) -> RebaseState:
@@ -92,8 +84,7 @@ def write_state(tree: Path, state: RebaseState) -> RebaseState:
 
 def stop_at(tree: Path, git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
     """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
-    origin = stop.origin.commit if stop.origin else ""
-    to = stop.commit or stop.parent
+    to, origin = stop.commit or stop.parent, stop.origin
     state = replace(state, phase="stopping", to=to, patch=stop.id, parent=stop.parent, origin=origin, moved=stop.commit)
     write_state(tree, state)
     switch(git, console, "--detach", to)
@@ -163,23 +154,24 @@ def keep(tree: Path, git: Git) -> str:
 
 def filled_in(tree: Path, git: Git) -> tuple[str, ...]:
     """The conflicts that rerere resolved as they were resolved before: unmerged, and without markers."""
-    unmerged = {entry.split("\t", 1)[1] for entry in git.run("ls-files", "-u", "-z").stdout.split("\0") if entry}
-    return tuple(sorted(name for name in unmerged if (tree / name).is_file() and not _markers(tree / name)))
+    return tuple(sorted(name for name in _unmerged(git) if (tree / name).is_file() and not _markers(tree / name)))
 
 
 def _marked(tree: Path, git: Git, state: RebaseState) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
-    names = set(git.run("diff", "--name-only", "-z", state.parent).stdout.split("\0"))
-    names |= {entry.split("\t", 1)[1] for entry in git.run("ls-files", "-u", "-z").stdout.split("\0") if entry}
-    return sorted(name for name in names if name and _markers(tree / name) > _markers_in(git, state.parent, name))
+    names = {*git.entries("diff", "--name-only", "-z", state.parent), *_unmerged(git)}
+    found = {name: _markers(tree / name) for name in names}
+    return sorted(
+        name for name, count in found.items() if count > len(_MARKER.findall(git.blob(state.parent, name) or b""))
+    )
+
+
+def _unmerged(git: Git) -> set[str]:
+    return {entry.split("\t", 1)[1] for entry in git.entries("ls-files", "-u", "-z")}
 
 
 def _markers(file: Path) -> int:
     return len(_MARKER.findall(file.read_bytes())) if file.is_file() and not file.is_symlink() else 0
-
-
-def _markers_in(git: Git, commit: str, path: str) -> int:
-    return len(_MARKER.findall(git.blob(commit, path) or b""))
 
 
 def recover(tree: Path, git: Git, state: RebaseState) -> RebaseState:

@@ -126,18 +126,15 @@ def patch_of(table: dict[str, Any]) -> Patch:
     )
 
 
-def _patch(table: Any, number: int, where: str) -> Patch:
-    for problem in entry_problems(table):
-        named = isinstance(table, dict) and problem.key != "id" and isinstance(table.get("id"), str) and table["id"]
-        here = f"{where}: {named or f'[[patch]] {number}'}"
-        raise UsageError(f"{here}: {problem.what}", why=problem.why, next_step=problem.next_step)
-    return patch_of(table)
-
-
 def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
     """Parse and check series.toml; UsageError says which entry is wrong and how."""
     _, entries = read_tables(text, "patch", where)
-    patches = tuple(_patch(table, number, where) for number, table in enumerate(entries, 1))
+    for number, table in enumerate(entries, 1):
+        for problem in entry_problems(table):
+            named = isinstance(table, dict) and problem.key != "id" and isinstance(table.get("id"), str) and table["id"]
+            here = f"{where}: {named or f'[[patch]] {number}'}"
+            raise UsageError(f"{here}: {problem.what}", why=problem.why, next_step=problem.next_step)
+    patches = tuple(map(patch_of, entries))
     for key in ("id", "file"):
         names = [getattr(p, key) for p in patches]
         if double := next((n for n in names if names.count(n) > 1), None):

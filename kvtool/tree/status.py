@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvtool.errors import TreeError
 from kvtool.gitcmd import Git
@@ -14,6 +15,7 @@ from kvtool.tree.patchfile import parse_diff
 from kvtool.tree.series import Patch, Series, Step, load_series
 from kvtool.upstream.lock import load_lock
 
+_T = TypeVar("_T")
 _OPERATIONS = {
     "rebase-merge": "a rebase",
     "rebase-apply": "a rebase or am",
@@ -112,19 +114,20 @@ def write_json(path: Path, data: object) -> None:
     fresh.replace(path)
 
 
-def read_applied(tree: Path) -> Applied | None:
-    """state.json of a tree; None when nothing was applied there. TreeError when it cannot be understood."""
-    path = kvtool_dir(tree) / "state.json"
+def read_journal(path: Path, kind: type[_T], next_step: str) -> _T | None:
+    """What write_json() wrote, None where there is nothing. TreeError when it cannot be understood."""
     try:
-        return read(Applied, json.loads(path.read_text(encoding="utf-8")))
+        return read(kind, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:
-        raise TreeError(
-            f"{path} cannot be understood",
-            why=str(err),
-            next_step=f"if {tree} holds nothing of yours, remove it and run kvtool apply",
-        ) from err
+        raise TreeError(f"{path} cannot be understood", why=str(err), next_step=next_step) from err
+
+
+def read_applied(tree: Path) -> Applied | None:
+    """state.json of a tree; None when nothing was applied there."""
+    again = f"if {tree} holds nothing of yours, remove it and run kvtool apply"
+    return read_journal(kvtool_dir(tree) / "state.json", Applied, again)
 
 
 def write_applied(tree: Path, applied: Applied) -> None:
@@ -133,8 +136,8 @@ def write_applied(tree: Path, applied: Applied) -> None:
 
 def dirty_paths(git: Git) -> tuple[str, ...]:
     """Paths with uncommitted changes, untracked ones included, ignored ones not."""
-    entries = git.run("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames").stdout.split("\0")
-    return tuple(entry[3:] for entry in entries if entry)
+    entries = git.entries("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
+    return tuple(entry[3:] for entry in entries)
 
 
 @dataclass(frozen=True)
@@ -234,9 +237,9 @@ def not_clean(state: TreeState) -> TreeError:
     return TreeError(f"{state.path}: {what}", why=why, next_step=next_step)
 
 
-def _listing(items: tuple[str, ...], limit: int = 5) -> str:
-    more = f", and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(items[:limit]) + more
+def _listing(items: tuple[str, ...]) -> str:
+    more = f", and {len(items) - 5} more" if len(items) > 5 else ""
+    return ", ".join(items[:5]) + more
 
 
 # --- patch by patch ----------------------------------------------------------------------------------------------
@@ -260,7 +263,8 @@ class PatchReason:
 def reasons(git: Git, applied: Applied, series: Series) -> tuple[PatchReason, ...]:
     """One for each patch of the project, in order, then those that only the tree has."""
     reports = {report.id: report for report in applied.patches}
-    changed = _changed_lines(git, applied)
+    made = commits_of(git, applied.base, applied.head) if git.resolve(f"{applied.head}^{{commit}}") else {}
+    changed = {commit: changed_rows(origin.diff) for commit, origin in made.items()}
     found = [_reason(step, reports.get(step.patch.id), changed, applied.tag) for step in series.steps]
     there = {step.patch.id for step in series.steps}
     gone = "series.toml does not list it any more; kvtool apply takes it out of the tree"
@@ -288,14 +292,8 @@ def _span(patch: Patch, tag: str) -> str:
     return f"series.toml has it {' '.join(limits)}, and this is {tag}"
 
 
-def _changed_lines(git: Git, applied: Applied) -> dict[str, object]:
-    """What each commit of the series changes, without line numbers and context."""
-    if git.resolve(f"{applied.head}^{{commit}}") is None:
-        return {}
-    return {commit: changed_rows(origin.diff) for commit, origin in commits_of(git, applied.base, applied.head).items()}
-
-
 def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
+    """What a diff changes, without line numbers and context."""
     return tuple(
         (file.path, tuple(row for hunk in file.hunks for row in hunk.rows if row[:1] in (b"+", b"-")))
         for file in parse_diff(diff)

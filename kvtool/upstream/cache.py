@@ -25,11 +25,6 @@ def ref_of(tag: str) -> str:
     return f"refs/kvtool/upstream/{tag}"
 
 
-def base_commit(git: Git, tree: str, tag: str) -> str:
-    """Make the base commit of a tree: no parent, fixed identity and date, so its id depends on tree and tag only."""
-    return git.line("commit-tree", tree, input=f"llama.cpp {tag}\n")
-
-
 class Cache:
     """The cache below one directory (project.cache)."""
 
@@ -85,9 +80,10 @@ class Cache:
                 next_step="fetch it from another source, or correct the lock if upstream really moved the tag",
             )
         ref = ref_of(upstream.tag)
-        commit = base_commit(source, tree, upstream.tag)
+        # no parent, and the identity and date of all of kvtool's commits: its id depends on tree and tag only
+        commit = source.line("commit-tree", tree, input=f"llama.cpp {upstream.tag}\n")
         source.run("update-ref", ref, commit)
-        if not self._sound():
+        if self.repo.exists() and not self.git.ok("rev-list", "--objects", "--all", "--quiet"):  # damaged
             shutil.rmtree(self.repo, ignore_errors=True)
         if not self.repo.exists():
             Git.create(scratch / "upstream.git").repo.rename(self.repo)
@@ -104,10 +100,6 @@ class Cache:
                 self.git.run("update-ref", "-d", ref)
         self.git.run("gc", "--quiet", "--prune=now")
         return before - _size(self.repo)
-
-    def _sound(self) -> bool:
-        """Whether every tree here is whole; a damaged repository is thrown away: all of it can be fetched again."""
-        return not self.repo.exists() or self.git.ok("rev-list", "--objects", "--all", "--quiet")
 
 
 def _size(folder: Path) -> int:

@@ -22,8 +22,7 @@ from kvtool.errors import DiskError, KvtoolError, LockError, MissingToolError, N
 from kvtool.gitcmd import Git
 from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Lock, Source, Upstream, usable_tag
-from kvtool.upstream.pin import with_upstream
+from kvtool.upstream.lock import Lock, Source, Upstream, usable_tag, with_upstream
 
 _STUB = Path(__file__).parent / "stub"
 _REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
@@ -219,16 +218,9 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
             "npm is not installed", next_step="for npm: pip install 'kvtool[npm]', or Node.js from your system"
         )
     # A cache of its own: what npm has received can then be measured, and a broken cache of the user's does no harm.
-    argv: list[str | Path] = [
-        npm,
-        "pack",
-        f"{source.name}@{source.version}",
-        "--pack-destination",
-        place,
-        "--cache",
-        place / "npm",
-    ]
-    argv += ["--ignore-scripts", "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+    argv: list[str | Path] = [npm, "pack", f"{source.name}@{source.version}", "--pack-destination", place]
+    argv += ["--cache", place / "npm", "--ignore-scripts", "--loglevel=error"]
+    argv += ["--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
     package = _download(argv, place, bar, source, "*.tgz", {})
     bundle = place / "upstream.bundle"
     archive.extract_file(package, source.path, bundle)

@@ -12,14 +12,13 @@ A Check is one comparison of a static with a dynamic cache; a Finding is what ca
 - preset: CMake reads the tree's presets, and the one for Metal is among them (`--patch` only)
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kvtool.result import CheckOutcome
+from kvtool.result import CheckOutcome, last_document
 
 Kind = Literal["kv-check", "retype", "completion", "bench", "server", "memory", "unit", "preset"]
 
@@ -165,20 +164,10 @@ def has_layers_that_grow(log: str) -> bool:
     return not layers or any(layers)
 
 
-def _answer(stdout: str) -> dict[str, Any] | None:
-    """kv-check's JSON line: the last line that is not empty. None when it is none."""
-    lines = [line for line in stdout.splitlines() if line.strip()]
-    try:
-        data = json.loads(lines[-1]) if lines else None
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None
-
-
 def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
     """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
     check = replace(check, group=memory_class(log) or check.group or "other")
-    end, data = {"log": log[-2000:]}, _answer(stdout)
+    end, data = {"log": log[-2000:]}, last_document(stdout)
     if data is None or data.get("status") not in STATUSES:
         if returncode < 0 or returncode > 2:
             signal = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

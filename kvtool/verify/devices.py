@@ -19,10 +19,6 @@ _START_SECONDS = 30.0
 _NOT_A_GPU = ("CPU", "BLAS", "ACCEL")
 
 
-def _nothing() -> None:
-    """What host memory and a GPU need before a run."""
-
-
 @dataclass(frozen=True)
 class Lane:
     """Room for one kv-check at a time. args: its arguments for the device.
@@ -32,7 +28,7 @@ class Lane:
     """
 
     args: tuple[str, ...] = ()
-    ready: Callable[[], None] = _nothing
+    ready: Callable[[], None] = lambda: None
 
 
 IN_MEMORY = Lane()

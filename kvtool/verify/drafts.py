@@ -39,9 +39,12 @@ def pair(work: Path) -> Pair:
     """The two models, written once. Only the tests of the shared cells need them, so verify makes no others."""
     more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
     target, draft = work / "gemma4-target.gguf", work / "gemma4-assistant.gguf"
+    whole = _shapes(_EMBD, keys=True)
+    into = {"nextn.post_projection": (_EMBD, _DRAFT_EMBD), "nextn.pre_projection": (_DRAFT_EMBD, 2 * _EMBD)}
+    small = _shapes(_DRAFT_EMBD, keys=False, **into)
     return Pair(
-        written(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), _target_shapes())),
-        written(draft, lambda path: write_model(path, "gemma4-assistant", _keys(_DRAFT_EMBD, **more), _draft_shapes())),
+        written(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), whole)),
+        written(draft, lambda path: write_model(path, "gemma4-assistant", _keys(_DRAFT_EMBD, **more), small)),
     )
 
 
@@ -116,25 +119,10 @@ def _layer(il: int, embd: int, *, keys: bool) -> dict[str, tuple[int, ...]]:
     return {f"blk.{il}.{name}.weight": shape for name, shape in shapes.items()}
 
 
-def _target_shapes() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (_VOCAB, _EMBD),
-        "output_norm.weight": (_EMBD,),
-        "rope_freqs.weight": (_HEAD // 2,),
-    }
+def _shapes(embd: int, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model; more: those it has besides."""
+    shapes = {"token_embd": (_VOCAB, embd), "output_norm": (embd,), "rope_freqs": (_HEAD // 2,), **more}
+    weights = {f"{name}.weight": shape for name, shape in shapes.items()}
     for il in range(len(_PATTERN)):
-        shapes |= _layer(il, _EMBD, keys=True)
-    return shapes
-
-
-def _draft_shapes() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (_VOCAB, _DRAFT_EMBD),
-        "output_norm.weight": (_DRAFT_EMBD,),
-        "rope_freqs.weight": (_HEAD // 2,),
-        "nextn.post_projection.weight": (_EMBD, _DRAFT_EMBD),
-        "nextn.pre_projection.weight": (_DRAFT_EMBD, 2 * _EMBD),
-    }
-    for il in range(len(_PATTERN)):
-        shapes |= _layer(il, _DRAFT_EMBD, keys=False)
-    return shapes
+        weights |= _layer(il, embd, keys=keys)
+    return weights

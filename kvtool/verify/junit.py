@@ -29,8 +29,9 @@ def report(findings: Iterable[Finding]) -> str:
             "failures": str(failures),
             "skipped": str(skipped),
             "errors": "0",
+            "name": kind,
+            "time": f"{sum(f.seconds for f in cases):.3f}",
         }
-        counts |= {"name": kind, "time": f"{sum(f.seconds for f in cases):.3f}"}
         suite = ET.SubElement(root, "testsuite", counts)
         for case in cases:
             element = ET.SubElement(

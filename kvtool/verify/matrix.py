@@ -26,6 +26,7 @@ SEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
 # the shift is a run of its own, over one model of each class.
 DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
 STORAGES = ("inplace", "copy")
+_STORAGE_WORDS = {"inplace": "in place", "copy": "by copy"}  # a device has its own name
 COPIED = tuple(cache for cache in CACHES if cache[1] == "f16")
 
 # What upstream's -ctk and -ctv take, each with each, once per way in which it rotates a quantized cache.
@@ -139,7 +140,8 @@ def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
     columns = [
         (cache, storage) for cache in caches for storage in storages if any(row[cache, storage] for row in by.values())
     ]
-    heads = ["memory class", ">models", *(f">{_title(cache)}, {_storage(storage)}" for cache, storage in columns)]
+    named = (f">{_title(cache)}, {_STORAGE_WORDS.get(storage, storage.upper())}" for cache, storage in columns)
+    heads = ["memory class", ">models", *named]
     known = [name for name in order if name in by]
     names = [*known, *sorted(set(by) - set(known))]
     rows = [[name, str(len(models[name])), *(_cell(by[name][column]) for column in columns)] for name in names]
@@ -155,7 +157,3 @@ def pairs(findings: Iterable[Finding]) -> str:
 def _title(cache: str) -> str:
     type_, _, fa = cache.partition("-fa-")
     return type_ if fa == "on" else f"{type_} without FA"
-
-
-def _storage(storage: str) -> str:
-    return {"inplace": "in place", "copy": "by copy"}.get(storage, storage.upper())

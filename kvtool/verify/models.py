@@ -38,9 +38,9 @@ class Geometry:
     kv_heads: int
     head_size: int
 
-    def bytes_per_cell(self, element: int = 2) -> int:
-        """K and V of one token over all layers; element is the size of a cache element in bytes (f16: 2)."""
-        return 2 * self.layers * self.kv_heads * self.head_size * element
+    def bytes_per_cell(self) -> int:
+        """K and V of one token over all layers, in f16."""
+        return 2 * self.layers * self.kv_heads * self.head_size * 2
 
 
 QWEN35_27B = Geometry("Qwen3.5-27B", layers=16, kv_heads=4, head_size=256)

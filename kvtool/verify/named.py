@@ -1,7 +1,7 @@
 """The tests that series.toml names for a patch: verify's kinds of check by their name, C++ unit tests by theirs."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
@@ -85,11 +85,7 @@ def _preset(check: Check, cmake: Path | None) -> Finding:
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["cmake gave no reason"])[0]
         raise Failed("preset-fails", f"cmake cannot read CMakePresets.json: {said}")
-    if PRESET not in set(_preset_names(check.model / "CMakePresets.json")):
+    presets = json.loads((check.model / "CMakePresets.json").read_text(encoding="utf-8"))
+    if not any(entry.get("name") == PRESET for entry in presets.get("configurePresets", [])):
         raise Failed("preset-fails", f"CMakePresets.json has no preset {PRESET}")
     return passed(check, f"cmake --preset {PRESET} is there")
-
-
-def _preset_names(file: Path) -> Iterator[str]:
-    for entry in json.loads(file.read_text(encoding="utf-8")).get("configurePresets", []):
-        yield str(entry.get("name"))

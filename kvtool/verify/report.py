@@ -35,10 +35,6 @@ class ClassRow:
     variants: dict[str, Tally]
 
 
-def _variant(finding: Finding) -> str:
-    return finding.id.split("/", 2)[2]
-
-
 def is_model_run(finding: Finding) -> bool:
     """Whether this is kv-check on one model (and not the guard over all of them)."""
     return finding.kind in ("kv-check", "retype") and finding.id.count("/") >= 2
@@ -59,7 +55,7 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
     """The kv-check findings by memory class and variant."""
     by_class: dict[str, dict[str, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     for found in filter(is_model_run, findings):
-        by_class[found.group][_variant(found)].append(found)
+        by_class[found.group][found.id.split("/", 2)[2]].append(found)
 
     def order(name: str) -> tuple[int, str]:
         return (CLASS_ORDER.index(name) if name in CLASS_ORDER else len(CLASS_ORDER), name)
@@ -123,10 +119,11 @@ class Verified(Result):
         others = [f for f in self.findings if not is_model_run(f)]
         if others:
             console.line()
-            console.table(
-                ("check", "result", "what was seen", ">s"),
-                [(f.id, _word(f), f.reason, f"{f.seconds:.0f}") for f in others],
-            )
+            rows = [
+                (f.id, "ok" if f.outcome is CheckOutcome.PASSED else f.status, f.reason, f"{f.seconds:.0f}")
+                for f in others
+            ]
+            console.table(("check", "result", "what was seen", ">s"), rows)
         self._render_reasons(console)
         for found in self.failed:
             console.line(f"FAILED {found.id}: {found.status}: {found.reason}", style="red")
@@ -153,17 +150,10 @@ class Verified(Result):
             return
         by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
         for found in quiet:
-            by_reason[found.status, _short(found.reason)].add(found.model)
+            reason = found.reason if len(found.reason) <= 100 else found.reason[:97] + "..."
+            by_reason[found.status, reason].add(found.model)
         for (status, reason), models in sorted(by_reason.items()):
             console.line(f"{status} ({len(models)}): {', '.join(sorted(models))}: {reason}", style="dim")
-
-
-def _word(found: Finding) -> str:
-    return "ok" if found.outcome is CheckOutcome.PASSED else found.status
-
-
-def _short(reason: str, width: int = 100) -> str:
-    return reason if len(reason) <= width else reason[: width - 3] + "..."
 
 
 def _render_classes(console: Console, rows: Sequence[ClassRow]) -> None:

@@ -1,6 +1,5 @@
 """Run checks: kv-check over many models at a time, the memory measurement; texts.py has the programs that write."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -9,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvtool.machine import too_large
+from kvtool.result import last_document
 from kvtool.verify.checks import MEMORY_CONTEXT, Check, Finding, judge_kv_check, judge_memory, skipped
 from kvtool.verify.devices import IN_MEMORY, Lane
 from kvtool.verify.models import QWEN35_27B
@@ -123,8 +123,8 @@ def _resident(check: Check, binary: Path, *, dynamic: bool) -> int | None:
     """What a context adds to the resident memory; None where that is not known."""
     argv: list[str | Path] = [binary, "-m", check.model, *f"--memory -c {MEMORY_CONTEXT}".split()]
     done = run(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
+    answer = last_document(done.stdout) or {}
     try:
-        answer = json.loads(done.stdout)
         before, added, status = int(answer["rss_before"]), int(answer["rss_context"]), answer["status"]
     except (ValueError, KeyError, TypeError) as err:
         reason = f"kv-check --memory printed no measurement (exit code {done.returncode})"

@@ -17,6 +17,7 @@ import httpx
 
 from kvtool import process
 from kvtool.errors import VerifyError
+from kvtool.machine import kib_of
 
 START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a sanitizer needs most of it
 REQUEST_SECONDS = 300.0
@@ -67,12 +68,13 @@ class LlamaServer:
         # No proxy from the environment: loopback must stay loopback.
         self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False)
 
-    def close(self) -> None:
-        self.http.close()
-
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def resident(self) -> int | None:
+        """The bytes of the process in memory, None where the system does not tell."""
+        return kib_of(f"/proc/{self.pid}/smaps_rollup", "Rss")
 
     @property
     def log(self) -> str:
@@ -160,7 +162,7 @@ class LlamaServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.http.close()
 
 
 @contextlib.contextmanager

@@ -73,11 +73,3 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str]:
     error = answer.json()["error"]
     assert error["code"] == answer.status_code
     return answer.status_code, error["type"], error["message"]
-
-
-def resident(server: LlamaServer) -> int:
-    """Bytes of the server in memory, as Linux counts them."""
-    for line in Path(f"/proc/{server.pid}/smaps_rollup").read_text("ascii").splitlines():
-        if line.startswith("Rss:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no Rss")

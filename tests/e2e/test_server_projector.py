@@ -19,7 +19,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import image, projector
-from tests.e2e.servers import completion, part, refusal, resident, serving, short_of_addresses, spoken
+from tests.e2e.servers import completion, part, refusal, serving, short_of_addresses, spoken
 
 MARKER = "<image>"
 MIB = 1024 * 1024
@@ -245,12 +245,12 @@ def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Pa
 
         use()  # threads, code, buffers of the client: they stay
         act(server, "unload")
-        before = resident(server)
+        before = server.resident()
         for _ in range(5):
             taken = use()["resident_bytes"]
             freed = act(server, "unload")["freed"]["resident_bytes"]
             assert min(taken, freed) > sight.stat().st_size
-            assert resident(server) < before + MIB
+            assert server.resident() < before + MIB
 
 
 def test_what_clients_are_told(real: Real, model: Path, server: LlamaServer, tmp_path: Path) -> None:
@@ -338,10 +338,10 @@ def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path)
     other = projector(model, tmp_path, width=64)
     with lazy(real, model, other, tmp_path) as it:
         it.fails()
-        before = resident(it.server)
+        before = it.server.resident()
         for _ in range(5):
             assert "mismatch between text model" in it.fails()
-        assert resident(it.server) < before + MIB
+        assert it.server.resident() < before + MIB
 
 
 @linux

@@ -16,7 +16,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import projector
-from tests.e2e.servers import completion, part, refusal, resident, serving, short_of_addresses, spoken
+from tests.e2e.servers import completion, part, refusal, serving, short_of_addresses, spoken
 
 MIB = 1024 * 1024
 ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
@@ -159,12 +159,12 @@ def test_the_memory_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
 
         use()  # threads, code, buffers of the client: they stay
         act(server, "unload")
-        before = resident(server)
+        before = server.resident()
         for _ in range(5):
             taken = use()
             freed = act(server, "unload")["freed"]["resident_bytes"]
             assert min(taken, freed) > MIB
-            assert resident(server) < before + MIB
+            assert server.resident() < before + MIB
 
 
 class Lazy:

@@ -43,14 +43,6 @@ def look(server: LlamaServer, *args: str) -> dict[str, Any]:
     return seen
 
 
-def resident(server: LlamaServer) -> int:
-    """Bytes of the server's process."""
-    status = Path(f"/proc/{server._process.pid}/status").read_text("ascii")
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_path: Path) -> None:
     args = ("--metrics", "--slot-save-path", str(tmp_path), "--no-warmup")
@@ -60,7 +52,7 @@ def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_pa
             1,
         ):  # what a context takes besides, and the first cells, which are committed before their use
             completion(server, prompt(slot_id, 240), 4, id_slot=slot_id)
-        before, taken = look(server)["memory"][0], resident(server)
+        before, taken = look(server)["memory"][0], server.resident()
         completion(server, prompt(2, 1500), 4, id_slot=0)
         seen = look(server)
         (memory,) = seen["memory"]
@@ -80,13 +72,13 @@ def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_pa
         assert sum(slot["cells"] for slot in seen["slots"]) == memory["cells_used"] > 1000
 
         # the buffers of a computation, too, grow with what it looks at
-        grown, committed = resident(server) - taken, memory["committed_bytes"] - before["committed_bytes"]
+        grown, committed = server.resident() - taken, memory["committed_bytes"] - before["committed_bytes"]
         assert committed >= 64 * MIB and abs(grown - committed) < 16 * MIB
         for slot_id in (0, 1):
             server.slot("erase", slot_id)
         after = look(server)["memory"][0]
         assert (after["cells_used"], after["shrink_total"] > memory["shrink_total"]) == (0, True)
-        gone, given = taken + grown - resident(server), memory["committed_bytes"] - after["committed_bytes"]
+        gone, given = taken + grown - server.resident(), memory["committed_bytes"] - after["committed_bytes"]
         assert given >= 64 * MIB and abs(gone - given) < 16 * MIB
 
 

@@ -12,9 +12,9 @@ from kvtool.bench import bars, plots, runs
 from kvtool.bench.report import Benched
 from kvtool.commands import bench
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import DiskError, MeasureError, MissingToolError, UsageError
 from kvtool.locks import alone
+from kvtool.options import Env
 from kvtool.project import Project
 from tests import fakes
 

@@ -10,8 +10,8 @@ import pytest
 from kvtool.bench.serve import ServeResult
 from kvtool.commands import bench
 from kvtool.console import Console
-from kvtool.env import Env
 from kvtool.errors import MeasureError, UsageError
+from kvtool.options import Env
 from kvtool.project import Project
 from tests import fakes
 

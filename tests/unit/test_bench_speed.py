@@ -6,8 +6,8 @@ import pytest
 
 from kvtool.bench import bars, rows, speed
 from kvtool.bench.bars import Bar
-from kvtool.bench.samples import Growth, Memory, Pair, Point, Usage
-from kvtool.bench.speed import Figure
+from kvtool.bench.rows import Growth, Memory, Point, Usage
+from kvtool.bench.speed import Figure, Pair
 
 MIB = 2**20
 

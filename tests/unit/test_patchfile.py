@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.tree.patchfile import changed_lines, parse_diff, parse_mail
+from kvtool.tree.patchfile import parse_diff, parse_mail, size_of
 
 MAIL = b"""From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
 From: =?UTF-8?q?J=C3=B6?= <j@example.invalid>
@@ -95,6 +95,6 @@ def test_carriage_return_is_content() -> None:
     assert (len(file.hunks), file.hunks[0].text) == (1, b"@@ -1 +1 @@\n-a\r@@ -1 +1 @@\r\n+b\r+c")
 
 
-def test_changed_lines() -> None:
-    assert changed_lines(parse_mail(MAIL, "here").diff) == (2, 2)
-    assert changed_lines(b"") == (0, 0)
+def test_size() -> None:
+    assert size_of(parse_mail(MAIL, "here").diff)[1:] == (2, 2)
+    assert size_of(b"") == (0, 0, 0)

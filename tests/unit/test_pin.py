@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.upstream.lock import Lock, parse_lock
-from kvtool.upstream.pin import pin, place_of, with_upstream
+from kvtool.upstream.lock import Lock, parse_lock, pin, place_of, with_upstream
 
 ENTRY = '[[upstream]]\ntag = "{0}"\ndate = "{1}"\ntree = "{2}"\nsources = []  # none\n'
 TEXT = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,16 @@ def test_a_server_that_goes_away_is_an_error_with_its_exit_code(binary: Path, tm
         with pytest.raises(VerifyError, match="did not answer /completion") as caught:
             server.complete(Request("hello", 1))
         assert "exit code -9" in caught.value.why
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_what_it_has_in_memory_is_what_the_system_says(binary: Path, tmp_path: Path) -> None:
+    with llama_server(binary, fakes.model(tmp_path, "good"), [], tmp_path / "log") as server:
+        pages = int(Path(f"/proc/{server.pid}/statm").read_text("ascii").split()[1])
+        assert server.resident() == pytest.approx(pages * os.sysconf("SC_PAGESIZE"), rel=0.2)
+        server._process.kill()
+        server._process.wait()
+        assert server.resident() is None
 
 
 def test_a_proxy_of_the_environment_is_not_asked(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
