@@ -41,6 +41,14 @@ def model(real: Real) -> Path:
 
 
 @contextlib.contextmanager
+def busy(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
+    """A server whose clients take a connection for each request: threads that share a pool close one another's."""
+    with serving(real, model, log, *args) as server:
+        server.http.headers["Connection"] = "close"
+        yield server
+
+
+@contextlib.contextmanager
 def meanwhile(*jobs: Callable[[], object]) -> Iterator[None]:
     """Each job again and again while the block runs, in a thread of its own; at the end, what one of them raised."""
     done = threading.Event()
@@ -97,7 +105,7 @@ def ask(server: LlamaServer, rng: random.Random, n_predict: int) -> httpx.Respon
 def goes_away(server: LlamaServer, rng: random.Random) -> None:
     """A client that reads some of its stream, perhaps nothing."""
     body = {"prompt": prompt(rng.randrange(8), 60), "n_predict": 400, "ignore_eos": True, "stream": True}
-    with server.http.stream("POST", "/completion", json=body, headers={"Connection": "close"}) as answer:
+    with server.http.stream("POST", "/completion", json=body) as answer:
         assert answer.status_code == 200
         for _ in zip(range(rng.randrange(12)), answer.iter_lines(), strict=False):
             pass
@@ -134,7 +142,7 @@ def test_parts_go_and_come(real: Real, model: Path, tmp_path: Path, monkeypatch:
         if seen[-1].status_code != 200:
             time.sleep(0.05)
 
-    with serving(real, model, tmp_path / "log", *args) as server:
+    with busy(real, model, tmp_path / "log", *args) as server:
         expected = [completion(server, text, 60, id_slot=slot)["content"] for slot, text in enumerate(texts)]
         clients = [partial(write, server, number) for number in range(4)]
         clients += [partial(look_at, server, client) for client in range(8)]
@@ -176,7 +184,7 @@ def test_types_change(
     def stream(server: LlamaServer, rng: random.Random) -> None:
         assert ask(server, rng, 60).json()["tokens_predicted"] == 60
 
-    with serving(real, model, tmp_path / "log", *args) as server:
+    with busy(real, model, tmp_path / "log", *args) as server:
         clients = [partial(stream, server, random.Random(seed)) for seed in range(4)]
         with meanwhile(partial(watch, server), *clients):
             for _ in range(ROUNDS):
@@ -199,7 +207,7 @@ def test_a_budget_that_does_not_suffice(
         if answer.status_code != 200:
             assert refusal(answer)[:2] in ((503, "out_of_memory_error"), (500, "server_error")), answer.text
 
-    with serving(real, model, tmp_path / "log", *args) as server:
+    with busy(real, model, tmp_path / "log", *args) as server:
         clients = [partial(load, server, random.Random(seed)) for seed in range(4)]
         with meanwhile(partial(watch, server), *clients):
             for number in range(ROUNDS):
@@ -219,7 +227,7 @@ def test_clients_go_away(
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
     args = (*common, "--kv-unified", "--kv-dynamic")
     rng = [random.Random(seed) for seed in range(DEPARTURES)]
-    with serving(real, model, tmp_path / "log", *args) as server:
+    with busy(real, model, tmp_path / "log", *args) as server:
         first = completion(server, prompt(9, 100), 40, id_slot=0)["content"]
         with (
             meanwhile(partial(watch, server), partial(ask, server, random.Random(1), 20)),
