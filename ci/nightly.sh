@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # What takes too long for every change, one thing at a time: ci/nightly.sh WHAT, with its report in report/.
 #   full      every model, all checks             matrix    every kind of cache, in place, by copy, on RPC
-#   traps     every trap, every failing growth    asan, tsan  a model of each memory class under a sanitizer
-#   upstream  upstream's own tests                page      a chat through llama-server's web page
+#   traps     every trap, every failing growth    upstream    upstream's own tests
+#   asan, tsan  under a sanitizer: a model of each memory class, the server's tests, the C++ unit tests; the first of
+#             them also with every allocation of a growth failing
+#   page      a chat through llama-server's web page
 #   cross     macOS, Windows and Linux arm64 from here
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU
 set -euo pipefail
@@ -21,7 +23,17 @@ traps)
     kvtool build
     KVTOOL_ALL_CLASSES=1 pytest tests/e2e/test_can_fail.py tests/e2e/test_every_allocation_fails.py \
         --junitxml=report/traps.xml ;;
-asan | tsan) kvtool verify --preset "$what" --models "$classes" --quick --json --junit "report/$what.xml" >"report/$what.json" ;;
+asan | tsan)
+    kvtool build --no-ui --preset "$what"
+    export TSAN_OPTIONS=suppressions=$PWD/ci/tsan.supp
+    status=0
+    kvtool verify --preset "$what" --models "$classes" --quick --json --junit "report/$what.xml" >"report/$what.json" || status=1
+    tests=(tests/e2e/test_server_*.py tests/e2e/test_contexts.py)
+    if [ "$what" = asan ]; then tests+=(tests/e2e/test_every_allocation_fails.py); fi
+    KVTOOL_TEST_PRESET=$what pytest "${tests[@]}" --timeout=1800 --junitxml="report/$what-e2e.xml" || status=1
+    UBSAN_OPTIONS=halt_on_error=1 ctest --test-dir "llama.cpp/build/cpu-$what" --label-regex '^kvtool$' --no-tests=error \
+        --output-on-failure || status=1
+    exit "$status" ;;
 upstream)
     # upstream's tree as it is, beside the patched one, both with everything that ctest knows
     plain=$PWD/llama.cpp/build/unpatched

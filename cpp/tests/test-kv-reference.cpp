@@ -60,6 +60,10 @@ static void test_values() {
     const std::vector<float> ones(64, 1.0f);
     check(values_of(GGML_TYPE_BF16, rows_of(GGML_TYPE_BF16, ones, 64).data(), 64) == ones, "bf16 has 1");
     check(values_of(GGML_TYPE_F32,  rows_of(GGML_TYPE_F32,  x,    32).data(), 32) == x,    "f32 has all");
+
+    auto packed = rows_of(GGML_TYPE_F16, ones, 64);
+    packed.insert(packed.begin(), 0);
+    check(values_of(GGML_TYPE_F16, packed.data() + 1, 64) == ones, "at an odd address");
 }
 
 // a state as llama_state_get_data() writes it: one stream, one layer

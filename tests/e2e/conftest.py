@@ -1,11 +1,17 @@
-"""What the end-to-end tests share: the patched tree, built. `make test` and `kvtool build` leave one."""
+"""What the end-to-end tests share: the patched tree, built. `make test` and `kvtool build` leave one.
+
+KVTOOL_TEST_PRESET names another build (`kvtool build --preset`). With a sanitizer's, a test has failed when a program
+that it started has had something to report.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +22,37 @@ from kvtool.build import cmake
 from kvtool.verify import models
 
 ROOT = Path(__file__).resolve().parents[2]
+PRESET = os.environ.get("KVTOOL_TEST_PRESET", "release")
+SANITIZED = PRESET in ("asan", "tsan")
+PROGRAMS = (
+    ("llama-server",) if SANITIZED else ("kv-bench", "llama-cli", "llama-completion", "llama-bench", "llama-server")
+)
+SUPPRESSED = ROOT / "ci" / "tsan.supp"
+REPORTS = ROOT / "report" / PRESET
+
+
+def pytest_configure() -> None:
+    """Every program writes its reports to files of its own: output is read by tests, and kept by nobody.
+
+    Undefined behaviour is told on stderr whatever is asked for, so it ends the program.
+    """
+    if SANITIZED:
+        shutil.rmtree(REPORTS, ignore_errors=True)
+        REPORTS.mkdir(parents=True)
+        more = {"UBSAN": "print_stacktrace=1:halt_on_error=1", "TSAN": f"suppressions={SUPPRESSED}"}
+        for name in ("ASAN", "UBSAN", "TSAN"):
+            options = (os.environ.get(f"{name}_OPTIONS"), more.get(name), f"log_path={REPORTS / name.lower()}")
+            os.environ[f"{name}_OPTIONS"] = ":".join(filter(None, options))
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_report() -> Iterator[None]:
+    """Programs of a fixture of a module count for the test that runs when they end."""
+    before = set(REPORTS.glob("*"))
+    yield
+    found = sorted(set(REPORTS.glob("*")) - before)
+    if found:
+        pytest.fail("\n".join(path.read_text("utf-8", "replace")[:4000] for path in found))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,10 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Real:
-    """The tree and its build directory."""
+    """The tree and its build directory; toys_by: the program that writes the toys."""
 
     tree: Path
     build: Path
+    toys_by: Path
 
     @property
     def bin(self) -> Path:
@@ -38,7 +76,7 @@ class Real:
     @property
     def toys(self) -> Path:
         """The directory of the toy models; made here when no verify has run yet."""
-        return models.toys(self.bin / "test-llama-archs", self.tree / "build" / "verify")[0].parent
+        return models.toys(self.toys_by, self.tree / "build" / "verify")[0].parent
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
@@ -53,11 +91,16 @@ def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def real() -> Real:
     """The patched tree as `kvtool build` left it, with everything that verify needs."""
-    programs = ("kv-bench", "llama-cli", "llama-completion", "llama-bench", "llama-server")
-    code, built = kvtool("build", *(f"--target={t}" for t in (*cmake.VERIFY_TARGETS, *programs)))
+    toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
+    here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
+    return Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")
+
+
+def _built(preset: str, *targets: str) -> dict[str, Any]:
+    code, built = kvtool("build", f"--preset={preset}", *(f"--target={target}" for target in targets))
     if code != 0:
         pytest.fail(f"these tests need the patched tree: kvtool fetch, apply, build ({built['error']['what']})")
-    return Real(Path(built["tree"]), Path(built["build_dir"]))
+    return built
 
 
 @pytest.fixture(scope="session")

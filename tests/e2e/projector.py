@@ -1,4 +1,5 @@
-"""An image projector with random weights for a model of any width; upstream's generator of toys writes none.
+"""An image projector with random weights for a model of any width, and questions for it; upstream's generator of toys
+writes none.
 
 It is of LLaVA's kind, the plainest that mtmd has: a vision transformer, then two matrices. An image becomes 16 tokens.
 The matrices are wide, so that the file is larger (20 MiB for a width of 256) than what a measurement of memory misses.
@@ -6,11 +7,19 @@ The matrices are wide, so that the file is larger (20 MiB for a width of 256) th
 
 from __future__ import annotations
 
+import base64
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from kvtool.verify.models import fingerprint, finish, random_weight, read, written
+from kvtool.verify.server import LlamaServer
+from tests.e2e.servers import refusal
+
+MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 
 _EMBD, _HEADS, _FFN, _LAYERS, _IMAGE, _PATCH, _HIDDEN = 64, 4, 96, 2, 32, 8, 16384
 
@@ -79,3 +88,19 @@ def image(seed: int, size: int = _IMAGE) -> bytes:
 
     head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def looking(*seeds: int, before: str = "", after: str = " what is it?") -> dict[str, Any]:
+    """A prompt with these images."""
+    files = [base64.b64encode(image(seed)).decode() for seed in seeds]
+    return {"prompt_string": before + MARKER * len(seeds) + after, "multimodal_data": files}
+
+
+def see(server: LlamaServer, *seeds: int, n_predict: int = 8, **more: Any) -> httpx.Response:
+    body = {"prompt": looking(*seeds), "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, **more}
+    return server.http.post("/completion", json=body)
+
+
+def is_unloaded(answer: httpx.Response) -> bool:
+    code, kind, message = refusal(answer)
+    return (code, kind) == (400, "invalid_request_error") and "is unloaded: POST /mmproj" in message

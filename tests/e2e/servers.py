@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from kvtool.verify import models
 from kvtool.verify.server import LlamaServer, llama_server
-from tests.e2e.conftest import Real
+from tests.e2e.conftest import SANITIZED, Real
+
+memory_is_plain = pytest.mark.skipif(
+    sys.platform != "linux" or SANITIZED,
+    reason="what is measured, or limited, is Linux's, and not a sanitizer's",
+)
 
 
 def spoken(real: Real, toy: str) -> Path:

@@ -18,13 +18,11 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import image, projector
-from tests.e2e.servers import completion, part, refusal, serving, short_of_addresses, spoken
+from tests.e2e.projector import MARKER, image, is_unloaded, looking, projector, see
+from tests.e2e.servers import completion, memory_is_plain, part, refusal, serving, short_of_addresses, spoken
 
-MARKER = "<image>"
 MIB = 1024 * 1024
 APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="what is measured, or limited, is Linux's")
 
 
 @pytest.fixture(autouse=True)
@@ -49,17 +47,6 @@ def server(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[Lla
         yield running
 
 
-def looking(*seeds: int, before: str = "", after: str = " what is it?") -> dict[str, Any]:
-    """A prompt with these images."""
-    files = [base64.b64encode(image(seed)).decode() for seed in seeds]
-    return {"prompt_string": before + MARKER * len(seeds) + after, "multimodal_data": files}
-
-
-def see(server: LlamaServer, *seeds: int, n_predict: int = 8, **more: Any) -> httpx.Response:
-    body = {"prompt": looking(*seeds), "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, **more}
-    return server.http.post("/completion", json=body)
-
-
 def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
     return part(server, "mmproj", action, **more)
 
@@ -67,11 +54,6 @@ def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
 def state(server: LlamaServer) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(server.get("/mmproj"))
     return answer
-
-
-def is_unloaded(answer: httpx.Response) -> bool:
-    code, kind, message = refusal(answer)
-    return (code, kind) == (400, "invalid_request_error") and "is unloaded: POST /mmproj" in message
 
 
 def test_the_answer_about_an_image_is_the_same_after_unload_and_load(server: LlamaServer) -> None:
@@ -135,47 +117,6 @@ def test_a_conversation_is_the_same_with_and_without(real: Real, model: Path, si
         assert conversation(running, actions=True) == expected
 
 
-def test_requests_that_run_are_answered(server: LlamaServer) -> None:
-    """Two texts and the images of four clients, over many changes."""
-    texts = [prompt(seed, 40) for seed in (1, 2)]
-    expected = [completion(server, text, 600, id_slot=slot)["content"] for slot, text in enumerate(texts)]
-    done = False
-
-    def write(slot: int) -> list[str]:
-        out = []
-        while not done:
-            out.append(completion(server, texts[slot], 600, id_slot=slot, cache_prompt=False)["content"])
-        return out
-
-    def look(client: int) -> list[httpx.Response]:
-        out = []
-        while not done:
-            out.append(see(server, client, 9, n_predict=2, id_slot=2 + client % 2, cache_prompt=False))
-        return out
-
-    with ThreadPoolExecutor(6) as pool:
-        written = [pool.submit(write, slot) for slot in range(2)]
-        looked = [pool.submit(look, client) for client in range(4)]
-        try:
-            for _ in range(25):
-                act(server, "unload", timeout_ms=60000)
-                act(server, "load")
-        finally:
-            done = True
-        said = [future.result() for future in written]
-        seen = [answer for future in looked for answer in future.result()]
-    assert [set(texts) for texts in said] == [{text} for text in expected]
-    answered = [answer for answer in seen if answer.status_code == 200]
-    assert answered, "no image was ever seen"
-    assert all(answer.json()["tokens_predicted"] == 2 for answer in answered)
-    for answer in seen:
-        if answer.status_code == 503:
-            assert refusal(answer)[1] == "unavailable_error"
-            assert answer.headers["Retry-After"] == "1"
-        elif answer.status_code != 200:
-            assert is_unloaded(answer)
-
-
 def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
     many = range(100)
 
@@ -234,7 +175,7 @@ def test_who_has_seen_its_images_uses_it_no_more(server: LlamaServer) -> None:
         assert request.result().json()["tokens_predicted"] == 2000
 
 
-@linux
+@memory_is_plain
 def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *APART, "--mmproj", sight, "--mmproj-lazy") as server:
 
@@ -333,7 +274,7 @@ def test_a_file_that_is_no_longer_right(real: Real, model: Path, sight: Path, tm
         assert see(it.server, 1).status_code == 200
 
 
-@linux
+@memory_is_plain
 def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path) -> None:
     other = projector(model, tmp_path, width=64)
     with lazy(real, model, other, tmp_path) as it:
@@ -344,7 +285,7 @@ def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path)
         assert it.server.resident() < before + MIB
 
 
-@linux
+@memory_is_plain
 def test_no_memory_for_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with lazy(real, model, sight, tmp_path) as it:
         with short_of_addresses(it.server, sight.stat().st_size // 2):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +23,11 @@ from kvtool.verify import drafts
 from kvtool.verify.server import START_SECONDS, LlamaServer, free_port
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, events, refusal, serving, short_of_addresses, spoken
+from tests.e2e.servers import completion, events, memory_is_plain, refusal, serving, short_of_addresses, spoken
 
 ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0", "--no-warmup")
 SELF_DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
 TEXT = prompt(1, 300)
-linux = pytest.mark.skipif(sys.platform != "linux", reason="what is limited is Linux's")
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +281,7 @@ def test_models_that_cannot(real: Real, tmp_path: Path, toy: str, types: dict[st
         assert completion(server, TEXT, 8)["content"] == expected
 
 
-@linux
+@memory_is_plain
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ()])
 def test_no_memory_for_larger_cells(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
     args = ("-c", "65536", "-np", "1", "--cache-ram", "0", "--no-warmup", "-ctk", "q4_0", "-ctv", "q4_0")

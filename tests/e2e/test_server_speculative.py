@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +15,11 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import projector
-from tests.e2e.servers import completion, part, refusal, serving, short_of_addresses, spoken
+from tests.e2e.servers import completion, memory_is_plain, part, refusal, serving, short_of_addresses, spoken
 
 MIB = 1024 * 1024
 ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
 DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="what is measured, or limited, is Linux's")
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +146,7 @@ def test_a_checkpoint_of_a_time_without(real: Real, toy: str, tmp_path: Path) ->
     check_drafts(answer, loaded=True)
 
 
-@linux
+@memory_is_plain
 def test_the_memory_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy", "--kv-dynamic") as server:
 
@@ -207,7 +205,7 @@ def test_a_file_that_is_not_right(real: Real, lazy: Lazy) -> None:
     assert accepted(completion(lazy.server, prompt(1, 50), 20)) == 1
 
 
-@linux
+@memory_is_plain
 def test_no_memory_for_it(lazy: Lazy) -> None:
     completion(lazy.server, "Once", 4)
     with short_of_addresses(lazy.server, len(lazy.whole) // 2):

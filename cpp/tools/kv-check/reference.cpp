@@ -362,7 +362,8 @@ std::vector<float> values_of(ggml_type type, const uint8_t * data, int64_t n) {
     if (type == GGML_TYPE_F32) {
         memcpy(res.data(), data, (size_t) n*sizeof(float));
     } else {
-        ggml_get_type_traits(type)->to_float(data, res.data(), n);
+        const std::vector<uint8_t> aligned(data, data + ggml_row_size(type, n)); // a state packs its parts without gaps
+        ggml_get_type_traits(type)->to_float(aligned.data(), res.data(), n);
     }
     return res;
 }

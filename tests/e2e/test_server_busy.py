@@ -1,0 +1,238 @@
+"""A server that is never idle while its parts, its types and its clients come and go, and somebody always looks at it.
+
+Much of it is about threads, so it is worth most under a sanitizer (`ci/nightly.sh tsan`), and has more rounds there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import SANITIZED, Real
+from tests.e2e.projector import MARKER, is_unloaded, projector, see
+from tests.e2e.servers import completion, part, refusal, serving, spoken
+
+pytestmark = pytest.mark.timeout(3600 if SANITIZED else 300)
+
+ROUNDS = 50 if SANITIZED else 10
+DEPARTURES = 200 if SANITIZED else 40
+WATCHED = ("/slots", "/metrics", "/props", "/health", "/mmproj", "/speculative")
+DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
+Args = tuple[str | Path, ...]
+STORED = pytest.mark.parametrize("storage", ["inplace", "copy"])
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+@contextlib.contextmanager
+def busy(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
+    """A server whose clients take a connection for each request: threads that share a pool close one another's."""
+    with serving(real, model, log, *args) as server:
+        server.http.headers["Connection"] = "close"
+        yield server
+
+
+@contextlib.contextmanager
+def meanwhile(*jobs: Callable[[], object]) -> Iterator[None]:
+    """Each job again and again while the block runs, in a thread of its own; at the end, what one of them raised."""
+    done = threading.Event()
+
+    def again(job: Callable[[], object]) -> None:
+        while not done.is_set():
+            job()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        running = [pool.submit(again, job) for job in jobs]
+        try:
+            yield
+        finally:
+            done.set()
+        for job in running:
+            job.result()
+
+
+def watch(server: LlamaServer) -> None:
+    for path in WATCHED:
+        answer = server.http.get(path)
+        assert answer.status_code in (200, 501), answer.text  # the last two: on a server without
+    time.sleep(0.05)
+
+
+def requantize(server: LlamaServer, rng: random.Random, *keys: str) -> None:
+    name = rng.choice(["f16", "q8_0", "q4_0", "f32", "bf16"])
+    assert server.post("/requantize_kvcache", dict.fromkeys(keys, name))["success"]
+
+
+def settled(server: LlamaServer) -> None:
+    """Until no slot works, with nothing left in any."""
+    deadline = time.monotonic() + 120
+    while any(slot["is_processing"] for slot in json.loads(server.get("/slots"))):
+        assert time.monotonic() < deadline, "a slot is stuck"
+        time.sleep(0.05)
+    for slot in json.loads(server.get("/slots")):
+        server.slot("erase", slot["id"])
+
+
+def ask(server: LlamaServer, rng: random.Random, n_predict: int) -> httpx.Response:
+    """One of a few prompts with common beginnings, in any slot, with or without what is in the cache."""
+    body = {
+        "prompt": prompt(1, rng.choice([20, 150])) + prompt(rng.randrange(4), rng.randrange(60)),
+        "n_predict": n_predict,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "id_slot": rng.randrange(-1, 4),
+        "cache_prompt": rng.random() < 0.8,
+    }
+    return server.http.post("/completion", json=body)
+
+
+def goes_away(server: LlamaServer, rng: random.Random) -> None:
+    """A client that reads some of its stream, perhaps nothing."""
+    body = {"prompt": prompt(rng.randrange(8), 60), "n_predict": 400, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/completion", json=body) as answer:
+        assert answer.status_code == 200
+        for _ in zip(range(rng.randrange(12)), answer.iter_lines(), strict=False):
+            pass
+
+
+def test_parts_go_and_come(real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The projector and the draft, under eight clients with images and four without."""
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
+    sight = projector(model, real.tree / "build" / "verify")
+    args = (
+        "-c",
+        "8192",
+        "-np",
+        "6",
+        "--no-kv-unified",
+        "--kv-dynamic",
+        "--metrics",
+        "--mmproj",
+        sight,
+        "-md",
+        model,
+        *DRAFT,
+    )
+    texts = [prompt(seed, 40) for seed in range(4)]
+    written: list[tuple[int, str]] = []
+    seen: list[httpx.Response] = []
+
+    def write(server: LlamaServer, number: int) -> None:
+        answer = completion(server, texts[number], 60, id_slot=number, cache_prompt=False)
+        written.append((number, answer["content"]))
+
+    def look_at(server: LlamaServer, client: int) -> None:
+        seen.append(see(server, client, n_predict=2, id_slot=4 + client % 2, cache_prompt=False))
+        if seen[-1].status_code != 200:
+            time.sleep(0.05)
+
+    with busy(real, model, tmp_path / "log", *args) as server:
+        expected = [completion(server, text, 60, id_slot=slot)["content"] for slot, text in enumerate(texts)]
+        clients = [partial(write, server, number) for number in range(4)]
+        clients += [partial(look_at, server, client) for client in range(8)]
+        with meanwhile(partial(watch, server), *clients):
+            for _ in range(ROUNDS):
+                for name in ("mmproj", "speculative"):
+                    part(server, name, "unload", timeout_ms=60000)
+                for name in ("speculative", "mmproj"):
+                    part(server, name, "load")
+    assert {number for number, _ in written} == {0, 1, 2, 3}
+    assert all(text == expected[number] for number, text in written)
+    answered = [answer for answer in seen if answer.status_code == 200]
+    assert answered, "no image was ever seen"
+    assert all(answer.json()["tokens_predicted"] == 2 for answer in answered)
+    for answer in seen:
+        if answer.status_code == 503:
+            assert refusal(answer)[1] == "unavailable_error"
+            assert answer.headers["Retry-After"] == "1"
+        elif answer.status_code != 200:
+            assert is_unloaded(answer)
+
+
+@pytest.fixture
+def common(tmp_path: Path) -> Args:
+    """Arguments of servers whose slots are erased in the end."""
+    return ("-c", "8192", "-np", "4", "--metrics", "--kv-share-prefix", "--slot-save-path", tmp_path)
+
+
+@STORED
+@pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
+def test_types_change(
+    real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, unified: str, storage: str
+) -> None:
+    """Under four streams, with a draft, shared prompts and a prompt cache in memory."""
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
+    args = (*common, unified, "--kv-dynamic", "-md", model, *DRAFT)
+    rng = random.Random(1)
+
+    def stream(server: LlamaServer, rng: random.Random) -> None:
+        assert ask(server, rng, 60).json()["tokens_predicted"] == 60
+
+    with busy(real, model, tmp_path / "log", *args) as server:
+        clients = [partial(stream, server, random.Random(seed)) for seed in range(4)]
+        with meanwhile(partial(watch, server), *clients):
+            for _ in range(ROUNDS):
+                requantize(server, rng, "ctk", "ctv")
+                requantize(server, rng, "ctkd", "ctvd")
+        settled(server)
+
+
+@STORED
+def test_a_budget_that_does_not_suffice(
+    real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    """Slots give up their cells, cells their precision, and some requests are refused, by name."""
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
+    ladder = ("--kv-budget", "2", "--kv-auto-quant", "f16,q8_0,q4_0")
+    args = (*common, "--kv-unified", *ladder, "-md", model, *DRAFT)
+
+    def load(server: LlamaServer, rng: random.Random) -> None:
+        answer = ask(server, rng, 300)
+        if answer.status_code != 200:
+            assert refusal(answer)[:2] in ((503, "out_of_memory_error"), (500, "server_error")), answer.text
+
+    with busy(real, model, tmp_path / "log", *args) as server:
+        clients = [partial(load, server, random.Random(seed)) for seed in range(4)]
+        with meanwhile(partial(watch, server), *clients):
+            for number in range(ROUNDS):
+                time.sleep(0.1)
+                part(server, "speculative", "unload" if number % 2 == 0 else "load", timeout_ms=60000)
+        settled(server)
+        budget: dict[str, Any] = json.loads(server.get("/props"))["kv_budget"]
+        assert budget["down_total"] > 0
+        assert completion(server, prompt(1, 100), 8)["tokens_predicted"] == 8
+
+
+@STORED
+def test_clients_go_away(
+    real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    """In mid-stream; no slot is stuck, and the next client gets the same text as the first."""
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
+    args = (*common, "--kv-unified", "--kv-dynamic")
+    rng = [random.Random(seed) for seed in range(DEPARTURES)]
+    with busy(real, model, tmp_path / "log", *args) as server:
+        first = completion(server, prompt(9, 100), 40, id_slot=0)["content"]
+        with (
+            meanwhile(partial(watch, server), partial(ask, server, random.Random(1), 20)),
+            ThreadPoolExecutor(8) as pool,
+        ):
+            list(pool.map(partial(goes_away, server), rng))
+        settled(server)
+        assert completion(server, prompt(9, 100), 40, id_slot=0)["content"] == first
