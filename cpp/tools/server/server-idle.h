@@ -38,9 +38,7 @@ protected:
             const bool is_empty = slot.prompt.n_tokens() == 0;
 
             t = slot.is_processing() || is_empty ? t_now : std::max(t, slot.t_last_used);
-            if (slot.is_processing()) {
-                t_busy = t_now;
-            }
+            t_busy = std::max(t_busy, slot.is_processing() ? t_now : slot.t_last_used);
             if (t_now - t >= t_max && !is_empty && !slot.is_processing()) {
                 release(slot);
             }
