@@ -90,7 +90,7 @@ protected:
 
     // no idle slot has cells: one that waits gives up its own, or the youngest. false: there is none
     bool pool_pause(int32_t off) {
-        return clear_waiting() || pause_youngest(off);
+        return clear_started(nullptr) || pause_youngest(off);
     }
 
     // another time is no better
@@ -268,18 +268,18 @@ private:
     // idle slots make one
     bool find_place(const server_slot & slot, int32_t n) {
         while (!has_place(slot, n)) {
-            if (!self().try_clear_idle_slots()) {
+            if (!self().try_clear_idle_slots() && !clear_started(&slot)) {
                 return false;
             }
         }
         return true;
     }
 
-    // a slot that waits has the prompt of its last request
-    bool clear_waiting() {
+    // a slot that has not started yet has the prompt of its last request
+    bool clear_started(const server_slot * except) {
         for (auto & slot : self().slots) {
-            if (slot.waits && slot.prompt.n_tokens() > 0) {
-                SLT_WRN(slot, "waits, purging %d tokens\n", slot.prompt.n_tokens());
+            if (&slot != except && slot.state == SLOT_STATE_STARTED && slot.prompt.n_tokens() > 0) {
+                SLT_WRN(slot, "not started yet, purging %d tokens\n", slot.prompt.n_tokens());
                 pool_save(slot);
                 slot.prompt_clear();
                 return true;
