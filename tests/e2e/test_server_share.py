@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gguf
+import numpy
 import pytest
 
 from kvtool.verify.server import LlamaServer
@@ -135,3 +137,81 @@ def test_cache_reuse_moves_no_shared_cells(real: Real, tmp_path: Path) -> None:
         # the same without a part before its end: what comes after it could be moved, were it not the other slot's too
         completion(server, f"{COMMON} {middle}", 4, id_slot=1)
         assert completion(server, text, 40, id_slot=0)["content"] == before
+
+
+# --- only what the slot would have computed itself --------------------------------------------------------------------
+
+
+def found(server: LlamaServer, text: str | list[int], slot: int) -> int:
+    """Tokens that a prompt found in the cache."""
+    answer = server.post("/completion", {"prompt": text, "n_predict": 1, "temperature": 0.0, "id_slot": slot})
+    return int(answer["timings"]["cache_n"])
+
+
+def test_cells_that_a_context_shift_has_moved(real: Real, tmp_path: Path) -> None:
+    args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", FLAG)
+    keep = 32
+    with serving(real, spoken(real, "llama-dense"), tmp_path / "log", *args) as server:
+        first = completion(server, COMMON, 500, id_slot=0, n_keep=keep, n_discard=64, return_tokens=True)
+        assert server.log.count("slot context shift") > 0
+        held = tokens(server, COMMON) + first["tokens"]
+        kept = next(n for n in (keep, keep + 1) if f"n_keep = {n}," in server.log)
+        while len(held) > 512:
+            del held[kept : kept + 64]
+        assert found(server, held[:200], 0) > kept  # the slot itself takes them, as upstream does
+        assert 0 < found(server, held[:200], 1) <= kept
+        # what is computed after that is as good as any
+        assert found(server, f"{COMMON} river", 0) == kept
+        assert found(server, PROMPTS[0], 2) == common(server, COMMON, PROMPTS[0])
+
+
+def adapter(model: Path, out: Path) -> Path:
+    """A LoRA for the queries of the first layer."""
+    name = "blk.0.attn_q.weight"
+    weight = next(t for t in gguf.GGUFReader(model).tensors if t.name == name)
+    n_in, n_out = map(int, weight.shape)
+    random = numpy.random.default_rng(1)
+    writer = gguf.GGUFWriter(out, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    writer.add_tensor(f"{name}.lora_a", random.standard_normal((4, n_in)).astype(numpy.float32))
+    writer.add_tensor(f"{name}.lora_b", random.standard_normal((n_out, 4)).astype(numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def test_cells_of_the_time_of_another_lora(real: Real, tmp_path: Path) -> None:
+    model = spoken(real, "llama-dense")
+    lora = adapter(model, tmp_path / "lora.gguf")
+    with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--lora", lora) as server:
+        found(server, COMMON, 0)
+        assert found(server, PROMPTS[0], 1) > 100
+        server.http.post("/lora-adapters", json=[{"id": 0, "scale": 0.0}]).raise_for_status()
+        assert found(server, f"{COMMON} river", 0) > 100  # the slot itself takes them, as upstream does
+        assert found(server, PROMPTS[1], 2) == 0
+        assert found(server, PROMPTS[2], 3) > 100  # of slot 2
+
+
+def test_cells_from_a_file(real: Real, tmp_path: Path) -> None:
+    with serving(
+        real, spoken(real, "llama-dense"), tmp_path / "log", *ARGS, FLAG, "--slot-save-path", tmp_path
+    ) as server:
+        found(server, COMMON, 0)
+        server.slot("save", 0, "slot.bin")
+        server.slot("erase", 0)
+        server.slot("restore", 0, "slot.bin")
+        assert found(server, f"{COMMON} river", 0) > 100
+        assert found(server, PROMPTS[0], 1) == 0
+
+
+def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> None:
+    with serving(real, spoken(real, "gemma2-dense"), tmp_path / "log", *ARGS, FLAG, "-lv", "5") as server:
+        found(server, COMMON, 0)
+        found(server, f"{COMMON} {prompt(8, 100)}", 0)
+        assert found(server, PROMPTS[0], 1) > 0
+        assert "shares the cells of slot 0" in server.log
+        assert "erased invalidated context checkpoint" not in server.log

@@ -28,15 +28,18 @@ inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = S
     return usage.n_cells < usage.n_cells_max && usage.n_cells - usage.n_cells_used < n_cells;
 }
 
-// could the context have taken n_cells more? if not, another time may be better for what has failed
-inline bool server_memory_has_room(const llama_context * ctx, size_t n_cells) {
-    const auto usage = llama_get_memory_usage(ctx);
-
-    return usage.n_cells_max - usage.n_cells_used >= n_cells && !server_memory_is_short(ctx, n_cells);
+// does the context have all of its cells for n_cells? if not, another time may be better for what has failed
+// note: free cells do not tell, as a context can have caches of several sizes (windows)
+inline bool server_memory_is_free(const llama_context * ctx, size_t n_cells) {
+    return llama_get_memory_usage(ctx).n_cells_used == 0 && !server_memory_is_short(ctx, n_cells);
 }
 
 inline std::string server_memory_error(const llama_context * ctx) {
     const auto usage = llama_get_memory_usage(ctx);
+
+    if (!server_memory_is_short(ctx)) {
+        return string_format("the KV cache of %u cells has no place left, try again when other requests are done", usage.n_cells_max);
+    }
 
     return string_format("not enough memory for the KV cache to grow beyond %u of %u cells, try again when there is more",
             usage.n_cells, usage.n_cells_max);

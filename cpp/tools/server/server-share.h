@@ -12,12 +12,15 @@
 //
 // Not shared, but computed as without the flag: with another LoRA or an aLoRA, without cache_prompt, prompts with media, other
 // tasks than completions, where no checkpoint reaches, and in a cache of several streams (DSV4 too), which cannot share cells.
+// Nor cells that would be others in an empty slot (server_prompt_origin): moved by a context shift or --cache-reuse, computed
+// with the LoRA of another time, or read from a file.
 
 #include "llama-kv.h"
 #include "llama.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -65,7 +68,8 @@ protected:
             if (is_computing && is_cut_anywhere()) {
                 const int32_t n_lcp = other.task->tokens.get_common_prefix(slot.task->tokens);
 
-                n_soon = std::max(n_soon, std::min(n_lcp, slot.task->n_tokens() - 1)); // the last token is computed anyway
+                // the last token is computed anyway
+                n_soon = std::max(n_soon, std::min({ n_lcp, other.prompt.origin.n_exact, slot.task->n_tokens() - 1 }));
             }
         }
 
@@ -89,7 +93,15 @@ protected:
     // call before the positions of a slot's cells change: it has them alone then
     // false: there was no room for that, and the slot has ended
     bool share_end(server_slot & slot) {
-        if (!self().params_base.kv_share_prefix || (has_own(slot.ctx_tgt, slot.id) && has_own(slot.ctx_dft, slot.id))) {
+        if (!self().params_base.kv_share_prefix) {
+            return true;
+        }
+
+        if (has_own(slot.ctx_tgt, slot.id)) {
+            if (!has_own(slot.ctx_dft, slot.id)) {
+                SLT_WRN(slot, "no room for cells of its own in the draft, n_tokens = %d\n", slot.prompt.n_tokens());
+                self().draft_drop(slot);
+            }
             return true;
         }
 
@@ -126,7 +138,8 @@ private:
 
         const auto & task = other.task ? other.task : other.task_prev;
 
-        return task && is_completion(*task) && !other.prompt.tokens.has_media() && are_lora_equal(other.lora, slot.lora);
+        return task && is_completion(*task) && !other.prompt.tokens.has_media() &&
+            are_lora_equal(other.lora, slot.lora) && are_lora_equal(other.prompt.origin.lora, slot.lora);
     }
 
     // a sequence can be cut after any token, without a checkpoint
@@ -141,11 +154,18 @@ private:
         return std::min<int32_t>(slot.prompt.n_tokens(), pos_max + 1);
     }
 
+    // tokens of a task that are in the cells of a slot. of another one, only where they are what the task would compute
+    static int32_t n_common(const server_slot & slot, const server_task & task, bool is_other) {
+        const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), n_computed(slot));
+
+        return is_other ? std::min(n, slot.prompt.origin.n_exact) : n;
+    }
+
     // tokens of a task that need not be computed with the cells of a slot: what update_slots() makes of them
     // is_other: by another slot. the state that a recurrent memory goes back to when a draft was wrong is not copied, so only a
     // checkpoint is of use then
     int32_t n_usable(const server_slot & slot, const server_task & task, bool is_other) const {
-        const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), n_computed(slot));
+        const int32_t n = n_common(slot, task, is_other);
         if (n == 0) {
             return 0;
         }
@@ -165,13 +185,24 @@ private:
     }
 
     static void take(server_slot & slot, const server_slot & from) {
-        auto prompt = from.prompt.clone(); // may throw
+        const int32_t n = n_common(from, *slot.task, true);
+
+        server_prompt prompt; // may throw
+
+        prompt.origin = from.prompt.origin;
+        prompt.tokens = from.prompt.tokens.clone();
+        prompt.tokens.keep_first(n);
+        std::copy_if(from.prompt.checkpoints.begin(), from.prompt.checkpoints.end(), std::back_inserter(prompt.checkpoints), [&](const auto & cur) {
+            return cur.pos_max <= n;
+        });
+
+        // the draft lacks the same tokens as there, and may have memory for them here
+        prompt.n_draft_retry = from.prompt.n_draft_retry == -1 ? -1 : 0;
 
         slot.mem.seq_rm(slot.id, -1, -1);
         slot.mem.seq_cp(from.id, slot.id, -1, -1);
 
         slot.prompt = std::move(prompt);
-        slot.prompt.tokens.keep_first(n_computed(from));
     }
 
     static uint32_t n_shared(const llama_context * ctx, llama_seq_id id) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the server does when a growth finds no memory: one slot ends, or does without its draft, and all others go on.
+// What the server does when a batch finds no cells: one slot ends, or does without its draft, and all others go on.
 //
 // A part of server_context_impl (impl_t), which only server-context.cpp knows; included there once the slots are defined.
 // Rejected: ending whoever has most. The slot that lacks a cell is the one whose next token cannot be computed, and what it
@@ -15,12 +15,16 @@
 #include <cstdint>
 
 // leave out what a slot has in the batch from the off-th entry on, the indices of all others stay
-static void server_batch_drop(server_batch & batch, int32_t id_slot, int32_t off) {
+// returns the number of entries
+static int32_t server_batch_drop(server_batch & batch, int32_t id_slot, int32_t off) {
+    int32_t n = 0;
     for (int32_t i = off; i < batch.size(); i++) {
         if (batch.tokens[i].id_slot == id_slot) {
             batch.tokens[i].id_slot = -1;
+            n++;
         }
     }
+    return n;
 }
 
 // number of entries from the off-th on, at most n_max, up to one that was dropped
@@ -67,14 +71,10 @@ protected:
         return { self().params_base.kv_budget.get(), has_idle && is_shared };
     }
 
-    // the batch, rendered from off on, found no place. returns false if that is not for want of memory or may be for its
-    // size: then it is tried again as upstream does
+    // the batch, rendered from off on, found no place. returns false if that may be for its size: then it is tried again as
+    // upstream does, in smaller ones
     bool make_room(int32_t & n_batch, int32_t off) {
-        if (!server_memory_is_short(self().ctx_tgt)) {
-            return false;
-        }
-
-        if (drop_drafts(off)) {
+        if (drop_drafts(off) || self().pool_drop_saved()) {
             return true;
         }
 
@@ -82,7 +82,7 @@ protected:
             return false;
         }
 
-        if (!self().try_clear_idle_slots()) {
+        if (!self().try_clear_idle_slots() && !self().pool_pause(off)) {
             end_slot(self().slots[self().batch.tokens[off].id_slot], off);
         }
         n_batch = llama_n_batch(self().ctx_tgt);
@@ -108,6 +108,11 @@ protected:
             return;
         }
 
+        draft_drop(slot);
+    }
+
+    // the draft has no cells of the slot any more, and gets them when it can
+    static void draft_drop(server_slot & slot) {
         llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
         slot.prompt.n_draft_retry = 0;
     }
@@ -168,6 +173,44 @@ protected:
         return ret == 0;
     }
 
+    // the prompt stays as far as it was processed: the same request goes on there when it comes again
+    void end_slot(server_slot & slot, int32_t off) {
+        SLT_WRN(slot, "no memory for the next cell, n_tokens = %d, n_gen = %d\n", slot.prompt.n_tokens(), (int) slot.stats.n_gen);
+
+        server_batch_drop(self().batch, slot.id, off);
+
+        // the children wait for a prompt that will not be done, or have a copy of what there is of it
+        for (auto & other : self().slots) {
+            if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
+                send_error(other);
+                other.release();
+            }
+        }
+
+        const bool has_mtmd = slot.prompt.tokens.has_mtmd;
+        if (!has_mtmd) {
+            const llama_pos pos_next = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) + 1;
+
+            slot.prompt.tokens.keep_first(std::min<size_t>(slot.prompt.n_tokens(), pos_next));
+        }
+
+        if (slot.stats.n_gen > 0) {
+            slot.truncated      = true;
+            slot.stop           = STOP_TYPE_LIMIT;
+            slot.has_next_token = false;
+
+            slot.print_timings();
+            self().send_final_response(slot);
+        } else {
+            send_error(slot);
+        }
+        slot.release();
+
+        if (has_mtmd) {
+            slot.prompt_clear(); // may end within an image
+        }
+    }
+
 private:
     // the tokens of the slot that are not in the draft's cache
     static int draft_process(const server_slot & slot) {
@@ -221,46 +264,12 @@ private:
         return res;
     }
 
-    // the prompt stays as far as it was processed: the same request goes on there when it comes again
-    void end_slot(server_slot & slot, int32_t off) {
-        SLT_WRN(slot, "no memory for the next cell, n_tokens = %d, n_gen = %d\n", slot.prompt.n_tokens(), (int) slot.stats.n_gen);
-
-        server_batch_drop(self().batch, slot.id, off);
-
-        // the children wait for a prompt that will not be done, or have a copy of what there is of it
-        for (auto & other : self().slots) {
-            if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
-                send_error(other);
-                other.release();
-            }
-        }
-
-        const bool has_mtmd = slot.prompt.tokens.has_mtmd;
-        if (!has_mtmd) {
-            const llama_pos pos_next = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) + 1;
-
-            slot.prompt.tokens.keep_first(std::min<size_t>(slot.prompt.n_tokens(), pos_next));
-        }
-
-        if (slot.stats.n_gen > 0) {
-            slot.truncated      = true;
-            slot.stop           = STOP_TYPE_LIMIT;
-            slot.has_next_token = false;
-
-            slot.print_timings();
-            self().send_final_response(slot);
-        } else {
-            send_error(slot);
-        }
-        slot.release();
-
-        if (has_mtmd) {
-            slot.prompt_clear(); // may end within an image
-        }
-    }
-
     void send_error(const server_slot & slot) {
-        self().send_error(slot, server_memory_error(slot.ctx_tgt), ERROR_TYPE_OUT_OF_MEMORY);
+        if (self().pool_is_never(slot)) {
+            self().pool_refuse(slot);
+        } else {
+            self().send_error(slot, server_memory_error(slot.ctx_tgt), ERROR_TYPE_OUT_OF_MEMORY);
+        }
     }
 
     impl_t & self() {

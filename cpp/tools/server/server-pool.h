@@ -1,0 +1,411 @@
+#pragma once
+
+// A pool of cells that is too small for all slots at once: who waits, who gives up cells, who ends.
+//
+// A part of server_context_impl (impl_t), included there once the slots are defined. In this order:
+// 1. a prompt starts when it has a place beside those that run, the oldest request first. Nobody waits for a pool of his own
+// 2. idle slots give up their cells, the least recently used first. They are saved to --cache-ram before
+// 3. the youngest request is paused: what it has in its cells goes to memory that --cache-ram allows, and comes back when there
+//    is a place again. It goes on where it was
+// 4. the slot that lacks a cell ends (server_short::end_slot())
+//
+// Rejected: keeping cells free for all that a request may generate. Clients ask for much more than they use, and slots that could
+// run together would wait for each other. Which request runs out of cells is known when it does.
+
+#include "server-memory.h"
+
+#include "common.h"
+#include "llama-kv.h"
+#include "llama.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+template <typename impl_t>
+class server_pool {
+protected:
+    // call before a batch is made
+    void pool_resume() {
+        is_ram_short = false;
+
+        for (auto * slot = next_waiting(); slot && slot->paused; slot = next_waiting()) {
+            const int32_t n_tokens = std::max(slot->task->n_tokens(), slot->paused->prompt.n_tokens());
+
+            if (!find_place(*slot, n_tokens) && has_running()) {
+                return;
+            }
+            if (!resume(*slot)) {
+                return;
+            }
+        }
+    }
+
+    // call before a slot starts with its prompt. false: it waits, or it was refused
+    bool pool_admit(server_slot & slot) {
+        const int32_t n_tokens = slot.task->n_tokens();
+
+        if (is_never(n_tokens)) {
+            pool_refuse(slot);
+            slot.release();
+
+            return false;
+        }
+
+        const auto * first = next_waiting();
+
+        const bool is_next = !first || first->task->id >= slot.task->id;
+
+        // cells of its own are of no use to others in a cache of several streams. what is too long is refused at once
+        const bool is_free = !self().params_base.kv_unified || n_tokens >= slot.n_ctx ||
+            (is_next && (!has_running() || find_place(slot, n_tokens - n_kept(slot))));
+
+        if (slot.waits == is_free) {
+            SLT_INF(slot, "%s, n_tokens = %d\n", is_free ? "has a place now" : "waits for cells", n_tokens);
+        }
+        slot.waits = !is_free;
+
+        return is_free;
+    }
+
+    // no cell was found. if that is for want of the memory that --cache-ram takes as well, what is saved there is the first to go
+    bool pool_drop_saved() {
+        is_ram_short = self().params_base.kv_budget_mib == 0 && pool_is_in_ram() && server_memory_is_short(self().ctx_tgt);
+
+        auto & cache = self().prompt_cache;
+        if (!cache || cache->states.empty() || !is_ram_short) {
+            return false;
+        }
+
+        SRV_WRN("no memory, dropping the prompt cache, %zu prompts\n", cache->states.size());
+        cache->states.clear();
+
+        return true;
+    }
+
+    // no idle slot has cells: one that waits gives up its own, or the youngest. false: there is none
+    bool pool_pause(int32_t off) {
+        return clear_started(nullptr) || pause_youngest(off);
+    }
+
+    // another time is no better
+    void pool_refuse(const server_slot & slot) {
+        self().send_error(slot, string_format("request (%d tokens) exceeds what --kv-budget %d holds (%d tokens), try increasing it",
+                slot.task->n_tokens(), self().params_base.kv_budget_mib, n_cells_max()), ERROR_TYPE_EXCEED_CONTEXT_SIZE);
+    }
+
+    // has a prompt found no cells that had all of them for itself?
+    bool pool_is_never(const server_slot & slot) const {
+        const auto & slots = self().slots;
+
+        const bool is_alone = std::all_of(slots.begin(), slots.end(), [&](const server_slot & other) {
+            return &other == &slot || other.prompt.n_tokens() == 0;
+        });
+
+        return is_alone && is_never(slot.task->n_tokens() + N_BLOCK);
+    }
+
+    // idle slots, the least recently used first
+    std::vector<std::reference_wrapper<server_slot>> pool_idle_slots() {
+        std::vector<std::reference_wrapper<server_slot>> res;
+        for (auto & slot : self().slots) {
+            if (!slot.is_processing()) {
+                res.push_back(slot);
+            }
+        }
+
+        std::stable_sort(res.begin(), res.end(), [](const server_slot & a, const server_slot & b) {
+            return a.t_last_used < b.t_last_used;
+        });
+
+        return res;
+    }
+
+    // what a slot is about to give up
+    void pool_save(const server_slot & slot) {
+        if (self().prompt_cache && !is_ram_short && slot.prompt_save(*self().prompt_cache)) {
+            self().prompt_cache->update();
+        }
+    }
+
+    // a prompt comes back from the prompt cache: idle slots make room for it, and before cells take smaller types for it
+    bool pool_load(server_slot & slot, const server_tokens & tokens) {
+        while (true) {
+            {
+                const server_budget_hold hold(self().params_base.kv_budget.get(), true);
+                if (slot.prompt_load(*self().prompt_cache, tokens)) {
+                    return true;
+                }
+            }
+
+            auto others = pool_idle_slots();
+            others.erase(std::remove_if(others.begin(), others.end(), [&](const server_slot & other) {
+                return &other == &slot || other.prompt.n_tokens() == 0;
+            }), others.end());
+
+            if (others.empty()) {
+                break;
+            }
+
+            pool_save(others.front());
+            others.front().get().prompt_clear();
+        }
+
+        return slot.prompt_load(*self().prompt_cache, tokens);
+    }
+
+    // are the caches in the memory that --cache-ram is in, too?
+    bool pool_is_in_ram() const {
+        const auto & params = self().params_base;
+
+        return params.no_kv_offload || params.n_gpu_layers == 0 || !llama_supports_gpu_offload();
+    }
+
+private:
+    static constexpr int32_t N_BLOCK = 512; // cells that a growth takes or keeps beyond those that are asked for
+
+    bool is_ram_short = false; // while room is made for a batch
+
+    static bool is_running(const server_slot & slot) {
+        return slot.state == SLOT_STATE_PROCESSING_PROMPT || slot.state == SLOT_STATE_DONE_PROMPT || slot.state == SLOT_STATE_GENERATING;
+    }
+
+    bool has_running() const {
+        return std::any_of(self().slots.begin(), self().slots.end(), is_running);
+    }
+
+    // the oldest request that waits for cells
+    server_slot * next_waiting() {
+        server_slot * res = nullptr;
+        for (auto & slot : self().slots) {
+            if ((slot.paused || slot.waits) && (!res || slot.task->id < res->task->id)) {
+                res = &slot;
+            }
+        }
+        return res;
+    }
+
+    // cells that the context can have: all, or what the budget holds of the smallest types
+    int32_t n_cells_max() const {
+        const auto & params = self().params_base;
+        const auto   usage  = llama_get_memory_usage(self().ctx_tgt);
+
+        if (params.kv_budget_mib == 0 || usage.n_cells_max == 0) {
+            return usage.n_cells_max;
+        }
+
+        const auto budget = llama_memory_budget_get_usage(params.kv_budget.get());
+
+        const size_t n_others = budget.committed - std::min(budget.committed, usage.committed);
+        const size_t n_bytes  = budget.n_bytes   - std::min(budget.n_bytes,   n_others);
+
+        return std::min<double>(usage.n_cells_max, n_bytes/(double(usage.reserved)/usage.n_cells_max*type_ratio()));
+    }
+
+    // size of a cell of the smallest types, against now
+    double type_ratio() const {
+        const auto size = [](ggml_type type) { return double(ggml_type_size(type))/ggml_blck_size(type); };
+
+        ggml_type type_k = GGML_TYPE_COUNT;
+        ggml_type type_v = GGML_TYPE_COUNT;
+        llama_get_memory_type(self().ctx_tgt, &type_k, &type_v);
+
+        const auto & types = self().params_base.kv_auto_quant;
+        if (types.empty() || type_k == GGML_TYPE_COUNT) {
+            return 1.0;
+        }
+
+        const double last = size(types.back());
+
+        return (std::min(last, size(type_k)) + std::min(last, size(type_v)))/(size(type_k) + size(type_v));
+    }
+
+    // note: a recurrent state is no part of the budget, but of the size of a cell above
+    bool is_never(int32_t n_tokens) const {
+        const auto * model = self().model_tgt;
+
+        return self().params_base.kv_budget_mib > 0 && n_tokens > n_cells_max() && n_cells_max() > 0 &&
+            !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+    }
+
+    static int32_t n_computed(const server_slot & slot) {
+        const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id);
+
+        return std::min<int32_t>(slot.prompt.n_tokens(), pos_max + 1);
+    }
+
+    // cells of the slot that its prompt goes on with, or frees
+    int32_t n_kept(const server_slot & slot) const {
+        const bool is_shared = self().params_base.kv_share_prefix && self().share_has(slot);
+
+        return is_shared ? std::min<int32_t>(slot.prompt.tokens.get_common_prefix(slot.task->tokens), n_computed(slot)) : n_computed(slot);
+    }
+
+    // is there a place for n cells more, with what the others' prompts still need and a few tokens ahead?
+    bool has_place(const server_slot & slot, int32_t n) const {
+        const int32_t n_max = n_cells_max();
+        if (n_max == 0) {
+            return true; // no cells
+        }
+
+        int64_t n_all = (int64_t) llama_get_memory_usage(self().ctx_tgt).n_cells_used + n;
+        for (const auto & other : self().slots) {
+            if (&other != &slot && is_running(other)) {
+                n_all += std::max(other.task->n_tokens(), other.prompt.n_tokens()) - n_computed(other);
+            }
+        }
+
+        const int32_t n_ahead = slot.n_remaining() < 0 ? n_max : slot.n_remaining();
+
+        return n_all + std::min(n_ahead, n_max/16) <= n_max;
+    }
+
+    // idle slots make one
+    bool find_place(const server_slot & slot, int32_t n) {
+        while (!has_place(slot, n)) {
+            if (!self().try_clear_idle_slots() && !clear_started(&slot)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // a slot that has not started yet has the prompt of its last request
+    bool clear_started(const server_slot * except) {
+        for (auto & slot : self().slots) {
+            if (&slot != except && slot.state == SLOT_STATE_STARTED && slot.prompt.n_tokens() > 0) {
+                SLT_WRN(slot, "not started yet, purging %d tokens\n", slot.prompt.n_tokens());
+                pool_save(slot);
+                slot.prompt_clear();
+                return true;
+            }
+        }
+        return false;
+    }
+
+    static bool can_pause(const server_slot & slot) {
+        const auto & task = *slot.task;
+
+        return (task.type == SERVER_TASK_TYPE_COMPLETION || task.type == SERVER_TASK_TYPE_INFILL) && !task.is_parent() && !task.is_child();
+    }
+
+    bool pause_youngest(int32_t off) {
+        server_slot * youngest = nullptr;
+
+        int n_running = 0;
+        for (auto & slot : self().slots) {
+            n_running += is_running(slot);
+            if (is_running(slot) && can_pause(slot) && (!youngest || slot.task->id > youngest->task->id)) {
+                youngest = &slot;
+            }
+        }
+
+        return youngest && n_running > 1 && pause(*youngest, off);
+    }
+
+    // the slot gives up its cells, and its part of the batch from off on
+    bool pause(server_slot & slot, int32_t off) {
+        auto saved = save(slot);
+        if (!saved) {
+            return false;
+        }
+
+        slot.prompt.tokens.keep_first(slot.prompt.n_tokens() - server_batch_drop(self().batch, slot.id, off));
+        slot.i_batch = -1;
+
+        SLT_WRN(slot, "no cells for all, paused, n_tokens = %d, n_gen = %d\n", slot.prompt.n_tokens(), (int) slot.stats.n_gen);
+
+        saved->prompt = std::move(slot.prompt);
+        slot.prompt_clear();
+
+        slot.paused       = std::move(saved);
+        slot.state_paused = slot.state == SLOT_STATE_DONE_PROMPT ? SLOT_STATE_PROCESSING_PROMPT : slot.state;
+        slot.state        = SLOT_STATE_WAIT_OTHER;
+
+        return true;
+    }
+
+    // returns null where --cache-ram has no room for it
+    std::unique_ptr<server_prompt_cache_state> save(const server_slot & slot) {
+        auto & cache = self().prompt_cache;
+        if (!cache || is_ram_short) {
+            return nullptr;
+        }
+
+        const auto size = [&](llama_context * ctx) { return ctx ? llama_state_seq_get_size(ctx, slot.id) : 0; };
+
+        size_t n_bytes = size(slot.ctx_tgt) + size(slot.ctx_dft);
+        for (const auto & other : self().slots) {
+            n_bytes += other.paused ? other.paused->size() : 0;
+        }
+        if (cache->limit_size > 0 && n_bytes > cache->limit_size) {
+            return nullptr;
+        }
+        while (cache->limit_size > 0 && !cache->states.empty() && cache->size() + n_bytes > cache->limit_size) {
+            cache->states.pop_front();
+        }
+
+        try {
+            auto res = std::make_unique<server_prompt_cache_state>();
+
+            const auto read = [&](llama_context * ctx, std::vector<uint8_t> & data) {
+                data.resize(size(ctx));
+                return data.empty() || llama_state_seq_get_data(ctx, data.data(), data.size(), slot.id) == data.size();
+            };
+
+            return read(slot.ctx_tgt, res->data.main) && read(slot.ctx_dft, res->data.drft) ? std::move(res) : nullptr;
+        } catch (const std::bad_alloc &) {
+            return nullptr;
+        }
+    }
+
+    // returns false if it could not be
+    bool resume(server_slot & slot) {
+        const auto write = [&](llama_context * ctx, const std::vector<uint8_t> & data) {
+            return !data.empty() && llama_state_seq_set_data(ctx, data.data(), data.size(), slot.id) == data.size();
+        };
+
+        const bool ok = write(slot.ctx_tgt, slot.paused->data.main);
+        if (!ok) {
+            slot.mem.seq_rm(slot.id, -1, -1);
+        }
+        if (!ok && has_running()) {
+            return false; // until one of these ends
+        }
+
+        auto saved = std::move(slot.paused);
+
+        slot.state  = slot.state_paused;
+        slot.prompt = std::move(saved->prompt);
+
+        if (!ok) {
+            self().end_slot(slot, self().batch.size());
+            slot.prompt_clear();
+            return true;
+        }
+
+        SLT_INF(slot, "resumed, n_tokens = %d\n", slot.prompt.n_tokens());
+
+        if (slot.ctx_dft && !write(slot.ctx_dft, saved->data.drft)) {
+            self().draft_drop(slot);
+        }
+        if (slot.can_speculate() && slot.state == SLOT_STATE_GENERATING) {
+            common_speculative_begin(slot.spec, slot.id, slot.prompt.tokens.get_text_tokens());
+        }
+
+        return true;
+    }
+
+    impl_t & self() {
+        return static_cast<impl_t &>(*this);
+    }
+
+    const impl_t & self() const {
+        return static_cast<const impl_t &>(*this);
+    }
+};
