@@ -146,14 +146,14 @@ void kv_check_retype_budget(side & s) {
     sp.types = { ladder[0], ladder[0] };
 
     const uint32_t n_batch = 10;
-    const uint32_t n_long  = std::min(1000, llama_model_n_ctx_train(s.model)); // for two steps
-    const uint32_t n       = s.params.n_ctx > 0 || s.params.fallback ? kv_check_n_fill(s.params) : n_long;
+    const uint32_t n       = s.params.n_ctx > 0 || s.params.fallback ? kv_check_n_fill(s.params) : 1000; // for two steps
     {
         session c(s, sp, "plain");
         if (c.types().k == GGML_TYPE_COUNT) {
             throw check_skipped("the types of these cells cannot change: not on this upstream, or there are none");
         }
-        c.fill(n);
+        c.fill(n_batch);
+        c.fill(n - n_batch); // a model that ends here is upstream's affair
     }
 
     const sizes measured = measure(s, sp, ladder, n_batch, n);
