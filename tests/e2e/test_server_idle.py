@@ -13,7 +13,7 @@ from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, resident, serving
+from tests.e2e.servers import completion, serving
 
 ARGS = ("-c", "16384", "-np", "2", "--kv-unified", "--no-warmup")
 MIB = 1024 * 1024
@@ -41,10 +41,10 @@ def test_nobody_has_used_a_slot_for_a_while(real: Real, talking: Path, tmp_path:
     with serving(real, talking, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
         completion(server, prompt(1, 300), 1, id_slot=0)
         completion(server, prompt(2, 1200), 1, id_slot=1)  # the first one is in the prompt cache now
-        full = resident(server)
+        full = server.resident()
         until(lambda: "dropping the prompt cache" in server.log and "giving back the cells of" in server.log)
         assert committed(server) <= 16 * MIB  # what it starts with
-        until(lambda: full - resident(server) > 75 * MIB)  # 64 KiB for each token, but for what it starts with
+        until(lambda: full - server.resident() > 75 * MIB)  # 64 KiB for each token, but for what it starts with
         assert completion(server, prompt(1, 100), 1)["timings"]["cache_n"] == 0
 
 
@@ -68,12 +68,12 @@ def test_an_erased_slot(real: Real, talking: Path, tmp_path: Path) -> None:
     with serving(real, talking, tmp_path / "log", *ARGS, "--kv-dynamic", "--slot-save-path", tmp_path) as server:
         completion(server, prompt(1, 20), 1, id_slot=0)  # what the first batch takes
         server.slot("erase", 0)
-        before = resident(server)
+        before = server.resident()
         completion(server, prompt(2, 1500), 1, id_slot=0)
         taken = committed(server)
         assert taken >= 96 * MIB
-        full = resident(server)
+        full = server.resident()
         server.slot("erase", 0)
-        assert full - resident(server) >= 0.99 * (taken - committed(server))
+        assert full - server.resident() >= 0.99 * (taken - committed(server))
         assert committed(server) <= 16 * MIB
-        assert resident(server) < before + 24 * MIB
+        assert server.resident() < before + 24 * MIB
