@@ -6,6 +6,7 @@ Much of it is about threads, so it is worth most under a sanitizer (`ci/nightly.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import threading
@@ -14,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -210,12 +210,15 @@ def test_a_budget_that_does_not_suffice(
     with busy(real, model, tmp_path / "log", *args) as server:
         clients = [partial(load, server, random.Random(seed)) for seed in range(4)]
         with meanwhile(partial(watch, server), *clients):
-            for number in range(ROUNDS):
+            deadline = time.monotonic() + 60
+            for number in itertools.count():
                 time.sleep(0.1)
                 part(server, "speculative", "unload" if number % 2 == 0 else "load", timeout_ms=60000)
+                down = json.loads(server.get("/props"))["kv_budget"]["down_total"]
+                if number + 1 >= ROUNDS and (down > 0 or time.monotonic() > deadline):
+                    break
         settled(server)
-        budget: dict[str, Any] = json.loads(server.get("/props"))["kv_budget"]
-        assert budget["down_total"] > 0
+        assert down > 0
         assert completion(server, prompt(1, 100), 8)["tokens_predicted"] == 8
 
 
