@@ -21,7 +21,7 @@ def rpc(real: Real) -> Real:
     code, built = kvtool("build", "--rpc", "--target=kv-check", "--target=ggml-rpc-server")
     if code != 0:
         pytest.fail(f"the RPC build failed: {built['error']['what']}")
-    return Real(real.tree, Path(built["build_dir"]))
+    return Real(real.tree, Path(built["build_dir"]), real.toys_by)
 
 
 @pytest.fixture(scope="module")
