@@ -24,8 +24,16 @@ memory_is_plain = pytest.mark.skipif(
 
 def spoken(real: Real, toy: str) -> Path:
     """The toy with a vocabulary, so that it reads and writes text."""
-    vocabulary = real.tree / "models" / models.VOCABULARY
-    return models.spoken(real.toys / f"{toy}.gguf", vocabulary, real.tree / "build" / "verify")
+    return speaking(real, real.toys / f"{toy}.gguf")
+
+
+def spoken_wide(real: Real) -> Path:
+    """A model of 64 KiB a cell: its cache is most of what the server takes."""
+    return speaking(real, models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify"))
+
+
+def speaking(real: Real, model: Path) -> Path:
+    return models.spoken(model, real.tree / "models" / models.VOCABULARY, real.tree / "build" / "verify")
 
 
 @contextlib.contextmanager

@@ -9,21 +9,18 @@ from typing import Any
 
 import pytest
 
-from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving
+from tests.e2e.servers import completion, serving, spoken_wide
 
 ARGS = ("-c", "16384", "-np", "2", "--kv-unified", "--no-warmup")
 MIB = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
-def talking(real: Real) -> Path:
-    """64 KiB a cell."""
-    wide = models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify")
-    return models.spoken(wide, real.tree / "models" / models.VOCABULARY, real.tree / "build" / "verify")
+def wide(real: Real) -> Path:
+    return spoken_wide(real)
 
 
 def committed(server: LlamaServer) -> int:
@@ -37,8 +34,8 @@ def until(met: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
-def test_nobody_has_used_a_slot_for_a_while(real: Real, talking: Path, tmp_path: Path) -> None:
-    with serving(real, talking, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
+def test_nobody_has_used_a_slot_for_a_while(real: Real, wide: Path, tmp_path: Path) -> None:
+    with serving(real, wide, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
         completion(server, prompt(1, 300), 1, id_slot=0)
         completion(server, prompt(2, 1200), 1, id_slot=1)  # the first one is in the prompt cache now
         full = server.resident()
@@ -48,24 +45,24 @@ def test_nobody_has_used_a_slot_for_a_while(real: Real, talking: Path, tmp_path:
         assert completion(server, prompt(1, 100), 1)["timings"]["cache_n"] == 0
 
 
-def test_one_that_is_used_keeps_its_cells(real: Real, talking: Path, tmp_path: Path) -> None:
+def test_one_that_is_used_keeps_its_cells(real: Real, wide: Path, tmp_path: Path) -> None:
     args = (*ARGS, "--no-cache-idle-slots", "--kv-idle-release", "2")
-    with serving(real, talking, tmp_path / "log", *args) as server:
+    with serving(real, wide, tmp_path / "log", *args) as server:
         completion(server, prompt(1, 100), 1, id_slot=0)
         text = prompt(2, 100)
         until(lambda: completion(server, text, 1, id_slot=1) and "giving back the cells" in server.log)
         assert completion(server, text, 1, id_slot=1)["timings"]["cache_n"] > 100
 
 
-def test_it_needs_no_other_flag_and_is_off_without(real: Real, talking: Path, tmp_path: Path) -> None:
-    with serving(real, talking, tmp_path / "log", *ARGS, "--kv-dynamic") as server:
+def test_it_needs_no_other_flag_and_is_off_without(real: Real, wide: Path, tmp_path: Path) -> None:
+    with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic") as server:
         completion(server, prompt(1, 100), 1)
         time.sleep(2.5)
         assert committed(server) > 0
 
 
-def test_an_erased_slot(real: Real, talking: Path, tmp_path: Path) -> None:
-    with serving(real, talking, tmp_path / "log", *ARGS, "--kv-dynamic", "--slot-save-path", tmp_path) as server:
+def test_an_erased_slot(real: Real, wide: Path, tmp_path: Path) -> None:
+    with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic", "--slot-save-path", tmp_path) as server:
         completion(server, prompt(1, 20), 1, id_slot=0)  # what the first batch takes
         server.slot("erase", 0)
         before = server.resident()

@@ -12,11 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, refusal, serving, spoken
+from tests.e2e.servers import completion, refusal, serving, spoken, spoken_wide
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
@@ -69,10 +68,8 @@ def test_who_fits_alone_finishes(real: Real, toy: str, args: tuple[str, ...], tm
 
 
 def test_within_a_budget(real: Real, tmp_path: Path) -> None:
-    wide = models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify")
-    talking = models.spoken(wide, real.tree / "models" / models.VOCABULARY, real.tree / "build" / "verify")
     args = (*POOL, "-c", "16384", "--kv-budget", "16")  # of 64 KiB a cell
-    with serving(real, talking, tmp_path / "log", *args) as server:
+    with serving(real, spoken_wide(real), tmp_path / "log", *args) as server:
         all_finish(at_once(server, [prompt(i, 50) for i in range(6)], 80), 80)
         assert "resumed" in server.log
 
@@ -143,14 +140,11 @@ def test_idle_slots_first_and_the_one_that_was_used_last_is_the_last(real: Real,
 
 
 def test_a_prompt_that_no_budget_holds(real: Real, tmp_path: Path) -> None:
-    wide = models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify")
-    talking = models.spoken(wide, real.tree / "models" / models.VOCABULARY, real.tree / "build" / "verify")
-
     def ask(server: LlamaServer, words: int) -> httpx.Response:
         return server.http.post("/completion", json={"prompt": prompt(1, words), "n_predict": 4, "ignore_eos": True})
 
     args = (*POOL, "-c", "16384", "--kv-budget", "16")
-    with serving(real, talking, tmp_path / "log", *args, "--kv-auto-quant", "f16,q8_0") as server:
+    with serving(real, spoken_wide(real), tmp_path / "log", *args, "--kv-auto-quant", "f16,q8_0") as server:
         assert ask(server, 120).status_code == 200
         status, kind, message = refusal(ask(server, 700))
         assert (status, kind) == (400, "exceed_context_size_error")

@@ -13,11 +13,10 @@ import pytest
 
 from kvtool.top.reading import Phase, State
 from kvtool.top.server import Server
-from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real, kvtool
-from tests.e2e.servers import completion, serving, spoken
+from tests.e2e.servers import completion, serving, spoken, spoken_wide
 from tests.e2e.terminal import terminal
 
 ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "--kv-dynamic")
@@ -31,9 +30,7 @@ def model(real: Real) -> Path:
 
 @pytest.fixture(scope="module")
 def wide(real: Real) -> Path:
-    """A model of 64 KiB a cell: its cache is most of what the server takes."""
-    work = real.tree / "build" / "verify"
-    return models.spoken(models.cache_model(models.QWEN35_27B, work), real.tree / "models" / models.VOCABULARY, work)
+    return spoken_wide(real)
 
 
 def look(server: LlamaServer, *args: str) -> dict[str, Any]:

@@ -44,14 +44,9 @@ answer fill(const side & s, session & c, uint32_t n) {
 std::vector<ggml_type> make_ladder(const side & s, const session_params & sp) {
     std::vector<ggml_type> res;
     for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) {
-        session_params cur = sp;
-        cur.dynamic = false;
-        cur.types   = { type, type };
-        llama_context * ctx = llama_init_from_model(s.model, session_context_params(s.params, cur));
-        if (ctx != nullptr) {
+        if (session_can_create(s, session_with_types(sp, { type, type }))) {
             res.push_back(type);
         }
-        llama_free(ctx);
     }
     return res;
 }

@@ -54,18 +54,6 @@ std::string to_string(const retype_chain & chain) {
     return res;
 }
 
-session_params with_types(session_params sp, const cell_types & types) {
-    sp.types = types;
-    return sp;
-}
-
-bool can_create(const side & s, session_params sp) {
-    sp.dynamic = false;
-    llama_context * ctx = llama_init_from_model(s.model, session_context_params(s.params, sp));
-    llama_free(ctx);
-    return ctx != nullptr;
-}
-
 state_shape shape_of(const side & s, const session_params & sp) {
     state_shape res;
     char buf[128];
@@ -89,7 +77,7 @@ uint32_t n_cells_of(const side & s, uint32_t n) {
 
 // a saved state of a context that has the types from the start
 state_parts state_like(side & s, const session_params & sp, const cell_types & types) {
-    session c(s, with_types(sp, types), "like");
+    session c(s, session_with_types(sp, types), "like");
     c.fill(1);
     return state_of(s, sp, c);
 }
@@ -133,14 +121,14 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
     }
     size_t n_run = 0;
     for (const auto & chain : s.params.retypes.empty() ? default_chains(s) : s.params.retypes) {
-        const session_params start = with_types(sp, chain.front());
+        const session_params start = session_with_types(sp, chain.front());
         s.out.event(TRACE_OURS, "", 0);
-        if (!can_create(s, start)) {
+        if (!session_can_create(s, start)) {
             continue;
         }
         std::vector<retype_step> steps;
         for (size_t i = 1; i < chain.size(); ++i) {
-            if (can_create(s, with_types(sp, chain[i]))) {
+            if (session_can_create(s, session_with_types(sp, chain[i]))) {
                 steps.push_back({ chain[i], state_like(s, sp, chain[i]) });
                 continue;
             }
@@ -268,7 +256,7 @@ void kv_check_retype_generate(side & s) {
 
         // what a context with the same cells from the start answers
         const auto answers_as_restored = [&](const cell_types & types) {
-            session d(s, with_types(sp, types), name + ".restored");
+            session d(s, session_with_types(sp, types), name + ".restored");
             if (d.state_set(c.state_get()) == 0) {
                 throw check_failed("a context with " + to_string(types) + " cannot read the state: " + s.last_error);
             }
@@ -431,9 +419,9 @@ void kv_check_retype_basis(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
 
-        const auto exact = answers(s, with_types(sp, f16),     name + ".f16",  nothing);
-        const auto start = answers(s, sp,                      name + ".from", nothing);
-        const auto type  = answers(s, with_types(sp, step.to), name + ".to",   nothing);
+        const auto exact = answers(s, session_with_types(sp, f16),     name + ".f16",  nothing);
+        const auto start = answers(s, sp,                              name + ".from", nothing);
+        const auto type  = answers(s, session_with_types(sp, step.to), name + ".to",   nothing);
 
         const error from  = error_of(start, exact, s.n_vocab);
         const error to    = error_of(type,  exact, s.n_vocab);
@@ -444,7 +432,7 @@ void kv_check_retype_basis(side & s) {
 
         const auto error_with = [&](basis how) {
             size_t i = 0;
-            return error_of(answers(s, with_types(sp, step.to), name + ".converted", [&](session & c) {
+            return error_of(answers(s, session_with_types(sp, step.to), name + ".converted", [&](session & c) {
                 c.clear(true);
                 if (c.state_set(state_convert(saved[i++], step.like, step.to, how).data) == 0) {
                     throw check_failed("the converted state cannot be read: " + s.last_error);
@@ -481,12 +469,12 @@ void kv_check_retype_quality(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
 
-        const auto exact = answers(s, with_types(sp, f16), name + ".f16", nothing);
+        const auto exact = answers(s, session_with_types(sp, f16), name + ".f16", nothing);
         const auto error_from = [&](const session_params & sp, const char * what, const std::function<void(session &)> & f) {
             return error_of(answers(s, sp, name + what, f), exact, s.n_vocab);
         };
         const error from = error_from(sp, ".from", nothing);
-        const error to   = error_from(with_types(sp, step.to), ".to", nothing);
+        const error to   = error_from(session_with_types(sp, step.to), ".to", nothing);
         const error is   = error_from(sp, ".changed", [&](session & c) { retype(s, sp, c, step, name); });
 
         const error bound = { std::max(from.rms, to.rms), std::max(from.kl, to.kl) };

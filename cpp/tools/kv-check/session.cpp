@@ -56,6 +56,18 @@ llama_context_params session_context_params(const kv_check_params & params, cons
     return res;
 }
 
+session_params session_with_types(session_params sp, const cell_types & types) {
+    sp.types = types;
+    return sp;
+}
+
+bool session_can_create(const side & s, session_params sp) {
+    sp.dynamic = false;
+    llama_context * ctx = llama_init_from_model(s.model, session_context_params(s.params, sp));
+    llama_free(ctx);
+    return ctx != nullptr;
+}
+
 session::session(side & s, const session_params & sp, const std::string & name) : s(s), sp(sp), name(name) {
     ctx = llama_init_from_model(s.model, session_context_params(s.params, sp));
     if (ctx == nullptr) {

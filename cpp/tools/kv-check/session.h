@@ -62,6 +62,11 @@ void session_set_dynamic(llama_context_params & cparams, bool dynamic);
 
 llama_context_params session_context_params(const kv_check_params & params, const session_params & sp);
 
+session_params session_with_types(session_params sp, const cell_types & types);
+
+// whether a static context can be created so
+bool session_can_create(const side & s, session_params sp);
+
 // a context and how far each of its sequences is; every call writes its result into the side's trace
 class session {
   public:

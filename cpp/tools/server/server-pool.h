@@ -233,17 +233,11 @@ private:
             !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
     }
 
-    static int32_t n_computed(const server_slot & slot) {
-        const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id);
-
-        return std::min<int32_t>(slot.prompt.n_tokens(), pos_max + 1);
-    }
-
     // cells of the slot that its prompt goes on with, or frees
     int32_t n_kept(const server_slot & slot) const {
         const bool is_shared = self().params_base.kv_share_prefix && self().share_has(slot);
 
-        return is_shared ? std::min<int32_t>(slot.prompt.tokens.get_common_prefix(slot.task->tokens), n_computed(slot)) : n_computed(slot);
+        return is_shared ? std::min<int32_t>(slot.prompt.tokens.get_common_prefix(slot.task->tokens), impl_t::share_n_computed(slot)) : impl_t::share_n_computed(slot);
     }
 
     // is there a place for n cells more, with what the others' prompts still need and a few tokens ahead?
@@ -256,7 +250,7 @@ private:
         int64_t n_all = (int64_t) llama_get_memory_usage(self().ctx_tgt).n_cells_used + n;
         for (const auto & other : self().slots) {
             if (&other != &slot && is_running(other)) {
-                n_all += std::max(other.task->n_tokens(), other.prompt.n_tokens()) - n_computed(other);
+                n_all += std::max(other.task->n_tokens(), other.prompt.n_tokens()) - impl_t::share_n_computed(other);
             }
         }
 

@@ -119,6 +119,13 @@ protected:
         return false;
     }
 
+    // tokens of a slot that are in its cells: not those of the batch at hand, nor a draft
+    static int32_t share_n_computed(const server_slot & slot) {
+        const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id);
+
+        return std::min<int32_t>(slot.prompt.n_tokens(), pos_max + 1);
+    }
+
 private:
     static bool is_completion(const server_task & task) {
         return task.type == SERVER_TASK_TYPE_COMPLETION || task.type == SERVER_TASK_TYPE_INFILL;
@@ -147,16 +154,9 @@ private:
         return self().n_swa == 0 && self().ctx_tgt_seq_rm_type == COMMON_CONTEXT_SEQ_RM_TYPE_PART;
     }
 
-    // tokens of a slot that are in its cells: not those of the batch at hand, nor a draft
-    static int32_t n_computed(const server_slot & slot) {
-        const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id);
-
-        return std::min<int32_t>(slot.prompt.n_tokens(), pos_max + 1);
-    }
-
     // tokens of a task that are in the cells of a slot. of another one, only where they are what the task would compute
     static int32_t n_common(const server_slot & slot, const server_task & task, bool is_other) {
-        const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), n_computed(slot));
+        const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), share_n_computed(slot));
 
         return is_other ? std::min(n, slot.prompt.origin.n_exact) : n;
     }
