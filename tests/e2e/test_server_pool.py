@@ -103,14 +103,16 @@ def test_one_that_has_the_pool_for_itself_and_needs_more(real: Real, model: Path
 
 
 def test_a_client_that_leaves_while_its_request_is_paused(real: Real, model: Path, tmp_path: Path) -> None:
-    with serving(real, model, tmp_path / "log", *POOL, "-c", "1024") as server, ThreadPoolExecutor() as pool:
-        other = pool.submit(completion, server, prompt(1, 40), 900)
+    with serving(real, model, tmp_path / "log", *POOL, "-c", "2048") as server, ThreadPoolExecutor() as pool:
+        other = pool.submit(completion, server, prompt(1, 40), 1800)
         wait_for(server, "processing task")
-        body = {"prompt": prompt(9, 40), "n_predict": 900, "ignore_eos": True, "stream": True}
+        body = {"prompt": prompt(9, 1000), "n_predict": 900, "ignore_eos": True, "stream": True}
         with server.http.stream("POST", "/completion", json=body, headers={"Connection": "close"}) as answer:
             assert answer.status_code == 200
             wait_for(server, "paused, n_tokens")
-        all_finish([other.result()], 900)
+        wait_for(server, "cancel task")  # the server looks once a second who is still there
+        assert not other.done()
+        all_finish([other.result()], 1800)
         all_finish([completion(server, prompt(3, 40), N)])
         assert "resumed" not in server.log
 
