@@ -7,6 +7,8 @@
 //
 // What is counted is what is committed after a growth. While it runs, a layer can be there twice by copy.
 //
+// Something else, like weights that come and go, can take a part of the budget. The cells make room for it at once.
+//
 // When no cell of a context is in use, it goes back to the types that it started with, which costs nothing.
 
 #include "llama-kv-budget.h"
@@ -69,10 +71,14 @@ void llama_kv_dynamic::begin_account() {
     account();
 }
 
+bool llama_kv_dynamic::is_below(size_t n_bytes_caches) const {
+    return !budget || budget->n_bytes == 0 ||
+        budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_compute() <= budget->n_bytes;
+}
+
 bool llama_kv_dynamic::is_within(size_t n_bytes_caches) const {
     // what the compute buffers need for cells that are there is had, and the cells of another context are not had here
-    return !budget || budget->n_bytes == 0 || n_bytes_caches <= n_bytes_accounted_caches ||
-        budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_compute() <= budget->n_bytes;
+    return n_bytes_caches <= n_bytes_accounted_caches || is_below(n_bytes_caches);
 }
 
 bool llama_kv_dynamic::fits(bool ahead) const {
@@ -93,7 +99,7 @@ void llama_kv_dynamic::account() {
     n_bytes_accounted = n_bytes;
 }
 
-bool llama_kv_dynamic::step_down() {
+bool llama_kv_dynamic::step_down(bool is_full) {
     if (!budget || budget->hold || types().first == GGML_TYPE_COUNT) {
         return false;
     }
@@ -106,7 +112,9 @@ bool llama_kv_dynamic::step_down() {
         next.first  = llama_kv_type_is_smaller(type, next.first)  ? type : next.first;
         next.second = llama_kv_type_is_smaller(type, next.second) ? type : next.second;
 
-        if (next == types() || !is_within(n_bytes_next(false, next.first, next.second))) {
+        const size_t n_bytes = n_bytes_next(false, next.first, next.second);
+
+        if (next == types() || !(is_full ? is_below(n_bytes) : is_within(n_bytes))) {
             continue;
         }
 
@@ -144,6 +152,21 @@ void llama_kv_dynamic::step_up() {
     }
 }
 
+bool llama_kv_dynamic::follow_budget_of(llama_context & ctx) {
+    if (!ctx.memory || !ctx.kv_dynamic || !ctx.kv_dynamic->budget) {
+        return false;
+    }
+
+    auto & dyn = *ctx.kv_dynamic;
+
+    ctx.synchronize();
+
+    dyn.step_up();
+    dyn.begin_account();
+
+    return dyn.is_below(dyn.n_bytes_caches()) || (dyn.step_down(true) && dyn.is_below(dyn.n_bytes_caches()));
+}
+
 //
 // interface
 //
@@ -169,6 +192,33 @@ void llama_memory_budget_free(llama_memory_budget * budget) {
 
 void llama_memory_budget_hold(llama_memory_budget * budget, bool hold) {
     budget->hold = hold;
+}
+
+bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes, llama_context * ctx) {
+    auto & usage = budget->usage;
+
+    const size_t n_bytes_old = usage.other;
+
+    const auto set = [&](size_t n) {
+        usage.committed += n - usage.other;
+        usage.other      = n;
+    };
+
+    set(n_bytes);
+
+    const bool has_room = budget->n_bytes == 0 || usage.committed <= budget->n_bytes;
+
+    if (n_bytes > n_bytes_old && has_room) {
+        return true;
+    }
+
+    if ((ctx && llama_kv_dynamic::follow_budget_of(*ctx)) || n_bytes <= n_bytes_old) {
+        return true;
+    }
+
+    set(n_bytes_old);
+
+    return false;
 }
 
 llama_memory_budget_usage llama_memory_budget_get_usage(const llama_memory_budget * budget) {
