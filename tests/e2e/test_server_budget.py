@@ -236,14 +236,14 @@ def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
 def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
     """With its precision; a new conversation begins at the first rung when the projector is gone."""
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, seeing.server, prompt(0, 1420), 400, id_slot=0)
+        running = pool.submit(completion, seeing.server, prompt(0, 1420), 100, id_slot=0)
         while not seeing.server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"):
             assert not running.done()
         assert seeing.look() == ("f16", 0, 0)
         seeing.load()
         assert not running.done()
         assert seeing.look() == ("q8_0", 1, 0)
-        assert running.result()["tokens_predicted"] == 400
+        assert running.result()["tokens_predicted"] == 100
     seeing.unload()
     seeing.server.slot("erase", 0)
     seeing.ask(0, 1000)
