@@ -34,6 +34,7 @@ from kvtool.verify import (
     matrix,
     models,
     named,
+    parts,
     plan,
     runner,
     texts,
