@@ -95,9 +95,18 @@ extern "C" {
     // Let a batch fail (default: false) where the cells would take the next types, so that what nobody needs can be freed before
     LLAMA_API void llama_memory_budget_hold(struct llama_memory_budget * budget, bool hold);
 
+    // What something else takes of the budget from now on: weights that are loaded and freed beside the caches. To be called before
+    // they are loaded and after they are freed
+    // ctx: one of those that share the budget, or NULL. Its cells take the next types if that makes the room, and when there is
+    //      more room and none is in use they go back to the first ones
+    // Returns false if there is no room: nothing has changed
+    // Not thread-safe, as llama_decode()
+    LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
+
     struct llama_memory_budget_usage {
         size_t   n_bytes;   // as given
         size_t   committed; // bytes of them that are taken
+        size_t   other;     // of these: by llama_memory_budget_set_other()
         uint32_t n_down;    // times that a context has taken the next types
         uint32_t n_up;      // times that one has gone back to its first ones
     };

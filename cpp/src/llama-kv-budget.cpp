@@ -7,6 +7,8 @@
 //
 // What is counted is what is committed after a growth. While it runs, a layer can be there twice by copy.
 //
+// Something else, like weights that come and go, can take a part of the budget. The cells make room for it at once.
+//
 // When no cell of a context is in use, it goes back to the types that it started with, which costs nothing.
 
 #include "llama-kv-budget.h"
@@ -103,7 +105,7 @@ void llama_kv_dynamic::account() {
     n_bytes_accounted = n_bytes;
 }
 
-bool llama_kv_dynamic::step_down() {
+bool llama_kv_dynamic::step_down(bool is_full) {
     if (!budget || budget->hold || types().first == GGML_TYPE_COUNT) {
         return false;
     }
@@ -116,7 +118,9 @@ bool llama_kv_dynamic::step_down() {
         next.first  = llama_kv_type_is_smaller(type, next.first)  ? type : next.first;
         next.second = llama_kv_type_is_smaller(type, next.second) ? type : next.second;
 
-        if (next == types() || !is_within(n_bytes_next(false, next.first, next.second))) {
+        const size_t n_bytes = n_bytes_next(false, next.first, next.second);
+
+        if (next == types() || !(is_full ? n_bytes_above(n_bytes) == 0 : is_within(n_bytes))) {
             continue;
         }
 
@@ -159,6 +163,21 @@ void llama_kv_dynamic::step_up() {
     }
 }
 
+bool llama_kv_dynamic::follow_budget_of(llama_context & ctx) {
+    if (!ctx.memory || !ctx.kv_dynamic || !ctx.kv_dynamic->budget) {
+        return false;
+    }
+
+    auto & dyn = *ctx.kv_dynamic;
+
+    ctx.synchronize();
+
+    dyn.step_up();
+    dyn.begin_account();
+
+    return dyn.n_bytes_above(dyn.n_bytes_caches()) == 0 || (dyn.step_down(true) && dyn.n_bytes_above(dyn.n_bytes_caches()) == 0);
+}
+
 //
 // interface
 //
@@ -184,6 +203,33 @@ void llama_memory_budget_free(llama_memory_budget * budget) {
 
 void llama_memory_budget_hold(llama_memory_budget * budget, bool hold) {
     budget->hold = hold;
+}
+
+bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes, llama_context * ctx) {
+    auto & usage = budget->usage;
+
+    const size_t n_bytes_old = usage.other;
+
+    const auto set = [&](size_t n) {
+        usage.committed += n - usage.other;
+        usage.other      = n;
+    };
+
+    set(n_bytes);
+
+    const bool has_room = budget->n_bytes == 0 || usage.committed <= budget->n_bytes;
+
+    if (n_bytes > n_bytes_old && has_room) {
+        return true;
+    }
+
+    if ((ctx && llama_kv_dynamic::follow_budget_of(*ctx)) || n_bytes <= n_bytes_old) {
+        return true;
+    }
+
+    set(n_bytes_old);
+
+    return false;
 }
 
 llama_memory_budget_usage llama_memory_budget_get_usage(const llama_memory_budget * budget) {

@@ -131,6 +131,9 @@ public:
     // it has to outlive this
     void set_budget(llama_memory_budget * budget);
 
+    // something else takes more or less of the budget than before. false: it has no room, and nothing has changed
+    static bool follow_budget_of(llama_context & ctx);
+
     // f(converter), after which no graph that was built before runs again
     void convert(const std::function<void(class llama_kv_converter &)> & f);
 
@@ -204,7 +207,9 @@ private:
     void begin_account();                        // before a cache grows or shrinks
     void account();                              // tell the budget what is taken
 
-    bool step_down(); // take the next types with which they would fit. false: there are none
+    // take the next types with which they would fit. false: there are none
+    // is_full: what is there already is too much
+    bool step_down(bool is_full = false);
     void step_up();   // take the first types again, if no cell is in use
 
     // what llama_set_memory_type() returns for what can be known before it begins

@@ -25,13 +25,26 @@ from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import checks, conversation, devices, drafts, junit, matrix, models, named, plan, runner, texts
+from kvtool.verify import (
+    checks,
+    conversation,
+    devices,
+    drafts,
+    junit,
+    matrix,
+    models,
+    named,
+    parts,
+    plan,
+    runner,
+    texts,
+)
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
-_TEXTS = frozenset(("completion", "bench", "server"))
+_TEXTS = frozenset(("completion", "bench", "server", "parts"))
 _COMPARISONS = ("kv-check", "retype", *_TEXTS, "memory")  # what runs unless something is chosen
 
 
@@ -230,6 +243,8 @@ class Verification:
             return texts.completion(check, self.program("llama-completion"), work)
         if check.kind == "bench":
             return texts.bench(check, self.program("llama-bench"))
+        if check.kind == "parts":
+            return parts.parts(check, self.program("llama-server"), work)
         script = conversation.QUICK_SCRIPT if self.options.quick else conversation.FULL_SCRIPT
         return conversation.serve(check, self.program("llama-server"), work, script, on_run)
 

@@ -7,6 +7,7 @@ A Check is one comparison of a static with a dynamic cache; a Finding is what ca
 - completion: llama-completion's text on a model that speaks, with and without --kv-dynamic
 - bench: llama-bench, which parses its arguments itself, measures with and without it
 - server: llama-server's answers to a script of requests, likewise
+- parts: llama-server's answers while its projector and its draft model come and go
 - memory: what a context of Qwen3.5-27B's cache geometry takes right after its creation
 - unit: a C++ unit test of cpp/tests (`--patch` only; otherwise ctest runs them)
 - preset: CMake reads the tree's presets, and the one for Metal is among them (`--patch` only)
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 from kvtool.result import CheckOutcome, last_document
 
-Kind = Literal["kv-check", "retype", "completion", "bench", "server", "memory", "unit", "preset"]
+Kind = Literal["kv-check", "retype", "completion", "bench", "server", "parts", "memory", "unit", "preset"]
 
 # kv-check's own words, and those for a kv-check that has none to say.
 PASSING = ("same", "same-not-grown")

@@ -47,6 +47,7 @@ _PROGRAMS = {
     "completion": ("test-llama-archs", "llama-completion"),
     "bench": ("test-llama-archs", "llama-bench"),
     "server": ("test-llama-archs", "llama-server"),
+    "parts": ("test-llama-archs", "llama-server"),
 }
 
 

@@ -77,6 +77,7 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
     if plain := speakers.get("llama-dense"):
         planned.append(Check("completion/llama-dense/environment", "completion", plain, by_env=True))
         planned.append(Check("bench/llama-dense", "bench", plain))
+        planned.append(Check("server/llama-dense/parts", "parts", plain))
     if not quick:
         q8_0 = ("-ctk", "q8_0", "-ctv", "q8_0")
         planned += [

@@ -1,93 +1,17 @@
-"""An image projector with random weights for a model of any width, and questions for it; upstream's generator of toys
-writes none.
-
-It is of LLaVA's kind, the plainest that mtmd has: a vision transformer, then two matrices. An image becomes 16 tokens.
-The matrices are wide, so that the file is larger (20 MiB for a width of 256) than what a measurement of memory misses.
-"""
+"""Requests with images, and their answers."""
 
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from kvtool.verify.models import fingerprint, finish, random_weight, read, written
+from kvtool.verify.projector import image
 from kvtool.verify.server import LlamaServer
 from tests.e2e.servers import refusal
 
 MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
-
-_EMBD, _HEADS, _FFN, _LAYERS, _IMAGE, _PATCH, _HIDDEN = 64, 4, 96, 2, 32, 8, 16384
-
-
-def projector(model: Path, work: Path, width: int = 0) -> Path:
-    """The projector for this model, or for one of another width; written once.
-
-    Raises VerifyError when the model cannot be read.
-    """
-    if not width:
-        fields = read(model).fields
-        width = int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
-    out = work / f"projector-{width}-{fingerprint([Path(__file__)])}.gguf"
-    if not out.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        written(out, lambda path: _write(path, width))
-    return out
-
-
-def _write(out: Path, width: int) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(out, "clip")
-    writer.add_name("random weights, LLaVA's kind")
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "mlp")
-    writer.add_bool("clip.use_gelu", True)
-    vision = {"embedding_length": _EMBD, "feed_forward_length": _FFN, "block_count": _LAYERS}
-    vision |= {"projection_dim": width, "attention.head_count": _HEADS, "image_size": _IMAGE, "patch_size": _PATCH}
-    for name, number in vision.items():
-        writer.add_uint32(f"clip.vision.{name}", number)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    for name in ("image_mean", "image_std"):
-        writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
-    for name, shape in _shapes(width).items():
-        writer.add_tensor(name, random_weight(name, shape))
-    finish(writer)
-
-
-def _shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """The tensors, rows first."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "v.patch_embd.weight": (_EMBD, 3, _PATCH, _PATCH),
-        "v.position_embd.weight": ((_IMAGE // _PATCH) ** 2, _EMBD),
-        "mm.0.weight": (_HIDDEN, _EMBD),
-        "mm.0.bias": (_HIDDEN,),
-        "mm.2.weight": (width, _HIDDEN),
-        "mm.2.bias": (width,),
-    }
-    for il in range(_LAYERS):
-        layer = {"ln1": (_EMBD,), "ln2": (_EMBD,), "ffn_up": (_FFN, _EMBD), "ffn_down": (_EMBD, _FFN)}
-        layer |= {f"attn_{name}": (_EMBD, _EMBD) for name in ("q", "k", "v", "out")}
-        shapes |= {f"v.blk.{il}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes
-
-
-def image(seed: int, size: int = _IMAGE) -> bytes:
-    """A PNG of random pixels."""
-    import numpy as np
-
-    pixels = np.random.default_rng(seed).integers(0, 256, (size, 3 * size), dtype=np.uint8)
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def looking(*seeds: int, before: str = "", after: str = " what is it?") -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from kvtool import process
 from kvtool.verify import models
-from kvtool.verify.server import LlamaServer, llama_server
+from kvtool.verify.server import START_SECONDS, LlamaServer, free_port, llama_server
 from tests.e2e.conftest import SANITIZED, Real
 
 memory_is_plain = pytest.mark.skipif(
@@ -39,6 +40,16 @@ def speaking(real: Real, model: Path) -> Path:
 @contextlib.contextmanager
 def serving(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
     with llama_server(real.bin / "llama-server", model, ("-t", "1", *map(str, args)), log) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def routing(real: Real, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
+    """A server without a model of its own."""
+    port = free_port()
+    argv = [real.bin / "llama-server", "--host", "127.0.0.1", "--port", str(port), "-t", "1", *args]
+    with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
+        server.wait_ready(START_SECONDS)
         yield server
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvtool.errors import VerifyError
 from kvtool.verify import models
+from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, refusal, serving, spoken
+from tests.e2e.servers import completion, part, refusal, serving, spoken
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 
@@ -170,16 +173,119 @@ def test_a_plain_limit(real: Real, talking: Path, tmp_path: Path) -> None:
         assert watched.ask(1, 500)["tokens_predicted"] == 8
 
 
+def weights(model: Path) -> int:
+    """MiB of them, rounded up; the file has a vocabulary besides."""
+    from kvtool.verify.models import read
+
+    return -(-sum(int(tensor.n_bytes) for tensor in read(model).tensors) // MIB)
+
+
 def test_a_draft_counts(real: Real, model: Path, tmp_path: Path) -> None:
     draft = ("-md", model, "--spec-type", "draft-simple", "-np", "1")
-    with within(real, model, tmp_path, 3, *LADDER, *draft) as watched:
+    loaded = weights(model)
+    with within(real, model, tmp_path, 3 + loaded, *LADDER, *draft) as watched:
         for words in (300, 600, 1200):  # 2 KiB a cell in each of the two
             watched.ask(0, words)
         assert watched.look()[1] > 0
+        assert 0 <= loaded * MIB - props(watched.server)["kv_budget"]["loaded_bytes"] < MIB
         watched.server.post("/speculative", {"action": "unload"})
         freed = watched.taken
         watched.look()
-        assert props(watched.server)["kv_budget"]["committed_bytes"] < freed
+        said = props(watched.server)["kv_budget"]
+        assert said["committed_bytes"] < freed - (loaded - 1) * MIB
+        assert said["loaded_bytes"] == 0
+
+
+# --- with what comes and goes --------------------------------------------------------------------------------------
+
+
+class Seeing(Watched):
+    """A server whose projector comes and goes."""
+
+    def load(self) -> int:
+        part(self.server, "mmproj", "load")
+        loaded = int(props(self.server)["kv_budget"]["loaded_bytes"])
+        assert loaded == self.server.http.get("/mmproj").json()["planned_bytes"] > 8 * MIB
+        self.look()
+        return loaded
+
+    def unload(self) -> None:
+        part(self.server, "mmproj", "unload")
+        assert props(self.server)["kv_budget"]["loaded_bytes"] == 0
+
+
+@pytest.fixture
+def seeing(real: Real, talking: Path, tmp_path: Path) -> Iterator[Seeing]:
+    sight = projector(talking, real.tree / "build" / "verify")
+    args = (*LADDER, "--kv-unified", "--mmproj", sight, "--mmproj-lazy")
+    with within(real, talking, tmp_path, 96, *args) as watched:
+        yield Seeing(watched.server, watched.mib)
+
+
+def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
+    seeing.ask(1, 800)
+    seeing.ask(0, 600)
+    assert "purging" not in seeing.server.log
+    seeing.load()
+    assert seeing.look() == ("f16", 0, 0)
+    assert "purging slot 0" in seeing.server.log
+    assert seeing.ask(1, 800)["timings"]["cache_n"] > 700
+    seeing.unload()
+
+
+def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
+    """With its precision; a new conversation begins at the first rung when the projector is gone."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(completion, seeing.server, prompt(0, 1420), 100, id_slot=0)
+        while not seeing.server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"):
+            assert not running.done()
+        assert seeing.look() == ("f16", 0, 0)
+        seeing.load()
+        assert not running.done()
+        assert seeing.look() == ("q8_0", 1, 0)
+        assert running.result()["tokens_predicted"] == 100
+    seeing.unload()
+    seeing.server.slot("erase", 0)
+    seeing.ask(0, 1000)
+    assert seeing.look() == ("f16", 1, 1)
+
+
+def test_a_projector_for_which_there_is_no_room(real: Real, talking: Path, tmp_path: Path) -> None:
+    work = real.tree / "build" / "verify"
+    large = projector(talking, work, width=1024)  # 68 MiB; another model's, which nobody gets to see
+    with within(real, talking, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
+        watched.ask(0, 100)
+        for _ in range(2):
+            code, kind, message = refusal(watched.server.http.post("/mmproj", json={"action": "load"}))
+            assert (code, kind) == (503, "out_of_memory_error")
+            assert "the budget has no room for the multimodal projector" in message
+        assert watched.ask(0, 100)["timings"]["cache_n"] > 90
+        assert watched.look() == ("f16", 0, 0)
+        assert props(watched.server)["kv_budget"]["loaded_bytes"] == 0
+    with (
+        pytest.raises(VerifyError) as failed,
+        within(real, talking, tmp_path, 34, "--mmproj", projector(talking, work)),
+    ):
+        pass
+    assert "the budget has no room for the multimodal projector" in failed.value.output
+
+
+def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path, tmp_path: Path) -> None:
+    sight = projector(model, real.tree / "build" / "verify")
+    parts = ("--mmproj", sight, "--mmproj-lazy", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
+    with within(real, model, tmp_path, weights(model) + 12, "-np", "1", *parts) as watched:
+        http = watched.server.http
+        first = watched.ask(0, 100)
+        assert "draft_n" in first["timings"]
+        part(watched.server, "mmproj", "load")
+        watched.look()
+        assert http.get("/speculative").json()["state"] == "unloaded"
+        second = watched.ask(0, 100)  # a draft takes only what is free
+        assert (second["content"], "draft_n" in second["timings"]) == (first["content"], False)
+        assert http.get("/mmproj").json()["state"] == "loaded"
+        part(watched.server, "mmproj", "unload")
+        part(watched.server, "speculative", "load")
+        assert "draft_n" in watched.ask(0, 100)["timings"]
 
 
 @pytest.mark.parametrize(

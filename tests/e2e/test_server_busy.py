@@ -19,10 +19,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import SANITIZED, Real
-from tests.e2e.projector import MARKER, is_unloaded, projector, see
+from tests.e2e.projector import MARKER, is_unloaded, see
 from tests.e2e.servers import completion, part, refusal, serving, spoken
 
 pytestmark = pytest.mark.timeout(3600 if SANITIZED else 300)

@@ -6,11 +6,10 @@ were converted where they lay, and from those that were saved before and are con
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from kvtool import process
 from kvtool.verify import drafts
-from kvtool.verify.server import START_SECONDS, LlamaServer, free_port
+from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, events, memory_is_plain, refusal, serving, short_of_addresses, spoken
+from tests.e2e.servers import completion, events, memory_is_plain, refusal, routing, serving, short_of_addresses, spoken
 
 ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0", "--no-warmup")
 SELF_DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
@@ -226,16 +224,6 @@ def test_an_mtp_layer(real: Real, tmp_path: Path) -> None:
         answer = completion(server, TEXT + " river", 50)
         assert answer["tokens_predicted"] == 50
         assert answer["timings"]["draft_n"] > 0
-
-
-@contextlib.contextmanager
-def routing(real: Real, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
-    """A server without a model of its own."""
-    port = free_port()
-    argv = [real.bin / "llama-server", "--host", "127.0.0.1", "--port", str(port), "-t", "1", *args]
-    with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
-        server.wait_ready(START_SECONDS)
-        yield server
 
 
 def test_a_router_passes_it_on(real: Real, model: Path, tmp_path: Path) -> None:

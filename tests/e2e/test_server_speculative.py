@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from kvtool.verify import models
+from kvtool.verify import drafts, models
+from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import projector
 from tests.e2e.servers import completion, memory_is_plain, part, refusal, serving, short_of_addresses, spoken
 
 MIB = 1024 * 1024
@@ -247,6 +248,142 @@ def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
         assert (answer["content"], accepted(answer)) == (expected, 1)
 
 
+# --- on demand -----------------------------------------------------------------------------------------------------
+
+
+def until(server: LlamaServer, name: str) -> None:
+    """The draft is in this state."""
+    while state(server) != name:
+        time.sleep(0.05)
+
+
+def test_the_first_text_loads_it(real: Real, model: Path, tmp_path: Path) -> None:
+    text = prompt(1, 100)
+    with serving(real, model, tmp_path / "log", *ONE) as server:
+        expected = completion(server, text, 40)["content"]
+    with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy-auto", "1") as server:
+        assert json.loads(server.get("/props"))["speculative"] == "unloaded"
+        completion(server, text, 0)
+        assert state(server) == "unloaded"  # that one has no use for it
+        for _ in range(2):
+            answer = completion(server, text, 40)
+            assert (answer["content"], accepted(answer)) == (expected, 1)
+            assert json.loads(server.get("/health")) == {"status": "ok", "speculative": "loaded"}
+            until(server, "unloaded")
+
+
+def test_it_stays_while_it_is_used(real: Real, model: Path, tmp_path: Path) -> None:
+    with (
+        drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy-auto", "1") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        running = pool.submit(completion, server, prompt(1, 100), 2500)
+        until(server, "loaded")
+        begin = time.monotonic()
+        while not running.done():
+            assert state(server) == "loaded" or running.done()
+        assert time.monotonic() - begin > 1, "too short to tell"
+        check_drafts(running.result(), loaded=True)
+
+
+def test_a_text_does_without_what_cannot_be_loaded(lazy_auto: Lazy) -> None:
+    server, text = lazy_auto.server, prompt(1, 50)
+    lazy_auto.file.unlink()
+    assert accepted(completion(server, text, 20)) is None
+    assert "no drafts for now: failed to load" in server.log
+    lazy_auto.file.write_bytes(lazy_auto.whole)
+    assert accepted(completion(server, text, 20)) is None  # not tried with each request
+    act(server, "load")
+    assert accepted(completion(server, text, 20)) == 1
+
+
+@pytest.fixture
+def lazy_auto(real: Real, model: Path, tmp_path: Path) -> Iterator[Lazy]:
+    file = tmp_path / "draft.gguf"
+    file.write_bytes(model.read_bytes())
+    with serving(real, model, tmp_path / "log", *ONE, "-md", file, *DRAFT, "--draft-lazy-auto", "60") as server:
+        yield Lazy(server, file)
+
+
+def test_it_does_not_come_back_with_a_server_that_wakes(real: Real, model: Path, tmp_path: Path) -> None:
+    args = (*ONE, "--sleep-idle-seconds", "1")
+    with drafting(real, model, tmp_path / "log", *args, "--draft-lazy-auto", "0") as server:
+        expected = completion(server, "Once", 20)["content"]
+        until(server, "unloaded")
+        assert json.loads(server.get("/props"))["is_sleeping"]
+        assert completion(server, "Once", 20)["content"] == expected
+        assert state(server) == "loaded"
+    with drafting(real, model, tmp_path / "log", *args) as server:
+        until(server, "sleeping")
+        assert accepted(completion(server, "Once", 20)) == 1
+        assert state(server) == "loaded"
+
+
+# --- MTP layers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layered(real: Real) -> Path:
+    """A model with an MTP layer."""
+    return drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
+
+
+MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4")
+
+
+def test_mtp_layers_go_and_come(real: Real, layered: Path, tmp_path: Path) -> None:
+    """In the middle of a text, between prompts that come back from the cache, and with checkpoints."""
+    texts = [prompt(seed, 200) for seed in (1, 2)]
+    args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
+
+    def talk(server: LlamaServer, *, actions: bool) -> list[str]:
+        out = []
+        for number in range(8):
+            if actions:
+                act(server, "load" if number % 2 else "unload")
+            for more, n in ((" and" * (number // 2), 24), (" the", 12)):
+                answer = completion(server, texts[number % 2] + more, n)
+                out.append(answer["content"])
+                assert not actions or (accepted(answer) is not None) == (number % 2 == 1)
+        return out
+
+    with serving(real, layered, tmp_path / "log", *args) as server:
+        expected = talk(server, actions=False)
+        whole = completion(server, texts[0], 400)["content"]
+    with serving(real, layered, tmp_path / "log", *args, *MTP) as server:
+        assert talk(server, actions=True) == expected
+        running = unloading(server, texts[0], 400)
+        assert running["content"] == whole
+        assert accepted(running) is not None
+
+
+@memory_is_plain
+def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_path: Path) -> None:
+    args = ("-c", "32768", "-np", "1", "--cache-ram", "0", *MTP)
+    with serving(real, layered, tmp_path / "log", *args, "--draft-lazy") as server:
+
+        def use() -> int:
+            taken: int = act(server, "load")["taken"]["resident_bytes"]
+            assert accepted(completion(server, prompt(1, 300), 50, cache_prompt=False)) is not None
+            return taken
+
+        completion(server, prompt(1, 300), 50, cache_prompt=False)
+        use()
+        act(server, "unload")
+        before = server.resident()
+        for _ in range(5):
+            use()
+            assert act(server, "unload")["freed"]["resident_bytes"] > MIB
+            assert server.resident() < before + MIB
+
+
+def test_an_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> None:
+    with serving(real, layered, tmp_path / "log", *ONE, *MTP, "--draft-lazy-auto", "1") as server:
+        assert state(server) == "unloaded"
+        assert accepted(completion(server, prompt(1, 50), 50)) is not None
+        until(server, "unloaded")
+
+
 def test_what_clients_are_told(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ONE) as server:
         for answer in (server.http.get("/speculative"), server.http.post("/speculative", json={"action": "load"})):
@@ -254,6 +391,8 @@ def test_what_clients_are_told(real: Real, model: Path, tmp_path: Path) -> None:
             assert (code, kind) == (501, "not_supported_error")
             assert "--model-draft" in message
     with drafting(real, model, tmp_path / "log", *ONE) as server:
+        assert "speculative" not in json.loads(server.get("/props"))
+        assert json.loads(server.get("/health")) == {"status": "ok"}
         assert act(server, "load")["taken"]["resident_bytes"] == 0
         act(server, "unload")
         assert act(server, "unload")["freed"]["resident_bytes"] == 0

@@ -154,6 +154,7 @@ def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, caps
         "completion/qwen35-dense",
         "completion/llama-dense/environment",
         "bench/llama-dense",
+        "server/llama-dense/parts",
         "server/llama-dense/single",
         "server/llama-dense/batched",
         "server/qwen35-dense/single",

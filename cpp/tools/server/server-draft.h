@@ -1,17 +1,22 @@
 #pragma once
 
-// The draft model of a server, loaded and freed while it runs: GET and POST /speculative.
+// The draft of a server, loaded and freed while it runs: GET and POST /speculative.
 //
 // A part of server_context_impl (impl_t), included there once the slots are defined. No request waits for a draft: without one,
 // each goes on a token at a time. What the caches hold of a draft goes with it; a slot whose prompt the next one has not seen
 // lets it catch up (server_short::draft_catch_up()).
 //
-// For models that draft from tokens alone (draft-simple). The other kinds read states of the target that are gone by then, or
-// are a part of its file.
+// For models that draft from tokens alone (draft-simple), and for MTP layers (draft-mtp): these are part of the target's file as
+// a rule, then what goes is their context. They read states of the target, which are gone by then: one that comes into a
+// conversation starts with its next tokens. The other kinds keep more such states.
+//
+// On demand (--draft-lazy-auto) a request that can use a draft has it loaded when it is launched, and goes on without if that fails.
 
 #include "server-bytes.h"
 #include "server-call.h"
 #include "server-part.h"
+
+#include "../../src/llama-ext.h" // staging API: llama_set_embeddings_nextn
 
 #include "common.h"
 #include "llama.h"
@@ -33,7 +38,20 @@ public:
         if (state == STATE_NONE) {
             throw server_refusal(ERROR_TYPE_NOT_SUPPORTED, no_draft);
         }
-        return {{ "state", names[state] }};
+
+        json res = {{ "state", get_name() }};
+        if (lazy.is_auto()) {
+            res["auto_seconds"] = lazy.get_n_seconds();
+        }
+
+        return res;
+    }
+
+    // for /health and /props. nothing on a server that has it all the time, as upstream's
+    void draft_add_state(json & res) const {
+        if (is_shown) {
+            res["speculative"] = get_name();
+        }
     }
 
     // HTTP thread
@@ -52,21 +70,83 @@ public:
 
 protected:
     // load_model(): is there a draft to load now?
-    bool draft_init(bool has_draft) {
-        if (!has_draft) {
+    bool draft_init() {
+        const auto & params = self().params_base;
+
+        if (!params.speculative.has_dft() && !has_type(COMMON_SPECULATIVE_TYPE_DRAFT_MTP)) {
             return false;
         }
 
-        auto & params = self().params_base;
         if (state == STATE_NONE) {
-            can_unload = is_simple(params.speculative);
-            if (params.draft_lazy && !can_unload) {
-                SRV_WRN("%s\n", "--draft-lazy is for a model that drafts from tokens alone (draft-simple), it will be disabled");
+            kind = find_kind();
+            lazy = { params.draft_lazy, params.draft_lazy_auto };
+            if (lazy.is_lazy() && kind == KIND_OTHER) {
+                SRV_WRN("%s\n", "--draft-lazy and --draft-lazy-auto are for draft-simple and draft-mtp, they will be disabled");
+                lazy = {};
             }
-            state = params.draft_lazy && can_unload ? STATE_UNLOADED : STATE_LOADED;
+            state    = lazy.is_lazy() ? STATE_UNLOADED : STATE_LOADED;
+            is_shown = lazy.is_lazy();
         }
+        is_asleep = false;
 
         return state == STATE_LOADED;
+    }
+
+    // the models are about to be freed
+    void draft_sleep() {
+        is_asleep = true;
+        if (state == STATE_LOADED && lazy.is_auto()) {
+            state = STATE_UNLOADED;
+        }
+        self().params_base.speculative.draft.ctx_tgt = nullptr;
+        self().params_base.speculative.draft.ctx_dft = nullptr;
+    }
+
+    // a request is about to be launched
+    void draft_want(const server_task & task) {
+        if (state != STATE_UNLOADED || !lazy.may_load() || !can_use(task)) {
+            return;
+        }
+        is_wanted_only = true;
+        try {
+            load();
+        } catch (const std::exception & e) {
+            SRV_WRN("no drafts for now: %s\n", e.what());
+            lazy.failed();
+        }
+        is_wanted_only = false;
+    }
+
+    // main loop. the memory is needed for something else: one that came on demand goes, and comes again. returns false without one
+    bool draft_make_room() {
+        return state == STATE_LOADED && lazy.is_auto() && !unload().is_null();
+    }
+
+    // may it be loaded at the cost of others? not if nobody has asked for it by name
+    bool draft_may_take_others() const {
+        return !is_wanted_only;
+    }
+
+    // load_model(). what its weights take from now on is told before they are loaded, and after they are freed. may throw
+    // server_refusal
+    void draft_set_on_bytes(std::function<void(size_t)> func) {
+        on_bytes = std::move(func);
+        on_bytes(self().model_dft ? n_bytes_file() : 0);
+    }
+
+    // main loop, now and then: one that was loaded on demand goes when nobody needs it any more
+    void draft_unload_unused() {
+        if (state != STATE_LOADED || !lazy.is_auto()) {
+            return;
+        }
+
+        const auto & slots = self().slots;
+        if (std::any_of(slots.begin(), slots.end(), [](const server_slot & slot) { return slot.is_processing() && can_use(*slot.task); })) {
+            lazy.used();
+        }
+        if (lazy.is_unused() && !unload().is_null()) {
+            SRV_INF("the draft was not used for %d s, unloaded\n", lazy.get_n_seconds());
+        }
     }
 
     // what is left to draft with
@@ -78,21 +158,23 @@ protected:
         }
 
         auto rest = params;
-        rest.types.erase(std::remove(rest.types.begin(), rest.types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE), rest.types.end());
+        rest.types.erase(std::remove_if(rest.types.begin(), rest.types.end(), [](common_speculative_type type) {
+            return type == COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE || type == COMMON_SPECULATIVE_TYPE_DRAFT_MTP;
+        }), rest.types.end());
 
         return common_speculative_init(rest, self().params_base.n_parallel);
     }
 
     // a checkpoint was made: without what a draft that lacks tokens knows
     void draft_saved(const server_slot & slot, common_prompt_checkpoint & ckpt) {
-        if (!can_unload || slot.prompt.n_draft_retry == -1) {
+        if (kind != KIND_SIMPLE || slot.prompt.n_draft_retry == -1) {
             ckpt.update_dft(slot.ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
         }
     }
 
     // a checkpoint was restored: one of such a time, or of one without a draft, has nothing for it
     void draft_restored(server_slot & slot, const common_prompt_checkpoint & ckpt) {
-        if (slot.ctx_dft && can_unload && ckpt.data_dft.empty()) {
+        if (slot.ctx_dft && kind != KIND_OTHER && ckpt.data_dft.empty()) {
             llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, -1, -1);
             slot.prompt.n_draft_retry = 0;
         }
@@ -107,16 +189,41 @@ private:
 
     static constexpr const char * names[] = { "none", "unloaded", "loaded" };
 
-    static constexpr const char * no_draft = "This server has no draft model. Start it with `--model-draft`";
+    static constexpr const char * no_draft = "This server has no draft. Start it with `--model-draft`, or a model that has MTP layers with `--spec-type draft-mtp`";
 
-    static bool is_simple(const common_params_speculative & params) {
-        const auto is = [&](common_speculative_type type) {
-            return std::find(params.types.begin(), params.types.end(), type) != params.types.end();
-        };
+    enum kind_t {
+        KIND_OTHER,
+        KIND_SIMPLE,
+        KIND_MTP,
+    };
 
-        return is(COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) && !is(COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3) &&
-            !is(COMMON_SPECULATIVE_TYPE_DRAFT_MTP) && !is(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH) &&
-            !is(COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK) && !params.has_synth();
+    bool has_type(common_speculative_type type) const {
+        const auto & types = self().params_base.speculative.types;
+
+        return std::find(types.begin(), types.end(), type) != types.end();
+    }
+
+    kind_t find_kind() const {
+        const bool is_simple = has_type(COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE);
+        const bool is_mtp    = has_type(COMMON_SPECULATIVE_TYPE_DRAFT_MTP);
+        const bool is_other  = has_type(COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3) ||
+                               has_type(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH) ||
+                               has_type(COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK);
+
+        if (is_simple == is_mtp || is_other || self().params_base.speculative.has_synth()) {
+            return KIND_OTHER;
+        }
+
+        return is_simple ? KIND_SIMPLE : KIND_MTP;
+    }
+
+    // does it generate text, and may that be drafted? not after an image
+    static bool can_use(const server_task & task) {
+        return task.need_sampling() && task.params.n_predict != 0 && !task.tokens.has_media();
+    }
+
+    const char * get_name() const {
+        return is_asleep && state == STATE_LOADED ? "sleeping" : names[state];
     }
 
     // main loop, all of the following but unload_until()
@@ -125,9 +232,9 @@ private:
         if (state == STATE_NONE) {
             throw server_refusal(ERROR_TYPE_NOT_SUPPORTED, no_draft);
         }
-        if (!can_unload) {
+        if (kind == KIND_OTHER) {
             throw server_refusal(ERROR_TYPE_NOT_SUPPORTED,
-                    "A draft of this kind cannot be loaded and unloaded: it reads states of the target. Only draft-simple can");
+                    "A draft of this kind cannot be loaded and unloaded: it keeps states of the target. Only draft-simple and draft-mtp can");
         }
     }
 
@@ -137,6 +244,8 @@ private:
         if (state == STATE_LOADED) {
             return server_part_done(names[state], "taken", {}, {});
         }
+
+        is_shown = true;
 
         const auto before = server_bytes::measure(devices());
 
@@ -150,6 +259,7 @@ private:
         }
         self().ctx_dft_seq_rm_type = common_context_can_seq_rm(self().ctx_dft);
         attach();
+        lazy.used();
 
         return server_part_done(names[state], "taken", server_bytes::measure(devices()), before);
     }
@@ -166,6 +276,8 @@ private:
                 return nullptr;
             }
         }
+
+        is_shown = true;
 
         const auto before = server_bytes::measure(devices());
 
@@ -195,7 +307,9 @@ private:
 
     // the model and its context. throws server_refusal, and has none then
     void open() {
-        const server_gguf file(path());
+        const size_t n_bytes = n_bytes_file();
+
+        on_bytes(n_bytes);
 
         auto params = common_base_params_to_speculative(self().params_base);
         params.load_progress_callback           = nullptr; // it is of the start
@@ -207,16 +321,26 @@ private:
         });
 
         if (!init->context()) {
-            const bool has_model = init->model() != nullptr;
+            const bool has_model = !has_file() || init->model();
             init.reset();
+            on_bytes(0);
             if (!has_model) {
-                server_check_memory("draft model", {{ devices().empty() ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) : devices()[0], file.n_bytes_data }});
+                server_check_memory("draft model", {{ devices().empty() ? ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) : devices()[0], n_bytes }});
                 server_refuse_file(path(), "not a model that this server knows, see its log");
             }
             throw server_refusal(ERROR_TYPE_OUT_OF_MEMORY, "not enough memory for the context of the draft model");
         }
 
         set(init->model(), init->context());
+    }
+
+    bool has_file() const {
+        return self().params_base.speculative.has_dft();
+    }
+
+    // throws server_refusal
+    size_t n_bytes_file() const {
+        return has_file() ? server_gguf(path()).n_bytes_data : 0;
     }
 
     void close() {
@@ -228,6 +352,10 @@ private:
         self().spec.reset(draft_new());
         attach();
         self().spec_init.reset();
+        if (kind == KIND_MTP) {
+            llama_set_embeddings_nextn(self().ctx_tgt, false, false);
+        }
+        on_bytes(0);
 
         self().memory.update(self().ctx_tgt, self().ctx_dft); // what it has given back
     }
@@ -290,9 +418,15 @@ private:
         return res;
     }
 
-    std::atomic<state_t> state { STATE_NONE };
+    std::atomic<state_t> state     { STATE_NONE };
+    std::atomic<bool>    is_asleep { false };
+    std::atomic<bool>    is_shown  { false }; // it comes and goes
 
-    bool can_unload = false;
+    std::function<void(size_t)> on_bytes = [](size_t) {};
+
+    kind_t      kind = KIND_OTHER;
+    server_lazy lazy = {};
+    bool        is_wanted_only = false; // by a request that can do without
 
     impl_t & self() {
         return static_cast<impl_t &>(*this);

@@ -4,28 +4,33 @@
 
 #include "mtmd.h"
 
+#include <functional>
 #include <memory>
 #include <utility>
 
 class server_mctx_ref {
 public:
+    using find_t = std::function<std::shared_ptr<mtmd_context>()>;
+
     server_mctx_ref() = default;
-    server_mctx_ref(std::shared_ptr<mtmd_context> ctx, void (* refuse)()) : ctx(std::move(ctx)), refuse(refuse) {}
+
+    // find: how to get it if ctx is null, throws why not; null on a server that never has one
+    server_mctx_ref(std::shared_ptr<mtmd_context> ctx, find_t find) : ctx(std::move(ctx)), find(std::move(find)) {}
 
     explicit operator bool() const { return ctx != nullptr; }
 
     // null if there is none
     mtmd_context * get() const { return ctx.get(); }
 
-    // throws if there is a projector that is not there at the moment
+    // for a request that has media: if the projector is not there at the moment, it is after this, or this throws
     void check() const {
-        if (refuse) {
-            refuse();
+        if (!ctx && find) {
+            ctx = find();
         }
     }
 
 private:
-    std::shared_ptr<mtmd_context> ctx;
+    mutable std::shared_ptr<mtmd_context> ctx;
 
-    void (* refuse)() = nullptr; // throws why
+    find_t find;
 };

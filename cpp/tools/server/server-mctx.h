@@ -6,6 +6,9 @@
 // last media of its prompt are in the cache. It is freed when no one has one; loaded and freed by the main loop, like all that
 // computes. Text goes on: without a projector it is tokenized as by a server that has none, to the same tokens.
 //
+// On demand (--mmproj-lazy-auto) a request with media that finds none has it loaded: an HTTP thread waits for the main loop, the
+// main loop itself loads it when it launches a task that has waited for so long that it is gone again.
+//
 // What is in the caches was computed with it, and the server knows it from its file at the start (kinds of media, size of an
 // image). So a file with another header than at the start is refused, and nothing else has to be asked again.
 //
@@ -35,12 +38,12 @@ public:
     explicit operator bool() const { return exists; }
 
     // load_model(), also when the server wakes: returns false if it cannot be loaded
-    // lazy: later. usage: what mtmd_get_memory_usage() says of it
+    // usage: what mtmd_get_memory_usage() says of it
     bool init(
             const std::string & path_new, const llama_model * model_new, const mtmd_context_params & params_new,
-            const mtmd_memory_usage & usage_new, bool lazy) {
+            const mtmd_memory_usage & usage_new, const server_lazy & lazy_new, server_queue & queue_tasks_new, server_response & queue_results_new) {
         const bool is_first = !exists;
-        const bool load_now = is_first ? !lazy : get_state() != STATE_UNLOADED;
+        const bool load_now = is_first ? !lazy_new.is_lazy() : get_state() != STATE_UNLOADED;
 
         std::shared_ptr<mtmd_context> ctx_new;
         if (load_now) {
@@ -57,19 +60,29 @@ public:
         usage  = usage_new;
         params = params_new;
 
+        queue_tasks   = &queue_tasks_new;
+        queue_results = &queue_results_new;
+        if (is_first) {
+            lazy     = lazy_new;
+            is_shown = lazy.is_lazy();
+        }
+
         params.progress_callback           = nullptr; // it is of the start
         params.progress_callback_user_data = nullptr;
 
         return !is_first || init_file(path_new) || load_now;
     }
 
-    // the models are about to be freed. what was loaded is loaded again by init()
+    // the models are about to be freed. what was loaded is loaded again by init(), or on demand
     void sleep() {
         std::shared_ptr<mtmd_context> ctx_old;
         {
             std::lock_guard<std::mutex> lock(mutex);
 
             std::swap(ctx, ctx_old);
+            if (lazy.is_auto()) {
+                state = STATE_UNLOADED;
+            }
         }
     }
 
@@ -80,17 +93,29 @@ public:
     bool has_video() const { return ctx ? mtmd_helper_support_video(ctx.get()) : caps.inp_vision; }
 
     // for new requests: empty if it is not there, or not for long
-    operator server_mctx_ref() const {
+    operator server_mctx_ref() {
         std::lock_guard<std::mutex> lock(mutex);
 
-        return state == STATE_LOADED ? make_ref() : server_mctx_ref(nullptr, refusal());
+        if (lazy.is_auto() && state != STATE_LOADED) {
+            return server_mctx_ref(nullptr, [this]() { return demand(); });
+        }
+
+        if (!exists || (ctx && state == STATE_LOADED)) {
+            return server_mctx_ref(exists ? use() : nullptr, nullptr);
+        }
+
+        return make_refusal();
     }
 
-    // for a request that was accepted: empty if it is not there
-    server_mctx_ref get() const {
+    // main loop, for a request that was accepted: empty if it is not there
+    server_mctx_ref get() {
         std::lock_guard<std::mutex> lock(mutex);
 
-        return make_ref();
+        if (lazy.is_auto() && !ctx) {
+            return server_mctx_ref(nullptr, [this]() { return load_to_use(); });
+        }
+
+        return ctx ? server_mctx_ref(use_media(), nullptr) : make_refusal();
     }
 
     json to_json() const {
@@ -98,16 +123,25 @@ public:
 
         std::lock_guard<std::mutex> lock(mutex);
 
-        size_t n_bytes = 0;
-        for (const auto & item : usage.backend_mem_usage) {
-            n_bytes += item.second;
+        json res = {
+            { "state",         get_name() },
+            { "n_users",       n_users },
+            { "planned_bytes", n_bytes_planned() }, // weights and compute buffers, as --fit counts them
+        };
+        if (lazy.is_auto()) {
+            res["auto_seconds"] = lazy.get_n_seconds();
         }
 
-        return {
-            { "state",         state == STATE_LOADED && !ctx ? "sleeping" : names[state] },
-            { "n_users",       n_users },
-            { "planned_bytes", n_bytes }, // weights and compute buffers, as --fit counts them
-        };
+        return res;
+    }
+
+    // for /health and /props. nothing on a server that has it all the time, as upstream's
+    void add_state(json & res) const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        if (is_shown) {
+            res["mmproj"] = get_name();
+        }
     }
 
     void check_exists() const {
@@ -118,7 +152,9 @@ public:
 
     // what clients read to know what they may send
     void update_props(json & props) const {
-        if (exists && get_state() != STATE_LOADED) {
+        add_state(props);
+
+        if (exists && !lazy.is_auto() && get_state() != STATE_LOADED) {
             for (const char * kind : { "vision", "video", "audio" }) {
                 props["modalities"][kind] = false;
             }
@@ -135,9 +171,10 @@ public:
                 return server_part_done(names[state], "taken", {}, {});
             }
             if (state != STATE_UNLOADED) {
-                refusal()();
+                throw why_not();
             }
-            state = STATE_LOADING;
+            state    = STATE_LOADING;
+            is_shown = true;
         }
 
         const auto before = server_bytes::measure(devices);
@@ -146,10 +183,17 @@ public:
             if (server_gguf(path).header != header) {
                 server_refuse_file(path, "not the one that the server was started with");
             }
+            on_bytes(n_bytes_planned());
             server_check_memory("multimodal projector", usage.backend_mem_usage); // mtmd aborts when it gets none
-            set(STATE_LOADED, open());
+
+            std::shared_ptr<mtmd_context> ctx_new;
+            queue_tasks->yield_to_queue([&]() { // for the metrics
+                ctx_new = open();
+            });
+            set(STATE_LOADED, std::move(ctx_new));
         } catch (...) {
             set(STATE_UNLOADED, nullptr);
+            on_bytes(0);
             throw;
         }
 
@@ -166,11 +210,12 @@ public:
             std::lock_guard<std::mutex> lock(mctx.mutex);
 
             if (mctx.state == STATE_LOADING || mctx.state == STATE_UNLOADING) {
-                mctx.refusal()();
+                throw mctx.why_not();
             }
             if (mctx.state == STATE_LOADED) {
-                mctx.state = STATE_UNLOADING;
-                is_open    = true;
+                mctx.state    = STATE_UNLOADING;
+                mctx.is_shown = true;
+                is_open       = true;
             }
         }
 
@@ -227,8 +272,36 @@ public:
             state = STATE_UNLOADED;
         }
         ctx_old.reset();
+        on_bytes(0);
 
         return server_part_done(names[STATE_UNLOADED], "freed", before, server_bytes::measure(devices));
+    }
+
+    // load_model(). what it takes from now on is told before it is loaded, and after it is freed. may throw server_refusal
+    void set_on_bytes(std::function<void(size_t)> func) {
+        on_bytes = std::move(func);
+        on_bytes(ctx ? n_bytes_planned() : 0);
+    }
+
+    // load_model(). frees something that a request with media is worth more than, returns false if there is nothing
+    void set_make_room(std::function<bool()> func) {
+        make_room = std::move(func);
+    }
+
+    // main loop, now and then: one that was loaded on demand goes when nobody needs it any more
+    void unload_unused() {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+
+            if (state != STATE_LOADED || n_users > 0 || !lazy.is_unused()) {
+                return;
+            }
+            state = STATE_UNLOADING;
+        }
+
+        unload();
+
+        SRV_INF("the multimodal projector was not used for %d s, unloaded\n", lazy.get_n_seconds());
     }
 
 private:
@@ -252,43 +325,101 @@ private:
 
         state = state_new;
         ctx   = std::move(ctx_new);
+        lazy.used();
     }
 
-    // mutex held. how to say why there is none, null on a server that never has one
-    void (* refusal() const)() {
-        if (!exists) {
-            return nullptr;
+    size_t n_bytes_planned() const {
+        size_t res = 0;
+        for (const auto & item : usage.backend_mem_usage) {
+            res += item.second;
         }
-        switch (state) {
-            case STATE_UNLOADED:
-                return [] {
-                    throw server_refusal(ERROR_TYPE_INVALID_REQUEST,
-                            "the multimodal projector is unloaded: POST /mmproj {\"action\": \"load\"}, or send the messages without media");
-                };
-            case STATE_LOADING:
-                return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is being loaded, try again", 1); };
-            case STATE_UNLOADING:
-                return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is being unloaded, try again", 1); };
-            case STATE_LOADED:
-                return [] { throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the server sleeps, try again", 1); };
-        }
-        return nullptr;
+
+        return res;
     }
 
     // mutex held
-    server_mctx_ref make_ref() const {
-        if (!ctx) {
-            return server_mctx_ref(nullptr, refusal());
-        }
+    const char * get_name() const {
+        return state == STATE_LOADED && !ctx ? "sleeping" : names[state];
+    }
 
+    // mutex held. there is one, and it cannot be had at the moment
+    server_refusal why_not() const {
+        switch (state) {
+            case STATE_UNLOADED:
+                return server_refusal(ERROR_TYPE_INVALID_REQUEST,
+                        "the multimodal projector is unloaded: POST /mmproj {\"action\": \"load\"}, or send the messages without media");
+            case STATE_LOADING:
+                return server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is being loaded, try again", 1);
+            case STATE_UNLOADING:
+                return server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is being unloaded, try again", 1);
+            default:
+                return server_refusal(ERROR_TYPE_UNAVAILABLE, "the server sleeps, try again", 1);
+        }
+    }
+
+    // mutex held
+    server_mctx_ref make_refusal() const {
+        return server_mctx_ref(nullptr, [why = why_not()]() -> std::shared_ptr<mtmd_context> { throw why; });
+    }
+
+    // mutex held
+    std::shared_ptr<mtmd_context> use() {
         n_users++;
 
-        return server_mctx_ref({ ctx.get(), [this, owner = ctx](mtmd_context *) {
+        return { ctx.get(), [this, owner = ctx](mtmd_context *) {
             std::lock_guard<std::mutex> lock(mutex);
 
             n_users--;
             cv_users.notify_all();
-        } }, nullptr);
+        } };
+    }
+
+    // mutex held. the same for who has media: a text is tokenized with it as well, and has no need of it
+    std::shared_ptr<mtmd_context> use_media() {
+        lazy.used();
+
+        return { ctx.get(), [this, owner = use()](mtmd_context *) mutable {
+            {
+                std::lock_guard<std::mutex> lock(mutex);
+
+                lazy.used();
+            }
+            owner.reset();
+        } };
+    }
+
+    // main loop. throws server_refusal
+    std::shared_ptr<mtmd_context> load_to_use() {
+        try {
+            load();
+        } catch (const server_refusal & e) {
+            if (e.type != ERROR_TYPE_OUT_OF_MEMORY || !make_room()) {
+                throw;
+            }
+            load();
+        }
+
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return use_media();
+    }
+
+    // HTTP thread. throws server_refusal, also if it takes too long
+    std::shared_ptr<mtmd_context> demand() {
+        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        const auto is_late  = [deadline]() { return std::chrono::steady_clock::now() >= deadline; };
+
+        auto res = std::make_shared<std::shared_ptr<mtmd_context>>();
+
+        const json done = server_call(*queue_tasks, *queue_results, is_late, [this, res]() {
+            *res = load_to_use();
+            return json(true);
+        });
+        if (done.is_null()) {
+            throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is still being loaded, try again", 1);
+        }
+
+        return std::move(*res);
     }
 
     // mutex held. returns false without a whole file
@@ -336,11 +467,13 @@ private:
         return res;
     }
 
-    mutable std::mutex              mutex;
-    mutable std::condition_variable cv_users;
-    mutable int                     n_users = 0;
+    mutable std::mutex      mutex;
+    std::condition_variable cv_users;
+    int                     n_users = 0;
 
-    state_t state = STATE_UNLOADED;
+    state_t     state    = STATE_UNLOADED;
+    server_lazy lazy     = {};
+    bool        is_shown = false; // it comes and goes
 
     std::shared_ptr<mtmd_context> ctx; // null while the server sleeps
 
@@ -353,6 +486,12 @@ private:
     std::vector<ggml_backend_dev_t> devices; // those with memory of their own
 
     const llama_model * model = nullptr;
+
+    std::function<void(size_t)> on_bytes  = [](size_t) {};
+    std::function<bool()>       make_room = []() { return false; };
+
+    server_queue    * queue_tasks   = nullptr;
+    server_response * queue_results = nullptr;
 
     mtmd_context_params params = {};
     mtmd_memory_usage   usage  = {};
@@ -369,13 +508,7 @@ inline server_part server_mctx_part(
         "mmproj",
         [&]() { return (bool) server_mctx_ref(mctx); },
         [&, call]() {
-            return call([&mctx, &queue_tasks]() {
-                json res;
-                queue_tasks.yield_to_queue([&]() { // for the metrics
-                    res = mctx.load();
-                });
-                return res;
-            });
+            return call([&mctx]() { return mctx.load(); });
         },
         [&, call](server_deadline deadline) {
             server_mctx::closing closing(mctx);

@@ -271,6 +271,7 @@ private:
         static const std::vector<item<usage>> res = {
             { "bytes",           "gauge",   "KV budget: bytes, 0 for what there is",                   [](const usage & u) -> json { return u.n_bytes;   } },
             { "committed_bytes", "gauge",   "KV budget: bytes that are taken",                         [](const usage & u) -> json { return u.committed; } },
+            { "loaded_bytes",    "gauge",   "KV budget: of these, by the projector and the draft model", [](const usage & u) -> json { return u.other;     } },
             { "down_total",      "counter", "KV budget: times that cells have taken smaller types",    [](const usage & u) -> json { return u.n_down;    } },
             { "up_total",        "counter", "KV budget: times that they have gone back to the first",  [](const usage & u) -> json { return u.n_up;      } },
         };

@@ -6,11 +6,52 @@
 #include "server-common.h"
 #include "server-refusal.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 
 using server_deadline = std::chrono::steady_clock::time_point;
+
+// When a part is there: always, on request (is_lazy), or from the first request that needs it until nobody has used it for
+// n_seconds (auto, 0: it stays). Not thread-safe
+class server_lazy {
+public:
+    server_lazy() = default;
+    server_lazy(bool is_lazy, int32_t n_seconds) : lazy(is_lazy || n_seconds >= 0), n_seconds(n_seconds) {}
+
+    bool is_lazy() const { return lazy; }
+    bool is_auto() const { return n_seconds >= 0; }
+
+    int32_t get_n_seconds() const { return n_seconds; }
+
+    void used() {
+        t_used = clock::now();
+    }
+
+    bool is_unused() const {
+        return n_seconds > 0 && clock::now() - t_used >= std::chrono::seconds(n_seconds);
+    }
+
+    // it could not be loaded for a request that can do without: not again with each one
+    void failed() {
+        t_retry = clock::now() + std::chrono::seconds(std::max(10, n_seconds));
+    }
+
+    bool may_load() const {
+        return is_auto() && clock::now() >= t_retry;
+    }
+
+private:
+    using clock = std::chrono::steady_clock;
+
+    bool    lazy      = false;
+    int32_t n_seconds = -1;
+
+    clock::time_point t_used;
+    clock::time_point t_retry;
+};
 
 struct server_part {
     std::string name;

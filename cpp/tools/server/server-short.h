@@ -155,6 +155,12 @@ protected:
             return true;
         }
 
+        const auto & types = self().params_base.speculative.types;
+        if (std::find(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) == types.end()) {
+            n_retry = -1; // what it lacks are states of the target, which are gone: it goes on with the next tokens
+            return true;
+        }
+
         const int32_t n_tokens = slot.prompt.n_tokens();
         if (n_tokens < n_retry || slot.prompt.tokens.has_media()) {
             return false;

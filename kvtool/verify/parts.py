@@ -1,0 +1,82 @@
+"""llama-server while its image projector and its draft model come and go: no answer may show it.
+
+The answers of a server that has both all the time are compared with those of one that starts without, has them loaded,
+swapped and unloaded, and grows its cache on top. All requests are one after the other, so they are equal to the bit.
+"""
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtool.verify.checks import Check, Finding, passed, skipped
+from kvtool.verify.projector import image, projector
+from kvtool.verify.server import LlamaServer, llama_server
+from kvtool.verify.texts import FLAG, prompt
+from kvtool.verify.trial import Failed, failing, run, trial
+
+LAZY = ("--mmproj-lazy", "--draft-lazy")
+_ARGS = "-c 4096 -np 1 -t 1 --cache-ram 0 --chat-template chatml --spec-type draft-simple --spec-draft-n-max 4"
+
+
+@dataclass(frozen=True)
+class _Said:
+    """One answer. drafted: part of it came from the draft."""
+
+    text: str
+    drafted: bool
+
+
+@trial
+def parts(check: Check, binary: Path, work: Path) -> Finding:
+    """A text and an answer about an image, with the projector and the draft in every state that has them."""
+    if LAZY[0] not in run(check, [binary, "--help"]).stdout:
+        return skipped(check, "this llama-server cannot load and unload a projector")
+    sight = projector(check.model, work)
+    # the model drafts for itself: all that it drafts is accepted, so each text has some
+    argv = [*_ARGS.split(), "--mmproj", str(sight), "-md", str(check.model), *check.args]
+    log = work / f"{check.id.replace('/', '-')}.log"
+    with failing("static-fails"), llama_server(binary, check.model, argv, log) as server:
+        text, seen = _write(server), _look(server)
+    if text.text == seen.text or not text.drafted:
+        raise Failed("garbage", "the image or the draft has no effect, so this proves nothing")
+    with failing("dynamic-fails"), llama_server(binary, check.model, [*argv, *LAZY, FLAG], log) as server:
+        _expect(_Said(text.text, drafted=False), _write(server), "with neither")
+        _act(server, "speculative", "load")
+        _expect(text, _write(server), "with the draft loaded")
+        _act(server, "mmproj", "load", unload="speculative")
+        _expect(seen, _look(server), "with the projector, swapped for the draft")
+        _expect(_Said(text.text, drafted=False), _write(server), "with the projector, swapped for the draft")
+        _act(server, "speculative", "load", unload="mmproj")
+        _expect(text, _write(server), "with the draft, swapped for the projector")
+        _act(server, "mmproj", "load")
+        _expect(seen, _look(server), "with both")
+        _expect(text, _write(server), "with both")
+    return passed(check, "7 answers equal", grown=True)
+
+
+def _ask(server: LlamaServer, content: Any) -> _Said:
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 48, "temperature": 0.0}
+    answer = server.post("/v1/chat/completions", {**body, "ignore_eos": True, "cache_prompt": False})
+    return _Said(str(answer["choices"][0]["message"]["content"]), "draft_n" in answer.get("timings", {}))
+
+
+def _write(server: LlamaServer) -> _Said:
+    return _ask(server, prompt(1, 400))
+
+
+def _look(server: LlamaServer) -> _Said:
+    url = "data:image/png;base64," + base64.b64encode(image(1)).decode()
+    said = _ask(server, [{"type": "text", "text": prompt(1, 20)}, {"type": "image_url", "image_url": {"url": url}}])
+    return _Said(said.text, drafted=False)  # whether a draft follows an image is the server's affair
+
+
+def _act(server: LlamaServer, part: str, action: str, **more: str) -> None:
+    server.post(f"/{part}", {"action": action, **more})
+
+
+def _expect(expected: _Said, said: _Said, when: str) -> None:
+    if said.text != expected.text:
+        raise Failed("differs", f"{when}: {expected.text[:60]!r} became {said.text[:60]!r}")
+    if said.drafted != expected.drafted:
+        raise Failed("differs", f"{when}: {'drafted' if said.drafted else 'not drafted'}")
