@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,13 @@ def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:
             if line.startswith("data: ") and line != "data: [DONE]":
                 out.append(json.loads(line.removeprefix("data: ")))
     return out
+
+
+def until(met: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not met():
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.05)
 
 
 def part(server: LlamaServer, name: str, action: str, **more: Any) -> dict[str, Any]:

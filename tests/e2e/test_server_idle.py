@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, spoken_wide
+from tests.e2e.servers import completion, serving, spoken_wide, until
 
 ARGS = ("-c", "16384", "-np", "2", "--kv-unified", "--no-warmup")
 MIB = 1024 * 1024
@@ -25,13 +23,6 @@ def wide(real: Real) -> Path:
 
 def committed(server: LlamaServer) -> int:
     return int(server.http.get("/props").json()["kv_cache"]["target"]["committed_bytes"])
-
-
-def until(met: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_nobody_has_used_a_slot_for_a_while(real: Real, wide: Path, tmp_path: Path) -> None:

@@ -20,7 +20,17 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import MARKER, is_unloaded, looking, see
-from tests.e2e.servers import completion, memory_is_plain, part, refusal, routing, serving, short_of_addresses, spoken
+from tests.e2e.servers import (
+    completion,
+    memory_is_plain,
+    part,
+    refusal,
+    routing,
+    serving,
+    short_of_addresses,
+    spoken,
+    until,
+)
 
 MIB = 1024 * 1024
 APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
@@ -303,10 +313,8 @@ def test_no_memory_for_it(real: Real, model: Path, sight: Path, tmp_path: Path) 
 # --- on demand -----------------------------------------------------------------------------------------------------
 
 
-def until(server: LlamaServer, name: str) -> None:
-    """The projector is in this state."""
-    while state(server)["state"] != name:
-        time.sleep(0.05)
+def until_unloaded(server: LlamaServer) -> None:
+    until(lambda: state(server)["state"] == "unloaded")
 
 
 @contextlib.contextmanager
@@ -327,13 +335,12 @@ def test_the_first_image_loads_it(real: Real, model: Path, sight: Path, server: 
             with ThreadPoolExecutor(4) as pool:  # one of them loads it, for all
                 answers = list(pool.map(lambda seed: see(lazily, seed, id_slot=seed, cache_prompt=False), range(4)))
             assert [answer.json()["content"] for answer in answers] == expected
-            assert json.loads(lazily.get("/health"))["mmproj"] == "loaded"
-            until(lazily, "unloaded")
+            until_unloaded(lazily)
         if sys.platform == "linux":
             before = lazily.resident()
             assert see(lazily, 1).status_code == 200
             assert lazily.resident() > before + sight.stat().st_size
-            until(lazily, "unloaded")
+            until_unloaded(lazily)
             assert lazily.resident() < before + MIB
 
 
@@ -342,14 +349,14 @@ def test_a_chat_loads_it(real: Real, model: Path, sight: Path, tmp_path: Path) -
     data = base64.b64encode(image(1)).decode()
     url = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + data}}
     source = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
-    with on_demand(real, model, tmp_path, sight, 2, "--chat-template", "chatml") as server:
+    with on_demand(real, model, tmp_path, sight, 0, "--chat-template", "chatml") as server:
         for path, picture in (("/v1/chat/completions", url), ("/v1/messages/count_tokens", source)):
             content = [{"type": "text", "text": "Here:"}, picture]
             body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
             answer = server.http.post(path, json=body)
             assert answer.status_code == 200, answer.text
             assert state(server)["state"] == "loaded"
-            until(server, "unloaded")
+            act(server, "unload")
 
 
 def test_text_does_not_keep_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
@@ -365,7 +372,7 @@ def test_text_does_not_keep_it(real: Real, model: Path, sight: Path, tmp_path: P
         text = pool.submit(write)
         try:
             assert see(lazily, 1, id_slot=1).status_code == 200
-            until(lazily, "unloaded")
+            until_unloaded(lazily)
         finally:
             done = True
         assert text.result() % 50 == 0
@@ -375,15 +382,15 @@ def test_it_went_while_a_request_waited_for_its_slot(real: Real, model: Path, si
     with on_demand(real, model, tmp_path, sight, 1) as server, ThreadPoolExecutor(5) as pool:
         expected = see(server, 1, id_slot=0).json()["content"]
         texts = []
-        for waiting in range(4):
+        for waiting in range(2):
             texts.append(pool.submit(completion, server, prompt(waiting, 40), 1900, id_slot=0))
             while f"llamacpp:requests_deferred {waiting}" not in server.get("/metrics"):
                 assert not texts[0].done()
         last = pool.submit(see, server, 1, id_slot=0)
-        until(server, "unloaded")
+        until_unloaded(server)
         assert not last.done()
         assert last.result().json()["content"] == expected
-        assert [text.result()["tokens_predicted"] for text in texts] == [1900] * 4
+        assert [text.result()["tokens_predicted"] for text in texts] == [1900] * 2
 
 
 def test_what_cannot_be_loaded_is_told_to_who_has_an_image(
@@ -408,8 +415,8 @@ def test_what_cannot_be_loaded_is_told_to_who_has_an_image(
 def test_it_does_not_come_back_with_a_server_that_wakes(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with on_demand(real, model, tmp_path, sight, 0, "--sleep-idle-seconds", "1") as server:
         expected = see(server, 1).json()["content"]
-        assert state(server)["state"] == "loaded"
-        until(server, "unloaded")  # it sleeps: alone it would stay
+        assert json.loads(server.get("/health")) == {"status": "ok", "mmproj": "loaded"}
+        until_unloaded(server)  # it sleeps: alone it would stay
         assert json.loads(server.get("/props"))["is_sleeping"]
         completion(server, "Once", 4)
         assert state(server)["state"] == "unloaded"

@@ -16,7 +16,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, memory_is_plain, part, refusal, serving, short_of_addresses, spoken
+from tests.e2e.servers import completion, memory_is_plain, part, refusal, serving, short_of_addresses, spoken, until
 
 MIB = 1024 * 1024
 ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
@@ -251,10 +251,8 @@ def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
 # --- on demand -----------------------------------------------------------------------------------------------------
 
 
-def until(server: LlamaServer, name: str) -> None:
-    """The draft is in this state."""
-    while state(server) != name:
-        time.sleep(0.05)
+def until_it_is(name: str, server: LlamaServer) -> None:
+    until(lambda: state(server) == name)
 
 
 def test_the_first_text_loads_it(real: Real, model: Path, tmp_path: Path) -> None:
@@ -268,22 +266,21 @@ def test_the_first_text_loads_it(real: Real, model: Path, tmp_path: Path) -> Non
         for _ in range(2):
             answer = completion(server, text, 40)
             assert (answer["content"], accepted(answer)) == (expected, 1)
-            assert json.loads(server.get("/health")) == {"status": "ok", "speculative": "loaded"}
-            until(server, "unloaded")
+            until_it_is("unloaded", server)
 
 
 def test_it_stays_while_it_is_used(real: Real, model: Path, tmp_path: Path) -> None:
-    with (
-        drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy-auto", "1") as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        running = pool.submit(completion, server, prompt(1, 100), 2500)
-        until(server, "loaded")
-        begin = time.monotonic()
-        while not running.done():
-            assert state(server) == "loaded" or running.done()
-        assert time.monotonic() - begin > 1, "too short to tell"
-        check_drafts(running.result(), loaded=True)
+    body = {"prompt": prompt(1, 100), "n_predict": 30000, "ignore_eos": True, "stream": True}
+    with drafting(real, model, tmp_path / "log", "-c", "32768", "-np", "1", "--draft-lazy-auto", "1") as server:
+        with server.http.stream("POST", "/completion", json=body, headers={"Connection": "close"}) as answer:
+            end = time.monotonic() + 3
+            for line in answer.iter_lines():
+                if time.monotonic() > end:
+                    break
+                assert not line or state(server) == "loaded"
+            else:
+                pytest.fail("too short to tell")
+        until_it_is("unloaded", server)
 
 
 def test_a_text_does_without_what_cannot_be_loaded(lazy_auto: Lazy) -> None:
@@ -309,12 +306,12 @@ def test_it_does_not_come_back_with_a_server_that_wakes(real: Real, model: Path,
     args = (*ONE, "--sleep-idle-seconds", "1")
     with drafting(real, model, tmp_path / "log", *args, "--draft-lazy-auto", "0") as server:
         expected = completion(server, "Once", 20)["content"]
-        until(server, "unloaded")
+        until_it_is("unloaded", server)
         assert json.loads(server.get("/props"))["is_sleeping"]
         assert completion(server, "Once", 20)["content"] == expected
-        assert state(server) == "loaded"
+        assert json.loads(server.get("/health")) == {"status": "ok", "speculative": "loaded"}
     with drafting(real, model, tmp_path / "log", *args) as server:
-        until(server, "sleeping")
+        until_it_is("sleeping", server)
         assert accepted(completion(server, "Once", 20)) == 1
         assert state(server) == "loaded"
 
@@ -381,7 +378,7 @@ def test_an_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> No
     with serving(real, layered, tmp_path / "log", *ONE, *MTP, "--draft-lazy-auto", "1") as server:
         assert state(server) == "unloaded"
         assert accepted(completion(server, prompt(1, 50), 50)) is not None
-        until(server, "unloaded")
+        until_it_is("unloaded", server)
 
 
 def test_what_clients_are_told(real: Real, model: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@
 template <typename impl_t>
 class server_idle {
 protected:
-    // main loop: between two batches, and about once a second while there is nothing to do
+    // main loop, now and then
     void idle_release() {
         const int64_t t_max = self().params_base.kv_idle_release*int64_t(1000*1000);
         if (t_max < 0) {
