@@ -183,7 +183,7 @@ def weights(model: Path) -> int:
 def test_a_draft_counts(real: Real, model: Path, tmp_path: Path) -> None:
     draft = ("-md", model, "--spec-type", "draft-simple", "-np", "1")
     loaded = weights(model)
-    with within(real, model, tmp_path, 3 + loaded, *LADDER, *draft) as watched:
+    with within(real, model, tmp_path, 2 + loaded, *LADDER, *draft) as watched:
         for words in (300, 600, 1200):  # 2 KiB a cell in each of the two
             watched.ask(0, words)
         assert watched.look()[1] > 0
