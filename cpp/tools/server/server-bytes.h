@@ -13,9 +13,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -92,7 +94,13 @@ struct server_gguf {
 };
 
 // throws server_refusal if a device does not have as much
-inline void server_check_memory(const char * what, const std::map<ggml_backend_dev_t, size_t> & n_bytes) {
+// n_bytes_host: address space that is needed besides
+inline void server_check_memory(const char * what, const std::map<ggml_backend_dev_t, size_t> & n_bytes, size_t n_bytes_host = 0) {
+    const std::unique_ptr<void, decltype(&std::free)> host(std::malloc(n_bytes_host), std::free);
+    if (!host && n_bytes_host > 0) {
+        throw server_refusal(ERROR_TYPE_OUT_OF_MEMORY, string_format("not enough memory for the %s: %zu bytes of addresses", what, n_bytes_host));
+    }
+
     std::vector<ggml_backend_buffer_ptr> bufs;
 
     for (const auto & [dev, n_bytes_dev] : n_bytes) {

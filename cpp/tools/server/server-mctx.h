@@ -184,7 +184,7 @@ public:
                 server_refuse_file(path, "not the one that the server was started with");
             }
             on_bytes(n_bytes_planned());
-            server_check_memory("multimodal projector", usage.backend_mem_usage); // mtmd aborts when it gets none
+            server_check_memory("multimodal projector", usage.backend_mem_usage, N_BYTES_SCHED); // mtmd aborts when it gets none
 
             std::shared_ptr<mtmd_context> ctx_new;
             queue_tasks->yield_to_queue([&]() { // for the metrics
@@ -313,6 +313,8 @@ private:
     };
 
     static constexpr const char * names[] = { "unloaded", "loading", "loaded", "unloading" };
+
+    static constexpr size_t N_BYTES_SCHED = 192*1024*1024; // of addresses, hardly touched: ggml_backend_sched_new() for the 8192 nodes of clip
 
     state_t get_state() const {
         std::lock_guard<std::mutex> lock(mutex);
