@@ -50,7 +50,7 @@ _COMPARISONS = ("kv-check", "retype", *_TEXTS, "memory")  # what runs unless som
 
 @dataclass(frozen=True)
 class Options:
-    quick: Annotated[bool, Option("--quick", help="Two minutes: one or two models per memory class.")] = False
+    quick: Annotated[bool, Option("--quick", help="Four minutes: one or two models per memory class.")] = False
     matrix: Annotated[
         bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
     ] = False
@@ -276,7 +276,7 @@ def command(env: Env, options: Options) -> Verified:
 
     --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
 
-        kvtool verify --quick             an answer in two minutes
+        kvtool verify --quick             an answer in four minutes
         kvtool verify --models 'gemma*'   kv-check on some models only
         kvtool verify --patch state       the tests that series.toml names for it
         kvtool verify --metal             the same with the cache on a Mac's GPU

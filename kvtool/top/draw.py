@@ -7,7 +7,7 @@ from kvtool.top.reading import Budget, Memory, Phase, Reading, Slot, State
 from kvtool.top.view import Speed, View, size, times, types, why
 
 USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright_black")
-_STYLES = {Phase.IDLE: "bright_black", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
+_STYLES = {Phase.IDLE: "bright_black", Phase.WAITING: "red", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
 _COLUMNS = "slot  state          cells  shared       of  reused  prompt generated     t/s"
 _INDENT = " " * 8
 _EVENTS = 3  # lines that slots leave to events, if there are as many

@@ -17,9 +17,10 @@ class State(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """What a slot does."""
+    """What a slot does. waiting: for cells, to begin or to go on."""
 
     IDLE = "idle"
+    WAITING = "waiting"
     PROMPT = "prompt"
     GENERATING = "generating"
 
@@ -111,10 +112,15 @@ def slot_of(said: dict[str, Any]) -> Slot:
     """What /slots says of one slot. Raises KeyError, TypeError or ValueError where it says something else."""
     token = said.get("next_token", {})
     generated = int((token[0] if isinstance(token, list) else token).get("n_decoded", 0))
-    phase = Phase.GENERATING if generated else Phase.PROMPT
+    if not said["is_processing"]:
+        phase = Phase.IDLE
+    elif said.get("is_waiting"):
+        phase = Phase.WAITING
+    else:
+        phase = Phase.GENERATING if generated else Phase.PROMPT
     return Slot(
         int(said["id"]),
-        phase if said["is_processing"] else Phase.IDLE,
+        phase,
         int(said["n_ctx"]),
         int(said.get("n_prompt_tokens", 0)),
         int(said.get("id_task", -1)),

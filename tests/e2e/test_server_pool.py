@@ -110,6 +110,7 @@ def test_a_client_that_leaves_while_its_request_is_paused(real: Real, model: Pat
         with server.http.stream("POST", "/completion", json=body, headers={"Connection": "close"}) as answer:
             assert answer.status_code == 200
             wait_for(server, "paused, n_tokens")
+            assert sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json()) == 1
         wait_for(server, "cancel task")  # the server looks once a second who is still there
         assert not other.done()
         all_finish([other.result()], 1800)
@@ -125,6 +126,7 @@ def test_who_waits_goes_in_turn(real: Real, model: Path, tmp_path: Path) -> None
         for words in (480, 20):
             asked.append(pool.submit(completion, server, prompt(2, words), 8))
             wait_for(server, f"waits for cells, n_tokens = {words}"[:-1])  # a few tokens more than words
+            assert sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json()) == len(asked) - 1
         for one in asked:
             assert not one.result()["truncated"]
         places = [int(n) for n in re.findall(r"has a place now, n_tokens = (\d+)", server.log)]

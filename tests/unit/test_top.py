@@ -92,6 +92,11 @@ def test_the_cells_that_a_slot_shares(fake: Fake, kvtool: Any) -> None:
     assert [slot["shared"] for slot in kvtool("top", fake.url, "--json").json["server"]["slots"]] == [None, 128]
 
 
+def test_a_slot_that_waits_for_cells(fake: Fake, kvtool: Any) -> None:
+    fake.say(slots=(IDLE, {**BUSY, "is_waiting": True}))
+    assert re.search(r"^ +1  waiting +192 +4096 +50 +100 +42$", kvtool("top", fake.url, "--once").out, re.MULTILINE)
+
+
 def test_a_model_without_an_alias_is_called_as_its_file(fake: Fake, kvtool: Any) -> None:
     for alias, path, shown in (
         ("/models/a.gguf", "/models/a.gguf", "a.gguf"),
