@@ -16,7 +16,7 @@
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-kv-convert.h"
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,6 +1,6 @@
 // What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there
 
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 
 #include "llama-impl.h"
 #include "llama-io.h"

@@ -1,6 +1,6 @@
 // How the storage of one cache grows and shrinks, when its context says so
 
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 
 #include "llama-impl.h"
 

@@ -1,4 +1,4 @@
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"

@@ -4,7 +4,7 @@
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 #include "llama-memory.h"
 
 // what the i-th of n takes of size, in whole bytes: those that are left over go to the first ones, so that all n sum to size

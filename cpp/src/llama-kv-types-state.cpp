@@ -1,6 +1,6 @@
 // States of other types than the cells have: what was saved before llama_set_memory_type(), or by a context of other types
 
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 
 #include "llama-impl.h"
 #include "llama-io.h"
@@ -151,8 +151,4 @@ bool llama_kv_dynamic_cache::read_rows(
     });
 
     return true;
-}
-
-bool llama_kv_dynamic_cache::is_rotated() const {
-    return is_rotated_k;
 }

@@ -1,15 +1,13 @@
 // The types of the cells change while they are in use: llama_set_memory_type()
 //
 // What stays: positions, cells, rows, the objects of the tensors. What changes: the types and strides of the tensors, where they
-// are, and the basis that K and V are stored in: for quantized types most graphs rotate them before they are written and after
-// they are read (n_rot_k and n_rot_v of llama_kv_cache say that the types want it). Some graphs never do, and the flags do not
-// tell. So a graph is built with all flags set, and a cache is rotated if the matrix of that graph has a use.
+// are, and the basis that K and V are stored in (llama-kv-rotation.cpp).
 //
 // All or nothing: all that can fail comes first, with the tensors saying the new types and holding the old data: a graph has to
 // find the same backends for the cells, the compute buffers have to be there, and, if rows become larger, all of their memory.
 // The data is then moved layer by layer and does not fail.
 
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 
 #include "llama-arch.h"
 #include "llama-context.h"
@@ -80,32 +78,6 @@ std::vector<ggml_backend_t> llama_kv_dynamic::cell_backends(ggml_cgraph * gf) co
     }
 
     return res;
-}
-
-void llama_kv_dynamic::find_rotation() {
-    if (is_rotation_known) {
-        return;
-    }
-
-    for (auto * cache : caches) {
-        cache->begin_find_rotation();
-    }
-
-    ggml_cgraph * gf = nullptr;
-    try {
-        gf = build_graph(true);
-    } catch (...) {
-        for (auto * cache : caches) {
-            cache->end_find_rotation(nullptr);
-        }
-        throw;
-    }
-
-    for (auto * cache : caches) {
-        cache->end_find_rotation(gf);
-    }
-
-    is_rotation_known = true;
 }
 
 int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
@@ -307,57 +279,6 @@ bool llama_kv_dynamic_cache::is_used_by(const ggml_tensor * node) const {
     }
 
     return false;
-}
-
-//
-// rotation
-//
-
-void llama_kv_dynamic_cache::note_rot_k(const ggml_tensor * t) {
-    noted_rot_k = t;
-}
-
-void llama_kv_dynamic_cache::note_rot_v(const ggml_tensor * t) {
-    noted_rot_v = t;
-}
-
-void llama_kv_dynamic_cache::begin_find_rotation() {
-    noted_rot_k = nullptr;
-    noted_rot_v = nullptr;
-
-    if (has_types()) {
-        init_rot(kv, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, 0);
-    }
-}
-
-void llama_kv_dynamic_cache::end_find_rotation(ggml_cgraph * gf) {
-    is_rotated_k = false;
-    is_rotated_v = false;
-
-    for (int i = 0; gf && i < ggml_graph_n_nodes(gf); ++i) {
-        for (const ggml_tensor * src : ggml_graph_node(gf, i)->src) {
-            is_rotated_k |= src && src == noted_rot_k;
-            is_rotated_v |= src && src == noted_rot_v;
-        }
-    }
-
-    if (has_types()) {
-        init_rot(kv, types().first, types().second, 0);
-    }
-}
-
-llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::wanted_blocks(ggml_type type_k, ggml_type type_v) {
-    const auto [type_k_cur, type_v_cur] = types();
-
-    init_rot(kv, type_k, type_v, 0);
-    const rotations res = { n_rot_k(kv, 0), n_rot_v(kv, 0) };
-    init_rot(kv, type_k_cur, type_v_cur, 0);
-
-    return res;
-}
-
-uint32_t llama_kv_dynamic_cache::turned(uint32_t from, uint32_t to) {
-    return from == to ? 0 : from + to;
 }
 
 //

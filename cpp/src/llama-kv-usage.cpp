@@ -2,7 +2,7 @@
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"
-#include "llama-kv-dynamic.h"
+#include "llama-kv-dynamic-cache.h"
 #include "llama-memory.h"
 
 #include <algorithm>

@@ -11,6 +11,7 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-layout.cpp
     llama-kv-limits.cpp
     llama-kv-pages.cpp
+    llama-kv-rotation.cpp
     llama-kv-rows.cpp
     llama-kv-seq-usage.cpp
     llama-kv-storage-copy.cpp

@@ -18,6 +18,7 @@ INPLACE = "src/llama-kv-storage-inplace.cpp"
 GROWTH = "src/llama-kv-growth.cpp"
 PAGES = "src/llama-kv-pages.cpp"
 TYPES_FILE = "src/llama-kv-types.cpp"
+ROTATION = "src/llama-kv-rotation.cpp"
 CONVERT = "src/llama-kv-convert.cpp"
 
 CURRENT = "llama_kv_dynamic::current()"

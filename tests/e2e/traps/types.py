@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CONVERT, DYNAMIC, INPLACE, STORAGE, TYPES_FILE, Trap, copies, inplace
+from tests.e2e.traps.base import CONVERT, DYNAMIC, INPLACE, ROTATION, STORAGE, TYPES_FILE, Trap, copies, inplace
 
 BITS = "retype-bits"
 TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
@@ -33,7 +33,7 @@ TYPES = (
     ),
     Trap(
         "cells that are turned already are turned again",
-        Edit(TYPES_FILE, "from == to ? 0 : from + to", "from + to"),
+        Edit(ROTATION, "from == to ? 0 : from + to", "from + to"),
         inplace("llama-dense", BITS, "--retype", "q8_0:q4_0"),
         BITS,
     ),

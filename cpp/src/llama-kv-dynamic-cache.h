@@ -1,0 +1,288 @@
+#pragma once
+
+// Dynamic KV cache (--kv-dynamic): one llama_kv_cache, what its batches, states and shifts need of the rows behind its cells, and
+// the types and the basis of what is in them. See llama-kv-dynamic.h
+//
+// All of it runs on the thread that uses the context.
+
+#include "llama-kv.h"
+
+#include "llama-kv-cache.h"
+#include "llama-kv-dynamic.h"
+#include "llama-kv-storage.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+// the cells that a state can be read into, or cleared in, where llama_kv_cache has the cells of a static cache there. none
+// where some of the cells at hand have no rows: they hold nothing
+struct llama_kv_dynamic_room {
+    uint32_t n_rows;
+
+    uint32_t size() const {
+        return n_rows;
+    }
+};
+
+// per llama_kv_cache, whose friend it is. It knows the cells, the storage knows the rows
+class llama_kv_dynamic_cache {
+public:
+    using slot_info_vec_t = llama_kv_cache::slot_info_vec_t;
+    using row_range       = std::pair<int64_t, int64_t>; // first row, number of rows, over all streams
+
+    // for kv, which has its cells
+    // offload: the layers are on the devices of the model
+    llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload);
+    ~llama_kv_dynamic_cache();
+
+    llama_kv_dynamic_cache(const llama_kv_dynamic_cache &) = delete;
+    llama_kv_dynamic_cache & operator=(const llama_kv_dynamic_cache &) = delete;
+
+    //
+    // what the cache calls
+    //
+
+    // memory for the tensors of ctx, see llama_kv_storage::alloc()
+    ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft);
+
+    // rows of a stream that the tensors have
+    uint32_t n_rows() const;
+
+    // the batch at hand was given these cells
+    void request(const slot_info_vec_t & sinfos);
+
+    // have rows for a state. none if there is no memory
+    llama_kv_dynamic_room reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo);
+    llama_kv_dynamic_room room(const llama_kv_cache::slot_info & sinfo) const;
+
+    // false: to be cleared as usual
+    bool clear(llama_seq_id seq_id = -1);
+
+    // false: to be copied as usual
+    bool copy_stream(uint32_t ssrc, uint32_t sdst);
+
+    // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
+    bool is_late() const;
+
+    // K-shift runs over the rows that are there: a graph for each range. the largest first: if there is no memory for a graph,
+    // then for the first one, and nothing was shifted
+    std::vector<row_range> shift_ranges();
+
+    void      begin_shift(ggml_backend_sched_t sched, const row_range & range);
+    row_range shifted() const;
+    void      set_shift(int32_t * data, int64_t i_row, int32_t shift) const;
+
+    // grow to rows that n cells can use
+    bool try_resize(uint32_t n);
+
+    //
+    // rows that are written without a cell being occupied (the compressed caches of DSV4)
+    //
+
+    void     request_rows(uint32_t n);
+    bool     reserve_rows(llama_io_read_i & io, uint32_t n); // for a state
+    uint32_t used_rows   (uint32_t n) const;                 // of the first n
+
+    //
+    // what the context calls
+    //
+
+    // caches with as many cells mirror each other, and the graphs take the number of rows from either: ask for what another one
+    // has asked for. so a cache that nobody prepares (the indexer's of a hybrid memory) has rows as well
+    void follow(const llama_kv_dynamic_cache & other);
+
+    bool is_wanting() const;          // rows were asked for
+    bool is_ahead() const;            // the policy would take more of them than needed
+    bool grow(bool ahead);            // false: no memory, nothing has changed
+    void undo();                      // the last grow()
+    void settle();                    // the last grow() holds
+    void forget();                    // what was asked for
+    void request_max();               // all rows
+    void release(const std::vector<llama_kv_dynamic_cache *> & caches); // the rows of freed cells. caches: of the context
+    void pin();
+
+    llama_memory_usage usage() const; // of this cache alone, without the counters
+
+    // the cells of a sequence. adds its part of the bytes behind them
+    llama_seq_cells seq_cells(llama_seq_id seq_id, size_t & bytes) const;
+    size_t          used_by_cells() const;
+    bool            is_window()     const;
+
+    uint32_t n_max() const;
+
+    // bytes with the rows that were asked for, in these types
+    size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
+
+    //
+    // other types, see llama-kv-types.cpp
+    //
+
+    // false: none of its own, or none that could change
+    bool has_types() const;
+
+    std::pair<ggml_type, ggml_type> types() const;
+
+    // LLAMA_MEMORY_TYPE_OK, or what the sizes of the heads forbid
+    int32_t check_types(ggml_type type_k, ggml_type type_v) const;
+
+    // say that the tensors have these types, and that the graphs are to rotate accordingly, while the data stays what it is
+    void pretend_types(ggml_type type_k, ggml_type type_v);
+
+    // whether a node of a graph reads or writes cells here
+    bool is_used_by(const ggml_tensor * node) const;
+
+    // whether K is stored in a rotated basis where its type wants it. shift_ranges() has found out
+    bool is_rotated() const;
+
+    // have the graphs rotate if they can, and see which do
+    void begin_find_rotation();
+    void end_find_rotation(ggml_cgraph * gf);
+
+    // the graph that is built now rotates with t. null: it does not
+    void note_rot_k(const ggml_tensor * t);
+    void note_rot_v(const ggml_tensor * t);
+
+    //
+    // states of other types, which are converted when they are read. a state that is on the device is refused
+    //
+
+    void begin_read     (llama_state_seq_flags flags);
+    void begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v); // what the types of the state wanted
+
+    bool is_foreign(int32_t type, int32_t type_state, bool is_v) const;
+
+    // the rows of the runs [from, to), one after the other, of a tensor of one stream
+    // returns false when that type cannot be read
+    template <typename T>
+    bool read_foreign(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, const std::vector<T> & runs) {
+        std::vector<row_range> rows;
+        for (const auto & run : runs) {
+            rows.emplace_back(run.from, run.to - run.from);
+        }
+        return read_rows(io, t, type_state, is_v, is_v ? n_rot_v_state : n_rot_k_state, true, rows);
+    }
+
+    // rows [0, n) of the streams [s0, s0 + n_stream) of K
+    // throws std::runtime_error when that type cannot be read
+    // size_row: what the state says
+    void read_foreign_rows(
+            llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint64_t size_row, uint32_t s0, uint32_t n_stream, uint32_t n);
+
+    // compute buffers for the change, and what llama_kv_storage::prepare_types() has
+    bool prepare_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
+    void forget_types();
+    void set_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
+
+private:
+    template <typename T> static auto other_of(const T & kv, int)  -> decltype(kv.other) { return kv.other; }
+    template <typename T> static llama_kv_cache * other_of(const T &, long) { return nullptr; }
+
+    size_t size_cell() const; // bytes behind one cell of one stream
+
+    bool can_grow() const;
+    bool is_on_host() const; // all of the layers, and nobody wants them to be copied
+    void start(std::unique_ptr<llama_kv_storage> from);
+
+    // rows [i0, i1) of one stream or of all
+    void want(uint32_t s, uint32_t i0, uint32_t i1);
+    void want(uint32_t i0, uint32_t i1);
+
+    llama_kv_rows next(bool ahead) const; // than what is there
+    llama_kv_rows rest() const;           // of what is there, when the rows of freed cells go
+
+    bool mirrors(const llama_kv_dynamic_cache & other) const;
+
+    bool grow_now(llama_io_read_i & io);
+
+    // llama_kv_storage::resize(), after which graphs and compute buffers follow
+    bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger);
+
+    std::vector<uint32_t> n_used() const; // rows of each stream that hold something, at most
+    llama_kv_rows         used() const;   // the same, block by block
+
+    // the size of the blocks of a row that are rotated in one of both, but not in the other. 0: no change of the basis
+    struct rotations {
+        uint32_t k;
+        uint32_t v;
+    };
+
+    bool read_rows(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row, const std::vector<row_range> & rows);
+
+    rotations wanted_blocks(ggml_type type_k, ggml_type type_v);   // if graphs rotate
+
+    // from blocks of this size to blocks of that one. they are those of the heads, whatever the type: one of both is 0, or they
+    // are equal
+    static uint32_t turned(uint32_t from, uint32_t to);
+
+    // not every upstream rotates, or says so in this way. then there is no change of types
+    template <typename T> static constexpr auto has_init_rot(int) -> decltype(&T::init_rot, true) { return true; }
+    template <typename T> static constexpr bool has_init_rot(long) { return false; }
+    template <typename T> static auto init_rot(T & kv, ggml_type type_k, ggml_type type_v, int) -> decltype(kv.init_rot(type_k, type_v)) {
+        kv.init_rot(type_k, type_v);
+    }
+    template <typename T> static auto n_rot_k(const T & kv, int) -> decltype(uint32_t(kv.n_rot_k)) { return kv.n_rot_k; }
+    template <typename T> static auto n_rot_v(const T & kv, int) -> decltype(uint32_t(kv.n_rot_v)) { return kv.n_rot_v; }
+    template <typename T> static auto rot_matrix(const T & kv, uint32_t n, int) -> decltype(kv.attn_rot_hadamard.at(n).data()) {
+        return n > 0 ? kv.attn_rot_hadamard.at(n).data() : nullptr;
+    }
+    template <typename T> static void          init_rot  (T &, ggml_type, ggml_type, long) {}
+    template <typename T> static uint32_t      n_rot_k   (const T &, long)                 { return 0; }
+    template <typename T> static uint32_t      n_rot_v   (const T &, long)                 { return 0; }
+    template <typename T> static const float * rot_matrix(const T &, uint32_t, long)       { return nullptr; }
+
+    llama_kv_cache & kv;
+
+    std::shared_ptr<llama_kv_dynamic> dyn; // null: of no context
+
+    llama_kv_dynamic_cache * owner = nullptr; // of the storage. null: this one
+
+    const uint32_t n_max_cells;
+
+    std::unique_ptr<llama_kv_storage> storage;
+
+    const bool offload;
+
+    bool is_dynamic = false; // it grows and shrinks
+
+    std::optional<llama_kv_rows> need;
+
+    // by the growth at hand, to go back to
+    std::optional<llama_kv_rows> before;
+    std::vector<uint32_t>        n_used_before;
+    size_t                       n_copied_before = 0;
+
+    // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
+    uint32_t n_peak = 0;
+
+    bool     has_rows    = false;
+    uint32_t n_rows_used = 0; // of each stream, at most
+
+    bool has_late_copy = false; // a copy of a stream found no memory: it waits for the next batch
+
+    row_range range = { 0, 0 }; // that the K-shift at hand is for
+
+    bool is_shared_in_part = false; // another context reads some layers, and has others of its own beside them
+
+    bool is_rotated_k = false; // by the graphs, where the types want it
+    bool is_rotated_v = false;
+
+    bool     is_state_on_device = false;
+    uint32_t n_rot_k_state      = 0;
+    uint32_t n_rot_v_state      = 0;
+
+    rotations rot_next = { 0, 0 }; // by prepare_types()
+
+    const ggml_tensor * noted_rot_k = nullptr;
+    const ggml_tensor * noted_rot_v = nullptr;
+};
+
+// For a memory whose batch plans contain the sizes of its caches (DSV4): have the rows that the plans need, and what else was
+// asked for, before the batch is planned
+//   rows: caches that have a row for every so many positions
+// returns false when there is no memory
+bool llama_kv_dynamic_grow_rows(
+        const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
+        const std::vector<llama_ubatch> & ubatches);

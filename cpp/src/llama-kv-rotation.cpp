@@ -1,0 +1,88 @@
+// The basis that K and V are stored in
+//
+// For quantized types most graphs rotate them before they are written and after they are read (n_rot_k and n_rot_v of llama_kv_cache
+// say that the types want it). Some graphs never do, and the flags do not tell. So a graph is built with all flags set, and a
+// cache is rotated if the matrix of that graph has a use.
+
+#include "llama-kv-dynamic-cache.h"
+
+void llama_kv_dynamic::find_rotation() {
+    if (is_rotation_known) {
+        return;
+    }
+
+    for (auto * cache : caches) {
+        cache->begin_find_rotation();
+    }
+
+    ggml_cgraph * gf = nullptr;
+    try {
+        gf = build_graph(true);
+    } catch (...) {
+        for (auto * cache : caches) {
+            cache->end_find_rotation(nullptr);
+        }
+        throw;
+    }
+
+    for (auto * cache : caches) {
+        cache->end_find_rotation(gf);
+    }
+
+    is_rotation_known = true;
+}
+
+//
+// llama_kv_dynamic_cache
+//
+
+bool llama_kv_dynamic_cache::is_rotated() const {
+    return is_rotated_k;
+}
+
+void llama_kv_dynamic_cache::note_rot_k(const ggml_tensor * t) {
+    noted_rot_k = t;
+}
+
+void llama_kv_dynamic_cache::note_rot_v(const ggml_tensor * t) {
+    noted_rot_v = t;
+}
+
+void llama_kv_dynamic_cache::begin_find_rotation() {
+    noted_rot_k = nullptr;
+    noted_rot_v = nullptr;
+
+    if (has_types()) {
+        init_rot(kv, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, 0);
+    }
+}
+
+void llama_kv_dynamic_cache::end_find_rotation(ggml_cgraph * gf) {
+    is_rotated_k = false;
+    is_rotated_v = false;
+
+    for (int i = 0; gf && i < ggml_graph_n_nodes(gf); ++i) {
+        for (const ggml_tensor * src : ggml_graph_node(gf, i)->src) {
+            is_rotated_k |= src && src == noted_rot_k;
+            is_rotated_v |= src && src == noted_rot_v;
+        }
+    }
+
+    if (has_types()) {
+        init_rot(kv, types().first, types().second, 0);
+    }
+}
+
+llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::wanted_blocks(ggml_type type_k, ggml_type type_v) {
+    const auto [type_k_cur, type_v_cur] = types();
+
+    init_rot(kv, type_k, type_v, 0);
+    const rotations res = { n_rot_k(kv, 0), n_rot_v(kv, 0) };
+    init_rot(kv, type_k_cur, type_v_cur, 0);
+
+    return res;
+}
+
+uint32_t llama_kv_dynamic_cache::turned(uint32_t from, uint32_t to) {
+    return from == to ? 0 : from + to;
+}
