@@ -101,6 +101,11 @@ def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
         resource.prlimit(server.pid, resource.RLIMIT_AS, before)
 
 
+def until_logged(server: LlamaServer, said: str) -> None:
+    """A thread of its own writes the log, after an answer even; all of it is there when the server has ended."""
+    until(lambda: said in server.log)
+
+
 def refusal(answer: httpx.Response) -> tuple[int, str, str]:
     """Status, type and message of an error."""
     error = answer.json()["error"]
