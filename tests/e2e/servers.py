@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,13 @@ def completion(server: LlamaServer, prompt: str, n_predict: int, **more: Any) ->
     """One /completion at temperature 0 that no end of text ends."""
     body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, **more}
     return server.post("/completion", body)
+
+
+def at_once(server: LlamaServer, prompts: Sequence[str], n_predict: int) -> list[dict[str, Any]]:
+    """As completion(), in one request: of several, one may have ended before the next comes."""
+    body = {"prompt": prompts, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True}
+    answers: list[dict[str, Any]] = server.http.post("/completion", json=body).raise_for_status().json()
+    return answers
 
 
 def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:

@@ -15,7 +15,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, events, serving, spoken, until, until_logged
+from tests.e2e.servers import at_once, completion, events, serving, spoken, until, until_logged
 
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
@@ -78,16 +78,15 @@ def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path)
 
 
 def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, tmp_path: Path) -> None:
-    def at_once(log: Path, *args: str) -> tuple[list[str], int, int]:
-        model = spoken(real, "llama-dense")
-        with serving(real, model, log, *ARGS, *args) as server, ThreadPoolExecutor() as pool:
-            answers = list(pool.map(lambda p: completion(server, p, 8), PROMPTS[:4]))
+    def ask(log: Path, *args: str) -> tuple[list[str], int, int]:
+        with serving(real, spoken(real, "llama-dense"), log, *ARGS, *args) as server:
+            answers = at_once(server, PROMPTS[:4], 8)
             own = sum(len(tokens(server, p)) - common(server, COMMON, p) for p in PROMPTS[:4])
             once = len(tokens(server, COMMON)) + own
         return [a["content"] for a in answers], sum(a["timings"]["prompt_n"] for a in answers), once
 
-    apart, all_of_it, _ = at_once(tmp_path / "apart")
-    shared, computed, once = at_once(tmp_path / "shared", FLAG)
+    apart, all_of_it, _ = ask(tmp_path / "apart")
+    shared, computed, once = ask(tmp_path / "shared", FLAG)
     assert shared == apart
     assert computed <= once < all_of_it / 2
 
