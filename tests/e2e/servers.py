@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,13 @@ def completion(server: LlamaServer, prompt: str, n_predict: int, **more: Any) ->
     return server.post("/completion", body)
 
 
+def at_once(server: LlamaServer, prompts: Sequence[str], n_predict: int) -> list[dict[str, Any]]:
+    """As completion(), in one request: of several, one may have ended before the next comes."""
+    body = {"prompt": prompts, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True}
+    answers: list[dict[str, Any]] = server.http.post("/completion", json=body).raise_for_status().json()
+    return answers
+
+
 def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:
     """What a streaming request is sent, the JSON of each `data:`."""
     out = []
@@ -99,6 +106,11 @@ def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(server.pid, resource.RLIMIT_AS, before)
+
+
+def until_logged(server: LlamaServer, said: str) -> None:
+    """A thread of its own writes the log, after an answer even; all of it is there when the server has ended."""
+    until(lambda: said in server.log)
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str, str]:

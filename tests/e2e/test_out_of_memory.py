@@ -55,7 +55,7 @@ def test_the_server_goes_on_after_a_growth_that_fails(
         # the first long request may be answered too: the server retries with smaller batches, which need less
         answers = [answered(server, LONG), answered(server, LONG)]
         assert server.complete(SHORT).text == static_answer.text
-        log = server.log
+    log = server.log
     assert growths(log)
     if fail.startswith("3"):
         # less ahead of need, then none of the new cells: what the compute buffers lack is theirs

@@ -30,7 +30,7 @@ def device(rpc: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devi
         yield found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)  # with the build, for the first one
 @pytest.mark.parametrize("args", [(), ("-fa", "off"), ("--seqs", "4")], ids=["f16", "transposed-V", "four-streams"])
 @pytest.mark.parametrize("toy", TOYS)
 def test_a_cache_on_a_device_gives_the_same_bits(

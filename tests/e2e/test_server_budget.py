@@ -17,7 +17,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, part, refusal, serving, spoken
+from tests.e2e.servers import completion, part, refusal, serving, spoken, until_logged
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 
@@ -152,7 +152,7 @@ def test_idle_slots_first_then_precision(
         assert watched.look() == ("f16", 0, 0)
         watched.ask(1, 650)  # the two have no place at f16
         assert watched.look() == ("f16", 0, 0)
-        assert "purging slot 0" in watched.server.log
+        until_logged(watched.server, "purging slot 0")
         watched.ask(1, 1300)
         assert watched.look() == ("q8_0", 1, 0)
         watched.ask(1, most)
@@ -228,7 +228,7 @@ def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
     assert "purging" not in seeing.server.log
     seeing.load()
     assert seeing.look() == ("f16", 0, 0)
-    assert "purging slot 0" in seeing.server.log
+    until_logged(seeing.server, "purging slot 0")
     assert seeing.ask(1, 800)["timings"]["cache_n"] > 700
     seeing.unload()
 
@@ -236,14 +236,14 @@ def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
 def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
     """With its precision; a new conversation begins at the first rung when the projector is gone."""
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, seeing.server, prompt(0, 1420), 100, id_slot=0)
+        running = pool.submit(completion, seeing.server, prompt(0, 1420), 500, id_slot=0)
         while not seeing.server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"):
             assert not running.done()
         assert seeing.look() == ("f16", 0, 0)
         seeing.load()
         assert not running.done()
         assert seeing.look() == ("q8_0", 1, 0)
-        assert running.result()["tokens_predicted"] == 100
+        assert running.result()["tokens_predicted"] == 500
     seeing.unload()
     seeing.server.slot("erase", 0)
     seeing.ask(0, 1000)

@@ -24,7 +24,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import SANITIZED, Real
 from tests.e2e.projector import MARKER, is_unloaded, see
-from tests.e2e.servers import completion, part, refusal, serving, spoken
+from tests.e2e.servers import completion, part, refusal, serving, spoken, until
 
 pytestmark = pytest.mark.timeout(3600 if SANITIZED else 300)
 
@@ -55,6 +55,7 @@ def meanwhile(*jobs: Callable[[], object]) -> Iterator[None]:
     done = threading.Event()
 
     def again(job: Callable[[], object]) -> None:
+        job()  # once at least, however late the thread begins
         while not done.is_set():
             job()
 
@@ -82,10 +83,7 @@ def requantize(server: LlamaServer, rng: random.Random, *keys: str) -> None:
 
 def settled(server: LlamaServer) -> None:
     """Until no slot works, with nothing left in any."""
-    deadline = time.monotonic() + 120
-    while any(slot["is_processing"] for slot in json.loads(server.get("/slots"))):
-        assert time.monotonic() < deadline, "a slot is stuck"
-        time.sleep(0.05)
+    until(lambda: not any(slot["is_processing"] for slot in json.loads(server.get("/slots"))))
     for slot in json.loads(server.get("/slots")):
         server.slot("erase", slot["id"])
 
@@ -134,6 +132,13 @@ def test_parts_go_and_come(real: Real, model: Path, tmp_path: Path, monkeypatch:
     written: list[tuple[int, str]] = []
     seen: list[httpx.Response] = []
 
+    def answered() -> list[httpx.Response]:
+        return [answer for answer in seen if answer.status_code == 200]
+
+    def one_more_is_seen() -> None:
+        before = len(answered())
+        until(lambda: len(answered()) > before)
+
     def write(server: LlamaServer, number: int) -> None:
         answer = completion(server, texts[number], 60, id_slot=number, cache_prompt=False)
         written.append((number, answer["content"]))
@@ -153,11 +158,10 @@ def test_parts_go_and_come(real: Real, model: Path, tmp_path: Path, monkeypatch:
                     part(server, name, "unload", timeout_ms=60000)
                 for name in ("speculative", "mmproj"):
                     part(server, name, "load")
+                one_more_is_seen()
     assert {number for number, _ in written} == {0, 1, 2, 3}
     assert all(text == expected[number] for number, text in written)
-    answered = [answer for answer in seen if answer.status_code == 200]
-    assert answered, "no image was ever seen"
-    assert all(answer.json()["tokens_predicted"] == 2 for answer in answered)
+    assert all(answer.json()["tokens_predicted"] == 2 for answer in answered())
     for answer in seen:
         if answer.status_code == 503:
             assert refusal(answer)[1] == "unavailable_error"
@@ -211,7 +215,7 @@ def test_a_budget_that_does_not_suffice(
     with busy(real, model, tmp_path / "log", *args) as server:
         clients = [partial(load, server, random.Random(seed)) for seed in range(4)]
         with meanwhile(partial(watch, server), *clients):
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             for number in itertools.count():
                 time.sleep(0.1)
                 part(server, "speculative", "unload" if number % 2 == 0 else "load", timeout_ms=60000)

@@ -28,7 +28,8 @@ def answers(real: Real, log: Path, kind: str, *more: str) -> tuple[list[dict[str
         model = drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
         draft = ()
     with serving(real, model, log, *ARGS, "--spec-type", kind, *draft, *more) as server:
-        return [completion(server, text, n) for text, n in ASKED], server.log
+        answered = [completion(server, text, n) for text, n in ASKED]
+    return answered, server.log
 
 
 def accepted(answer: dict[str, Any]) -> float:

@@ -27,17 +27,18 @@ def committed(server: LlamaServer) -> int:
 
 def test_nobody_has_used_a_slot_for_a_while(real: Real, wide: Path, tmp_path: Path) -> None:
     with serving(real, wide, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
+        completion(server, prompt(3, 20), 1, id_slot=0)  # what the first batch takes
+        before = server.resident()
         completion(server, prompt(1, 300), 1, id_slot=0)
         completion(server, prompt(2, 1200), 1, id_slot=1)  # the first one is in the prompt cache now
-        full = server.resident()
         until(lambda: "dropping the prompt cache" in server.log and "giving back the cells of" in server.log)
         assert committed(server) <= 16 * MIB  # what it starts with
-        until(lambda: full - server.resident() > 75 * MIB)  # 64 KiB for each token, but for what it starts with
+        until(lambda: server.resident() < before + 24 * MIB)  # of 64 KiB for each token
         assert completion(server, prompt(1, 100), 1)["timings"]["cache_n"] == 0
 
 
 def test_one_that_is_used_keeps_its_cells(real: Real, wide: Path, tmp_path: Path) -> None:
-    args = (*ARGS, "--no-cache-idle-slots", "--kv-idle-release", "2")
+    args = (*ARGS, "--no-cache-idle-slots", "--kv-idle-release", "4")  # no machine stands still for so long
     with serving(real, wide, tmp_path / "log", *args) as server:
         completion(server, prompt(1, 100), 1, id_slot=0)
         text = prompt(2, 100)
@@ -47,9 +48,11 @@ def test_one_that_is_used_keeps_its_cells(real: Real, wide: Path, tmp_path: Path
 
 def test_it_needs_no_other_flag_and_is_off_without(real: Real, wide: Path, tmp_path: Path) -> None:
     with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic") as server:
-        completion(server, prompt(1, 100), 1)
+        completion(server, prompt(1, 600), 1)
+        taken = committed(server)
+        assert taken > 16 * MIB  # what it starts with
         time.sleep(2.5)
-        assert committed(server) > 0
+        assert committed(server) == taken
 
 
 def test_an_erased_slot(real: Real, wide: Path, tmp_path: Path) -> None:
@@ -62,6 +65,6 @@ def test_an_erased_slot(real: Real, wide: Path, tmp_path: Path) -> None:
         assert taken >= 96 * MIB
         full = server.resident()
         server.slot("erase", 0)
-        assert full - server.resident() >= 0.99 * (taken - committed(server))
+        assert full - server.resident() >= 0.95 * (taken - committed(server))
         assert committed(server) <= 16 * MIB
         assert server.resident() < before + 24 * MIB

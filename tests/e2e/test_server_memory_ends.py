@@ -15,7 +15,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, events, serving, spoken
+from tests.e2e.servers import at_once, completion, events, serving, spoken
 
 APART = ("-c", "4096", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
 ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0")
@@ -123,7 +123,7 @@ def test_one_pool_for_all_serves_whom_it_can(
     prompts = [prompt(i, 20) for i in range(4)]
     no_growth(1)
     with serving(real, model, tmp_path / "log", *args, "--kv-dynamic") as server:
-        answers = together(server, prompts, [120] * 4)
+        answers = at_once(server, prompts, 120)
     # no text to compare with: whoever goes on takes the cells of one that has ended, and attention sums in their order
     assert any(a["tokens_predicted"] == 120 for a in answers)
     assert any(a["truncated"] for a in answers)

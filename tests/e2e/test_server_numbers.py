@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, spoken
+from tests.e2e.servers import completion, serving, spoken, until
 
 ARGS = ("-c", "4096", "-np", "2", "--metrics", "--slots", "--cache-ram", "0")
 LINE = re.compile(r'^llamacpp:kv_cache_(\w+)\{context="(\w+)"\} (\S+)$', re.MULTILINE)
@@ -143,10 +142,7 @@ def test_sleep_takes_nothing_and_forgets_nothing(real: Real, model: Path, tmp_pa
     with serving(real, model, tmp_path / "log", *ARGS, "--sleep-idle-seconds", "1", "--kv-dynamic") as server:
         completion(server, prompt(1, 1000), 4)
         before = numbers(server)["target"]
-        deadline = time.monotonic() + 30
-        while not server.http.get("/props").json()["is_sleeping"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: server.http.get("/props").json()["is_sleeping"])
         for asleep in (numbers(server)["target"], {k: str(v) for k, v in props(server)["target"].items()}):
             assert [float(asleep[name]) for name in GAUGES] == [0] * len(GAUGES)
             assert asleep.get("slots", "[]") == "[]"

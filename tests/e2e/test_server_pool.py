@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, refusal, serving, spoken, spoken_wide
+from tests.e2e.servers import at_once, completion, refusal, serving, spoken, spoken_wide, until, until_logged
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
@@ -27,17 +25,8 @@ def model(real: Real) -> Path:
     return spoken(real, "llama-dense")
 
 
-def at_once(server: LlamaServer, prompts: Iterable[str], n_predict: int = N) -> list[dict[str, Any]]:
-    """Four clients that take turns."""
-    with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(lambda text: completion(server, text, n_predict), prompts))
-
-
-def wait_for(server: LlamaServer, said: str) -> None:
-    deadline = time.monotonic() + 60
-    while said not in server.log:
-        assert time.monotonic() < deadline, said
-        time.sleep(0.01)
+def n_waiting(server: LlamaServer) -> int:
+    return sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json())
 
 
 def all_finish(answers: list[dict[str, Any]], n_predict: int = N) -> None:
@@ -62,31 +51,31 @@ def test_who_fits_alone_finishes(real: Real, toy: str, args: tuple[str, ...], tm
     model = spoken(real, toy)
     draft = ("-md", model) if args == DRAFT else ()
     with serving(real, model, tmp_path / "log", *SMALL, *args, *draft) as server:
-        all_finish(at_once(server, [prompt(i, 30 + 20 * (i % 4)) for i in range(6)]))
-        assert "paused" in server.log and "resumed" in server.log
+        all_finish(at_once(server, [prompt(i, 30 + 20 * (i % 4)) for i in range(6)], N))
         assert all(not slot["is_processing"] for slot in server.http.get("/slots").json())
+    assert "paused" in server.log and "resumed" in server.log
 
 
 def test_within_a_budget(real: Real, tmp_path: Path) -> None:
     args = (*POOL, "-c", "16384", "--kv-budget", "16")  # of 64 KiB a cell
     with serving(real, spoken_wide(real), tmp_path / "log", *args) as server:
         all_finish(at_once(server, [prompt(i, 50) for i in range(6)], 80), 80)
-        assert "resumed" in server.log
+    assert "resumed" in server.log
 
 
 def test_what_was_paused_goes_on_where_it_was(real: Real, model: Path, tmp_path: Path) -> None:
     prompts = [prompt(i, 40) for i in range(4)]
     with serving(real, model, tmp_path / "roomy", *POOL, "-c", "8192") as server:
-        expected = [a["content"] for a in at_once(server, prompts)]
+        expected = [a["content"] for a in at_once(server, prompts, N)]
     with serving(real, model, tmp_path / "log", *SMALL) as server:
-        answers = [a["content"] for a in at_once(server, prompts)]
-        assert "resumed" in server.log
+        answers = [a["content"] for a in at_once(server, prompts, N)]
+    assert "resumed" in server.log
     assert answers == expected
 
 
 def test_without_memory_for_what_is_paused_one_ends(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *SMALL, "--cache-ram", "0") as server:
-        answers = at_once(server, [prompt(i, 40) for i in range(4)])
+        answers = at_once(server, [prompt(i, 40) for i in range(4)], N)
     ended = [a for a in answers if a["truncated"]]
     assert [a["tokens_predicted"] for a in answers if not a["truncated"]] == [N] * (4 - len(ended))
     assert 1 <= len(ended) <= 2
@@ -103,33 +92,34 @@ def test_one_that_has_the_pool_for_itself_and_needs_more(real: Real, model: Path
 
 
 def test_a_client_that_leaves_while_its_request_is_paused(real: Real, model: Path, tmp_path: Path) -> None:
-    with serving(real, model, tmp_path / "log", *POOL, "-c", "2048") as server, ThreadPoolExecutor() as pool:
-        other = pool.submit(completion, server, prompt(1, 40), 1800)
-        wait_for(server, "processing task")
-        body = {"prompt": prompt(9, 1000), "n_predict": 900, "ignore_eos": True, "stream": True}
+    with serving(real, model, tmp_path / "log", *POOL, "-c", "4096") as server, ThreadPoolExecutor() as pool:
+        other = pool.submit(completion, server, prompt(1, 40), 3300)
+        until_logged(server, "processing task")
+        body = {"prompt": prompt(9, 2500), "n_predict": 1500, "ignore_eos": True, "stream": True}
         with server.http.stream("POST", "/completion", json=body, headers={"Connection": "close"}) as answer:
             assert answer.status_code == 200
-            wait_for(server, "paused, n_tokens")
-            assert sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json()) == 1
-        wait_for(server, "cancel task")  # the server looks once a second who is still there
+            until_logged(server, "paused, n_tokens")
+            assert n_waiting(server) == 1
+        until_logged(server, "cancel task")  # the server looks once a second who is still there
         assert not other.done()
-        all_finish([other.result()], 1800)
+        all_finish([other.result()], 3300)
         all_finish([completion(server, prompt(3, 40), N)])
-        assert "resumed" not in server.log
+    assert "resumed" not in server.log
 
 
 def test_who_waits_goes_in_turn(real: Real, model: Path, tmp_path: Path) -> None:
-    """A long prompt that came first is not overtaken by short ones that would fit beside those that run."""
-    with serving(real, model, tmp_path / "log", *SMALL) as server, ThreadPoolExecutor() as pool:
-        asked = [pool.submit(completion, server, prompt(1, 40), 400)]
-        wait_for(server, "processing task")
-        for words in (480, 20):
-            asked.append(pool.submit(completion, server, prompt(2, words), 8))
-            wait_for(server, f"waits for cells, n_tokens = {words}"[:-1])  # a few tokens more than words
-            assert sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json()) == len(asked) - 1
-        for one in asked:
-            assert not one.result()["truncated"]
-        places = [int(n) for n in re.findall(r"has a place now, n_tokens = (\d+)", server.log)]
+    """A long prompt that came first is not overtaken by a short one that would fit beside the one that runs."""
+    args = (*POOL, "-c", "2048")
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
+        for slot in range(4):  # in this order they are taken, then
+            completion(server, prompt(9, 10), 0, id_slot=slot)
+        running = pool.submit(completion, server, prompt(1, 40), 1600)
+        until(lambda: any(slot["is_processing"] for slot in server.http.get("/slots").json()))
+        waiting = pool.submit(at_once, server, [prompt(2, 1980), prompt(2, 20)], 8)
+        until(lambda: n_waiting(server) == 2)
+        all_finish([running.result()], 1600)
+        all_finish(waiting.result(), 8)
+    places = [int(n) for n in re.findall(r"has a place now, n_tokens = (\d+)", server.log)]
     assert len(places) == 2 and places[0] > 400 > places[1]
 
 
@@ -138,6 +128,7 @@ def test_idle_slots_first_and_the_one_that_was_used_last_is_the_last(real: Real,
         for slot in (2, 0, 1):
             completion(server, prompt(slot, 60), 8, id_slot=slot)
         completion(server, prompt(7, 250), 100, id_slot=3)
+        until(lambda: server.log.count("stop processing") == 4)  # what a slot says last
         assert [slot for slot in range(4) if f"purging slot {slot}" in server.log] == [2]
         back = completion(server, prompt(2, 60) + " river", 8)  # it was saved before
         assert back["timings"]["cache_n"] >= 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, events, serving, spoken
+from tests.e2e.servers import at_once, completion, events, serving, spoken, until, until_logged
 
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
@@ -49,9 +48,7 @@ def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Calla
     body = {"prompt": text, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(events, server, "/completion", body)
-        deadline = time.monotonic() + 60
-        while not any(slot.get("next_token", [{}])[0].get("n_decoded") for slot in server.http.get("/slots").json()):
-            assert time.monotonic() < deadline
+        until(lambda: server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"))
         yield lambda: "".join(event["content"] for event in answer.result())
 
 
@@ -81,16 +78,15 @@ def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path)
 
 
 def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, tmp_path: Path) -> None:
-    def at_once(log: Path, *args: str) -> tuple[list[str], int, int]:
-        model = spoken(real, "llama-dense")
-        with serving(real, model, log, *ARGS, *args) as server, ThreadPoolExecutor() as pool:
-            answers = list(pool.map(lambda p: completion(server, p, 8), PROMPTS[:4]))
+    def ask(log: Path, *args: str) -> tuple[list[str], int, int]:
+        with serving(real, spoken(real, "llama-dense"), log, *ARGS, *args) as server:
+            answers = at_once(server, PROMPTS[:4], 8)
             own = sum(len(tokens(server, p)) - common(server, COMMON, p) for p in PROMPTS[:4])
             once = len(tokens(server, COMMON)) + own
         return [a["content"] for a in answers], sum(a["timings"]["prompt_n"] for a in answers), once
 
-    apart, all_of_it, _ = at_once(tmp_path / "apart")
-    shared, computed, once = at_once(tmp_path / "shared", FLAG)
+    apart, all_of_it, _ = ask(tmp_path / "apart")
+    shared, computed, once = ask(tmp_path / "shared", FLAG)
     assert shared == apart
     assert computed <= once < all_of_it / 2
 
@@ -108,7 +104,7 @@ def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, tmp_path: Pat
         with serving(real, spoken(real, toy), tmp_path / toy, *args, FLAG) as server:
             completion(server, COMMON, 4, id_slot=0)
             assert completion(server, PROMPTS[0], 4, id_slot=1)["timings"]["cache_n"] == 0
-            assert "--kv-share-prefix needs a unified KV cache" in server.log
+        assert "--kv-share-prefix needs a unified KV cache" in server.log
 
 
 @pytest.mark.parametrize("shifting", ["the donor", "the other"])
@@ -118,13 +114,15 @@ def test_cells_that_are_shared_do_not_move(real: Real, shifting: str, tmp_path: 
     lengths = (700, 100) if shifting == "the donor" else (150, 700)
 
     def both(log: Path, *more: str) -> list[str]:
-        with serving(real, spoken(real, "llama-dense"), log, *args, *more) as server:
-            with generating(server, COMMON, lengths[0]) as text:
-                other = completion(server, PROMPTS[0], lengths[1], id_slot=1)
-                assert (other["timings"]["cache_n"] > 0) == (FLAG in more)
-                donor = text()
-            assert "slot context shift" in server.log
-            return [donor, other["content"]]
+        with (
+            serving(real, spoken(real, "llama-dense"), log, *args, *more) as server,
+            generating(server, COMMON, lengths[0]) as text,
+        ):
+            other = completion(server, PROMPTS[0], lengths[1], id_slot=1)
+            assert (other["timings"]["cache_n"] > 0) == (FLAG in more)
+            donor = text()
+        assert "slot context shift" in server.log
+        return [donor, other["content"]]
 
     assert both(tmp_path / "shared", FLAG) == both(tmp_path / "apart")
 
@@ -153,7 +151,7 @@ def test_cells_that_a_context_shift_has_moved(real: Real, tmp_path: Path) -> Non
     keep = 32
     with serving(real, spoken(real, "llama-dense"), tmp_path / "log", *args) as server:
         first = completion(server, COMMON, 500, id_slot=0, n_keep=keep, n_discard=64, return_tokens=True)
-        assert server.log.count("slot context shift") > 0
+        until_logged(server, "slot context shift")
         held = tokens(server, COMMON) + first["tokens"]
         kept = next(n for n in (keep, keep + 1) if f"n_keep = {n}," in server.log)
         while len(held) > 512:
@@ -213,5 +211,5 @@ def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> N
         found(server, COMMON, 0)
         found(server, f"{COMMON} {prompt(8, 100)}", 0)
         assert found(server, PROMPTS[0], 1) > 0
-        assert "shares the cells of slot 0" in server.log
-        assert "erased invalidated context checkpoint" not in server.log
+    assert "shares the cells of slot 0" in server.log
+    assert "erased invalidated context checkpoint" not in server.log

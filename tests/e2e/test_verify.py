@@ -17,7 +17,7 @@ def quick(real: Real) -> tuple[int, dict[str, Any]]:
     return kvtool("verify", "--quick")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_quick_passes(quick: tuple[int, dict[str, Any]]) -> None:
     code, found = quick
     assert [f"{f['id']}: {f['reason']}" for f in found["findings"] if f["outcome"] == "failed"] == []

@@ -69,6 +69,8 @@ def restore(what: Path, saved: Path) -> None:
 
 def kill_family(pid: int) -> None:
     """Kill a process and all that it started, as a power cut does."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)  # or it starts another one while they are listed
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout.split()
     pairs = list(zip(map(int, listed[::2]), map(int, listed[1::2]), strict=True))
     family = [pid]

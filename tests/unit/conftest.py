@@ -26,11 +26,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 @pytest.fixture
-def nobody() -> str:
-    """An address where nothing listens."""
+def nobody() -> Iterator[str]:
+    """An address where nothing listens, and nobody else may: it is taken."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 @pytest.fixture

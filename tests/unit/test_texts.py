@@ -19,7 +19,7 @@ def bin_dir(tmp_path: Path) -> Path:
     return fakes.programs(tmp_path / "bin")
 
 
-def complete(bin_dir: Path, name: str, timeout: float = 20.0) -> Finding:
+def complete(bin_dir: Path, name: str, timeout: float = 120.0) -> Finding:
     check = Check(f"completion/{name}", "completion", fakes.model(bin_dir.parent, name), timeout=timeout)
     return texts.completion(check, bin_dir / "llama-completion", bin_dir.parent)
 
@@ -70,7 +70,7 @@ def test_the_environment_variable_is_tried_alone(bin_dir: Path) -> None:
     ],
 )
 def test_bench(bin_dir: Path, name: str, status: str) -> None:
-    timeout = 1.0 if name == "timeout" else 20.0
+    timeout = 1.0 if name == "timeout" else 120.0
     check = Check("bench/x", "bench", fakes.model(bin_dir.parent, name), timeout=timeout)
     found = texts.bench(check, bin_dir / "llama-bench")
     assert found.status == status
