@@ -107,12 +107,13 @@ def test_a_client_that_leaves_while_its_request_is_paused(real: Real, model: Pat
     assert "resumed" not in server.log
 
 
-def test_who_waits_goes_in_turn(real: Real, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [0, 3])
+def test_who_waits_goes_in_turn(real: Real, model: Path, tmp_path: Path, first: int) -> None:
     """A long prompt that came first is not overtaken by a short one that would fit beside the one that runs."""
     args = (*POOL, "-c", "2048")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         for slot in range(4):  # in this order they are taken, then
-            completion(server, prompt(9, 10), 0, id_slot=slot)
+            completion(server, prompt(9, 10), 0, id_slot=abs(first - slot))
         running = pool.submit(completion, server, prompt(1, 40), 1600)
         until(lambda: any(slot["is_processing"] for slot in server.http.get("/slots").json()))
         waiting = pool.submit(at_once, server, [prompt(2, 1980), prompt(2, 20)], 8)

@@ -91,6 +91,15 @@ def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, tmp_path:
     assert computed <= once < all_of_it / 2
 
 
+def test_one_that_has_not_started_yet_gives_what_it_has(real: Real, tmp_path: Path) -> None:
+    """Of its last prompt: the next one that begins so gets that slot, and others come with it."""
+    with serving(real, spoken(real, "llama-dense"), tmp_path / "log", *ARGS, FLAG) as server:
+        completion(server, PROMPTS[0], 8, id_slot=3)
+        answers = at_once(server, PROMPTS[1:4], 8)
+        own = sum(len(tokens(server, p)) - common(server, COMMON, p) for p in PROMPTS[1:4])
+    assert sum(a["timings"]["prompt_n"] for a in answers) <= own
+
+
 def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, tmp_path: Path) -> None:
     model = spoken(real, "llama-dense")
     with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server, generating(server, COMMON, 300):

@@ -2,14 +2,14 @@
 
 // How the cells of a prompt have come to be: another slot takes only what it would have computed itself
 
-#include "common.h"
+#include "server-common.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 struct server_prompt_origin {
-    // tokens from the start whose cells nobody has moved. none of a prompt that came from a file
+    // tokens from the start whose cells nobody has moved, all computed with the same adapters. none of a prompt that came from a file
     int32_t n_exact = 0;
 
     // what the first of them were computed with
@@ -25,7 +25,9 @@ struct server_prompt_origin {
         if (pos == 0) {
             this->lora = lora;
         }
-        if (pos <= n_exact || pos == 0) {
+        if (!are_lora_equal(lora, this->lora)) {
+            n_exact = std::min(n_exact, pos);
+        } else if (pos <= n_exact || pos == 0) {
             n_exact = INT32_MAX;
         }
     }

@@ -37,7 +37,7 @@ protected:
         for (auto * slot = next_waiting(); slot && slot->paused; slot = next_waiting()) {
             const int32_t n_tokens = std::max(slot->task->n_tokens(), slot->paused->prompt.n_tokens());
 
-            if (!find_place(*slot, n_tokens) && has_running()) {
+            if (!find_place(*slot, n_tokens) && has_ahead(*slot)) {
                 return;
             }
             if (!resume(*slot)) {
@@ -63,7 +63,7 @@ protected:
 
         // cells of its own are of no use to others in a cache of several streams. what is too long is refused at once
         const bool is_free = !self().params_base.kv_unified || n_tokens >= slot.n_ctx ||
-            (is_next && (!has_running() || find_place(slot, n_tokens - n_kept(slot))));
+            (is_next && (!has_ahead(slot) || find_place(slot, n_needed(slot))));
 
         if (slot.waits == is_free) {
             SLT_INF(slot, "%s, n_tokens = %d\n", is_free ? "has a place now" : "waits for cells", n_tokens);
@@ -175,8 +175,13 @@ private:
         return slot.state == SLOT_STATE_PROCESSING_PROMPT || slot.state == SLOT_STATE_DONE_PROMPT || slot.state == SLOT_STATE_GENERATING;
     }
 
-    bool has_running() const {
-        return std::any_of(self().slots.begin(), self().slots.end(), is_running);
+    // does it have its place before the slot? also one that starts with the same batch, and was asked for before
+    static bool is_ahead(const server_slot & other, const server_slot & slot) {
+        return &other != &slot && (is_running(other) || (other.state == SLOT_STATE_STARTED && other.task->id < slot.task->id));
+    }
+
+    bool has_ahead(const server_slot & slot) const {
+        return std::any_of(self().slots.begin(), self().slots.end(), [&](const server_slot & other) { return is_ahead(other, slot); });
     }
 
     // the oldest request that waits for cells
@@ -240,6 +245,11 @@ private:
         return is_shared ? std::min<int32_t>(slot.prompt.tokens.get_common_prefix(slot.task->tokens), impl_t::share_n_computed(slot)) : impl_t::share_n_computed(slot);
     }
 
+    // cells that its prompt still takes
+    int32_t n_needed(const server_slot & slot) const {
+        return is_running(slot) ? std::max(slot.task->n_tokens(), slot.prompt.n_tokens()) - impl_t::share_n_computed(slot) : slot.task->n_tokens() - n_kept(slot);
+    }
+
     // is there a place for n cells more, with what the others' prompts still need and a few tokens ahead?
     bool has_place(const server_slot & slot, int32_t n) const {
         const int32_t n_max = n_cells_max();
@@ -249,8 +259,8 @@ private:
 
         int64_t n_all = (int64_t) llama_get_memory_usage(self().ctx_tgt).n_cells_used + n;
         for (const auto & other : self().slots) {
-            if (&other != &slot && is_running(other)) {
-                n_all += std::max(other.task->n_tokens(), other.prompt.n_tokens()) - impl_t::share_n_computed(other);
+            if (is_ahead(other, slot)) {
+                n_all += n_needed(other);
             }
         }
 
@@ -368,7 +378,7 @@ private:
         if (!ok) {
             slot.mem.seq_rm(slot.id, -1, -1);
         }
-        if (!ok && has_running()) {
+        if (!ok && has_ahead(slot)) {
             return false; // until one of these ends
         }
 

@@ -138,15 +138,14 @@ private:
     }
 
     static bool can_give(const server_slot & other, const server_slot & slot) {
-        // one that has not started yet has the prompt of its last task, and the LoRA of this one
-        if (other.id == slot.id || other.state == SLOT_STATE_STARTED || other.state == SLOT_STATE_WAIT_OTHER) {
+        if (other.id == slot.id || other.state == SLOT_STATE_WAIT_OTHER) {
             return false;
         }
 
-        const auto & task = other.task ? other.task : other.task_prev;
+        // one that has not started yet has the prompt of its last task
+        const auto & task = other.task && other.state != SLOT_STATE_STARTED ? other.task : other.task_prev;
 
-        return task && is_completion(*task) && !other.prompt.tokens.has_media() &&
-            are_lora_equal(other.lora, slot.lora) && are_lora_equal(other.prompt.origin.lora, slot.lora);
+        return task && is_completion(*task) && !other.prompt.tokens.has_media() && are_lora_equal(other.prompt.origin.lora, slot.lora);
     }
 
     // a sequence can be cut after any token, without a checkpoint
