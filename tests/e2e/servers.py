@@ -67,6 +67,13 @@ def at_once(server: LlamaServer, prompts: Sequence[str], n_predict: int) -> list
     return answers
 
 
+def resident(server: LlamaServer) -> int:
+    """Bytes of the process in memory, on a system that tells."""
+    taken = server.resident()
+    assert taken is not None
+    return taken
+
+
 def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:
     """What a streaming request is sent, the JSON of each `data:`."""
     out = []

@@ -111,7 +111,9 @@ def lab(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.Tem
     pool = ThreadPoolExecutor(cores())
     try:
         for item in chosen:
-            made.start(pool, item.callspec.params["trap"])
+            trap = item.callspec.params["trap"]
+            assert isinstance(trap, Trap)
+            made.start(pool, trap)
         yield made
     finally:
         pool.shutdown(cancel_futures=True)

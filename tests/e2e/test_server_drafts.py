@@ -23,7 +23,7 @@ ASKED = [(prompt(1, 600), 100), (prompt(1, 600) + " and the stone", 50)]
 
 def answers(real: Real, log: Path, kind: str, *more: str) -> tuple[list[dict[str, Any]], str]:
     model = spoken(real, "llama-dense")
-    draft = ("-md", str(model))  # drafts for itself: all that it drafts is accepted
+    draft: tuple[str, ...] = ("-md", str(model))  # drafts for itself: all that it drafts is accepted
     if kind == "draft-mtp":
         model = drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
         draft = ()

@@ -10,7 +10,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, spoken_wide, until
+from tests.e2e.servers import completion, resident, serving, spoken_wide, until
 
 ARGS = ("-c", "16384", "-np", "2", "--kv-unified", "--no-warmup")
 MIB = 1024 * 1024
@@ -28,12 +28,12 @@ def committed(server: LlamaServer) -> int:
 def test_nobody_has_used_a_slot_for_a_while(real: Real, wide: Path, tmp_path: Path) -> None:
     with serving(real, wide, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
         completion(server, prompt(3, 20), 1, id_slot=0)  # what the first batch takes
-        before = server.resident()
+        before = resident(server)
         completion(server, prompt(1, 300), 1, id_slot=0)
         completion(server, prompt(2, 1200), 1, id_slot=1)  # the first one is in the prompt cache now
         until(lambda: "dropping the prompt cache" in server.log and "giving back the cells of" in server.log)
         assert committed(server) <= 16 * MIB  # what it starts with
-        until(lambda: server.resident() < before + 24 * MIB)  # of 64 KiB for each token
+        until(lambda: resident(server) < before + 24 * MIB)  # of 64 KiB for each token
         assert completion(server, prompt(1, 100), 1)["timings"]["cache_n"] == 0
 
 
@@ -59,12 +59,12 @@ def test_an_erased_slot(real: Real, wide: Path, tmp_path: Path) -> None:
     with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic", "--slot-save-path", tmp_path) as server:
         completion(server, prompt(1, 20), 1, id_slot=0)  # what the first batch takes
         server.slot("erase", 0)
-        before = server.resident()
+        before = resident(server)
         completion(server, prompt(2, 1500), 1, id_slot=0)
         taken = committed(server)
         assert taken >= 96 * MIB
-        full = server.resident()
+        full = resident(server)
         server.slot("erase", 0)
-        assert full - server.resident() >= 0.95 * (taken - committed(server))
+        assert full - resident(server) >= 0.95 * (taken - committed(server))
         assert committed(server) <= 16 * MIB
-        assert server.resident() < before + 24 * MIB
+        assert resident(server) < before + 24 * MIB

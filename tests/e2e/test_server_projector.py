@@ -24,6 +24,7 @@ from tests.e2e.servers import (
     memory_is_plain,
     part,
     refusal,
+    resident,
     routing,
     serving,
     short_of_addresses,
@@ -199,12 +200,12 @@ def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Pa
 
         use()  # threads, code, buffers of the client: they stay
         act(server, "unload")
-        before = server.resident()
+        before = resident(server)
         for _ in range(5):
             taken = use()["resident_bytes"]
             freed = act(server, "unload")["freed"]["resident_bytes"]
             assert min(taken, freed) > sight.stat().st_size
-            assert server.resident() < before + MIB
+            assert resident(server) < before + MIB
 
 
 def test_what_clients_are_told(real: Real, model: Path, server: LlamaServer, tmp_path: Path) -> None:
@@ -293,10 +294,10 @@ def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path)
     other = projector(model, tmp_path, width=64)
     with lazy(real, model, other, tmp_path) as it:
         it.fails()
-        before = it.server.resident()
+        before = resident(it.server)
         for _ in range(5):
             assert "mismatch between text model" in it.fails()
-        assert it.server.resident() < before + other.stat().st_size
+        assert resident(it.server) < before + other.stat().st_size
 
 
 @memory_is_plain
@@ -343,11 +344,11 @@ def test_the_first_image_loads_it(real: Real, model: Path, sight: Path, server: 
             assert [answer.json()["content"] for answer in answers] == expected
             until_unloaded(lazily)
         if sys.platform == "linux":
-            before = lazily.resident()
+            before = resident(lazily)
             # once more, should it have gone already
-            until(lambda: see(lazily, 1).is_success and lazily.resident() > before + sight.stat().st_size)
+            until(lambda: see(lazily, 1).is_success and resident(lazily) > before + sight.stat().st_size)
             until_unloaded(lazily)
-            until(lambda: lazily.resident() < before + MIB)  # it is freed after it is said
+            until(lambda: resident(lazily) < before + MIB)  # it is freed after it is said
 
 
 def test_a_chat_loads_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:

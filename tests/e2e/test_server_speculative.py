@@ -21,6 +21,7 @@ from tests.e2e.servers import (
     memory_is_plain,
     part,
     refusal,
+    resident,
     serving,
     short_of_addresses,
     spoken,
@@ -170,12 +171,12 @@ def test_the_memory_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
 
         use()  # threads, code, buffers of the client: they stay
         act(server, "unload")
-        before = server.resident()
+        before = resident(server)
         for _ in range(5):
             taken = use()
             freed = act(server, "unload")["freed"]["resident_bytes"]
             assert min(taken, freed) > MIB
-            assert server.resident() < before + MIB
+            assert resident(server) < before + MIB
 
 
 class Lazy:
@@ -382,11 +383,11 @@ def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_pat
         completion(server, prompt(1, 300), 50, cache_prompt=False)
         use()
         act(server, "unload")
-        before = server.resident()
+        before = resident(server)
         for _ in range(5):
             use()
             assert act(server, "unload")["freed"]["resident_bytes"] > MIB
-            assert server.resident() < before + MIB
+            assert resident(server) < before + MIB
 
 
 def test_an_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ def release(project: Tiny, tag: str, *edits: tuple[str, str, str], lock: bool = 
     git(project.upstream, "tag", tag)
     tree = git(project.upstream, "rev-parse", f"{tag}^{{tree}}")
     if lock:
-        with (project.root / "patches/upstream.lock").open("a") as file:
-            file.write(
+        with (project.root / "patches/upstream.lock").open("a") as lines:
+            lines.write(
                 f'\n# about {tag}\n[[upstream]]\ntag = "{tag}"\ndate = "2026-02-01"\ntree = "{tree}"\nsources = []\n'
             )
     return tree

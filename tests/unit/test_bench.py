@@ -36,7 +36,9 @@ def project(place: Path) -> Project:
 
 def run(place: Path, **options: object) -> Benched:
     given = bench.Options(**{"bin_dir": place / "bin", "quick": True, "rounds": 2, **options})  # type: ignore[arg-type]
-    return bench.command(Env(Console(quiet=True), lambda: project(place)), given)
+    result = bench.command(Env(Console(quiet=True), lambda: project(place)), given)
+    assert isinstance(result, Benched)
+    return result
 
 
 def named(result: Benched, name: str, mode: str) -> bars.Bar:

@@ -26,8 +26,8 @@ def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = ""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
     files = parse_diff(diff(tmp_path, base, target, 0))
-    texts = (SourceFile(text.encode(), "f.cpp") for text in (base, patched, target, result))
-    return list(check(*texts, pieces, LineMap.of(files[0] if files else None)))
+    before, after, moved, applied = (SourceFile(text.encode(), "f.cpp") for text in (base, patched, target, result))
+    return list(check(before, after, moved, applied, pieces, LineMap.of(files[0] if files else None)))
 
 
 def add(text: str, after: str, line: str = "    more();\n") -> str:
@@ -92,8 +92,10 @@ def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Pa
     base = "int f() {\n    b();\n    c();\n}\n"
     pieces = pieces_of(parse_diff(diff(tmp_path, base, add(base, "    b();\n"), 1))[0])
     result = target.replace("    b();\n", "    b();\n    more();\n", 1)
-    texts = (SourceFile(text.encode(), "f.cpp") for text in (base, add(base, "    b();\n"), target, result))
-    (found,) = check(*texts, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
+    before, after, moved, applied = (
+        SourceFile(text.encode(), "f.cpp") for text in (base, add(base, "    b();\n"), target, result)
+    )
+    (found,) = check(before, after, moved, applied, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
     assert (f"{places} places there would do" in found.wrong) == (places > 1)
 
 

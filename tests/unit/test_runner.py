@@ -11,7 +11,7 @@ import pytest
 from kvtool import machine
 from kvtool.result import CheckOutcome
 from kvtool.verify import runner
-from kvtool.verify.checks import Check
+from kvtool.verify.checks import Check, Finding
 from kvtool.verify.devices import IN_MEMORY
 from tests import fakes
 
@@ -78,7 +78,7 @@ def test_findings_keep_the_order_of_the_checks_and_progress_reaches_the_end(kv_c
     assert any("same" in running for _, running in seen)
 
 
-def memory(directory: Path, name: str, available: int | None = None, timeout: float = FAST) -> runner.Finding:
+def memory(directory: Path, name: str, available: int | None = None, timeout: float = FAST) -> Finding:
     check = Check("memory/x/131072", "memory", fakes.model(directory, name), timeout=timeout)
     return runner.memory(check, directory / "bin" / "kv-check", available)
 

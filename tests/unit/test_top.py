@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kvtool import cli, console
-from kvtool.commands import top
 from kvtool.result import plain
 from kvtool.top import server as asking
 from kvtool.top.reading import Phase
@@ -267,7 +266,7 @@ def watch(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
         look: list[console.Draw] = []
         monkeypatch.setattr(console.Console, "interactive", True)
         monkeypatch.setattr(console.Console, "screen", screen)
-        monkeypatch.setattr(top.time, "sleep", pause)
+        monkeypatch.setattr("kvtool.commands.top.time.sleep", pause)
         return pictures, cli.run(["top", fake.url, "--interval", "0.5"])
 
     return run

@@ -127,8 +127,8 @@ def test_sizes() -> None:
 
 # --- the picture --------------------------------------------------------------------------------------------------
 
-LARGE = {"cells_max": 10**7, "cells": 10**7, "cells_used": 10**7, "copied_bytes_total": 1023 * MIB}
-LARGE |= {"reserved_bytes": 1023.9 * MIB, "committed_bytes": 1023.9 * MIB, "used_bytes": 1023.9 * MIB}
+LARGE: dict[str, Any] = {"cells_max": 10**7, "cells": 10**7, "cells_used": 10**7, "copied_bytes_total": 1023 * MIB}
+LARGE |= dict.fromkeys(("reserved_bytes", "committed_bytes", "used_bytes"), 1024 * MIB - 1)
 
 
 def full(slots: int, events: int = 0) -> View:
@@ -176,7 +176,7 @@ def test_what_a_server_calls_itself_cannot_break_the_picture() -> None:
     ],
 )
 def test_the_bar_shows_all_that_is_there(used: int, committed: int, reserved: int, bar: str) -> None:
-    sizes = {"used_bytes": used, "committed_bytes": committed, "reserved_bytes": reserved}
+    sizes: dict[str, Any] = {"used_bytes": used, "committed_bytes": committed, "reserved_bytes": reserved}
     line = texts(draw(View("url").seen(reading(**sizes), 0.0), 26))[3]
     assert line == f"target  {bar}{100 * committed / reserved if reserved else 0:6.1f} %"
 
@@ -188,9 +188,9 @@ def test_speeds_stand_beside_the_slots_and_add_up() -> None:
 
 
 def test_the_types_stand_below_the_numbers() -> None:
-    types = {"type_k": "q8_0", "type_v": "q4_0"}
-    for more, shown in (({}, ""), ({"retype_total": 1}, ", changed once"), ({"retype_total": 3}, ", changed 3 times")):
-        lines = texts(draw(View("url").seen(reading(**types, **more), 0.0), 80))
+    types: dict[str, Any] = {"type_k": "q8_0", "type_v": "q4_0"}
+    for n, shown in ((0, ""), (1, ", changed once"), (3, ", changed 3 times")):
+        lines = texts(draw(View("url").seen(reading(**types, retype_total=n), 0.0), 80))
         assert f"        types: K q8_0, V q4_0{shown}" in lines
     assert not any("types" in line for line in texts(draw(View("url").seen(reading(), 0.0), 80)))
 
@@ -220,10 +220,11 @@ def test_a_low_terminal_shows_those_that_work_and_the_last_events(height: int) -
 
 
 def test_a_terminal_without_blocks_gets_other_marks(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    said_to = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(said_to, encoding="ascii"))
     assert cli.run(["top", fake.url]) == 0
     sys.stdout.flush()
-    said = sys.stdout.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    said = said_to.getvalue().decode()
     assert "target  ##=..." in said and "= 16.0 MiB committed" in said
 
 
