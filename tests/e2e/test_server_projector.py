@@ -179,6 +179,12 @@ def test_a_request_that_waited_for_its_slot(server: LlamaServer) -> None:
         assert is_unloaded(waiting.result())
 
 
+def test_who_is_refused_does_not_use_it(server: LlamaServer) -> None:
+    code, _, message = refusal(see(server, 1, grammar="root ::= ["))
+    assert (code, message) == (400, "Failed to initialize samplers: failed to parse grammar")
+    act(server, "unload")
+
+
 def test_who_has_seen_its_images_uses_it_no_more(server: LlamaServer) -> None:
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(see, server, 1, n_predict=2000, id_slot=0)
