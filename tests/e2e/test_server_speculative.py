@@ -24,6 +24,7 @@ from tests.e2e.servers import (
     resident,
     serving,
     short_of_addresses,
+    speaking,
     spoken,
     until,
     until_logged,
@@ -388,6 +389,23 @@ def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_pat
             use()
             assert act(server, "unload")["freed"]["resident_bytes"] > MIB
             assert resident(server) < before + MIB
+
+
+def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
+    """It comes and goes, and they stay."""
+    pair = drafts.pair(real.tree / "build" / "verify")
+    target, draft = speaking(real, pair.target), speaking(real, pair.draft)
+    text = prompt(1, 200)
+    with serving(real, target, tmp_path / "log", *ONE) as server:
+        expected = completion(server, text, 1000)["content"]
+    with serving(real, target, tmp_path / "log", *ONE, "-md", draft, *MTP, "--draft-lazy") as server:
+        first = completion(server, text, 50)["content"]
+        act(server, "load")
+        second = completion(server, text + first, 50)
+        assert accepted(second) is not None
+        assert second["timings"]["cache_n"] > 200
+        assert expected.startswith(first + second["content"])
+        assert unloading(server, text, 1000)["content"] == expected
 
 
 def test_an_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> None:

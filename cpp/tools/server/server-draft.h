@@ -257,7 +257,10 @@ private:
             close();
             server_refuse_file(path(), e.what());
         }
-        self().ctx_dft_seq_rm_type = common_context_can_seq_rm(self().ctx_dft);
+        // to try it clears the cells, which may be those of the target
+        const bool is_shared = llama_get_ctx_other(self().ctx_dft) != nullptr;
+
+        self().ctx_dft_seq_rm_type = is_shared ? COMMON_CONTEXT_SEQ_RM_TYPE_PART : common_context_can_seq_rm(self().ctx_dft);
         attach();
         lazy.used();
 
