@@ -49,13 +49,20 @@ def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
     return part(server, "speculative", action, **more)
 
 
-def unloading(server: LlamaServer, text: str, n_predict: int) -> dict[str, Any]:
+def unloading(server: LlamaServer, text: str, n_predict: int, **more: Any) -> dict[str, Any]:
     """A completion while the draft goes and comes, six times where it lasts so long."""
+
+    def generated() -> int:
+        (slot,) = server.http.get("/slots").json()
+        return int(slot["next_token"][0]["n_decoded"]) if slot["is_processing"] else 0
+
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, server, text, n_predict)
+        running = pool.submit(completion, server, text, n_predict, **more)
         times = 0
         while times < 6 and not running.done():
             act(server, "unload")
+            before = generated()
+            until(lambda: running.done() or generated() > before + 4)  # noqa: B023
             act(server, "load")
             times += not running.done()
         assert times > 0, "too short to tell"
@@ -88,16 +95,20 @@ def test_a_text_that_runs_is_the_same(real: Real, model: Path, tmp_path: Path) -
     check_drafts(answer, loaded=True)
 
 
-def test_what_is_drafted_is_decoded_first(real: Real, tmp_path: Path) -> None:
-    """A target that cannot go back decodes what it accepted of a draft a second time: not without the draft."""
+NGRAM = ("--spec-ngram-simple-size-n", "1", "--spec-ngram-simple-size-m", "6")
+
+
+@pytest.mark.parametrize("kinds", ["draft-simple", "draft-simple,ngram-simple"])
+def test_what_is_decoded_a_second_time(real: Real, kinds: str, tmp_path: Path) -> None:
+    """A target that cannot go back decodes again what it accepted of a draft, also of one of another kind."""
     model = spoken(real, "qwen35-dense")
     other = models.spoken(real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2)
-    text = prompt(1, 100)
+    text, few = prompt(1, 100), {"grammar": "root ::= [a-d]*"}  # n-grams that come again
     with serving(real, model, tmp_path / "log", *ONE) as server:
-        expected = completion(server, text, 400)["content"]
-    args = ("-md", other, *DRAFT, *ONE)
+        expected = completion(server, text, 400, **few)["content"]
+    args = ("-md", other, "--spec-type", kinds, "--spec-draft-n-max", "4", *NGRAM, *ONE)
     with serving(real, model, tmp_path / "log", *args) as server:
-        answer = unloading(server, text, 400)
+        answer = unloading(server, text, 400, **few)
     assert answer["content"] == expected
     share = accepted(answer)
     assert share is not None

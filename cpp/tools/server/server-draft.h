@@ -24,11 +24,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <exception>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 template <typename impl_t>
@@ -62,8 +60,8 @@ public:
             [this, &should_stop]() {
                 return server_call(self().queue_tasks, self().queue_results, should_stop, [this]() { return load(); });
             },
-            [this, &should_stop](server_deadline deadline) {
-                return unload_until(deadline, should_stop);
+            [this, &should_stop](server_deadline) {
+                return server_call(self().queue_tasks, self().queue_results, should_stop, [this]() { return unload(); });
             },
         };
     }
@@ -144,7 +142,8 @@ protected:
         if (std::any_of(slots.begin(), slots.end(), [](const server_slot & slot) { return slot.is_processing() && can_use(*slot.task); })) {
             lazy.used();
         }
-        if (lazy.is_unused() && !unload().is_null()) {
+        if (lazy.is_unused()) {
+            unload();
             SRV_INF("the draft was not used for %d s, unloaded\n", lazy.get_n_seconds());
         }
     }
@@ -226,7 +225,7 @@ private:
         return is_asleep && state == STATE_LOADED ? "sleeping" : names[state];
     }
 
-    // main loop, all of the following but unload_until()
+    // main loop, all of the following
 
     void check() const {
         if (state == STATE_NONE) {
@@ -267,17 +266,11 @@ private:
         return server_part_done(names[state], "taken", server_bytes::measure(devices()), before);
     }
 
-    // returns null if a slot is about to decode what it has drafted
     json unload() {
         check();
 
         if (state == STATE_UNLOADED) {
             return server_part_done(names[state], "freed", {}, {});
-        }
-        for (const auto & slot : self().slots) {
-            if (!slot.spec_draft.empty()) {
-                return nullptr;
-            }
         }
 
         is_shown = true;
@@ -293,19 +286,6 @@ private:
         }
 
         return server_part_done(names[state], "freed", before, server_bytes::measure(devices()));
-    }
-
-    json unload_until(server_deadline deadline, const std::function<bool()> & should_stop) {
-        while (true) {
-            const json res = server_call(self().queue_tasks, self().queue_results, should_stop, [this]() { return unload(); });
-            if (!res.is_null() || should_stop()) {
-                return res;
-            }
-            if (std::chrono::steady_clock::now() >= deadline) {
-                throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the draft model is still in use, it stays loaded", 1);
-            }
-            std::this_thread::sleep_for(std::chrono::milliseconds(1)); // a batch
-        }
     }
 
     // the model and its context. throws server_refusal, and has none then
@@ -377,8 +357,11 @@ private:
             slot.spec    = self().spec.get();
             slot.mem.init(self().ctx_tgt, self().ctx_dft);
 
-            slot.spec_ckpt.clear();
+            // what it was about to decode a second time: it samples that again
+            slot.spec_draft.clear();
             slot.spec_draft_q.clear();
+            slot.spec_ckpt.clear();
+            slot.spec_is_replay = false;
 
             forget(slot.prompt);
             if (slot.ctx_dft && slot.prompt.n_tokens() > 0) {
