@@ -63,6 +63,14 @@ def test_within_a_budget(real: Real, tmp_path: Path) -> None:
     assert "resumed" in server.log
 
 
+def test_idle_slots_make_room_for_what_was_paused(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells that the budget has are not all to be had: by copy a block is always beyond those in use."""
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
+    with serving(real, spoken_wide(real), tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
+        all_finish(at_once(server, [prompt(i, 50) for i in range(2)], 400), 400)
+    assert "resumed" in server.log
+
+
 def test_what_was_paused_goes_on_where_it_was(real: Real, model: Path, tmp_path: Path) -> None:
     prompts = [prompt(i, 40) for i in range(4)]
     with serving(real, model, tmp_path / "roomy", *POOL, "-c", "8192") as server:

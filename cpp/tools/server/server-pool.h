@@ -133,30 +133,25 @@ protected:
         }
     }
 
-    // a prompt comes back from the prompt cache: idle slots make room for it, and before cells take smaller types for it
-    bool pool_load(server_slot & slot, const server_tokens & tokens) {
-        while (true) {
+    // what a slot had comes back: idle slots make room for it, and before cells take smaller types for it
+    // read: returns false if there is none
+    bool pool_read(const server_slot & slot, const std::function<bool()> & read) {
+        for (server_slot & other : pool_idle_slots()) {
+            if (&other == &slot || other.prompt.n_tokens() == 0) {
+                continue;
+            }
             {
                 const server_budget_hold hold(self().params_base.kv_budget.get(), true);
-                if (slot.prompt_load(*self().prompt_cache, tokens)) {
+                if (read()) {
                     return true;
                 }
             }
 
-            auto others = pool_idle_slots();
-            others.erase(std::remove_if(others.begin(), others.end(), [&](const server_slot & other) {
-                return &other == &slot || other.prompt.n_tokens() == 0;
-            }), others.end());
-
-            if (others.empty()) {
-                break;
-            }
-
-            pool_save(others.front());
-            others.front().get().prompt_clear();
+            pool_save(other);
+            other.prompt_clear();
         }
 
-        return slot.prompt_load(*self().prompt_cache, tokens);
+        return read();
     }
 
     // are the caches in the memory that --cache-ram is in, too?
@@ -374,7 +369,12 @@ private:
             return !data.empty() && llama_state_seq_set_data(ctx, data.data(), data.size(), slot.id) == data.size();
         };
 
-        const bool ok = write(slot.ctx_tgt, slot.paused->data.main);
+        const auto write_tgt = [&]() { return write(slot.ctx_tgt, slot.paused->data.main); };
+
+        bool ok = pool_read(slot, write_tgt);
+        while (!ok && !has_ahead(slot) && clear_started(&slot)) {
+            ok = write_tgt();
+        }
         if (!ok) {
             slot.mem.seq_rm(slot.id, -1, -1);
         }
