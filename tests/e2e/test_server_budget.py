@@ -288,6 +288,24 @@ def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path,
         assert "draft_n" in watched.ask(0, 100)["timings"]
 
 
+@pytest.mark.parametrize("ladder", [(), LADDER])
+def test_a_draft_on_demand_makes_room_for_the_cells(
+    real: Real, talking: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
+) -> None:
+    """Before a prompt is refused, and before they lose precision."""
+    draft = ("--kv-unified", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
+    with within(real, talking, tmp_path, 96, *ladder, *draft) as watched:
+
+        def state() -> str:
+            return str(watched.server.http.get("/speculative").json()["state"])
+
+        assert "draft_n" in watched.ask(0, 300)["timings"]
+        assert state() == "loaded"
+        for words in (900, 1000):  # 57 MiB of f16, and more than the draft leaves
+            assert watched.ask(0, words)["tokens_predicted"] == 8
+            assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -110,14 +110,29 @@ protected:
             load();
         } catch (const std::exception & e) {
             SRV_WRN("no drafts for now: %s\n", e.what());
-            lazy.failed();
+            lazy.defer();
         }
         is_wanted_only = false;
     }
 
-    // main loop. the memory is needed for something else: one that came on demand goes, and comes again. returns false without one
+    // is there one that came on demand?
+    bool draft_is_on_demand() const {
+        return state == STATE_LOADED && lazy.is_auto();
+    }
+
+    // main loop. the memory is needed for something else: one that came on demand goes, for a while. returns false without one
+    // note: nothing in a batch may be drafted then (server_short::drop_drafts())
     bool draft_make_room() {
-        return state == STATE_LOADED && lazy.is_auto() && !unload().is_null();
+        if (!draft_is_on_demand()) {
+            return false;
+        }
+
+        SRV_INF("%s", "the memory of the draft is needed, unloaded\n");
+
+        unload();
+        lazy.defer();
+
+        return true;
     }
 
     // may it be loaded at the cost of others? not if nobody has asked for it by name
@@ -134,7 +149,7 @@ protected:
 
     // main loop, now and then: one that was loaded on demand goes when nobody needs it any more
     void draft_unload_unused() {
-        if (state != STATE_LOADED || !lazy.is_auto()) {
+        if (!draft_is_on_demand()) {
             return;
         }
 

@@ -34,8 +34,8 @@ public:
         return n_seconds > 0 && clock::now() - t_used >= std::chrono::seconds(n_seconds);
     }
 
-    // it could not be loaded for a request that can do without: not again with each one
-    void failed() {
+    // it could not be loaded for a request that can do without, or had to go: not again with each one
+    void defer() {
         t_retry = clock::now() + std::chrono::seconds(std::max(10, n_seconds));
     }
 

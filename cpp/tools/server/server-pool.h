@@ -34,6 +34,13 @@ protected:
     void pool_resume() {
         is_ram_short = false;
 
+        // a draft that came on demand is worth less than a request
+        for (auto & slot : self().slots) {
+            if (slot.state == SLOT_STATE_STARTED && is_never(slot.task->n_tokens())) {
+                self().draft_make_room();
+            }
+        }
+
         for (auto * slot = next_waiting(); slot && slot->paused; slot = next_waiting()) {
             const int32_t n_tokens = std::max(slot->task->n_tokens(), slot->paused->prompt.n_tokens());
 
