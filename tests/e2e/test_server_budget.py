@@ -233,6 +233,18 @@ def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
     seeing.unload()
 
 
+def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, talking: Path, tmp_path: Path) -> None:
+    parts = ("--kv-unified", "--mmproj", projector(talking, real.tree / "build" / "verify"), "--mmproj-lazy")
+    with within(real, talking, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
+        watched.ask(0, 600)
+        watched.ask(1, 800)
+        part(watched.server, "mmproj", "load")
+        part(watched.server, "mmproj", "unload")
+        until_logged(watched.server, "purging slot 0")
+        again = completion(watched.server, prompt(0, 600) + " river", 8)
+        assert again["timings"]["cache_n"] >= 600
+
+
 def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
     """With its precision; a new conversation begins at the first rung when the projector is gone."""
     with ThreadPoolExecutor(1) as pool:

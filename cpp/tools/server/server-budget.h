@@ -78,6 +78,7 @@ private:
             for (auto & slot : impl.slots) {
                 if (!has_room && !slot.is_processing() && slot.prompt.n_tokens() > 0) {
                     SRV_WRN("purging slot %d with %zu tokens\n", slot.id, slot.prompt.tokens.size());
+                    impl.pool_save(slot);
                     slot.prompt_clear();
                     has_room = try_set(nullptr);
                 }
