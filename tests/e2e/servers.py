@@ -100,6 +100,11 @@ def part(server: LlamaServer, name: str, action: str, **more: Any) -> dict[str, 
     return answer
 
 
+def weights(model: Path) -> int:
+    """MiB of them, rounded up; the file has a vocabulary besides."""
+    return -(-sum(int(tensor.n_bytes) for tensor in models.read(model).tensors) // (1024 * 1024))
+
+
 @contextlib.contextmanager
 def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
     """The server can take this many bytes more, and no more (Linux)."""

@@ -17,7 +17,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, part, refusal, serving, spoken, until_logged
+from tests.e2e.servers import completion, part, refusal, serving, spoken, until_logged, weights
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 
@@ -171,13 +171,6 @@ def test_a_plain_limit(real: Real, talking: Path, tmp_path: Path) -> None:
         assert refusal(answer)[:2] == (400, "exceed_context_size_error")  # another time is no better
         assert watched.look() == ("f16", 0, 0)
         assert watched.ask(1, 500)["tokens_predicted"] == 8
-
-
-def weights(model: Path) -> int:
-    """MiB of them, rounded up; the file has a vocabulary besides."""
-    from kvtool.verify.models import read
-
-    return -(-sum(int(tensor.n_bytes) for tensor in read(model).tensors) // MIB)
 
 
 def test_a_draft_counts(real: Real, model: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import SANITIZED, Real
 from tests.e2e.projector import MARKER, is_unloaded, see
-from tests.e2e.servers import completion, part, refusal, serving, spoken, until
+from tests.e2e.servers import completion, part, refusal, serving, spoken, until, weights
 
 pytestmark = pytest.mark.timeout(3600 if SANITIZED else 300)
 
@@ -204,7 +204,7 @@ def test_a_budget_that_does_not_suffice(
 ) -> None:
     """Slots give up their cells, cells their precision, and some requests are refused, by name."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
-    ladder = ("--kv-budget", "2", "--kv-auto-quant", "f16,q8_0,q4_0")
+    ladder = ("--kv-budget", str(2 + weights(model)), "--kv-auto-quant", "f16,q8_0,q4_0")  # 2 beside the draft
     args = (*common, "--kv-unified", *ladder, "-md", model, *DRAFT)
 
     def load(server: LlamaServer, rng: random.Random) -> None:
