@@ -7,7 +7,7 @@ from kvtool.lint import LintFinding
 from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
 from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
-from kvtool.tree.patchfile import Mail, size_of
+from kvtool.tree.patchfile import Mail, parse_diff, size_of
 from kvtool.tree.series import GOAL_LINES, Patch, new_files
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Lock, load_lock, read_tables
@@ -95,6 +95,22 @@ def _against_each_other(
         if patch.why.strip() == subject:
             what = f"{patch.id}: why only repeats the subject"
             yield lines.finding(number, "why", "why", what, "say in one sentence what breaks without this patch")
+    yield from _moves(patches, mails)
+
+
+def _moves(patches: list[Patch | None], mails: dict[str, Mail]) -> Iterator[LintFinding]:
+    """A patch that takes a line out and puts it in again elsewhere, as an earlier one has put it into a wrong place."""
+    brought: dict[tuple[str, bytes], str] = {}
+    for patch in filter(None, patches):
+        for file in parse_diff(mails[patch.id].diff) if patch.id in mails else ():
+            changed = [line for hunk in file.hunks for line in hunk.text.split(b"\n")[1:]]
+            added, removed = ({line[1:] for line in changed if line[:1] == sign} for sign in (b"+", b"-"))
+            known = (line for line in sorted(added & removed) if (file.path, line) in brought and len(line.split()) > 1)
+            if moved := next(known, b""):
+                what = f"it moves a line of {brought[file.path, moved]} in {file.path}: {moved.decode().strip()}"
+                todo = "let that patch bring it where it belongs: commit --fixup=<its commit>, then kvtool export"
+                yield LintFinding(f"patches/{patch.file}", 0, "moves", what, todo)
+            brought |= {(file.path, line): patch.id for line in added}
 
 
 def _unlisted(project: Project, tables: list[object]) -> Iterator[LintFinding]:

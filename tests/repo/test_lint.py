@@ -91,6 +91,13 @@ def test_two_patches_with_one_subject_and_one_id(good: Tiny, kvtool: Any) -> Non
     assert {rule for _, _, rule in findings(kvtool)} == {"twice"}
 
 
+def test_a_patch_that_moves_what_another_one_brings(good: Tiny, kvtool: Any) -> None:
+    brings, three = "    bool brought = true;\n", "    bool three;\n"
+    good.add_patch("brings", ("src/b.h", three, brings + three))
+    good.add_patch("moves", ("src/b.h", brings + three, three + brings))
+    assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/moves.patch", "moves")]
+
+
 def test_the_lock(good: Tiny, kvtool: Any) -> None:
     edit(good, 'current = "v1"', 'current = "v7"', "upstream.lock")
     assert findings(kvtool) == [("patches/upstream.lock", 0, "lock")]
