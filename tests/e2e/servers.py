@@ -51,6 +51,7 @@ def routing(real: Real, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
     argv = [real.bin / "llama-server", "--host", "127.0.0.1", "--port", str(port), "-t", "1", *args]
     with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
         server.wait_ready(START_SECONDS)
+        server.http.headers["Connection"] = "close"  # it ends the connection with what it passes on, as below
         yield server
 
 

@@ -17,6 +17,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
+from tests.e2e.projector import MARKER, see
 from tests.e2e.servers import completion, part, refusal, serving, spoken, until_logged, weights
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
@@ -309,6 +310,27 @@ def test_a_draft_on_demand_makes_room_for_the_cells(
         for words in (900, 1000):  # 57 MiB of f16, and more than the draft leaves
             assert watched.ask(0, words)["tokens_predicted"] == 8
             assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
+
+
+@pytest.mark.parametrize("ladder", [(), LADDER])
+def test_a_projector_on_demand_makes_room_for_the_cells(
+    real: Real, talking: Path, tmp_path: Path, ladder: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
+    sight = projector(talking, real.tree / "build" / "verify")
+    args = ("--kv-unified", "--mmproj", sight, "--mmproj-lazy-auto", "0")
+    with within(real, talking, tmp_path, 64, *ladder, *args) as watched:
+
+        def state() -> str:
+            return str(watched.server.http.get("/mmproj").json()["state"])
+
+        assert see(watched.server, 1, id_slot=0).status_code == 200
+        assert state() == "loaded"
+        assert watched.ask(1, 100)["tokens_predicted"] == 8
+        assert state() == "loaded"
+        assert watched.ask(0, 800)["tokens_predicted"] == 8  # 51 MiB of f16, and more than it leaves
+        assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
+        assert see(watched.server, 1, id_slot=0).status_code == 200
 
 
 @pytest.mark.parametrize(

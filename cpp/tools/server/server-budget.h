@@ -50,6 +50,16 @@ public:
         return true;
     }
 
+    // is there something that came on demand and can go again, for the cells?
+    bool has_spare() const {
+        return impl.draft_is_on_demand() || impl.mctx.is_spare();
+    }
+
+    // main loop: the first of it goes. returns false if there is none
+    bool drop_spare() {
+        return impl.draft_make_room() || impl.mctx.give_way();
+    }
+
 private:
     // throws server_refusal: then it is as before, but for the cells of idle slots
     // make_room: what goes first, returns false if nothing else may

@@ -288,20 +288,28 @@ public:
         make_room = std::move(func);
     }
 
-    // main loop, now and then: one that was loaded on demand goes when nobody needs it any more
-    void unload_unused() {
-        {
-            std::lock_guard<std::mutex> lock(mutex);
+    // is there one that came on demand, and that nobody uses now?
+    bool is_spare() const {
+        std::lock_guard<std::mutex> lock(mutex);
 
-            if (state != STATE_LOADED || n_users > 0 || !lazy.is_unused()) {
-                return;
-            }
-            state = STATE_UNLOADING;
+        return state == STATE_LOADED && n_users == 0 && lazy.is_auto();
+    }
+
+    // main loop. the memory is needed for something else: it goes, and comes again. returns false without a spare one
+    bool give_way() {
+        const bool res = unload_if([this]() { return lazy.is_auto(); });
+        if (res) {
+            SRV_INF("%s", "the memory of the multimodal projector is needed, unloaded\n");
         }
 
-        unload();
+        return res;
+    }
 
-        SRV_INF("the multimodal projector was not used for %d s, unloaded\n", lazy.get_n_seconds());
+    // main loop, now and then: one that was loaded on demand goes when nobody needs it any more
+    void unload_unused() {
+        if (unload_if([this]() { return lazy.is_unused(); })) {
+            SRV_INF("the multimodal projector was not used for %d s, unloaded\n", lazy.get_n_seconds());
+        }
     }
 
 private:
@@ -342,6 +350,22 @@ private:
     // mutex held
     const char * get_name() const {
         return state == STATE_LOADED && !ctx ? "sleeping" : names[state];
+    }
+
+    // func: mutex held. returns false without one, or while somebody uses it
+    bool unload_if(const std::function<bool()> & func) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+
+            if (state != STATE_LOADED || n_users > 0 || !func()) {
+                return false;
+            }
+            state = STATE_UNLOADING;
+        }
+
+        unload();
+
+        return true;
     }
 
     // mutex held. there is one, and it cannot be had at the moment

@@ -34,10 +34,9 @@ protected:
     void pool_resume() {
         is_ram_short = false;
 
-        // a draft that came on demand is worth less than a request
+        // what came on demand is worth less than a request
         for (auto & slot : self().slots) {
-            if (slot.state == SLOT_STATE_STARTED && is_never(slot.task->n_tokens())) {
-                self().draft_make_room();
+            while (slot.state == SLOT_STATE_STARTED && is_never(slot.task->n_tokens()) && self().budget.drop_spare()) {
             }
         }
 

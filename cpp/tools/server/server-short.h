@@ -57,7 +57,7 @@ private:
 template <typename impl_t>
 class server_short {
 protected:
-    // idle slots give up their cells before others lose precision, and a draft that came on demand its memory
+    // idle slots give up their cells before others lose precision, and what came on demand its memory
     server_budget_hold hold_budget() {
         const auto & slots = self().slots;
 
@@ -68,13 +68,13 @@ protected:
         // cells of their own are of no use to others, unless memory is what is short
         const bool is_shared = self().params_base.kv_unified || server_memory_is_short(self().ctx_tgt);
 
-        return { self().params_base.kv_budget.get(), (has_idle && is_shared) || self().draft_is_on_demand() };
+        return { self().params_base.kv_budget.get(), (has_idle && is_shared) || self().budget.has_spare() };
     }
 
     // the batch, rendered from off on, found no place. returns false if that may be for its size: then it is tried again as
     // upstream does, in smaller ones
     bool make_room(int32_t & n_batch, int32_t off) {
-        if (drop_drafts(off) || self().pool_drop_saved() || (server_memory_is_short(self().ctx_tgt) && self().draft_make_room())) {
+        if (drop_drafts(off) || self().pool_drop_saved() || (server_memory_is_short(self().ctx_tgt) && self().budget.drop_spare())) {
             return true;
         }
 
