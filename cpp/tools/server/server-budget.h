@@ -50,12 +50,12 @@ public:
         return true;
     }
 
-    // is there something that came on demand and can go again, for the cells?
+    // is there something that came on demand, and goes again for the cells?
     bool has_spare() const {
-        return impl.draft_is_on_demand() || impl.mctx.is_spare();
+        return impl.draft_is_on_demand() || impl.mctx.is_on_demand(true);
     }
 
-    // main loop: the first of it goes. returns false if there is none
+    // main loop: the first of it goes. returns false if there is none, or somebody uses it
     bool drop_spare() {
         return impl.draft_make_room() || impl.mctx.give_way();
     }

@@ -56,7 +56,10 @@ protected:
     bool pool_admit(server_slot & slot) {
         const int32_t n_tokens = slot.task->n_tokens();
 
-        if (is_never(n_tokens)) {
+        // unless somebody else uses a part that came on demand: it goes then, see pool_resume()
+        const bool is_full = is_never(n_tokens);
+
+        if (is_full && (slot.mctx || !self().mctx.is_on_demand(false))) {
             pool_refuse(slot);
             slot.release();
 
@@ -69,7 +72,7 @@ protected:
 
         // cells of its own are of no use to others in a cache of several streams. what is too long is refused at once
         const bool is_free = !self().params_base.kv_unified || n_tokens >= slot.n_ctx ||
-            (is_next && (!has_ahead(slot) || find_place(slot, n_needed(slot))));
+            (is_next && !is_full && (!has_ahead(slot) || find_place(slot, n_needed(slot))));
 
         if (slot.waits == is_free) {
             SLT_INF(slot, "%s, n_tokens = %d\n", is_free ? "has a place now" : "waits for cells", n_tokens);
