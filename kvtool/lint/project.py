@@ -103,8 +103,8 @@ def _moves(patches: list[Patch | None], mails: dict[str, Mail]) -> Iterator[Lint
     brought: dict[tuple[str, bytes], str] = {}
     for patch in filter(None, patches):
         for file in parse_diff(mails[patch.id].diff) if patch.id in mails else ():
-            changed = [line for hunk in file.hunks for line in hunk.text.split(b"\n")[1:]]
-            added, removed = ({line[1:] for line in changed if line[:1] == sign} for sign in (b"+", b"-"))
+            rows = [row for hunk in file.hunks for row in hunk.rows]
+            added, removed = ({row[1:] for row in rows if row[:1] == sign} for sign in (b"+", b"-"))
             known = (line for line in sorted(added & removed) if (file.path, line) in brought and len(line.split()) > 1)
             if moved := next(known, b""):
                 what = f"it moves a line of {brought[file.path, moved]} in {file.path}: {moved.decode().strip()}"

@@ -4,13 +4,12 @@ The answers of a server that has both all the time are compared with those of on
 swapped and unloaded, and grows its cache on top. All requests are one after the other, so they are equal to the bit.
 """
 
-import base64
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvtool.verify.checks import Check, Finding, passed, skipped
-from kvtool.verify.projector import image, projector
+from kvtool.verify.projector import image_url, projector
 from kvtool.verify.server import LlamaServer, llama_server
 from kvtool.verify.texts import FLAG, prompt
 from kvtool.verify.trial import Failed, failing, run, trial
@@ -66,8 +65,7 @@ def _write(server: LlamaServer) -> _Said:
 
 
 def _look(server: LlamaServer) -> _Said:
-    url = "data:image/png;base64," + base64.b64encode(image(1)).decode()
-    said = _ask(server, [{"type": "text", "text": prompt(1, 20)}, {"type": "image_url", "image_url": {"url": url}}])
+    said = _ask(server, [{"type": "text", "text": prompt(1, 20)}, image_url(1)])
     return _Said(said.text, drafted=False)  # whether a draft follows an image is the server's affair
 
 

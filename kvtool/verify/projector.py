@@ -7,6 +7,7 @@ The matrices are wide, so that the file is larger (20 MiB for a width of 256) th
 
 from __future__ import annotations
 
+import base64
 import struct
 import zlib
 from pathlib import Path
@@ -80,3 +81,11 @@ def image(seed: int, size: int = _IMAGE) -> bytes:
 
     head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def image_url(seed: int) -> dict[str, object]:
+    """The same as a part of an OpenAI message."""
+    return {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64," + base64.b64encode(image(seed)).decode()},
+    }

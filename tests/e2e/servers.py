@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,12 @@ def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(server.pid, resource.RLIMIT_AS, before)
+
+
+def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:
+    """In slot 0."""
+    while not server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"):
+        assert not request.done()
 
 
 def until_logged(server: LlamaServer, said: str) -> None:

@@ -18,7 +18,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import MARKER, see
-from tests.e2e.servers import completion, part, refusal, serving, spoken, until_logged, weights
+from tests.e2e.servers import completion, part, refusal, serving, spoken, until_it_generates, until_logged, weights
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 
@@ -243,8 +243,7 @@ def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
     """With its precision; a new conversation begins at the first rung when the projector is gone."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(completion, seeing.server, prompt(0, 1420), 500, id_slot=0)
-        while not seeing.server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"):
-            assert not running.done()
+        until_it_generates(seeing.server, running)
         assert seeing.look() == ("f16", 0, 0)
         seeing.load()
         assert not running.done()

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvtool.verify.projector import image, projector
+from kvtool.verify.projector import image, image_url, projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
@@ -30,6 +30,7 @@ from tests.e2e.servers import (
     short_of_addresses,
     spoken,
     until,
+    until_it_generates,
 )
 
 MIB = 1024 * 1024
@@ -100,11 +101,10 @@ def test_a_conversation_is_the_same_with_and_without(real: Real, model: Path, si
         return text
 
     def conversation(running: LlamaServer, *, actions: bool) -> list[str]:
-        url = "data:image/png;base64," + base64.b64encode(image(1)).decode()
         turns: list[Any] = [
             "Where does the river end?",
             "And the road?",
-            [{"type": "text", "text": "Here:"}, {"type": "image_url", "image_url": {"url": url}}],
+            [{"type": "text", "text": "Here:"}, image_url(1)],
             "Which colour?",
         ]
         history: list[dict[str, Any]] = []
@@ -158,12 +158,6 @@ def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
             assert other.headers["Retry-After"] == "1"
         assert unload.result()["state"] == "unloaded"
         assert all_answered(request)
-
-
-def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:
-    """In slot 0."""
-    while not json.loads(server.get("/slots"))[0].get("next_token", [{}])[0].get("n_decoded"):
-        assert not request.done()
 
 
 def test_a_request_that_waited_for_its_slot(server: LlamaServer) -> None:
@@ -360,10 +354,9 @@ def test_the_first_image_loads_it(real: Real, model: Path, sight: Path, server: 
 def test_a_chat_loads_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     """Where images are found before the prompt is tokenized; and where only tokens are counted."""
     data = base64.b64encode(image(1)).decode()
-    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + data}}
     source = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
     with on_demand(real, model, tmp_path, sight, 0, "--chat-template", "chatml") as server:
-        for path, picture in (("/v1/chat/completions", url), ("/v1/messages/count_tokens", source)):
+        for path, picture in (("/v1/chat/completions", image_url(1)), ("/v1/messages/count_tokens", source)):
             content = [{"type": "text", "text": "Here:"}, picture]
             body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
             answer = server.http.post(path, json=body)
