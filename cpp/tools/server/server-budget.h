@@ -52,7 +52,7 @@ public:
 
     // is there something that came on demand, and goes again for the cells?
     bool has_spare() const {
-        return impl.draft_is_on_demand() || impl.mctx.is_on_demand(true);
+        return impl.draft_is_on_demand() || impl.mctx.is_spare();
     }
 
     // main loop: the first of it goes. returns false if there is none, or somebody uses it

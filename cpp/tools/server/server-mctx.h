@@ -288,11 +288,16 @@ public:
         make_room = std::move(func);
     }
 
-    // is there one that came on demand? is_spare: and that nobody uses now
-    bool is_on_demand(bool is_spare) const {
+    // is there one that came on demand?
+    bool is_on_demand() const {
+        return lazy.is_auto() && get_state() == STATE_LOADED;
+    }
+
+    // and that nobody uses now?
+    bool is_spare() const {
         std::lock_guard<std::mutex> lock(mutex);
 
-        return state == STATE_LOADED && lazy.is_auto() && (!is_spare || n_users == 0);
+        return lazy.is_auto() && state == STATE_LOADED && n_users == 0;
     }
 
     // main loop. the memory is needed for something else: it goes, and comes again. returns false without a spare one

@@ -59,7 +59,7 @@ protected:
         // unless somebody else uses a part that came on demand: it goes then, see pool_resume()
         const bool is_full = is_never(n_tokens);
 
-        if (is_full && (slot.mctx || !self().mctx.is_on_demand(false))) {
+        if (is_full && (slot.mctx || !self().mctx.is_on_demand())) {
             pool_refuse(slot);
             slot.release();
 
