@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import httpx
 
 from kvtool.verify.projector import image
 from kvtool.verify.server import LlamaServer
-from tests.e2e.servers import refusal
+from tests.e2e.servers import part, refusal
 
+APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
 MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 
 
@@ -28,3 +30,12 @@ def see(server: LlamaServer, *seeds: int, n_predict: int = 8, **more: Any) -> ht
 def is_unloaded(answer: httpx.Response) -> bool:
     code, kind, message = refusal(answer)
     return (code, kind) == (400, "invalid_request_error") and "is unloaded: POST /mmproj" in message
+
+
+def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
+    return part(server, "mmproj", action, **more)
+
+
+def state(server: LlamaServer) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(server.get("/mmproj"))
+    return answer

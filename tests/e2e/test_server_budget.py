@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvtool.errors import VerifyError
 from kvtool.verify import models
-from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
+from tests.e2e.budgets import LADDER, MIB, props, within
 from tests.e2e.conftest import Real
-from tests.e2e.projector import MARKER, see
-from tests.e2e.servers import completion, part, refusal, serving, spoken, until_it_generates, until_logged, weights
+from tests.e2e.servers import (
+    completion,
+    refusal,
+    serving,
+    spoken,
+    spoken_wide,
+    until_logged,
+    weights,
+)
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 
@@ -32,10 +34,6 @@ def model(real: Real) -> Path:
 def wide(real: Real) -> Path:
     """A model of 64 KiB a cell, trained on 262144."""
     return models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify")
-
-
-def props(server: LlamaServer) -> Any:
-    return server.http.get("/props").json()
 
 
 def n_ctx(server: LlamaServer) -> int:
@@ -103,41 +101,10 @@ def test_the_environment(real: Real, wide: Path, tmp_path: Path, monkeypatch: py
 
 # --- within it -----------------------------------------------------------------------------------------------------
 
-MIB = 1024 * 1024
-LADDER = ("--kv-auto-quant", "f16,q8_0,q4_0")
-
 
 @pytest.fixture(scope="module")
-def talking(real: Real, wide: Path) -> Path:
-    """The wide model with a vocabulary."""
-    return models.spoken(wide, real.tree / "models" / models.VOCABULARY, real.tree / "build" / "verify")
-
-
-class Watched:
-    """A server of at most this many MiB. taken: the most that was seen."""
-
-    def __init__(self, server: LlamaServer, mib: int) -> None:
-        self.server, self.mib, self.taken = server, mib, 0
-
-    def ask(self, slot: int, words: int, **more: Any) -> dict[str, Any]:
-        answer = completion(self.server, prompt(slot, words), 8, id_slot=slot, **more)
-        self.look()
-        return answer
-
-    def look(self) -> tuple[str, int, int]:
-        """The type of K, and how often the cells went down and up."""
-        said = props(self.server)
-        budget, caches = said["kv_budget"], said["kv_cache"].values()
-        assert sum(cache["committed_bytes"] for cache in caches) <= budget["committed_bytes"] <= self.mib * MIB
-        self.taken = max(self.taken, budget["committed_bytes"])
-        return said["kv_cache"]["target"]["type_k"], budget["down_total"], budget["up_total"]
-
-
-@contextlib.contextmanager
-def within(real: Real, model: Path, tmp_path: Path, mib: int, *args: str | Path) -> Iterator[Watched]:
-    fixed = ("-c", "16384", "-np", "2", "--cache-ram", "0", "--no-warmup", "--slot-save-path", tmp_path)
-    with serving(real, model, tmp_path / "log", *fixed, "--kv-budget", str(mib), *args) as server:
-        yield Watched(server, mib)
+def talking(real: Real) -> Path:
+    return spoken_wide(real)
 
 
 @pytest.mark.parametrize(
@@ -188,146 +155,6 @@ def test_a_draft_counts(real: Real, model: Path, tmp_path: Path) -> None:
         said = props(watched.server)["kv_budget"]
         assert said["committed_bytes"] < freed - (loaded - 1) * MIB
         assert said["loaded_bytes"] == 0
-
-
-# --- with what comes and goes --------------------------------------------------------------------------------------
-
-
-class Seeing(Watched):
-    """A server whose projector comes and goes."""
-
-    def load(self) -> int:
-        part(self.server, "mmproj", "load")
-        loaded = int(props(self.server)["kv_budget"]["loaded_bytes"])
-        assert loaded == self.server.http.get("/mmproj").json()["planned_bytes"] > 8 * MIB
-        self.look()
-        return loaded
-
-    def unload(self) -> None:
-        part(self.server, "mmproj", "unload")
-        assert props(self.server)["kv_budget"]["loaded_bytes"] == 0
-
-
-@pytest.fixture
-def seeing(real: Real, talking: Path, tmp_path: Path) -> Iterator[Seeing]:
-    sight = projector(talking, real.tree / "build" / "verify")
-    args = (*LADDER, "--kv-unified", "--mmproj", sight, "--mmproj-lazy")
-    with within(real, talking, tmp_path, 96, *args) as watched:
-        yield Seeing(watched.server, watched.mib)
-
-
-def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
-    seeing.ask(1, 800)
-    seeing.ask(0, 600)
-    assert "purging" not in seeing.server.log
-    seeing.load()
-    assert seeing.look() == ("f16", 0, 0)
-    until_logged(seeing.server, "purging slot 0")
-    assert seeing.ask(1, 800)["timings"]["cache_n"] > 700
-    seeing.unload()
-
-
-def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, talking: Path, tmp_path: Path) -> None:
-    parts = ("--kv-unified", "--mmproj", projector(talking, real.tree / "build" / "verify"), "--mmproj-lazy")
-    with within(real, talking, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
-        watched.ask(0, 600)
-        watched.ask(1, 800)
-        part(watched.server, "mmproj", "load")
-        part(watched.server, "mmproj", "unload")
-        until_logged(watched.server, "purging slot 0")
-        again = completion(watched.server, prompt(0, 600) + " river", 8)
-        assert again["timings"]["cache_n"] >= 600
-
-
-def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
-    """With its precision; a new conversation begins at the first rung when the projector is gone."""
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, seeing.server, prompt(0, 1420), 500, id_slot=0)
-        until_it_generates(seeing.server, running)
-        assert seeing.look() == ("f16", 0, 0)
-        seeing.load()
-        assert not running.done()
-        assert seeing.look() == ("q8_0", 1, 0)
-        assert running.result()["tokens_predicted"] == 500
-    seeing.unload()
-    seeing.server.slot("erase", 0)
-    seeing.ask(0, 1000)
-    assert seeing.look() == ("f16", 1, 1)
-
-
-def test_a_projector_for_which_there_is_no_room(real: Real, talking: Path, tmp_path: Path) -> None:
-    work = real.tree / "build" / "verify"
-    large = projector(talking, work, width=1024)  # 68 MiB; another model's, which nobody gets to see
-    with within(real, talking, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
-        watched.ask(0, 100)
-        for _ in range(2):
-            code, kind, message = refusal(watched.server.http.post("/mmproj", json={"action": "load"}))
-            assert (code, kind) == (503, "out_of_memory_error")
-            assert "the budget has no room for the multimodal projector" in message
-        assert watched.ask(0, 100)["timings"]["cache_n"] > 90
-        assert watched.look() == ("f16", 0, 0)
-        assert props(watched.server)["kv_budget"]["loaded_bytes"] == 0
-    with (
-        pytest.raises(VerifyError) as failed,
-        within(real, talking, tmp_path, 34, "--mmproj", projector(talking, work)),
-    ):
-        pass
-    assert "the budget has no room for the multimodal projector" in failed.value.output
-
-
-def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path, tmp_path: Path) -> None:
-    sight = projector(model, real.tree / "build" / "verify")
-    parts = ("--mmproj", sight, "--mmproj-lazy", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
-    with within(real, model, tmp_path, weights(model) + 12, "-np", "1", *parts) as watched:
-        http = watched.server.http
-        first = watched.ask(0, 100)
-        assert "draft_n" in first["timings"]
-        part(watched.server, "mmproj", "load")
-        watched.look()
-        assert http.get("/speculative").json()["state"] == "unloaded"
-        second = watched.ask(0, 100)  # a draft takes only what is free
-        assert (second["content"], "draft_n" in second["timings"]) == (first["content"], False)
-        assert http.get("/mmproj").json()["state"] == "loaded"
-        part(watched.server, "mmproj", "unload")
-        part(watched.server, "speculative", "load")
-        assert "draft_n" in watched.ask(0, 100)["timings"]
-
-
-@pytest.mark.parametrize("ladder", [(), LADDER])
-def test_a_draft_on_demand_makes_room_for_the_cells(
-    real: Real, talking: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
-) -> None:
-    """Before a prompt is refused, and before they lose precision."""
-    draft = ("--kv-unified", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
-    with within(real, talking, tmp_path, 96, *ladder, *draft) as watched:
-
-        def state() -> str:
-            return str(watched.server.http.get("/speculative").json()["state"])
-
-        assert "draft_n" in watched.ask(0, 300)["timings"]
-        assert state() == "loaded"
-        for words in (900, 1000):  # 57 MiB of f16, and more than the draft leaves
-            assert watched.ask(0, words)["tokens_predicted"] == 8
-            assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
-
-
-@pytest.mark.parametrize("ladder", [(), LADDER])
-def test_a_projector_on_demand_makes_room_for_the_cells(
-    real: Real, talking: Path, tmp_path: Path, ladder: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
-    sight = projector(talking, real.tree / "build" / "verify")
-    args = ("--kv-unified", "--mmproj", sight, "--mmproj-lazy-auto", "0")
-    with within(real, talking, tmp_path, 64, *ladder, *args) as watched:
-
-        def state() -> str:
-            return str(watched.server.http.get("/mmproj").json()["state"])
-
-        assert see(watched.server, 1, id_slot=0).status_code == 200
-        assert state() == "loaded"
-        assert watched.ask(0, 930)["tokens_predicted"] == 8  # 60 MiB of f16, and more than it leaves
-        assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
-        assert see(watched.server, 1, id_slot=0).status_code == 200
 
 
 @pytest.mark.parametrize(

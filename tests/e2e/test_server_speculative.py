@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvtool.verify import drafts, models
+from kvtool.verify import models
 from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
@@ -24,65 +21,16 @@ from tests.e2e.servers import (
     resident,
     serving,
     short_of_addresses,
-    speaking,
     spoken,
-    until,
-    until_logged,
 )
+from tests.e2e.speculative import DRAFT, ONE, Lazy, accepted, act, check_drafts, drafting, state, unloading
 
 MIB = 1024 * 1024
-ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
-DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
 
 
 @pytest.fixture(scope="module")
 def model(real: Real) -> Path:
     return spoken(real, "llama-dense")
-
-
-def drafting(real: Real, model: Path, log: Path, *args: str | Path) -> Any:
-    """A server whose target drafts for itself: all that it drafts is accepted."""
-    return serving(real, model, log, "-md", model, *DRAFT, *args)
-
-
-def act(server: LlamaServer, action: str, **more: Any) -> dict[str, Any]:
-    return part(server, "speculative", action, **more)
-
-
-def unloading(server: LlamaServer, text: str, n_predict: int, **more: Any) -> dict[str, Any]:
-    """A completion while the draft goes and comes, six times where it lasts so long."""
-
-    def generated() -> int:
-        (slot,) = server.http.get("/slots").json()
-        return int(slot["next_token"][0]["n_decoded"]) if slot["is_processing"] else 0
-
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, server, text, n_predict, **more)
-        times = 0
-        while times < 6 and not running.done():
-            act(server, "unload")
-            before = generated()
-            until(lambda: running.done() or generated() > before + 4)  # noqa: B023
-            act(server, "load")
-            times += not running.done()
-        assert times > 0, "too short to tell"
-        return running.result()
-
-
-def state(server: LlamaServer) -> str:
-    return str(json.loads(server.get("/speculative"))["state"])
-
-
-def accepted(answer: dict[str, Any]) -> float | None:
-    """The share of what was drafted; None without drafts."""
-    timings = answer["timings"]
-    return timings["draft_n_accepted"] / timings["draft_n"] if "draft_n" in timings else None
-
-
-def check_drafts(answer: dict[str, Any], *, loaded: bool) -> None:
-    share = accepted(answer)
-    assert (share is not None) == loaded
-    assert share is None or share > 0.5  # one that lacks its prompt: 0.01
 
 
 def test_a_text_that_runs_is_the_same(real: Real, model: Path, tmp_path: Path) -> None:
@@ -191,21 +139,6 @@ def test_the_memory_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
             assert resident(server) < before + MIB
 
 
-class Lazy:
-    """A server whose draft is a file that can be changed."""
-
-    def __init__(self, server: LlamaServer, file: Path) -> None:
-        self.server, self.file, self.whole = server, file, file.read_bytes()
-
-    def fails(self) -> str:
-        """What the load of this file says; the server goes on without."""
-        code, kind, message = refusal(self.server.http.post("/speculative", json={"action": "load"}))
-        assert (code, kind) == (500, "server_error")
-        assert state(self.server) == "unloaded"
-        assert accepted(completion(self.server, "Once", 4)) is None
-        return message
-
-
 @pytest.fixture
 def lazy(real: Real, model: Path, tmp_path: Path) -> Iterator[Lazy]:
     file = tmp_path / "draft.gguf"
@@ -271,159 +204,6 @@ def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
         assert states() == ("unloaded", "loaded")
         answer = completion(server, text, 40)
         assert (answer["content"], accepted(answer)) == (expected, 1)
-
-
-# --- on demand -----------------------------------------------------------------------------------------------------
-
-
-def until_it_is(name: str, server: LlamaServer) -> None:
-    until(lambda: state(server) == name)
-
-
-def test_the_first_text_loads_it(real: Real, model: Path, tmp_path: Path) -> None:
-    text = prompt(1, 100)
-    with serving(real, model, tmp_path / "log", *ONE) as server:
-        expected = completion(server, text, 40)["content"]
-    with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy-auto", "1") as server:
-        assert json.loads(server.get("/props"))["speculative"] == "unloaded"
-        completion(server, text, 0)
-        assert state(server) == "unloaded"  # that one has no use for it
-        for _ in range(2):
-            answer = completion(server, text, 40)
-            assert (answer["content"], accepted(answer)) == (expected, 1)
-            until_it_is("unloaded", server)
-
-
-def test_it_stays_while_it_is_used(real: Real, model: Path, tmp_path: Path) -> None:
-    body = {"prompt": prompt(1, 100), "n_predict": 30000, "ignore_eos": True, "stream": True}
-    with drafting(real, model, tmp_path / "log", "-c", "32768", "-np", "1", "--draft-lazy-auto", "1") as server:
-        with server.http.stream("POST", "/completion", json=body, headers={"Connection": "close"}) as answer:
-            end = time.monotonic() + 3
-            for line in answer.iter_lines():
-                if time.monotonic() > end:
-                    break
-                assert not line or state(server) == "loaded"
-            else:
-                pytest.fail("too short to tell")
-        until_it_is("unloaded", server)
-
-
-def test_a_text_does_without_what_cannot_be_loaded(lazy_auto: Lazy) -> None:
-    server, text = lazy_auto.server, prompt(1, 50)
-    lazy_auto.file.unlink()
-    assert accepted(completion(server, text, 20)) is None
-    until_logged(server, "no drafts for now: failed to load")
-    lazy_auto.file.write_bytes(lazy_auto.whole)
-    assert accepted(completion(server, text, 20)) is None  # not tried with each request
-    act(server, "load")
-    assert accepted(completion(server, text, 20)) == 1
-
-
-@pytest.fixture
-def lazy_auto(real: Real, model: Path, tmp_path: Path) -> Iterator[Lazy]:
-    file = tmp_path / "draft.gguf"
-    file.write_bytes(model.read_bytes())
-    with serving(real, model, tmp_path / "log", *ONE, "-md", file, *DRAFT, "--draft-lazy-auto", "60") as server:
-        yield Lazy(server, file)
-
-
-def test_it_does_not_come_back_with_a_server_that_wakes(real: Real, model: Path, tmp_path: Path) -> None:
-    args = (*ONE, "--sleep-idle-seconds", "1")
-    with drafting(real, model, tmp_path / "log", *args, "--draft-lazy-auto", "0") as server:
-        expected = completion(server, "Once", 20)["content"]
-        until_it_is("unloaded", server)
-        assert json.loads(server.get("/props"))["is_sleeping"]
-
-        def is_loaded() -> bool:  # until it sleeps
-            assert completion(server, "Once", 20)["content"] == expected
-            return bool(json.loads(server.get("/health")) == {"status": "ok", "speculative": "loaded"})
-
-        until(is_loaded)
-    with drafting(real, model, tmp_path / "log", *args) as server:
-        until_it_is("sleeping", server)
-        until(lambda: accepted(completion(server, "Once", 20)) == 1 and state(server) == "loaded")
-
-
-# --- MTP layers ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def layered(real: Real) -> Path:
-    """A model with an MTP layer."""
-    return drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
-
-
-MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4")
-
-
-def test_mtp_layers_go_and_come(real: Real, layered: Path, tmp_path: Path) -> None:
-    """In the middle of a text, between prompts that come back from the cache, and with checkpoints."""
-    texts = [prompt(seed, 200) for seed in (1, 2)]
-    args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
-
-    def talk(server: LlamaServer, *, actions: bool) -> list[str]:
-        out = []
-        for number in range(8):
-            if actions:
-                act(server, "load" if number % 2 else "unload")
-            for more, n in ((" and" * (number // 2), 24), (" the", 12)):
-                answer = completion(server, texts[number % 2] + more, n)
-                out.append(answer["content"])
-                assert not actions or (accepted(answer) is not None) == (number % 2 == 1)
-        return out
-
-    with serving(real, layered, tmp_path / "log", *args) as server:
-        expected = talk(server, actions=False)
-        whole = completion(server, texts[0], 400)["content"]
-    with serving(real, layered, tmp_path / "log", *args, *MTP) as server:
-        assert talk(server, actions=True) == expected
-        running = unloading(server, texts[0], 400)
-        assert running["content"] == whole
-        assert accepted(running) is not None
-
-
-@memory_is_plain
-def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_path: Path) -> None:
-    args = ("-c", "32768", "-np", "1", "--cache-ram", "0", *MTP)
-    with serving(real, layered, tmp_path / "log", *args, "--draft-lazy") as server:
-
-        def use() -> int:
-            taken: int = act(server, "load")["taken"]["resident_bytes"]
-            assert accepted(completion(server, prompt(1, 300), 50, cache_prompt=False)) is not None
-            return taken
-
-        completion(server, prompt(1, 300), 50, cache_prompt=False)
-        use()
-        act(server, "unload")
-        before = resident(server)
-        for _ in range(5):
-            use()
-            assert act(server, "unload")["freed"]["resident_bytes"] > MIB
-            assert resident(server) < before + MIB
-
-
-def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
-    """It comes and goes, and they stay."""
-    pair = drafts.pair(real.tree / "build" / "verify")
-    target, draft = speaking(real, pair.target), speaking(real, pair.draft)
-    text = prompt(1, 200)
-    with serving(real, target, tmp_path / "log", *ONE) as server:
-        expected = completion(server, text, 1000)["content"]
-    with serving(real, target, tmp_path / "log", *ONE, "-md", draft, *MTP, "--draft-lazy") as server:
-        first = completion(server, text, 50)["content"]
-        act(server, "load")
-        second = completion(server, text + first, 50)
-        assert accepted(second) is not None
-        assert second["timings"]["cache_n"] > 200
-        assert expected.startswith(first + second["content"])
-        assert unloading(server, text, 1000)["content"] == expected
-
-
-def test_an_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> None:
-    with serving(real, layered, tmp_path / "log", *ONE, *MTP, "--draft-lazy-auto", "1") as server:
-        assert state(server) == "unloaded"
-        assert accepted(completion(server, prompt(1, 50), 50)) is not None
-        until_it_is("unloaded", server)
 
 
 def test_what_clients_are_told(real: Real, model: Path, tmp_path: Path) -> None:

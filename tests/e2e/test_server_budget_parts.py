@@ -1,0 +1,173 @@
+"""--kv-budget and what comes and goes: the image projector and the draft count while they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvtool.errors import VerifyError
+from kvtool.verify.projector import projector
+from kvtool.verify.texts import prompt
+from tests.e2e.budgets import LADDER, MIB, Watched, props, within
+from tests.e2e.conftest import Real
+from tests.e2e.projector import MARKER, see
+from tests.e2e.servers import (
+    completion,
+    part,
+    refusal,
+    spoken,
+    spoken_wide,
+    until_it_generates,
+    until_logged,
+    weights,
+)
+
+
+@pytest.fixture(scope="module")
+def model(real: Real) -> Path:
+    return spoken(real, "llama-dense")
+
+
+@pytest.fixture(scope="module")
+def talking(real: Real) -> Path:
+    return spoken_wide(real)
+
+
+class Seeing(Watched):
+    """A server whose projector comes and goes."""
+
+    def load(self) -> int:
+        part(self.server, "mmproj", "load")
+        loaded = int(props(self.server)["kv_budget"]["loaded_bytes"])
+        assert loaded == self.server.http.get("/mmproj").json()["planned_bytes"] > 8 * MIB
+        self.look()
+        return loaded
+
+    def unload(self) -> None:
+        part(self.server, "mmproj", "unload")
+        assert props(self.server)["kv_budget"]["loaded_bytes"] == 0
+
+
+@pytest.fixture
+def seeing(real: Real, talking: Path, tmp_path: Path) -> Iterator[Seeing]:
+    sight = projector(talking, real.tree / "build" / "verify")
+    args = (*LADDER, "--kv-unified", "--mmproj", sight, "--mmproj-lazy")
+    with within(real, talking, tmp_path, 96, *args) as watched:
+        yield Seeing(watched.server, watched.mib)
+
+
+def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
+    seeing.ask(1, 800)
+    seeing.ask(0, 600)
+    assert "purging" not in seeing.server.log
+    seeing.load()
+    assert seeing.look() == ("f16", 0, 0)
+    until_logged(seeing.server, "purging slot 0")
+    assert seeing.ask(1, 800)["timings"]["cache_n"] > 700
+    seeing.unload()
+
+
+def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, talking: Path, tmp_path: Path) -> None:
+    parts = ("--kv-unified", "--mmproj", projector(talking, real.tree / "build" / "verify"), "--mmproj-lazy")
+    with within(real, talking, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
+        watched.ask(0, 600)
+        watched.ask(1, 800)
+        part(watched.server, "mmproj", "load")
+        part(watched.server, "mmproj", "unload")
+        until_logged(watched.server, "purging slot 0")
+        again = completion(watched.server, prompt(0, 600) + " river", 8)
+        assert again["timings"]["cache_n"] >= 600
+
+
+def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
+    """With its precision; a new conversation begins at the first rung when the projector is gone."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(completion, seeing.server, prompt(0, 1420), 500, id_slot=0)
+        until_it_generates(seeing.server, running)
+        assert seeing.look() == ("f16", 0, 0)
+        seeing.load()
+        assert not running.done()
+        assert seeing.look() == ("q8_0", 1, 0)
+        assert running.result()["tokens_predicted"] == 500
+    seeing.unload()
+    seeing.server.slot("erase", 0)
+    seeing.ask(0, 1000)
+    assert seeing.look() == ("f16", 1, 1)
+
+
+def test_a_projector_for_which_there_is_no_room(real: Real, talking: Path, tmp_path: Path) -> None:
+    work = real.tree / "build" / "verify"
+    large = projector(talking, work, width=1024)  # 68 MiB; another model's, which nobody gets to see
+    with within(real, talking, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
+        watched.ask(0, 100)
+        for _ in range(2):
+            code, kind, message = refusal(watched.server.http.post("/mmproj", json={"action": "load"}))
+            assert (code, kind) == (503, "out_of_memory_error")
+            assert "the budget has no room for the multimodal projector" in message
+        assert watched.ask(0, 100)["timings"]["cache_n"] > 90
+        assert watched.look() == ("f16", 0, 0)
+        assert props(watched.server)["kv_budget"]["loaded_bytes"] == 0
+    with (
+        pytest.raises(VerifyError) as failed,
+        within(real, talking, tmp_path, 34, "--mmproj", projector(talking, work)),
+    ):
+        pass
+    assert "the budget has no room for the multimodal projector" in failed.value.output
+
+
+def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path, tmp_path: Path) -> None:
+    sight = projector(model, real.tree / "build" / "verify")
+    parts = ("--mmproj", sight, "--mmproj-lazy", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
+    with within(real, model, tmp_path, weights(model) + 12, "-np", "1", *parts) as watched:
+        http = watched.server.http
+        first = watched.ask(0, 100)
+        assert "draft_n" in first["timings"]
+        part(watched.server, "mmproj", "load")
+        watched.look()
+        assert http.get("/speculative").json()["state"] == "unloaded"
+        second = watched.ask(0, 100)  # a draft takes only what is free
+        assert (second["content"], "draft_n" in second["timings"]) == (first["content"], False)
+        assert http.get("/mmproj").json()["state"] == "loaded"
+        part(watched.server, "mmproj", "unload")
+        part(watched.server, "speculative", "load")
+        assert "draft_n" in watched.ask(0, 100)["timings"]
+
+
+@pytest.mark.parametrize("ladder", [(), LADDER])
+def test_a_draft_on_demand_makes_room_for_the_cells(
+    real: Real, talking: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
+) -> None:
+    """Before a prompt is refused, and before they lose precision."""
+    draft = ("--kv-unified", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
+    with within(real, talking, tmp_path, 96, *ladder, *draft) as watched:
+
+        def state() -> str:
+            return str(watched.server.http.get("/speculative").json()["state"])
+
+        assert "draft_n" in watched.ask(0, 300)["timings"]
+        assert state() == "loaded"
+        for words in (900, 1000):  # 57 MiB of f16, and more than the draft leaves
+            assert watched.ask(0, words)["tokens_predicted"] == 8
+            assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
+
+
+@pytest.mark.parametrize("ladder", [(), LADDER])
+def test_a_projector_on_demand_makes_room_for_the_cells(
+    real: Real, talking: Path, tmp_path: Path, ladder: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
+    sight = projector(talking, real.tree / "build" / "verify")
+    args = ("--kv-unified", "--mmproj", sight, "--mmproj-lazy-auto", "0")
+    with within(real, talking, tmp_path, 64, *ladder, *args) as watched:
+
+        def state() -> str:
+            return str(watched.server.http.get("/mmproj").json()["state"])
+
+        assert see(watched.server, 1, id_slot=0).status_code == 200
+        assert state() == "loaded"
+        assert watched.ask(0, 930)["tokens_predicted"] == 8  # 60 MiB of f16, and more than it leaves
+        assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
+        assert see(watched.server, 1, id_slot=0).status_code == 200

@@ -1,0 +1,100 @@
+"""Drafts that read what the target has computed, as they come and go: MTP layers, and one that shares its cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtool.verify import drafts
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.conftest import Real
+from tests.e2e.servers import (
+    completion,
+    memory_is_plain,
+    resident,
+    serving,
+    speaking,
+    spoken,
+)
+from tests.e2e.speculative import ONE, accepted, act, state, unloading, until_it_is
+
+MIB = 1024 * 1024
+MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4")
+
+
+@pytest.fixture(scope="module")
+def layered(real: Real) -> Path:
+    """A model with an MTP layer."""
+    return drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
+
+
+def test_mtp_layers_go_and_come(real: Real, layered: Path, tmp_path: Path) -> None:
+    """In the middle of a text, between prompts that come back from the cache, and with checkpoints."""
+    texts = [prompt(seed, 200) for seed in (1, 2)]
+    args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
+
+    def talk(server: LlamaServer, *, actions: bool) -> list[str]:
+        out = []
+        for number in range(8):
+            if actions:
+                act(server, "load" if number % 2 else "unload")
+            for more, n in ((" and" * (number // 2), 24), (" the", 12)):
+                answer = completion(server, texts[number % 2] + more, n)
+                out.append(answer["content"])
+                assert not actions or (accepted(answer) is not None) == (number % 2 == 1)
+        return out
+
+    with serving(real, layered, tmp_path / "log", *args) as server:
+        expected = talk(server, actions=False)
+        whole = completion(server, texts[0], 400)["content"]
+    with serving(real, layered, tmp_path / "log", *args, *MTP) as server:
+        assert talk(server, actions=True) == expected
+        running = unloading(server, texts[0], 400)
+        assert running["content"] == whole
+        assert accepted(running) is not None
+
+
+@memory_is_plain
+def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_path: Path) -> None:
+    args = ("-c", "32768", "-np", "1", "--cache-ram", "0", *MTP)
+    with serving(real, layered, tmp_path / "log", *args, "--draft-lazy") as server:
+
+        def use() -> int:
+            taken: int = act(server, "load")["taken"]["resident_bytes"]
+            assert accepted(completion(server, prompt(1, 300), 50, cache_prompt=False)) is not None
+            return taken
+
+        completion(server, prompt(1, 300), 50, cache_prompt=False)
+        use()
+        act(server, "unload")
+        before = resident(server)
+        for _ in range(5):
+            use()
+            assert act(server, "unload")["freed"]["resident_bytes"] > MIB
+            assert resident(server) < before + MIB
+
+
+def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
+    """It comes and goes, and they stay."""
+    pair = drafts.pair(real.tree / "build" / "verify")
+    target, draft = speaking(real, pair.target), speaking(real, pair.draft)
+    text = prompt(1, 200)
+    with serving(real, target, tmp_path / "log", *ONE) as server:
+        expected = completion(server, text, 1000)["content"]
+    with serving(real, target, tmp_path / "log", *ONE, "-md", draft, *MTP, "--draft-lazy") as server:
+        first = completion(server, text, 50)["content"]
+        act(server, "load")
+        second = completion(server, text + first, 50)
+        assert accepted(second) is not None
+        assert second["timings"]["cache_n"] > 200
+        assert expected.startswith(first + second["content"])
+        assert unloading(server, text, 1000)["content"] == expected
+
+
+def test_an_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> None:
+    with serving(real, layered, tmp_path / "log", *ONE, *MTP, "--draft-lazy-auto", "1") as server:
+        assert state(server) == "unloaded"
+        assert accepted(completion(server, prompt(1, 50), 50)) is not None
+        until_it_is("unloaded", server)
