@@ -81,8 +81,9 @@ public:
     // no compute may be in flight that uses the lines, and none is afterwards
     void run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix);
 
-    // a graph could not be computed: what was to be converted is lost
+    // a graph could not be computed, or the memory for its result is gone: what was to be converted is lost
     bool has_failed() const { return is_failed; }
+    void set_failed() { is_failed = true; }
 
 private:
     ggml_cgraph * build(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot);

@@ -5,6 +5,7 @@
 #include "llama-impl.h"
 #include "llama-io.h"
 #include "llama-kv-compat.h"
+#include "llama-kv-pages.h"
 #include "llama-model.h"
 
 #include "ggml-backend.h"
@@ -50,23 +51,35 @@ bool llama_kv_dynamic_cache::can_grow() const {
     return true;
 }
 
-bool llama_kv_dynamic_cache::is_on_host() const {
+// one layout for all layers: a single one whose memory does not come in pages, and all of them grow by copy
+std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const {
     const char * LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "copy") == 0) {
-        return false;
+        return nullptr;
     }
     if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "inplace") != 0) {
         LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, LLAMA_KV_DYNAMIC_STORAGE);
     }
 
-    // one layout for all layers: a single one on a device and all of them grow by copy
+    bool is_soft = true;
+
     for (uint32_t il = 0; offload && il < llama_kv_compat_n_layer(kv.hparams, 0); ++il) {
-        if (kv.hparams.has_kv(il) && ggml_backend_dev_buffer_type(kv.model.dev_layer(il)) != ggml_backend_cpu_buffer_type()) {
-            return false;
+        if (kv.hparams.has_kv(il)) {
+            ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(kv.model.dev_layer(il));
+
+            if (llama_kv_pages::page_size(buft) == 0) {
+                return nullptr;
+            }
+            is_soft = is_soft && llama_kv_pages::is_soft(buft);
         }
     }
 
-    return true;
+    // a page of a device has an element of each of a million rows: all of it would be there after a few
+    if (!is_soft && kv.v_trans) {
+        return nullptr;
+    }
+
+    return llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, is_soft, kv.ctxs_bufs);
 }
 
 ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
@@ -84,15 +97,15 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
     }
 
     if (!is_dynamic && can_grow()) {
-        auto inplace = llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
-        auto copy    = llama_kv_storage::create_copy   (kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
+        auto inplace = create_inplace();
+        auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 
-        if (is_on_host() && inplace->can_grow()) {
+        if (inplace && inplace->can_grow()) {
             if (ggml_backend_buffer_t res = inplace->alloc(ctx, buft, layers)) {
                 start(std::move(inplace));
                 return res;
             }
-            LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place\n", __func__);
+            LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
         }
 
         if (copy->can_grow()) {
@@ -158,6 +171,32 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
             for (const uint32_t idx : sinfo.idxs[s]) {
                 n_peak = std::max(n_peak, idx + 1);
                 want(sinfo.strm[s], idx, idx + 1);
+            }
+        }
+    }
+
+    if (storage->reads_below()) {
+        want_windows(sinfos);
+    }
+}
+
+// all that attention covers: as many rows of each stream of a batch as the longest one has, with what comes before in the same batch
+void llama_kv_dynamic_cache::want_windows(const slot_info_vec_t & sinfos) {
+    uint32_t end = 0;
+
+    for (const auto & sinfo : sinfos) {
+        for (size_t s = 0; s < sinfo.n_stream(); ++s) {
+            end = std::max(end, kv.v_cells[sinfo.strm[s]].used_max_p1());
+
+            for (const uint32_t idx : sinfo.idxs[s]) {
+                end = std::max(end, idx + 1);
+            }
+        }
+
+        // the last row of the window has those below it
+        for (size_t s = 0; s < sinfo.n_stream() && end > 0; ++s) {
+            if (!storage->has(sinfo.strm[s], end - 1)) {
+                want(sinfo.strm[s], 0, end);
             }
         }
     }

@@ -183,12 +183,13 @@ private:
     size_t size_cell() const; // bytes behind one cell of one stream
 
     bool can_grow() const;
-    bool is_on_host() const; // all of the layers, and nobody wants them to be copied
+    std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not here, or nobody wants it
     void start(std::unique_ptr<llama_kv_storage> from);
 
     // rows [i0, i1) of one stream or of all
     void want(uint32_t s, uint32_t i0, uint32_t i1);
     void want(uint32_t i0, uint32_t i1);
+    void want_windows(const slot_info_vec_t & sinfos);
 
     llama_kv_rows next(bool ahead) const; // than what is there
     llama_kv_rows rest() const;           // of what is there, when the rows of freed cells go

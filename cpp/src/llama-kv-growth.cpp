@@ -8,7 +8,7 @@ static uint64_t llama_kv_growth_pad(uint64_t n, uint64_t pad) {
 
 // by copy the attention window n_kv, padded to 256 cells (llama_kv_cache::get_n_kv), has to be inside the tensors
 uint32_t llama_kv_growth::block() const {
-    return (in_place ? LLAMA_KV_GROWTH_BLOCK_IN_PLACE : LLAMA_KV_GROWTH_START)*std::max(n_pad, 1u);
+    return (in_place && !has_windows ? LLAMA_KV_GROWTH_BLOCK_IN_PLACE : LLAMA_KV_GROWTH_START)*std::max(n_pad, 1u);
 }
 
 uint32_t llama_kv_growth::start() const {

@@ -15,6 +15,8 @@
 //     backends choose kernels by that, which sum in another order (a BLAS for transposed V, CUDA, Vulkan)
 //   - it never exceeds the size of the static cache
 //
+// In place in memory of a device the blocks have 256 cells as well: nothing may read what is not there.
+//
 // In place (llama-kv-storage-inplace.cpp) a growth copies nothing and no stride changes, so it starts with 256 cells and takes small
 // steps, which keeps the call that grows short: an eighth of what there is, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells and
 // at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
@@ -50,6 +52,7 @@ struct llama_kv_growth {
     size_t   n_bytes_cell; // bytes of K and V data behind one cell, over all layers, streams and caches that grow with it
     bool     in_place = false; // nothing is copied
     size_t   n_bytes_step = LLAMA_KV_GROWTH_STEP_BYTES;
+    bool     has_windows = false; // in place: all that the attention window covers is there
 
     // sizes are multiples of this: what the storage has to be padded to
     uint32_t block() const;

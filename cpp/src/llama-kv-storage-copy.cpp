@@ -86,7 +86,7 @@ public:
 
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
         const auto n_bytes_of = [&](const ggml_tensor * t, ggml_type type) -> size_t {
-            return t ? GGML_PAD(ggml_row_size(type, t->ne[0])*rows.end()*t->ne[2], llama_kv_pages::page_size()) : 0;
+            return t ? GGML_PAD(ggml_row_size(type, t->ne[0])*rows.end()*t->ne[2], llama_kv_pages_size_host()) : 0;
         };
 
         size_t res = 0;
@@ -169,7 +169,7 @@ public:
         return true;
     }
 
-    void set_types(const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) override {
+    bool set_types(const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) override {
         is_moved = true;
 
         for (size_t i = 0; i < layers.size(); ++i) {
@@ -199,6 +199,8 @@ public:
 
         forget_types();
         release_created();
+
+        return true;
     }
 
     void forget_types() override {
@@ -230,8 +232,8 @@ private:
 
     // zero
     static ggml_backend_buffer_t alloc_buffer(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
-        if (buft == ggml_backend_cpu_buffer_type()) {
-            return llama_kv_pages_alloc(ctx);
+        if (llama_kv_pages::is_soft(buft)) {
+            return llama_kv_pages_alloc(ctx, buft).buf.release();
         }
 
         ggml_backend_buffer_t res = ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);

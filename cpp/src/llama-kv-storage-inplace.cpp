@@ -1,61 +1,62 @@
-// Storage whose rows come and go in place. What grows is, per stream, a set of blocks of rows; holes in the middle are blocks
-// that are not in it.
+// Storage whose rows come and go in place, at fixed addresses. LLAMA_KV_DYNAMIC_STORAGE=copy makes growth by copy the way everywhere.
 //
-// LLAMA_KV_DYNAMIC_STORAGE=copy makes growth by copy the way everywhere.
+// What grows is, per stream, a set of blocks of rows
+//   - in soft memory (llama-kv-pages.h) any blocks: holes in the middle are those that are not in it
+//   - where some of the memory is hard, the rows [0, n) of each stream: kernels read all that the attention window covers, masked
+//     or not, in all streams of a batch. A row that is used has those below it, and blocks are as large as the window is padded
+//     to. Another block can be at the end, for dummy writes. A stream keeps as many rows as the longest one has, if it had them
+//     once: they are read together again
 
 #include "llama-kv-storage.h"
 
 #include "llama-impl.h"
-#include "llama-kv-fault.h"
 #include "llama-kv-layout.h"
-#include "llama-kv-pages.h"
+#include "llama-kv-region.h"
 
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
-#include <tuple>
 
 namespace {
 
 class storage_inplace : public llama_kv_storage {
 public:
-    storage_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs) :
-        llama_kv_storage(n_stream, { n_rows, n_pad, 0, true }), v_trans(v_trans), bufs(bufs) {
+    storage_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool is_soft, buffers_t & bufs) :
+        llama_kv_storage(n_stream, { n_rows, n_pad, 0, true, LLAMA_KV_GROWTH_STEP_BYTES, !is_soft }), v_trans(v_trans), is_soft(is_soft), bufs(bufs) {
     }
 
     const char * name() const override {
         return "in place";
     }
 
-    ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
-        GGML_ASSERT(buft == ggml_backend_cpu_buffer_type() && !buf);
+    ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override try {
+        GGML_ASSERT(llama_kv_pages::page_size(buft) > 0 && (is_soft <= llama_kv_pages::is_soft(buft)));
 
-        buf = llama_kv_pages_alloc(ctx);
-        if (!buf) {
-            return nullptr;
-        }
+        auto region = llama_kv_region::create(ctx, buft, tensors_of(layers_ctx), v_trans);
 
-        layers = layers_ctx;
-
-        set_strips();
-
-        if (!resize(start, {})) {
+        if (!region || !region->commit(start)) {
             for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
                 t->buffer = nullptr;
                 t->data   = nullptr;
             }
-            ggml_backend_buffer_free(std::exchange(buf, nullptr));
-            layers.clear();
-            strips.clear();
             return nullptr;
         }
 
-        LLAMA_LOG_INFO("%s: KV memory reserved = %8.2f MiB, committed = %8.2f MiB\n", __func__,
-                llama_kv_pages_of(buf).size()/1024.0/1024.0, llama_kv_pages_of(buf).n_bytes_committed()/1024.0/1024.0);
+        parts.push_back({ layers_ctx, std::move(region), nullptr });
 
-        return buf;
+        cur = start;
+        set_bytes_cell();
+        show();
+
+        const auto & own = *parts.back().region;
+
+        LLAMA_LOG_INFO("%s: %10s KV memory reserved = %8.2f MiB, committed = %8.2f MiB\n", __func__,
+                ggml_backend_buft_name(buft), own.n_bytes_reserved()/1024.0/1024.0, own.n_bytes_committed()/1024.0/1024.0);
+
+        return parts.back().region->release();
+    } catch (const std::bad_alloc &) {
+        return nullptr;
     }
 
     bool has(uint32_t s, uint32_t i) const override {
@@ -64,6 +65,10 @@ public:
 
     uint32_t dummy_row() const override {
         return growth.n_max - 1;
+    }
+
+    bool reads_below() const override {
+        return !is_soft;
     }
 
     // what is needed, and some more behind the last run of it in each stream
@@ -96,6 +101,9 @@ public:
 
         auto res = start;
         res |= used;
+        if (!is_soft) {
+            res.add(0, used.end());
+        }
         res &= cur; // what was given out but not committed stays so: such a row has nothing in it
 
         const uint32_t n_cur = cur.size();
@@ -106,52 +114,29 @@ public:
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         (void) n_used;
 
-        if (!commit(llama_kv_pages_of(buf), rows, strips)) {
-            return false;
+        for (size_t i = 0; i < parts.size(); ++i) {
+            if (!parts[i].region->commit(rows)) {
+                for (size_t j = 0; j < i; ++j) {
+                    parts[j].region->commit(cur);
+                }
+                return false;
+            }
         }
 
         cur = rows;
 
-        llama_kv_pages_show(buf);
+        show();
 
         return true;
     }
 
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
-        const size_t size_page = llama_kv_pages::page_size();
-
-        // each tensor starts on a page of its own
-        const auto n_pages = [&](const ggml_tensor * t, ggml_type type, bool trans) {
-            const size_t size = trans ? ggml_type_size(type) : ggml_row_size(type, t->ne[0]);
-            const size_t n    = trans ? t->ne[0] : 1;
-
-            size_t res  = 0;
-            size_t last = 0; // after the last page that was counted
-
-            for (uint32_t s = 0; s < rows.n_stream(); ++s) {
-                const auto runs = rows.runs(s);
-
-                for (size_t j = 0; j < n; ++j) {
-                    for (const auto & [i0, i1] : runs) {
-                        const size_t offs = (s*n + j)*growth.n_max;
-                        const size_t p0   = std::max(last, (offs + i0)*size/size_page);
-                        const size_t p1   = ((offs + i1)*size - 1)/size_page + 1;
-
-                        res += p1 > p0 ? p1 - p0 : 0;
-                        last = std::max(last, p1);
-                    }
-                }
-            }
-
-            return res;
-        };
-
         size_t res = 0;
-        for (const auto & l : layers) {
-            res += n_pages(l.k, type_k, false) + (l.v ? n_pages(l.v, type_v, v_trans) : 0);
+        for (const auto & part : parts) {
+            res += part.region->n_bytes(rows, type_k, type_v);
         }
 
-        return res*size_page;
+        return res;
     }
 
     bool clear(int32_t s) override {
@@ -182,12 +167,8 @@ public:
         gone -= here;
         set_zero(gone);
 
-        for (const auto & [i0, i1] : cur.runs(ssrc)) {
-            for (const auto & t : strips) {
-                for (size_t j = 0; j < t.n; ++j) {
-                    memcpy(address(t, sdst, j, i0), address(t, ssrc, j, i0), (i1 - i0)*t.size);
-                }
-            }
+        for (const auto & part : parts) {
+            part.region->copy_stream(cur, ssrc, sdst);
         }
 
         return true;
@@ -195,44 +176,28 @@ public:
 
     // the same rows on other addresses. what was converted goes back before the next part is
     bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
-        ggml_init_params params = {
-            /*.mem_size   =*/ 2*layers.size()*ggml_tensor_overhead(),
-            /*.mem_buffer =*/ NULL,
-            /*.no_alloc   =*/ true,
-        };
-
-        to_ctx.reset(llama_kv_fault_alloc() ? nullptr : ggml_init(params));
-        if (!to_ctx) {
-            return false;
-        }
-
-        bool is_larger = false;
-
         try {
-            for (const auto & l : layers) {
-                const auto add = [&](const ggml_tensor * t, ggml_type type) {
-                    return t ? ggml_set_name(ggml_new_tensor_3d(to_ctx.get(), type, t->ne[0], t->ne[1], t->ne[2]), t->name) : nullptr;
-                };
+            bool is_larger = false;
 
-                to_layers.emplace_back(add(l.k, type_k), add(l.v, type_v));
-
-                is_larger |= is_wider(l, type_k, type_v);
-            }
-
-            to_buf.reset(llama_kv_pages_alloc(to_ctx.get()));
-
-            for (uint32_t s = 0; s < cur.n_stream(); ++s) {
-                for (const auto & [i0, i1] : cur.runs(s)) {
-                    to_runs.emplace_back(s, i0, std::max(i0, std::min(i1, n_used[s])));
+            for (const auto & part : parts) {
+                for (const auto & l : part.layers) {
+                    is_larger |= is_wider(l, type_k, type_v);
                 }
             }
 
-            std::vector<strip> to_strips;
-            for (const auto & [k, v] : to_layers) {
-                add_strips(to_strips, k, v);
+            for (uint32_t s = 0; s < cur.n_stream(); ++s) {
+                for (const auto & [i0, i1] : cur.runs(s)) {
+                    to_runs.push_back({ s, i0, std::max(i0, std::min(i1, n_used[s])) });
+                }
             }
 
-            if (to_buf && (!is_larger || commit(llama_kv_pages_of(to_buf.get()), cur, to_strips))) {
+            const auto prepare = [&](part & part) {
+                part.to = part.region->like(type_k, type_v);
+
+                return part.to && (is_larger ? part.to->commit(cur) : part.to->is_soft() || commit_first(part));
+            };
+
+            if (std::all_of(parts.begin(), parts.end(), prepare)) {
                 return true;
             }
         } catch (const std::bad_alloc &) {
@@ -243,159 +208,127 @@ public:
         return false;
     }
 
-    void set_types(const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) override {
+    bool set_types(const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) override {
         (void) n_used; // to_runs
 
         is_moved = true;
 
-        auto & pages_new = llama_kv_pages_of(to_buf.get());
+        bool res = true;
 
-        for (size_t i = 0; i < layers.size(); ++i) {
-            convert_rows(convert, layers[i].k, to_layers[i].first, false);
-            if (layers[i].v) {
-                convert_rows(convert, layers[i].v, to_layers[i].second, true);
+        for (auto & part : parts) {
+            res = res && part.region->convert_to(*part.to, to_runs, convert);
+
+            size_t i = 0;
+            for (auto & l : part.layers) {
+                const auto & [k, v] = part.to->get_layers()[i++];
+
+                set_layout(l, v_trans, [&, k = k, v = v](ggml_tensor * t, bool) { llama_kv_adopt(t, t == l.k ? k : v); });
             }
 
-            set_layout(layers[i], v_trans, [&](ggml_tensor * t, bool) { llama_kv_adopt(t, t == layers[i].k ? to_layers[i].first : to_layers[i].second); });
-        }
-
-        for (auto & [_, own] : bufs) {
-            if (own.get() == buf) {
-                own = std::move(to_buf);
-                buf = own.get();
-                break;
+            for (auto & [_, own] : bufs) {
+                if (own.get() == part.region->get_buffer()) {
+                    own.reset(part.to->release());
+                    break;
+                }
             }
+
+            part.region = std::move(part.to);
+            part.region->bind(tensors_of(part.layers));
         }
 
-        set_strips();
-        each(cur, strips, [&](const char * addr, size_t size) { pages_new.take(addr - pages_new.data(), size); });
-        llama_kv_pages_show(buf);
+        set_bytes_cell();
+
+        // what is there, but holds nothing
+        for (const auto & part : parts) {
+            res = res && part.region->take(cur);
+        }
+
+        if (!res) {
+            resize(cur.none(), {});
+        }
+
+        show();
 
         forget_types();
+
+        return res;
     }
 
     void forget_types() override {
-        to_layers.clear();
         to_runs.clear();
-        to_buf.reset();
-        to_ctx.reset();
+
+        for (auto & part : parts) {
+            part.to.reset();
+        }
     }
 
 private:
-    // of a tensor
-    struct strip {
-        char * data;
-        size_t size; // bytes of a row in a strip
-        size_t n;    // strips of a stream
+    // the layers that are in one buffer
+    struct part {
+        std::vector<layer> layers;
+
+        std::unique_ptr<llama_kv_region> region;
+        std::unique_ptr<llama_kv_region> to; // by prepare_types()
     };
 
-    char * address(const strip & t, uint32_t s, size_t j, uint32_t i) const {
-        return t.data + ((s*t.n + j)*growth.n_max + i)*t.size;
-    }
-
-    void add_strips(std::vector<strip> & res, const ggml_tensor * k, const ggml_tensor * v) const {
-        res.push_back({ (char *) k->data, ggml_row_size(k->type, k->ne[0]), 1 });
-        if (v) {
-            res.push_back({ (char *) v->data,
-                v_trans ? ggml_type_size(v->type) : ggml_row_size(v->type, v->ne[0]), v_trans ? (size_t) v->ne[0] : 1 });
-        }
-    }
-
-    void set_strips() {
-        strips.clear();
+    static llama_kv_region::tensors tensors_of(const std::vector<layer> & layers) {
+        llama_kv_region::tensors res;
         for (const auto & l : layers) {
-            add_strips(strips, l.k, l.v);
+            res.emplace_back(l.k, l.v);
         }
 
+        return res;
+    }
+
+    void set_bytes_cell() {
         growth.n_bytes_cell = 0;
-        for (const auto & t : strips) {
-            growth.n_bytes_cell += t.n*t.size;
+        for (const auto & part : parts) {
+            growth.n_bytes_cell += part.region->n_bytes_row();
         }
     }
 
-    // f(address, size in bytes) of the rows in every tensor
-    template <typename F>
-    void each(const llama_kv_rows & rows, const std::vector<strip> & strips, F && f) const {
-        for (uint32_t s = 0; s < rows.n_stream(); ++s) {
-            for (const auto & [i0, i1] : rows.runs(s)) {
-                for (const auto & t : strips) {
-                    for (size_t j = 0; j < t.n; ++j) {
-                        f(address(t, s, j, i0), (i1 - i0)*t.size);
-                    }
-                }
-            }
+    // the size of the buffers is what is committed
+    void show() const {
+        for (const auto & part : parts) {
+            part.region->show();
         }
     }
 
-    bool commit(llama_kv_pages & pages, const llama_kv_rows & rows, const std::vector<strip> & strips) const {
-        auto set = pages.make_set();
+    // rows become smaller, but need pages before all of theirs have gone back: those of a layer, or at least as many as can be
+    // taken and not full while a tensor is converted. what is taken later has gone back before
+    bool commit_first(const part & part) const {
+        const size_t n_bytes = part.to->n_bytes(cur, part.to->get_layers()[0].first->type, part.layers[0].v ? part.to->get_layers()[0].second->type : GGML_TYPE_F16);
+        const size_t n_layer = n_bytes/part.to->page_size()/part.layers.size() + 1;
+        const size_t n_least = 2 + cur.n_stream();
 
-        each(rows, strips, [&](const char * addr, size_t size) {
-            pages.add(set, addr - pages.data(), size);
-        });
-
-        return pages.assign(set);
-    }
-
-    void convert_rows(const llama_kv_convert & convert, ggml_tensor * src, ggml_tensor * dst, bool is_v) {
-        auto & pages_old = llama_kv_pages_of(buf);
-        auto & pages_new = llama_kv_pages_of(to_buf.get());
-
-        for (const auto & [s, i0, i1] : to_runs) {
-            llama_kv_each_lines(src, dst, is_v && v_trans, s, i0, i1, [&](const llama_kv_lines & from, const llama_kv_lines & to) {
-                const auto each_range = [](const llama_kv_pages & pages, const llama_kv_lines & lines, auto && f) {
-                    const size_t size   = lines.n/ggml_blck_size(lines.t->type)*ggml_type_size(lines.t->type);
-                    const size_t offset = (const char *) lines.t->data - pages.data() + lines.offs;
-
-                    if (size == lines.stride) {
-                        f(offset, size*lines.n_lines);
-                    } else {
-                        for (int64_t l = 0; l < lines.n_lines; ++l) {
-                            f(offset + l*lines.stride, size);
-                        }
-                    }
-                };
-
-                each_range(pages_new, to, [&](size_t offset, size_t size) { pages_new.take(offset, size); });
-                convert(from, to, is_v);
-                each_range(pages_old, from, [&](size_t offset, size_t size) { pages_old.give(offset, size); });
-            });
-        }
+        return part.to->commit_first(cur, std::max(n_layer, n_least)) || part.to->commit_first(cur, n_least);
     }
 
     // also rows that are not there: they can share pages with some that are
     void set_zero(const llama_kv_rows & rows) {
-        auto & pages = llama_kv_pages_of(buf);
-
-        each(rows, strips, [&](const char * addr, size_t size) {
-            pages.set_zero(addr - pages.data(), size);
-        });
+        for (const auto & part : parts) {
+            part.region->set_zero(rows);
+        }
     }
 
     // what goes back is judged over all streams
     llama_kv_growth all_streams() const {
-        return { growth.n_max*cur.n_stream(), growth.n_pad, 0, true };
+        return { growth.n_max*cur.n_stream(), growth.n_pad, 0, true, LLAMA_KV_GROWTH_STEP_BYTES, !is_soft };
     }
 
     const bool v_trans;
+    const bool is_soft;
 
     buffers_t & bufs;
 
-    ggml_backend_buffer_t buf = nullptr; // one of bufs, once they have it
+    std::vector<part> parts;
 
-    std::vector<layer> layers;
-    std::vector<strip> strips;
-
-    // by prepare_types()
-    ggml_context_ptr        to_ctx;
-    ggml_backend_buffer_ptr to_buf;
-
-    std::vector<std::pair<ggml_tensor *, ggml_tensor *>> to_layers; // K and V
-    std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> to_runs; // stream, rows that hold something
+    std::vector<llama_kv_region::run> to_runs; // by prepare_types(), rows that hold something
 };
 
 } // namespace
 
-std::unique_ptr<llama_kv_storage> llama_kv_storage::create_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs) {
-    return std::make_unique<storage_inplace>(n_stream, n_rows, n_pad, v_trans, bufs);
+std::unique_ptr<llama_kv_storage> llama_kv_storage::create_inplace(
+        uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool is_soft, buffers_t & bufs) {
+    return std::make_unique<storage_inplace>(n_stream, n_rows, n_pad, v_trans, is_soft, bufs);
 }

@@ -6,9 +6,10 @@
 //   fixed     upstream's own allocation, all rows are there. the flag is off, or there is nothing to grow. where the types
 //             change, it goes on as storage by copy does
 //   copy      the tensors have the rows [0, n) of each stream, and move to larger buffers: anywhere
-//   in place  the tensors have the layout of the fixed storage, and pages come and go behind any blocks of rows, each stream
-//             on its own: where memory comes in pages (plain host memory). A growth copies nothing, no pointer and no stride
-//             changes, no graph is rebuilt and the compute buffers are those of a static cache
+//   in place  the tensors have the layout of the fixed storage, and pages come and go behind blocks of rows, each stream on its
+//             own: where memory comes in pages, plain host memory and that of a device whose backend has ggml-pages.h. A growth
+//             copies nothing, no pointer and no stride changes, no graph is rebuilt and the compute buffers are those of a
+//             static cache
 //
 // A row is what is behind a cell in all tensors. The tensors are [n_embd_gqa, n_rows, n_stream]
 //   - K, and V with flash attention: a row of n_embd_gqa elements
@@ -66,7 +67,10 @@ public:
     // n_rows: of each stream, at most
     static std::unique_ptr<llama_kv_storage> create_fixed  (uint32_t n_stream, uint32_t n_rows, bool v_trans, buffers_t & bufs);
     static std::unique_ptr<llama_kv_storage> create_copy   (uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs);
-    static std::unique_ptr<llama_kv_storage> create_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs);
+
+    // is_soft: all of the memory is, see llama-kv-pages.h. where it is not, V is not transposed
+    static std::unique_ptr<llama_kv_storage> create_inplace(
+            uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool is_soft, buffers_t & bufs);
 
     virtual ~llama_kv_storage() = default;
 
@@ -94,6 +98,9 @@ public:
     // the tensors. such a cache reads rows that it has not written and relies on zeros there, so that row has to stay out of
     // the attention window. 0 where it is always there
     virtual uint32_t dummy_row() const { return 0; }
+
+    // a row that is used needs those below it: nothing may read what is not there
+    virtual bool reads_below() const { return false; }
 
     // the rows to have so that the needed ones can be used, and with ahead as many more as the growth policy takes at once
     // n_bytes_row: bytes behind a row over all streams and the caches that have to take the same steps
@@ -130,11 +137,12 @@ public:
     //
     // prepare_types(): have what is needed before any data moves. that is all of the memory if a row becomes larger, and next to
     // none if not. false: there is none, and nothing has changed
-    // set_types():     cannot fail. where there is no memory beside the rows, they are converted inside of it
+    // set_types():     where there is no memory beside the rows, they are converted inside of it. false: memory of a device that
+    //                  went back on the way has gone to somebody else, and no row is there any more. else it does not fail
     // forget_types():  instead of set_types()
     // no compute may be in flight that uses the tensors
     virtual bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) = 0;
-    virtual void set_types    (const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) = 0;
+    virtual bool set_types    (const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) = 0;
     virtual void forget_types () = 0;
 
     // what is there stays for good

@@ -10,7 +10,10 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-growth.cpp
     llama-kv-layout.cpp
     llama-kv-limits.cpp
+    llama-kv-pages-device.cpp
+    llama-kv-pages-host.cpp
     llama-kv-pages.cpp
+    llama-kv-region.cpp
     llama-kv-rotation.cpp
     llama-kv-rows.cpp
     llama-kv-seq-usage.cpp

@@ -18,7 +18,7 @@
 #include <sys/resource.h>
 #endif
 
-static const size_t SIZE_PAGE = llama_kv_pages::page_size();
+static const size_t SIZE_PAGE = llama_kv_pages_size_host();
 
 // pages of the range that are in memory, as the system sees it
 static size_t n_resident(const llama_kv_pages & pages) {

@@ -431,7 +431,7 @@ static void test_inplace(bool v_trans) {
 
     llama_kv_storage::buffers_t bufs;
 
-    const auto storage = llama_kv_storage::create_inplace(2, N_MAX, 1, v_trans, bufs);
+    const auto storage = llama_kv_storage::create_inplace(2, N_MAX, 1, v_trans, true, bufs);
     const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
     check(buf != nullptr && storage->n_rows() == N_MAX && storage->can_grow(), what + ": all addresses are there");
     check(storage->rows().size() == 2*256 && storage->has(1, 255) && !storage->has(1, 256), what + ": the start");
@@ -505,7 +505,7 @@ static void test_inplace_fails() {
 
     llama_kv_storage::buffers_t bufs;
 
-    const auto storage = llama_kv_storage::create_inplace(1, N_MAX, 1, false, bufs);
+    const auto storage = llama_kv_storage::create_inplace(1, N_MAX, 1, false, true, bufs);
     const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
 
     const auto   before = storage->rows();

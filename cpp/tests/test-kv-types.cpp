@@ -71,7 +71,7 @@ struct cache {
         switch (cfg.what) {
             case kind::fixed:   storage = llama_kv_storage::create_fixed  (cfg.n_stream, N_MAX,    cfg.v_trans, bufs); break;
             case kind::copy:    storage = llama_kv_storage::create_copy   (cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs); break;
-            case kind::inplace: storage = llama_kv_storage::create_inplace(cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs); break;
+            case kind::inplace: storage = llama_kv_storage::create_inplace(cfg.n_stream, N_MAX, 1, cfg.v_trans, true, bufs); break;
         }
 
         ggml_context * ctx = ggml_init({ size_t(2*(1 + cfg.n_stream)*N_LAYER)*ggml_tensor_overhead(), NULL, true });
@@ -271,7 +271,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
 
     if (has_memory) {
         const double ratio = (double) ggml_row_size(to, N_EMBD)/ggml_row_size(from, N_EMBD);
-        check(c.size_bufs() <= size_before*ratio + 2*N_LAYER*(1 + (cfg.v_trans ? N_EMBD : 2))*cfg.n_stream*llama_kv_pages::page_size(), what + ": memory");
+        check(c.size_bufs() <= size_before*ratio + 2*N_LAYER*(1 + (cfg.v_trans ? N_EMBD : 2))*cfg.n_stream*llama_kv_pages_size_host(), what + ": memory");
         check(c.storage->n_bytes(c.storage->rows(), to, to) <= c.size_bufs() + 4096, what + ": bytes known before");
     }
 

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, DYNAMIC_CACHE, DYNAMIC_GROW, INPLACE, LARGE, PAGES, Run, Trap, inplace, unit
+from tests.e2e.traps.base import (
+    CACHE,
+    DYNAMIC_CACHE,
+    DYNAMIC_GROW,
+    INPLACE,
+    LARGE,
+    PAGES,
+    PAGES_HOST,
+    Run,
+    Trap,
+    inplace,
+    unit,
+)
 
 IN_PLACE = (
     Trap(
@@ -30,7 +42,11 @@ IN_PLACE = (
     ),
     Trap(
         "in place, the zeros that upstream writes at creation make the whole cache resident",
-        Edit(PAGES, "pages_of(buf).clear();", "memset(pages_of(buf).data(), 0, pages_of(buf).size());"),
+        Edit(
+            PAGES_HOST,
+            "(*(context *) buf->context)->clear();",
+            "memset((*(context *) buf->context)->data(), 0, (*(context *) buf->context)->size());",
+        ),
         Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in all
         f"resident: {128 * 2**20}",
     ),
@@ -42,7 +58,7 @@ IN_PLACE = (
     ),
     Trap(
         "huge pages make more resident than was asked for, most of all with transposed V",
-        Edit(PAGES, "madvise(res, size, MADV_NOHUGEPAGE);", ""),
+        Edit(PAGES_HOST, "madvise(res, size, MADV_NOHUGEPAGE);", ""),
         unit("test-kv-pages"),
         "exit",
     ),

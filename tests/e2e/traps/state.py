@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_CACHE, DYNAMIC_GROW, PAGES, STORAGE, Trap, copies
+from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_CACHE, DYNAMIC_GROW, PAGES_HOST, STORAGE, Trap, copies
 
 STATE = (
     Trap(
@@ -31,7 +31,7 @@ STATE = (
                 "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
                 after="ggml_backend_buffer_t alloc(",
             ),
-            Edit(PAGES, "buf->buft              = ggml_backend_cpu_buffer_type();", ""),
+            Edit(PAGES_HOST, "res.buf->buft              = ggml_backend_cpu_buffer_type();", ""),
         ),
         copies("llama-dense", "state-device"),
         "state-device",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CONVERT, DYNAMIC, INPLACE, ROTATION, STORAGE, TYPES_FILE, Trap, copies, inplace
+from tests.e2e.traps.base import CONVERT, DYNAMIC, INPLACE, REGION, ROTATION, STORAGE, TYPES_FILE, Trap, copies, inplace
 
 BITS = "retype-bits"
 TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
@@ -63,7 +63,7 @@ TYPES = (
     ),
     Trap(
         "in place, transposed V is converted as if its rows lay one after the other",
-        Edit(INPLACE, "is_v && v_trans", "false", after="void convert_rows("),
+        Edit(REGION, "is_v && v_trans", "false", after="bool llama_kv_region::convert_tensor("),
         inplace("llama-dense", BITS, *TRANSPOSED),
         BITS,
     ),

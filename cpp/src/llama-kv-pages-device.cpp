@@ -1,0 +1,111 @@
+// Pages of a device: what ggml-pages.h offers, in the terms of llama-kv-pages.h
+
+#include "llama-kv-pages.h"
+
+#include "llama-impl.h"
+#include "llama-kv-limits.h"
+
+#include "ggml-backend.h"
+#include "ggml-pages.h"
+
+namespace {
+
+class device_pages : public llama_kv_pages {
+public:
+    // of a buffer that pages_i made. it is not touched by the destructor
+    device_pages(const ggml_backend_pages_i * pages_i, ggml_backend_buffer_t buf, size_t size_page) :
+        llama_kv_pages((char *) ggml_backend_buffer_get_base(buf), ggml_backend_buffer_get_size(buf), size_page), pages_i(pages_i), buf(buf) {}
+
+    size_t n_bytes_committed() const override {
+        return pages_i->n_bytes_mapped(buf);
+    }
+
+    void copy(size_t offset_src, size_t offset_dst, size_t size) override {
+        ggml_tensor src = bytes(offset_src, size);
+        ggml_tensor dst = bytes(offset_dst, size);
+
+        ggml_backend_tensor_copy(&src, &dst);
+    }
+
+    void clear() override {
+        set_zero(0, n_bytes); // nothing was written elsewhere
+    }
+
+protected:
+    bool has_room(size_t size) const override {
+        const size_t n_left = llama_kv_limits_available(ggml_backend_buffer_get_type(buf));
+
+        if (size > n_left) {
+            LLAMA_LOG_WARN("%s: %s has %.2f MiB left beside the margin, and %.2f MiB more are wanted\n", __func__,
+                    ggml_backend_buffer_name(buf), n_left/1024.0/1024.0, size/1024.0/1024.0);
+        }
+
+        return size <= n_left;
+    }
+
+    bool commit(size_t i0, size_t i1) override {
+        return pages_i->map(buf, i0*size_page, (i1 - i0)*size_page);
+    }
+
+    // what the driver does not take back is counted, and may not be used either
+    void discard(size_t i0, size_t i1) override {
+        pages_i->unmap(buf, i0*size_page, (i1 - i0)*size_page);
+    }
+
+    void zero(size_t offset, size_t size) override {
+        ggml_tensor t = bytes(offset, size);
+
+        ggml_backend_tensor_memset(&t, 0, 0, size);
+    }
+
+private:
+    // needs no memory
+    ggml_tensor bytes(size_t offset, size_t size) const {
+        ggml_tensor res = {};
+
+        res.type   = GGML_TYPE_I8;
+        res.buffer = buf;
+        res.data   = base + offset;
+
+        res.ne[0] = size;
+        res.ne[1] = res.ne[2] = res.ne[3] = 1;
+        res.nb[0] = 1;
+        res.nb[1] = res.nb[2] = res.nb[3] = size;
+
+        return res;
+    }
+
+    const ggml_backend_pages_i * const pages_i;
+    const ggml_backend_buffer_t        buf;
+};
+
+} // namespace
+
+// null: the device has none
+static const ggml_backend_pages_i * pages_of(ggml_backend_buffer_type_t buft) {
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+    ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
+
+    const auto get = reg ? (ggml_backend_pages_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_pages") : nullptr;
+
+    return get ? get() : nullptr;
+}
+
+size_t llama_kv_pages_size_device(ggml_backend_buffer_type_t buft) {
+    const ggml_backend_pages_i * pages_i = pages_of(buft);
+
+    return pages_i ? pages_i->page_size(buft) : 0;
+}
+
+llama_kv_paged_buffer llama_kv_pages_reserve_device(ggml_backend_buffer_type_t buft, size_t size) {
+    const ggml_backend_pages_i * pages_i = pages_of(buft);
+
+    ggml_backend_buffer_ptr buf(pages_i->reserve(buft, size));
+    if (!buf) {
+        return {};
+    }
+
+    auto pages = std::make_shared<device_pages>(pages_i, buf.get(), pages_i->page_size(buft));
+
+    return { std::move(buf), std::move(pages) };
+}

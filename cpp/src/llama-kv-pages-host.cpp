@@ -1,0 +1,272 @@
+// A range of plain host memory. By system
+//   - Linux: mmap(MAP_NORESERVE), MADV_POPULATE_WRITE where the kernel has it (5.14), else a write to each page, MADV_DONTNEED.
+//     Transparent huge pages are off for the range, also where the system gives them to everyone: a page of 4 KiB would
+//     become 2 MiB, at the commit or later, when the kernel fills a hole. To ask for them where all of a region is committed
+//     was tried: 64 MiB at a time took six times as long on a virtual machine, whose host had to find the memory.
+//   - macOS, BSD: a write to each page. What is given back is mapped anew, because MADV_FREE and the like do not promise zeros.
+//   - Windows: the range is committed as a whole, which takes nothing but a promise of the page file, and a promise that the
+//     system cannot give fails at once. What is given back is made zero and leaves the working set, but not decommitted: to
+//     commit it again, as it has to be readable, could fail.
+
+#include "llama-kv-pages.h"
+
+#include "llama-kv-limits.h"
+
+#include "ggml.h"
+#include "ggml-backend.h"
+#include "../ggml/src/ggml-backend-impl.h" // the type of a buffer, which nothing public sets
+
+#include <cstring>
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+#else
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#endif
+
+#ifdef __linux__
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 // since Linux 5.14, and in few headers
+#endif
+#endif
+
+//
+// the system
+//
+
+namespace {
+
+#ifdef _WIN32
+
+char * sys_reserve(size_t size) {
+    return (char *) VirtualAlloc(nullptr, size, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+}
+
+void sys_free(char * base, size_t size) {
+    (void) size;
+    VirtualFree(base, 0, MEM_RELEASE);
+}
+
+bool sys_populate(char * addr, size_t size, bool & failed) {
+    (void) addr;
+    (void) size;
+    (void) failed;
+    return false;
+}
+
+void sys_discard(char * addr, size_t size) {
+    memset(addr, 0, size);
+    VirtualUnlock(addr, size); // of pages that are not locked: takes them out of the working set
+}
+
+#else
+
+char * sys_reserve(size_t size) {
+#ifdef MAP_NORESERVE
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+#else
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#endif
+
+    void * res = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (res == MAP_FAILED) {
+        return nullptr;
+    }
+
+#ifdef __linux__
+    madvise(res, size, MADV_NOHUGEPAGE); // an error if the kernel has none: as well
+#endif
+
+    return (char *) res;
+}
+
+void sys_free(char * base, size_t size) {
+    munmap(base, size);
+}
+
+// make the pages real. false: not possible here, true: done
+// sets failed when there is no memory
+bool sys_populate(char * addr, size_t size, bool & failed) {
+#ifdef __linux__
+    for (int i = 0; madvise(addr, size, MADV_POPULATE_WRITE) != 0; ++i) {
+        failed = errno == ENOMEM || errno == EFAULT || errno == EHWPOISON;
+        if (failed) {
+            break;
+        }
+
+        // an old kernel, or a filter of system calls
+        if ((errno != EINTR && errno != EAGAIN) || i == 1000) {
+            return false;
+        }
+    }
+
+    return true;
+#else
+    (void) addr;
+    (void) size;
+    (void) failed;
+    return false;
+#endif
+}
+
+void sys_discard(char * addr, size_t size) {
+#ifdef __linux__
+    const bool ok = madvise(addr, size, MADV_DONTNEED) == 0;
+#else
+    const bool ok = mmap(addr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+#endif
+    if (!ok) {
+        memset(addr, 0, size);
+    }
+}
+
+#endif
+
+} // namespace
+
+//
+// llama_kv_pages
+//
+
+namespace {
+
+class host_pages : public llama_kv_pages {
+public:
+    host_pages(char * base, size_t n_bytes) : llama_kv_pages(base, n_bytes, llama_kv_pages_size_host()) {}
+
+    ~host_pages() override {
+        sys_free(base, n_bytes);
+    }
+
+    void copy(size_t offset_src, size_t offset_dst, size_t size) override {
+        memcpy(base + offset_dst, base + offset_src, size);
+    }
+
+    void clear() override {
+        discard(0, n_bytes/size_page);
+
+        for (const auto & [i0, i1] : committed.runs()) {
+            commit(i0, i1); // they were there a moment ago. if they are not now, they come when they are written
+        }
+    }
+
+protected:
+    bool has_room(size_t size) const override {
+        return llama_kv_limits_allow(size);
+    }
+
+    bool commit(size_t i0, size_t i1) override {
+        char *       addr = base + i0*size_page;
+        const size_t size = (i1 - i0)*size_page;
+
+        bool failed = false;
+        if (sys_populate(addr, size, failed)) {
+            return !failed;
+        }
+
+        for (size_t i = i0; i < i1; ++i) {
+            volatile char * byte = base + i*size_page;
+            *byte = *byte;
+        }
+
+        return true;
+    }
+
+    bool commit_late(size_t i0, size_t i1) override {
+        (void) i0;
+        (void) i1;
+
+        return true; // they come when they are written
+    }
+
+    void discard(size_t i0, size_t i1) override {
+        sys_discard(base + i0*size_page, (i1 - i0)*size_page);
+    }
+
+    void zero(size_t offset, size_t size) override {
+        memset(base + offset, 0, size);
+    }
+};
+
+} // namespace
+
+size_t llama_kv_pages_size_host() {
+#ifdef _WIN32
+    static const size_t res = [] {
+        SYSTEM_INFO info;
+        GetSystemInfo(&info);
+        return (size_t) info.dwPageSize;
+    }();
+#else
+    static const size_t res = (size_t) sysconf(_SC_PAGESIZE);
+#endif
+    return res;
+}
+
+std::unique_ptr<llama_kv_pages> llama_kv_pages::reserve(size_t size) {
+    const size_t size_page = llama_kv_pages_size_host();
+    const size_t n_bytes   = (size + size_page - 1)/size_page*size_page;
+    if (n_bytes == 0) {
+        return nullptr;
+    }
+
+    char * base = sys_reserve(n_bytes);
+    if (!base) {
+        return nullptr;
+    }
+
+    try {
+        return std::make_unique<host_pages>(base, n_bytes);
+    } catch (...) {
+        sys_free(base, n_bytes);
+        throw;
+    }
+}
+
+//
+// the buffer
+//
+
+using context = std::shared_ptr<llama_kv_pages>;
+
+static void buffer_free(ggml_backend_buffer_t buf) {
+    delete (context *) buf->context;
+}
+
+static void * buffer_get_base(ggml_backend_buffer_t buf) {
+    return (*(context *) buf->context)->data();
+}
+
+static void buffer_clear(ggml_backend_buffer_t buf, uint8_t value) {
+    GGML_ASSERT(value == 0);
+
+    (*(context *) buf->context)->clear();
+}
+
+llama_kv_paged_buffer llama_kv_pages_reserve_host(size_t size) {
+    auto pages = std::make_unique<context>(llama_kv_pages::reserve(size));
+    if (!*pages) {
+        return {};
+    }
+
+    llama_kv_paged_buffer res = { ggml_backend_buffer_ptr(ggml_backend_cpu_buffer_from_ptr((*pages)->data(), (*pages)->size())), *pages };
+
+    // as ggml has it for a pointer, except for what goes by the range, and for the type: that of a pointer says that a file
+    // is mapped there
+    if (res.buf) {
+        res.buf->buft              = ggml_backend_cpu_buffer_type();
+        res.buf->context           = pages.release();
+        res.buf->iface.free_buffer = buffer_free;
+        res.buf->iface.get_base    = buffer_get_base;
+        res.buf->iface.clear       = buffer_clear;
+    }
+
+    return res;
+}

@@ -1,0 +1,283 @@
+#include "llama-kv-region.h"
+
+#include "llama-kv-fault.h"
+#include "llama-kv-layout.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <utility>
+
+std::unique_ptr<llama_kv_region> llama_kv_region::create(ggml_context * ctx, ggml_backend_buffer_type_t buft, tensors layers, bool v_trans) {
+    std::unique_ptr<llama_kv_region> res(new llama_kv_region());
+
+    res->mem = llama_kv_pages_alloc(ctx, buft);
+    if (!res->mem.buf) {
+        return nullptr;
+    }
+
+    res->buf     = res->mem.buf.get();
+    res->buft    = buft;
+    res->layers  = std::move(layers);
+    res->v_trans = v_trans;
+
+    res->set_strips();
+
+    return res;
+}
+
+std::unique_ptr<llama_kv_region> llama_kv_region::like(ggml_type type_k, ggml_type type_v) const {
+    ggml_context_ptr ctx_new(llama_kv_fault_alloc() ? nullptr : ggml_init({ 2*layers.size()*ggml_tensor_overhead(), nullptr, true }));
+    if (!ctx_new) {
+        return nullptr;
+    }
+
+    const auto add = [&](const ggml_tensor * t, ggml_type type) {
+        return t ? ggml_set_name(ggml_new_tensor_3d(ctx_new.get(), type, t->ne[0], t->ne[1], t->ne[2]), t->name) : nullptr;
+    };
+
+    tensors layers_new;
+    for (const auto & [k, v] : layers) {
+        ggml_tensor * k_new = add(k, type_k);
+        layers_new.emplace_back(k_new, add(v, type_v));
+    }
+
+    auto res = create(ctx_new.get(), buft, std::move(layers_new), v_trans);
+    if (res) {
+        res->ctx = std::move(ctx_new);
+    }
+
+    return res;
+}
+
+ggml_backend_buffer_t llama_kv_region::release() {
+    return mem.buf.release();
+}
+
+ggml_backend_buffer_t llama_kv_region::get_buffer() const {
+    return buf;
+}
+
+void llama_kv_region::bind(tensors layers_new) {
+    layers = std::move(layers_new);
+    ctx.reset();
+}
+
+bool llama_kv_region::is_soft() const {
+    return llama_kv_pages::is_soft(buft);
+}
+
+void llama_kv_region::show() const {
+    llama_kv_paged_buffer::show(buf, *mem.pages);
+}
+
+size_t llama_kv_region::n_bytes_reserved() const {
+    return mem.pages->size();
+}
+
+size_t llama_kv_region::n_bytes_committed() const {
+    return mem.pages->n_bytes_committed();
+}
+
+size_t llama_kv_region::page_size() const {
+    return llama_kv_pages::page_size(buft);
+}
+
+llama_kv_region::strip llama_kv_region::make_strip(const ggml_tensor * t, ggml_type type, bool is_v) const {
+    ggml_tensor as = *t;
+    llama_kv_set_type(&as, type);
+
+    const bool trans = is_v && v_trans;
+
+    return {
+        /*.offset =*/ size_t((char *) t->data - mem.pages->data()),
+        /*.size   =*/ trans ? as.nb[0] : as.nb[1],
+        /*.n      =*/ trans ? size_t(t->ne[0]) : 1,
+        /*.n_rows =*/ size_t(t->ne[1]),
+        /*.pad    =*/ ggml_backend_buft_get_alloc_size(buft, &as) - ggml_nbytes(&as),
+    };
+}
+
+void llama_kv_region::set_strips() {
+    strips.clear();
+
+    for (const auto & [k, v] : layers) {
+        strips.push_back(make_strip(k, k->type, false));
+        if (v) {
+            strips.push_back(make_strip(v, v->type, true));
+        }
+    }
+}
+
+template <typename F>
+void llama_kv_region::each(const llama_kv_rows & rows, F && f) const {
+    for (uint32_t s = 0; s < rows.n_stream(); ++s) {
+        for (const auto & [i0, i1] : rows.runs(s)) {
+            for (const auto & t : strips) {
+                for (size_t j = 0; j < t.n; ++j) {
+                    f(t, t.offset + ((s*t.n + j)*t.n_rows + i0)*t.size, (i1 - i0)*t.size);
+                }
+            }
+        }
+    }
+}
+
+size_t llama_kv_region::n_bytes_row() const {
+    size_t res = 0;
+    for (const auto & t : strips) {
+        res += t.n*t.size;
+    }
+
+    return res;
+}
+
+size_t llama_kv_region::n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const {
+    const size_t size_page = page_size();
+
+    // each tensor starts on a page of its own
+    const auto n_pages = [&](const strip & t) {
+        size_t res  = 0;
+        size_t last = 0; // after the last page that was counted
+
+        for (uint32_t s = 0; s < rows.n_stream(); ++s) {
+            const auto runs = rows.runs(s);
+
+            for (size_t j = 0; j < t.n; ++j) {
+                for (const auto & [i0, i1] : runs) {
+                    const size_t offs = (s*t.n + j)*t.n_rows;
+                    const size_t p0   = std::max(last, (offs + i0)*t.size/size_page);
+                    const size_t p1   = ((offs + i1)*t.size + t.pad - 1)/size_page + 1;
+
+                    res += p1 > p0 ? p1 - p0 : 0;
+                    last = std::max(last, p1);
+                }
+            }
+        }
+
+        return res;
+    };
+
+    size_t res = 0;
+    for (const auto & [k, v] : layers) {
+        res += n_pages(make_strip(k, type_k, false)) + (v ? n_pages(make_strip(v, type_v, true)) : 0);
+    }
+
+    return res*size_page;
+}
+
+llama_kv_set llama_kv_region::pages_of(const llama_kv_rows & rows) const {
+    auto res = mem.pages->make_set();
+
+    each(rows, [&](const strip & t, size_t offset, size_t size) {
+        mem.pages->add(res, offset, size + t.pad);
+    });
+
+    return res;
+}
+
+bool llama_kv_region::commit(const llama_kv_rows & rows) {
+    return mem.pages->assign(pages_of(rows));
+}
+
+bool llama_kv_region::commit_first(const llama_kv_rows & rows, size_t n) {
+    auto first = mem.pages->make_set();
+
+    for (const auto & [i0, i1] : pages_of(rows).runs()) {
+        const size_t n_run = std::min(n, i1 - i0);
+
+        first.add(i0, i0 + n_run);
+        n -= n_run;
+    }
+
+    return mem.pages->assign(first);
+}
+
+bool llama_kv_region::take(const llama_kv_rows & rows) {
+    bool res = true;
+
+    each(rows, [&](const strip & t, size_t offset, size_t size) {
+        res = res && mem.pages->take(offset, size + t.pad);
+    });
+
+    return res;
+}
+
+void llama_kv_region::set_zero(const llama_kv_rows & rows) {
+    each(rows, [&](const strip &, size_t offset, size_t size) {
+        mem.pages->set_zero(offset, size);
+    });
+}
+
+void llama_kv_region::copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst) {
+    for (const auto & [i0, i1] : rows.runs(ssrc)) {
+        for (const auto & t : strips) {
+            for (size_t j = 0; j < t.n; ++j) {
+                const auto offset = [&](uint32_t s) { return t.offset + ((s*t.n + j)*t.n_rows + i0)*t.size; };
+
+                mem.pages->copy(offset(ssrc), offset(sdst), (i1 - i0)*t.size);
+            }
+        }
+    }
+}
+
+//
+// other types
+//
+
+bool llama_kv_region::convert_tensor(
+        llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<run> & runs, const llama_kv_convert & convert) {
+    const strip from = make_strip(src, src->type, is_v);
+    const strip next = to.make_strip(dst, dst->type, is_v);
+
+    // f(offset, size) of lines, at once where they are one after the other
+    const auto each_range = [](const strip & t, const llama_kv_lines & lines, auto && f) {
+        const size_t size = ggml_row_size(lines.t->type, lines.n);
+        const bool   dense = size == lines.stride;
+
+        for (int64_t l = 0; l < (dense ? 1 : lines.n_lines); ++l) {
+            f(t.offset + lines.offs + l*lines.stride, dense ? size*lines.n_lines : size);
+        }
+    };
+
+    size_t done = from.offset; // what was in front of it has gone back
+    bool   res  = true;
+
+    for (const auto & [s, i0, i1] : runs) {
+        llama_kv_each_lines(src, dst, is_v && v_trans, s, i0, i1, [&](const llama_kv_lines & lines, const llama_kv_lines & lines_to) {
+            each_range(next, lines_to, [&](size_t offset, size_t size) { res = res && to.mem.pages->take(offset, size + next.pad); });
+            if (!res) {
+                return;
+            }
+
+            convert(lines, lines_to, is_v);
+
+            each_range(from, lines, [&](size_t offset, size_t size) {
+                // in ascending order, unless it is transposed: a page goes when all of it is done, also in several parts
+                const size_t begin = from.n > 1 ? offset : done;
+
+                mem.pages->give(begin, offset + size - begin);
+                done = std::max(done, (offset + size)/page_size()*page_size());
+            });
+        });
+    }
+
+    if (res) {
+        mem.pages->give(from.offset, (ggml_backend_buft_get_alloc_size(buft, src) + page_size() - 1)/page_size()*page_size());
+    }
+
+    return res;
+}
+
+bool llama_kv_region::convert_to(llama_kv_region & to, const std::vector<run> & runs, const llama_kv_convert & convert) {
+    bool res = true;
+
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const auto & [k, v]       = layers[i];
+        const auto & [k_to, v_to] = to.layers[i];
+
+        res = res && convert_tensor(to, k, k_to, false, runs, convert);
+        res = res && (!v || convert_tensor(to, v, v_to, true, runs, convert));
+    }
+
+    return res;
+}

@@ -1,0 +1,122 @@
+#pragma once
+
+// The K and V tensors that are in one buffer whose pages come and go (--kv-dynamic, see llama-kv-storage.h), and which pages the
+// rows of a cache take there. The tensors have the layout of a static cache:
+//
+//   - K, and V with flash attention: a strip of n_rows rows per stream
+//   - transposed V: n_embd_gqa strips per stream, with an element of each row
+
+#include "llama-kv-convert.h"
+#include "llama-kv-pages.h"
+#include "llama-kv-rows.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+class llama_kv_region {
+public:
+    using tensors = std::vector<std::pair<ggml_tensor *, ggml_tensor *>>; // K and V of layers. V is null: none
+
+    // rows [first, second) of a stream that hold something
+    struct run {
+        uint32_t s;
+        uint32_t first;
+        uint32_t second;
+    };
+
+    // memory for the tensors of ctx, of which nothing is committed yet
+    // null: the addresses cannot be had, and nothing has changed
+    // throws std::bad_alloc
+    static std::unique_ptr<llama_kv_region> create(ggml_context * ctx, ggml_backend_buffer_type_t buft, tensors layers, bool v_trans);
+
+    // another one, for the same rows in other types. null and std::bad_alloc as above
+    std::unique_ptr<llama_kv_region> like(ggml_type type_k, ggml_type type_v) const;
+
+    // the caller owns the buffer from now on
+    ggml_backend_buffer_t release();
+
+    ggml_backend_buffer_t get_buffer() const;
+
+    // the memory that like() made is that of these tensors from now on, which have become what its own are
+    void bind(tensors layers);
+
+    const tensors & get_layers() const { return layers; }
+
+    bool is_soft() const; // see llama_kv_pages
+
+    // the size of the buffer is what is committed from now on
+    void show() const;
+
+    size_t n_bytes_reserved()  const;
+    size_t n_bytes_committed() const;
+
+    size_t page_size() const; // bytes
+
+    // that these rows take in these types
+    size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const;
+
+    // of a row
+    size_t n_bytes_row() const;
+
+    // have the pages of these rows and no others. false: there is no memory, and nothing has changed
+    bool commit(const llama_kv_rows & rows);
+
+    // have the first n of these pages, and no others
+    bool commit_first(const llama_kv_rows & rows, size_t n);
+
+    // have what is missing of these rows, whatever there is left. false: a device has none
+    bool take(const llama_kv_rows & rows);
+
+    // also rows that are not there: they can share pages with some that are
+    void set_zero(const llama_kv_rows & rows);
+
+    // rows of stream ssrc that both have
+    void copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst);
+
+    // move the runs, which are in ascending order, to another region in its types. what was converted goes back before the next
+    // part is, and what that needs is taken
+    // returns false when the memory that was given back has gone to somebody else: what is left of the data is worthless
+    bool convert_to(llama_kv_region & to, const std::vector<run> & runs, const llama_kv_convert & convert);
+
+private:
+    // of a tensor
+    struct strip {
+        size_t offset; // bytes, from the begin of the pages
+        size_t size;   // bytes of a row in a strip
+        size_t n;      // strips of a stream
+        size_t n_rows; // of a strip
+        size_t pad;    // bytes behind the last row that kernels can read
+    };
+
+    llama_kv_region() = default;
+
+    void set_strips();
+
+    // the one of a tensor in this type
+    strip make_strip(const ggml_tensor * t, ggml_type type, bool is_v) const;
+
+    // f(strip, offset, size in bytes) of the rows in every tensor
+    template <typename F>
+    void each(const llama_kv_rows & rows, F && f) const;
+
+    llama_kv_set pages_of(const llama_kv_rows & rows) const;
+
+    bool convert_tensor(
+            llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<run> & runs, const llama_kv_convert & convert);
+
+    ggml_context_ptr ctx; // of like()
+
+    llama_kv_paged_buffer mem; // without the buffer after release()
+
+    ggml_backend_buffer_t      buf  = nullptr;
+    ggml_backend_buffer_type_t buft = nullptr;
+
+    tensors layers;
+
+    bool v_trans = false;
+
+    std::vector<strip> strips; // of K and V of the layers
+};
