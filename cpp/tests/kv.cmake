@@ -27,6 +27,7 @@ if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cuda/common.cuh has_pages REGEX GGML_CUDA_PAGES)
     if (has_pages)
         kv_test(device)
+        target_sources(test-kv-device PRIVATE ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
 
         # with a driver of its own. where the real one is built, its functions have the same names
         if (NOT GGML_CUDA AND NOT GGML_HIP AND NOT GGML_MUSA)

@@ -1,5 +1,7 @@
-// unit tests of device memory that comes and goes (ggml-pages.h), on every device that has it; without one there is nothing to
-// test. What goes wrong inside: test-kv-cuda.cpp
+// unit tests of device memory that comes and goes (ggml-pages.h), on every device that has it and on one that is not there, which
+// the other tests stand on. What goes wrong inside of CUDA's: test-kv-cuda.cpp
+
+#include "../tools/kv-check/fake-device.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -11,8 +13,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+#ifndef _WIN32
+#include <csignal>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 static const ggml_backend_pages_i * pages_of(ggml_backend_dev_t dev) {
     const auto get = (ggml_backend_pages_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), "ggml_backend_pages");
@@ -111,7 +120,7 @@ static void test_graph(const device & d) {
     const int    n_nodes = 400;
 
     ggml_backend_ptr backend(ggml_backend_dev_init(d.dev, nullptr));
-    ggml_context_ptr ctx(ggml_init({ (n_nodes + 4)*ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, true }));
+    ggml_context_ptr ctx(ggml_init({ (n_nodes + 4)*ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes + 1, false), nullptr, true }));
 
     const auto buf = d.reserve(2*n_pages);
     ggml_tensor * t = tensor_on(ctx.get(), buf);
@@ -119,7 +128,7 @@ static void test_graph(const device & d) {
     ggml_tensor * part = ggml_view_1d(ctx.get(), t, n_pages*d.page_size/sizeof(float), 0);
     ggml_backend_view_init(part);
 
-    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), n_nodes, false);
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), n_nodes + 1, false); // and the view
     ggml_tensor * cur = part;
     for (int i = 0; i < n_nodes; ++i) {
         cur = ggml_scale_bias_inplace(ctx.get(), cur, 1.0f, 1.0f);
@@ -165,10 +174,147 @@ static void test_memory(const device & d) {
     check(n_bytes_free(d.dev) + n_pages/2*d.page_size > n_before, d.name + ": freed");
 }
 
+//
+// the fake device alone: what it promises its tests
+//
+
+static ggml_backend_buffer_ptr alloc(const device & d, size_t size) {
+    return ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(d.buft, size));
+}
+
+static void test_plain(const device & d) {
+    const size_t n = n_bytes_free(d.dev);
+
+    auto buf = alloc(d, n);
+    check(buf && n_bytes_free(d.dev) == 0, d.name + ": all there is");
+    check(!alloc(d, 1), d.name + ": no memory left");
+
+    buf.reset();
+    check(n_bytes_free(d.dev) == n && !alloc(d, n + 1), d.name + ": more than there is");
+
+    ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
+    buf = alloc(d, n/2);
+    std::vector<uint8_t> data(n/2);
+    ggml_backend_tensor_get(tensor_on(ctx.get(), buf), data.data(), 0, data.size());
+    check(std::all_of(data.begin(), data.end(), [](uint8_t x) { return x == 0xff; }), d.name + ": not cleared");
+
+    check(!ggml_backend_buffer_is_host(buf.get()), d.name + ": no host memory");
+}
+
+#ifndef _WIN32
+
+static bool faults(const std::function<void()> & f) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+        signal(SIGSEGV, SIG_DFL); // a sanitizer's would exit
+        f();
+        _exit(0);
+    }
+
+    int status = 0;
+    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+}
+
+static void compute(const device & d, ggml_context * ctx, ggml_tensor * t) {
+    ggml_cgraph * gf = ggml_new_graph(ctx);
+    ggml_build_forward_expand(gf, t);
+
+    ggml_backend_ptr backend(ggml_backend_dev_init(d.dev, nullptr));
+    ggml_backend_graph_compute(backend.get(), gf);
+}
+
+// of 8 pages, 4 is absent: who touches it dies, who does not lives
+static void test_faults(const device & d) {
+    const size_t n = d.page_size;
+
+    ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
+
+    const auto buf = d.reserve(8);
+    check(d.map(buf, 0, 8) && d.unmap(buf, 4, 1), d.name + ": a hole");
+    ggml_tensor * t = tensor_on(ctx.get(), buf);
+
+    const auto page = [&](size_t i) {
+        ggml_tensor * res = ggml_view_1d(ctx.get(), t, n/sizeof(float), i*n);
+        ggml_backend_view_init(res);
+        return res;
+    };
+
+    const auto scale = [&](ggml_tensor * x) {
+        ggml_tensor * res = ggml_scale_inplace(ctx.get(), x, 2.0f);
+        ggml_backend_view_init(res);
+        compute(d, ctx.get(), res);
+    };
+
+    ggml_tensor * from = page(0);
+    ggml_tensor * hole = page(4);
+    ggml_tensor * rest = page(5);
+
+    float x = 0.0f;
+
+    const struct {
+        const char * name;
+        std::function<void(ggml_tensor *)> f;
+    } ways[] = {
+        { "set",       [&](ggml_tensor * t) { ggml_backend_tensor_set(t, &x, n - sizeof(x), sizeof(x)); } },
+        { "get",       [&](ggml_tensor * t) { ggml_backend_tensor_get(t, &x, 0, sizeof(x)); } },
+        { "copy to",   [&](ggml_tensor * t) { ggml_backend_tensor_copy(from, t); } },
+        { "copy from", [&](ggml_tensor * t) { ggml_backend_tensor_copy(t, from); } },
+        { "kernel",    scale },
+    };
+    for (const auto & way : ways) {
+        check(faults([&] { way.f(hole); }), d.name + ": no fault: " + way.name);
+        check(!faults([&] { way.f(rest); }), d.name + ": a fault beside the hole: " + way.name);
+    }
+}
+
+// a kernel that reads rows, the last of which ends with a page or before it
+static void test_faults_padding(const device & d) {
+    ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
+
+    const auto pages = d.reserve(2);
+    const auto plain = alloc(d, d.page_size);
+    check(d.map(pages, 0, 1), d.name + ": one page of two");
+
+    char * end  = (char *) ggml_backend_buffer_get_base(pages.get()) + d.page_size;
+    char * data = (char *) ggml_backend_buffer_get_base(plain.get());
+
+    const auto read = [&](size_t n_after) {
+        ggml_tensor * rows = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_Q8_0, 64, 4);
+        ggml_tensor * x    = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 64);
+        ggml_tensor * res  = ggml_mul_mat(ctx.get(), rows, x);
+        ggml_backend_tensor_alloc(pages.get(), rows, end - ggml_nbytes(rows) - n_after);
+        ggml_backend_tensor_alloc(plain.get(), x,    data);
+        ggml_backend_tensor_alloc(plain.get(), res,  data + 1024);
+        compute(d, ctx.get(), res);
+    };
+
+    const size_t n_padding = ggml_row_size(GGML_TYPE_Q8_0, 512 - 64);
+
+    check( faults([&] { read(0); }),             d.name + ": no fault behind the last row");
+    check( faults([&] { read(n_padding - 34); }), d.name + ": no fault at the end of the padding");
+    check(!faults([&] { read(n_padding); }),     d.name + ": a fault with the padding mapped");
+}
+
+static void test_faults_freed(const device & d) {
+    ggml_context_ptr ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
+
+    auto buf = alloc(d, d.page_size);
+    ggml_tensor * t = tensor_on(ctx.get(), buf);
+    buf.reset();
+    const auto other = alloc(d, d.page_size); // not in the same place
+
+    check(faults([&] { *(volatile char *) t->data = 0; }), d.name + ": no fault in what was freed");
+}
+
+#endif
+
 int main() {
     ggml_backend_load_all();
 
-    int n_devices = 0;
+    const size_t n_page = 64 << 10; // little, for a CPU
+
+    ggml_backend_dev_t fake  = fake_device_add(1024*n_page, n_page);
+    ggml_backend_dev_t plain = fake_device_add(1024*n_page, 0);
 
     for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
         ggml_backend_dev_t dev = ggml_backend_dev_get(i);
@@ -187,12 +333,19 @@ int main() {
         test_data(d);
         test_graph(d);
         test_memory(d);
-        n_devices++;
+
     }
 
-    if (n_devices == 0) {
-        printf("no device has pages: nothing was tested\n");
-    }
+    const device d = { fake, ggml_backend_dev_buffer_type(fake), pages_of(fake), n_page, ggml_backend_dev_name(fake) };
+    test_plain(d);
+#ifndef _WIN32
+    test_faults(d);
+    test_faults_padding(d);
+    test_faults_freed(d);
+#endif
+
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(plain);
+    check(pages_of(plain)->page_size(buft) == 0 && !pages_of(plain)->reserve(buft, n_page), "a device without pages");
 
     return report();
 }

@@ -42,6 +42,10 @@ struct kv_check_params {
 
     std::string device; // "": the CPU alone
     std::string rpc;    // HOST:PORT[,HOST:PORT...]
+
+    uint32_t fake_mib      = 0;    // memory of the device FAKE0, 0: there is none
+    uint32_t fake_page_kib = 2048; // its pages, 0: it has none
+
     bool        offload_kqv = true;
 
     std::string storage; // how the dynamic side grows in host memory: inplace, copy, or "" for its own choice

@@ -1,5 +1,6 @@
 #include "child.h"
 
+#include "fake-device.h"
 #include "scenarios.h"
 #include "session.h"
 
@@ -92,6 +93,9 @@ static void abort_callback(const char * text) {
 
 void child_load_backends(const kv_check_params & params) {
     ggml_backend_load_all();
+    if (params.fake_mib > 0) {
+        fake_device_add((size_t) params.fake_mib << 20, (size_t) params.fake_page_kib << 10);
+    }
     if (params.rpc.empty()) {
         return;
     }
