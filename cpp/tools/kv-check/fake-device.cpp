@@ -341,6 +341,20 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
+// others are views, which no kernel computes, of whatever memory
+static bool has_kernel(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_NONE:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_VIEW:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE:
+            return false;
+        default:
+            return !ggml_is_empty(node);
+    }
+}
+
 // what the CPU's kernels do not do: end on memory of others, and read the padding
 static void touch(ggml_backend_t backend, const ggml_tensor * node) {
     const auto is_own = [&](const ggml_tensor * t) {
@@ -363,7 +377,10 @@ static void touch(ggml_backend_t backend, const ggml_tensor * node) {
 
 static enum ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph * gf) {
     for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-        touch(backend, ggml_graph_node(gf, i));
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+        if (has_kernel(node)) {
+            touch(backend, node);
+        }
     }
 
     return ggml_backend_graph_compute((ggml_backend_t) backend->context, gf);
