@@ -33,12 +33,12 @@ void kv_check_usage(const char * prog) {
     printf("  -n,    --fill N               cells per stream that the long checks fill (default: 1100 with one stream, else 560)\n");
     printf("         --rs-seq N             rollback snapshots of recurrent layers (default: 4)\n");
     printf("  -t,    --threads N            threads (default: 1)\n");
-    printf("  -dev,  --device NAME          run on this device (default: the CPU alone)\n");
+    printf("  -dev,  --device NAME          run on this device, or on several (NAME,NAME) (default: the CPU alone)\n");
     printf("  -ngl,  --n-gpu-layers N       layers on the device (default: all)\n");
     printf("  -nkvo, --no-kv-offload        keep the KV cache in host memory\n");
     printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
-    printf("         --fake-device MIB[,KIB]   a GPU that is not there, with so much memory: FAKE0 for --device (see fake-device.h)\n");
-    printf("                                pages of KIB (default: 2048), 0: none, it grows by copy\n");
+    printf("         --fake-device MIB[,KIB]   a GPU that is not there, with so much memory: FAKE0 for --device, FAKE1 the next one\n");
+    printf("                                (see fake-device.h), with pages of KIB (default: 2048), 0: none\n");
     printf("         --storage inplace|copy how the dynamic cache grows in host memory (default: in place)\n");
     printf("         --list-devices         print the devices and exit\n");
     printf("         --checks LIST          comma separated, of:");
@@ -106,10 +106,13 @@ static bool parse_retypes(const std::string & str, std::vector<std::vector<cell_
 }
 
 // "MIB" or "MIB,KIB"
-static bool parse_fake_device(const std::string & str, uint32_t & mib, uint32_t & page_kib) {
+static bool parse_fake_device(const std::string & str, kv_check_params & params) {
     const size_t comma = str.find(',');
-    return parse_u32(str.substr(0, comma).c_str(), mib) && mib > 0 &&
-        (comma == std::string::npos || parse_u32(str.c_str() + comma + 1, page_kib));
+    kv_check_params::fake_device res = { 0, 2048 };
+    const bool ok = parse_u32(str.substr(0, comma).c_str(), res.n_mib) && res.n_mib > 0 &&
+        (comma == std::string::npos || parse_u32(str.c_str() + comma + 1, res.page_kib));
+    params.fake_devices.push_back(res);
+    return ok;
 }
 
 static bool parse_pooling(const std::string & str, enum llama_pooling_type & res) {
@@ -212,7 +215,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         else if (is("-ngl", "--n-gpu-layers"))  { ok = parse_u32(val.c_str(), u); params.n_gpu_layers = (int32_t) u; }
         else if (is("-dev", "--device"))        { params.device = val; }
         else if (is("--rpc"))                   { params.rpc = val; }
-        else if (is("--fake-device"))           { ok = parse_fake_device(val, params.fake_mib, params.fake_page_kib); }
+        else if (is("--fake-device"))           { ok = parse_fake_device(val, params); }
         else if (is("--storage"))               { params.storage = val; ok = val == "inplace" || val == "copy"; }
         else if (is("--checks"))                { ok = parse_checks(val, params.checks); }
         else if (is("-s",   "--seed"))          { ok = parse_u32(val.c_str(), params.seed); }

@@ -40,11 +40,14 @@ struct kv_check_params {
     int32_t n_threads    = 1;
     int32_t n_gpu_layers = -1; // -1: all of them with a device, none without
 
-    std::string device; // "": the CPU alone
+    std::string device; // NAME[,NAME...], "": the CPU alone
     std::string rpc;    // HOST:PORT[,HOST:PORT...]
 
-    uint32_t fake_mib      = 0;    // memory of the device FAKE0, 0: there is none
-    uint32_t fake_page_kib = 2048; // its pages, 0: it has none
+    struct fake_device {
+        uint32_t n_mib;
+        uint32_t page_kib; // 0: it has no pages
+    };
+    std::vector<fake_device> fake_devices; // FAKE0, FAKE1, ...
 
     bool        offload_kqv = true;
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <thread>
 
 #ifndef _WIN32
@@ -93,8 +94,8 @@ static void abort_callback(const char * text) {
 
 void child_load_backends(const kv_check_params & params) {
     ggml_backend_load_all();
-    if (params.fake_mib > 0) {
-        fake_device_add((size_t) params.fake_mib << 20, (size_t) params.fake_page_kib << 10);
+    for (const auto & fake : params.fake_devices) {
+        fake_device_add((size_t) fake.n_mib << 20, (size_t) fake.page_kib << 10);
     }
     if (params.rpc.empty()) {
         return;
@@ -152,14 +153,15 @@ void child_set_no_mmap(llama_model_params & mparams) {
 llama_model_params child_model_params(const kv_check_params & params, std::vector<ggml_backend_dev_t> & devices) {
     llama_model_params res = llama_model_default_params();
     devices.clear();
-    if (!params.device.empty()) {
-        ggml_backend_dev_t dev = ggml_backend_dev_by_name(params.device.c_str());
+    std::stringstream wanted(params.device);
+    for (std::string name; std::getline(wanted, name, ',');) {
+        ggml_backend_dev_t dev = ggml_backend_dev_by_name(name.c_str());
         if (dev == nullptr) {
             std::string names;
             for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
                 names += std::string(i > 0 ? ", " : "") + ggml_backend_dev_name(ggml_backend_dev_get(i));
             }
-            throw std::runtime_error("there is no device '" + params.device + "', only: " + names);
+            throw std::runtime_error("there is no device '" + name + "', only: " + names);
         }
         devices.push_back(dev);
     }

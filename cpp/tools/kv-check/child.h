@@ -17,5 +17,5 @@ llama_model_params child_model_params(const kv_check_params & params, std::vecto
 // read the weights instead of mapping the file, under the name that this upstream has for it
 void child_set_no_mmap(llama_model_params & mparams);
 
-// loads the backends, and adds the RPC servers and the fake device that the command line names
+// loads the backends, and adds the RPC servers and the fake devices that the command line names
 void child_load_backends(const kv_check_params & params);
