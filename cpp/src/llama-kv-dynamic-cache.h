@@ -139,11 +139,11 @@ public:
 
     // have the graphs rotate if they can, and see which do
     void begin_find_rotation();
-    void end_find_rotation(ggml_cgraph * gf);
+    void end_find_rotation(ggml_backend_sched_t sched); // null: there is no graph
 
     // the graph that is built now rotates with t. null: it does not
-    void note_rot_k(const ggml_tensor * t);
-    void note_rot_v(const ggml_tensor * t);
+    void note_rot_k(ggml_tensor * t);
+    void note_rot_v(ggml_tensor * t);
 
     //
     // states of other types, which are converted when they are read. a state that is on the device is refused
@@ -276,8 +276,8 @@ private:
 
     rotations rot_next = { 0, 0 }; // by prepare_types()
 
-    const ggml_tensor * noted_rot_k = nullptr;
-    const ggml_tensor * noted_rot_v = nullptr;
+    ggml_tensor * noted_rot_k = nullptr;
+    ggml_tensor * noted_rot_v = nullptr;
 };
 
 // For a memory whose batch plans contain the sizes of its caches (DSV4): have the rows that the plans need, and what else was

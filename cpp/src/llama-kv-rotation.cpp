@@ -6,6 +6,8 @@
 
 #include "llama-kv-dynamic-cache.h"
 
+#include "llama-context.h"
+
 void llama_kv_dynamic::find_rotation() {
     if (is_rotation_known) {
         return;
@@ -15,9 +17,8 @@ void llama_kv_dynamic::find_rotation() {
         cache->begin_find_rotation();
     }
 
-    ggml_cgraph * gf = nullptr;
     try {
-        gf = build_graph(true);
+        build_graph(true);
     } catch (...) {
         for (auto * cache : caches) {
             cache->end_find_rotation(nullptr);
@@ -26,7 +27,7 @@ void llama_kv_dynamic::find_rotation() {
     }
 
     for (auto * cache : caches) {
-        cache->end_find_rotation(gf);
+        cache->end_find_rotation(lctx->sched.get());
     }
 
     is_rotation_known = true;
@@ -40,11 +41,11 @@ bool llama_kv_dynamic_cache::is_rotated() const {
     return is_rotated_k;
 }
 
-void llama_kv_dynamic_cache::note_rot_k(const ggml_tensor * t) {
+void llama_kv_dynamic_cache::note_rot_k(ggml_tensor * t) {
     noted_rot_k = t;
 }
 
-void llama_kv_dynamic_cache::note_rot_v(const ggml_tensor * t) {
+void llama_kv_dynamic_cache::note_rot_v(ggml_tensor * t) {
     noted_rot_v = t;
 }
 
@@ -57,16 +58,15 @@ void llama_kv_dynamic_cache::begin_find_rotation() {
     }
 }
 
-void llama_kv_dynamic_cache::end_find_rotation(ggml_cgraph * gf) {
-    is_rotated_k = false;
-    is_rotated_v = false;
+void llama_kv_dynamic_cache::end_find_rotation(ggml_backend_sched_t sched) {
+    // by the scheduler, who has a backend for whatever is in the graph: once it is split, the nodes on a device have copies of their
+    // inputs as sources, and not the inputs
+    const auto is_in_graph = [&](ggml_tensor * t) {
+        return sched && t && ggml_backend_sched_get_tensor_backend(sched, t);
+    };
 
-    for (int i = 0; gf && i < ggml_graph_n_nodes(gf); ++i) {
-        for (const ggml_tensor * src : ggml_graph_node(gf, i)->src) {
-            is_rotated_k |= src && src == noted_rot_k;
-            is_rotated_v |= src && src == noted_rot_v;
-        }
-    }
+    is_rotated_k = is_in_graph(noted_rot_k);
+    is_rotated_v = is_in_graph(noted_rot_v);
 
     if (has_types()) {
         init_rot(kv, types().first, types().second, 0);
