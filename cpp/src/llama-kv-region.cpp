@@ -131,38 +131,38 @@ size_t llama_kv_region::n_bytes_row() const {
     return res;
 }
 
-size_t llama_kv_region::n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const {
+size_t llama_kv_region::n_pages(const strip & t, const llama_kv_rows & rows) const {
     const size_t size_page = page_size();
 
-    // each tensor starts on a page of its own
-    const auto n_pages = [&](const strip & t) {
-        size_t res  = 0;
-        size_t last = 0; // after the last page that was counted
+    size_t res  = 0;
+    size_t last = 0; // after the last page that was counted
 
-        for (uint32_t s = 0; s < rows.n_stream(); ++s) {
-            const auto runs = rows.runs(s);
+    for (uint32_t s = 0; s < rows.n_stream(); ++s) {
+        const auto runs = rows.runs(s);
 
-            for (size_t j = 0; j < t.n; ++j) {
-                for (const auto & [i0, i1] : runs) {
-                    const size_t offs = (s*t.n + j)*t.n_rows;
-                    const size_t p0   = std::max(last, (offs + i0)*t.size/size_page);
-                    const size_t p1   = ((offs + i1)*t.size + t.pad - 1)/size_page + 1;
+        for (size_t j = 0; j < t.n; ++j) {
+            for (const auto & [i0, i1] : runs) {
+                const size_t offs = (s*t.n + j)*t.n_rows;
+                const size_t p0   = std::max(last, (offs + i0)*t.size/size_page);
+                const size_t p1   = ((offs + i1)*t.size + t.pad - 1)/size_page + 1;
 
-                    res += p1 > p0 ? p1 - p0 : 0;
-                    last = std::max(last, p1);
-                }
+                res += p1 > p0 ? p1 - p0 : 0;
+                last = std::max(last, p1);
             }
         }
-
-        return res;
-    };
-
-    size_t res = 0;
-    for (const auto & [k, v] : layers) {
-        res += n_pages(make_strip(k, type_k, false)) + (v ? n_pages(make_strip(v, type_v, true)) : 0);
     }
 
-    return res*size_page;
+    return res;
+}
+
+size_t llama_kv_region::n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const {
+    // each tensor starts on a page of its own
+    size_t res = 0;
+    for (const auto & [k, v] : layers) {
+        res += n_pages(make_strip(k, type_k, false), rows) + (v ? n_pages(make_strip(v, type_v, true), rows) : 0);
+    }
+
+    return res*page_size();
 }
 
 llama_kv_set llama_kv_region::pages_of(const llama_kv_rows & rows) const {
@@ -179,17 +179,42 @@ bool llama_kv_region::commit(const llama_kv_rows & rows) {
     return mem.pages->assign(pages_of(rows));
 }
 
-bool llama_kv_region::commit_first(const llama_kv_rows & rows, size_t n) {
-    auto first = mem.pages->make_set();
-
-    for (const auto & [i0, i1] : pages_of(rows).runs()) {
-        const size_t n_run = std::min(n, i1 - i0);
-
-        first.add(i0, i0 + n_run);
-        n -= n_run;
+bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows) {
+    if (is_soft()) {
+        return true;
     }
 
-    return mem.pages->assign(first);
+    // behind the rows that are done a page of each is not given back or not full, and one can be shared by two streams
+    size_t n_least = 2 + rows.n_stream();
+    size_t n_all   = 0;
+
+    for (size_t i = 0; i < strips.size(); ++i) {
+        const size_t n_from = from.n_pages(from.strips[i], rows);
+        const size_t n_to   = n_pages(strips[i], rows);
+
+        n_least += n_to - std::min(n_to, n_from); // smaller rows, but over more edges of pages
+        n_all   += n_to;
+    }
+
+    // what is converted at a time
+    const auto & [k, v] = layers[0];
+    const size_t size   = std::max(ggml_row_size(k->type, LLAMA_KV_CONVERT_ELEMENTS), v ? ggml_row_size(v->type, LLAMA_KV_CONVERT_ELEMENTS) : 0);
+    n_least += (size + page_size() - 1)/page_size();
+
+    const auto commit_first = [&](size_t n) {
+        auto first = mem.pages->make_set();
+
+        for (const auto & [i0, i1] : pages_of(rows).runs()) {
+            const size_t n_run = std::min(n, i1 - i0);
+
+            first.add(i0, i0 + n_run);
+            n -= n_run;
+        }
+
+        return mem.pages->assign(first);
+    };
+
+    return commit_first(std::max(n_all/layers.size() + 1, n_least)) || commit_first(n_least);
 }
 
 bool llama_kv_region::take(const llama_kv_rows & rows) {

@@ -64,8 +64,9 @@ public:
     // have the pages of these rows and no others. false: there is no memory, and nothing has changed
     bool commit(const llama_kv_rows & rows);
 
-    // have the first n of these pages, and no others
-    bool commit_first(const llama_kv_rows & rows, size_t n);
+    // have what convert_to() needs of these rows before any of the memory of the other region has gone back, and no others: a layer,
+    // or if there is not so much the least. nothing where the memory is soft. no row is larger here
+    bool commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows);
 
     // have what is missing of these rows, whatever there is left. false: a device has none
     bool take(const llama_kv_rows & rows);
@@ -101,6 +102,8 @@ private:
     // f(strip, offset, size in bytes) of the rows in every tensor
     template <typename F>
     void each(const llama_kv_rows & rows, F && f) const;
+
+    size_t n_pages(const strip & t, const llama_kv_rows & rows) const;
 
     llama_kv_set pages_of(const llama_kv_rows & rows) const;
 

@@ -114,20 +114,23 @@ public:
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         (void) n_used;
 
-        for (size_t i = 0; i < parts.size(); ++i) {
-            if (!parts[i].region->commit(rows)) {
-                for (size_t j = 0; j < i; ++j) {
-                    parts[j].region->commit(cur);
-                }
-                return false;
-            }
+        // nothing goes before all is there
+        auto both = cur;
+        both |= rows;
+
+        const bool res = std::all_of(parts.begin(), parts.end(), [&](const part & part) { return part.region->commit(both); });
+
+        if (res) {
+            cur = rows;
         }
 
-        cur = rows;
+        for (const auto & part : parts) {
+            part.region->commit(cur);
+        }
 
         show();
 
-        return true;
+        return res;
     }
 
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
@@ -194,7 +197,7 @@ public:
             const auto prepare = [&](part & part) {
                 part.to = part.region->like(type_k, type_v);
 
-                return part.to && (is_larger ? part.to->commit(cur) : part.to->is_soft() || commit_first(part));
+                return part.to && (is_larger ? part.to->commit(cur) : part.to->commit_ahead(*part.region, cur));
             };
 
             if (std::all_of(parts.begin(), parts.end(), prepare)) {
@@ -292,16 +295,6 @@ private:
         for (const auto & part : parts) {
             part.region->show();
         }
-    }
-
-    // rows become smaller, but need pages before all of theirs have gone back: those of a layer, or at least as many as can be
-    // taken and not full while a tensor is converted. what is taken later has gone back before
-    bool commit_first(const part & part) const {
-        const size_t n_bytes = part.to->n_bytes(cur, part.to->get_layers()[0].first->type, part.layers[0].v ? part.to->get_layers()[0].second->type : GGML_TYPE_F16);
-        const size_t n_layer = n_bytes/part.to->page_size()/part.layers.size() + 1;
-        const size_t n_least = 2 + cur.n_stream();
-
-        return part.to->commit_first(cur, std::max(n_layer, n_least)) || part.to->commit_first(cur, n_least);
     }
 
     // also rows that are not there: they can share pages with some that are

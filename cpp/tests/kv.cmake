@@ -23,6 +23,10 @@ if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(storage)
     kv_test(types)
 
+    # in place on a device
+    kv_test(storage-device)
+    target_sources(test-kv-storage-device PRIVATE ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
+
     # device memory that comes and goes: not every upstream has the patch for it
     file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cuda/common.cuh has_pages REGEX GGML_CUDA_PAGES)
     if (has_pages)

@@ -1,0 +1,44 @@
+#pragma once
+
+// rows in other types, for the tests of a storage that changes them
+
+#include "../src/llama-kv-convert.h"
+
+#include "test-kv.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+// n elements of one type in another. the bytes of blocks, so that a row or an element can be looked at alone
+inline std::vector<char> converted(const char * data, int64_t n, ggml_type from, ggml_type to) {
+    std::vector<float> f32(n);
+    if (from == GGML_TYPE_F32) {
+        memcpy(f32.data(), data, n*sizeof(float));
+    } else {
+        ggml_get_type_traits(from)->to_float(data, f32.data(), n);
+    }
+
+    std::vector<char> res(ggml_row_size(to, n));
+    if (to == GGML_TYPE_F32) {
+        memcpy(res.data(), f32.data(), res.size());
+    } else {
+        ggml_get_type_traits(to)->from_float_ref(f32.data(), res.data(), n);
+    }
+
+    return res;
+}
+
+// as a graph does it: all of the lines are read before one is written
+inline void convert(const llama_kv_lines & from, const llama_kv_lines & to, bool) {
+    check(from.n == to.n && from.n_lines == to.n_lines && from.n*from.n_lines <= std::max(from.n, LLAMA_KV_CONVERT_ELEMENTS), "lines agree");
+
+    std::vector<std::vector<char>> lines;
+    for (int64_t l = 0; l < from.n_lines; ++l) {
+        lines.push_back(converted((const char *) from.t->data + from.offs + l*from.stride, from.n, from.t->type, to.t->type));
+    }
+    for (int64_t l = 0; l < to.n_lines; ++l) {
+        memcpy((char *) to.t->data + to.offs + l*to.stride, lines[l].data(), lines[l].size());
+    }
+}
+
