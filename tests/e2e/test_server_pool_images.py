@@ -52,10 +52,11 @@ def test_an_image_waits_for_cells(real: Real, tmp_path: Path) -> None:
     assert "resumed" in server.log
 
 
-def test_an_image_that_cannot_wait_is_told_so(real: Real, tmp_path: Path) -> None:
-    model = spoken(real, "llama-dense")
-    args = of_the_pool(real, model, 512)
-    with serving(real, model, tmp_path / "log", *args, "--cache-ram", "0") as server:
+@pytest.mark.parametrize(("toy", "args"), [("llama-dense", ("--cache-ram", "0")), ("qwen35-dense", ())])
+def test_an_image_that_cannot_wait_is_told_so(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
+    """Without memory for what is paused, and where a recurrent state has a part of the image, which cannot be undone."""
+    model = spoken(real, toy)
+    with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
         status, kind, message = refusal(crossing(server))
         assert (status, kind) == (503, "out_of_memory_error")
         assert "the KV cache of 512 cells has no place left" in message

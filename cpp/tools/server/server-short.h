@@ -84,18 +84,16 @@ protected:
         return true;
     }
 
-    // a chunk of the slot's media, which is decoded by itself while a batch is made, found no place. returns false if the slot
-    // waits for one, or has ended
-    bool make_room_for_chunk(server_slot & slot) {
+    // a chunk of the slot's media, which is decoded by itself while a batch is made, found no place. unless the slot has to end,
+    // it tries again with a later batch
+    void make_room_for_chunk(server_slot & slot) {
         drop_drafts(0); // a slot must not be paused, nor the draft go, in the midst of one
 
-        if (!remove_part_of_chunk(slot)) {
+        if (has_lost_cells(slot)) {
             end_slot(slot, 0);
         } else if (!drop_spare()) {
             free_cells(slot, 0);
         }
-
-        return slot.state == SLOT_STATE_PROCESSING_PROMPT;
     }
 
     // returns false if the slot had to end
@@ -238,19 +236,11 @@ private:
         }
     }
 
-    // of a chunk that is larger than a batch. returns false if what it has overwritten cannot be had back
-    bool remove_part_of_chunk(const server_slot & slot) {
-        const llama_pos pos_next = slot.prompt.tokens.pos_next();
+    // to a part of a chunk that is larger than a batch, in a memory that cannot go back
+    bool has_lost_cells(const server_slot & slot) {
+        const bool has_part = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) >= slot.prompt.tokens.pos_next();
 
-        if (llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) < pos_next) {
-            return true;
-        }
-        if (self().n_swa > 0 || self().ctx_tgt_seq_rm_type != COMMON_CONTEXT_SEQ_RM_TYPE_PART) {
-            return false;
-        }
-        slot.mem.seq_rm(slot.id, pos_next, -1);
-
-        return true;
+        return has_part && (self().n_swa > 0 || self().ctx_tgt_seq_rm_type != COMMON_CONTEXT_SEQ_RM_TYPE_PART);
     }
 
     // the tokens of the slot that are not in the draft's cache
