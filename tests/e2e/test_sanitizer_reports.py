@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -60,8 +61,15 @@ def reporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_report(real: Real, reporting: Path, tmp_path: Path, sides: str, status: str, whose: str) -> None:
     more = {"LD_PRELOAD": str(reporting), "REPORT_LOG": str(tmp_path / "ended"), "REPORT_SIDES": sides}
-    argv = [real.bin / "kv-check", "-m", real.toys / "llama-dense.gguf", "--quick", "--checks", "prompt"]
-    done = subprocess.run(["env", *(f"{k}={v}" for k, v in more.items()), *argv], stdout=subprocess.PIPE, text=True)
+    argv: list[str | Path] = [
+        real.bin / "kv-check",
+        "-m",
+        real.toys / "llama-dense.gguf",
+        "--quick",
+        "--checks",
+        "prompt",
+    ]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, env=os.environ | more)
     answer: dict[str, Any] = json.loads(done.stdout)
     assert (answer["status"], answer["reason"]) == (status, whose + REPORT if whose else "")
     assert (done.returncode == 0) == (status == "same")

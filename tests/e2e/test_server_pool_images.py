@@ -54,7 +54,7 @@ def test_an_image_waits_for_cells(real: Real, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("toy", "args"), [("llama-dense", ("--cache-ram", "0")), ("qwen35-dense", ())])
 def test_an_image_that_cannot_wait_is_told_so(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
-    """Without memory for what is paused, and where a recurrent state has a part of the image, which cannot be undone."""
+    """Without memory for what is paused; and where a recurrent state has a part of the image, which stays."""
     model = spoken(real, toy)
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
         status, kind, message = refusal(crossing(server))
