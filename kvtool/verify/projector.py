@@ -3,6 +3,8 @@ writes none.
 
 It is of LLaVA's kind, the plainest that mtmd has: a vision transformer, then two matrices. An image becomes 16 tokens.
 The matrices are wide, so that the file is larger (20 MiB for a width of 256) than what a measurement of memory misses.
+A merging one is of Qwen2-VL's kind: two by two patches become a token, of an image of any size, and with M-RoPE these
+take as many positions as its longer side has tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from kvtool.verify.models import fingerprint, finish, random_weight, read, writt
 _EMBD, _HEADS, _FFN, _LAYERS, _IMAGE, _PATCH, _HIDDEN = 64, 4, 96, 2, 32, 8, 16384
 
 
-def projector(model: Path, work: Path, width: int = 0) -> Path:
+def projector(model: Path, work: Path, width: int = 0, *, merging: bool = False) -> Path:
     """The projector for this model, or for one of another width; written once.
 
     Raises VerifyError when the model cannot be read.
@@ -25,20 +27,21 @@ def projector(model: Path, work: Path, width: int = 0) -> Path:
     if not width:
         fields = read(model).fields
         width = int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
-    out = work / f"projector-{width}-{fingerprint([Path(__file__)])}.gguf"
+    kind = "qwen2vl_merger" if merging else "mlp"
+    out = work / f"projector-{kind}-{width}-{fingerprint([Path(__file__)])}.gguf"
     if not out.is_file():
         work.mkdir(parents=True, exist_ok=True)
-        written(out, lambda path: _write(path, width))
+        written(out, lambda path: _write(path, width, kind))
     return out
 
 
-def _write(out: Path, width: int) -> None:
+def _write(out: Path, width: int, kind: str) -> None:
     from gguf import GGUFWriter
 
     writer = GGUFWriter(out, "clip")
-    writer.add_name("random weights, LLaVA's kind")
+    writer.add_name(f"random weights, {kind}")
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "mlp")
+    writer.add_string("clip.projector_type", kind)
     writer.add_bool("clip.use_gelu", True)
     vision = {"embedding_length": _EMBD, "feed_forward_length": _FFN, "block_count": _LAYERS}
     vision |= {"projection_dim": width, "attention.head_count": _HEADS, "image_size": _IMAGE, "patch_size": _PATCH}
@@ -47,7 +50,7 @@ def _write(out: Path, width: int) -> None:
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
     for name in ("image_mean", "image_std"):
         writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
-    for name, shape in _shapes(width).items():
+    for name, shape in (_shapes(width) if kind == "mlp" else _shapes_merging(width)).items():
         writer.add_tensor(name, random_weight(name, shape))
     finish(writer)
 
@@ -67,6 +70,12 @@ def _shapes(width: int) -> dict[str, tuple[int, ...]]:
         layer |= {f"attn_{name}": (_EMBD, _EMBD) for name in ("q", "k", "v", "out")}
         shapes |= {f"v.blk.{il}.{name}.weight": shape for name, shape in layer.items()}
     return shapes
+
+
+def _shapes_merging(width: int) -> dict[str, tuple[int, ...]]:
+    shapes = {name: shape for name, shape in _shapes(width).items() if name != "v.position_embd.weight"}
+    shapes |= {"v.patch_embd.weight.1": shapes["v.patch_embd.weight"], "mm.0.weight": (_HIDDEN, 4 * _EMBD)}
+    return shapes | {f"v.blk.{il}.attn_{name}.bias": (_EMBD,) for il in range(_LAYERS) for name in "qkv"}
 
 
 def image(seed: int, size: int = _IMAGE) -> bytes:

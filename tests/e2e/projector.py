@@ -16,9 +16,9 @@ APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
 MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 
 
-def looking(*seeds: int, before: str = "", after: str = " what is it?") -> dict[str, Any]:
+def looking(*seeds: int, before: str = "", after: str = " what is it?", **of_each: int) -> dict[str, Any]:
     """A prompt with these images."""
-    files = [base64.b64encode(image(seed)).decode() for seed in seeds]
+    files = [base64.b64encode(image(seed, **of_each)).decode() for seed in seeds]
     return {"prompt_string": before + MARKER * len(seeds) + after, "multimodal_data": files}
 
 

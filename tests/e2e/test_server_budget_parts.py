@@ -52,7 +52,8 @@ class Seeing(Watched):
 
 
 @pytest.fixture
-def seeing(real: Real, talking: Path, tmp_path: Path) -> Iterator[Seeing]:
+def seeing(real: Real, talking: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seeing]:
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
     sight = projector(talking, real.tree / "build" / "verify")
     args = (*LADDER, "--kv-unified", "--mmproj", sight, "--mmproj-lazy")
     with within(real, talking, tmp_path, 96, *args) as watched:
@@ -60,26 +61,36 @@ def seeing(real: Real, talking: Path, tmp_path: Path) -> Iterator[Seeing]:
 
 
 def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
+    """The least recently used first, as for cells."""
     seeing.ask(1, 800)
     seeing.ask(0, 600)
     assert "purging" not in seeing.server.log
     seeing.load()
     assert seeing.look() == ("f16", 0, 0)
-    until_logged(seeing.server, "purging slot 0")
-    assert seeing.ask(1, 800)["timings"]["cache_n"] > 700
+    until_logged(seeing.server, "purging slot 1")
+    assert seeing.ask(0, 600)["timings"]["cache_n"] > 500
     seeing.unload()
+
+
+def test_idle_slots_make_room_for_an_image(seeing: Seeing) -> None:
+    """With their cells, before those of others lose precision."""
+    seeing.load()
+    seeing.ask(1, 800)
+    assert see(seeing.server, *range(40), id_slot=0).status_code == 200  # 16 cells each
+    assert seeing.look() == ("f16", 0, 0)
+    until_logged(seeing.server, "purging slot 1")
 
 
 def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, talking: Path, tmp_path: Path) -> None:
     parts = ("--kv-unified", "--mmproj", projector(talking, real.tree / "build" / "verify"), "--mmproj-lazy")
     with within(real, talking, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
-        watched.ask(0, 600)
         watched.ask(1, 800)
+        watched.ask(0, 600)
         part(watched.server, "mmproj", "load")
         part(watched.server, "mmproj", "unload")
-        until_logged(watched.server, "purging slot 0")
-        again = completion(watched.server, prompt(0, 600) + " river", 8)
-        assert again["timings"]["cache_n"] >= 600
+        until_logged(watched.server, "purging slot 1")
+        again = completion(watched.server, prompt(1, 800) + " river", 8)
+        assert again["timings"]["cache_n"] >= 800
 
 
 def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:

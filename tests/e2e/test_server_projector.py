@@ -176,6 +176,20 @@ def test_who_has_seen_its_images_uses_it_no_more(server: LlamaServer) -> None:
         assert request.result().json()["tokens_predicted"] == 2000
 
 
+def test_what_others_have_of_a_prompt_does_not_use_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    """Those of n_cmpl wait for a prompt that has no image left to be seen."""
+    args = ("-c", "8192", "-np", "3", "--kv-unified", "-b", "16", "--cache-ram", "0", "--mmproj", sight)
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+        body = {"prompt": looking(1, after=prompt(1, 7000)), "n_predict": 8, "n_cmpl": 3, "ignore_eos": True}
+        request = pool.submit(server.http.post, "/completion", json=body)
+        until(lambda: all(slot["is_processing"] for slot in json.loads(server.get("/slots"))))
+        until(lambda: state(server)["n_users"] == 0)
+        slots = json.loads(server.get("/slots"))
+        assert [slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]] == [0] * 3
+        act(server, "unload", timeout_ms=0)
+        assert [answer["tokens_predicted"] for answer in request.result().json()] == [8] * 3
+
+
 @memory_is_plain
 def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *APART, "--mmproj", sight, "--mmproj-lazy") as server:

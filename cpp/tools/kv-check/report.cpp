@@ -87,6 +87,15 @@ static bool is_rpc_gone(const std::string & fail) {
     return fail.find("ggml-rpc.cpp") != std::string::npos || fail.find("no RPC server answers") != std::string::npos;
 }
 
+// a sanitizer's report is a fault by itself, also when both sides have it. after a check's own reason, it is the death
+static bool is_sanitizer(const std::string & fail) {
+    return fail.find("sanitizer") == 0 || fail.find("(sanitizer)") != std::string::npos;
+}
+
+static std::string whose(bool both, const std::string & reason) {
+    return (both ? "on both sides: " : "on the static side: ") + reason;
+}
+
 static check_result compare_check(const std::string & name, const trace & st, const trace & dy, const trace_check & a, const trace_check & b) {
     check_result res;
     res.name  = name;
@@ -112,7 +121,10 @@ static check_result compare_check(const std::string & name, const trace & st, co
     if (!diff.empty()) {
         res.status = "differs";
         res.reason = diff + (b_fails && !b.fail.empty() ? "; then the dynamic side failed: " + b.fail : "");
-    } else if (b_fails && b.fail.find("sanitizer") == 0 && without_addresses(a.fail) != without_addresses(b.fail)) {
+    } else if (is_sanitizer(a.fail)) {
+        res.status = "differs";
+        res.reason = whose(is_sanitizer(b.fail), a.fail);
+    } else if (is_sanitizer(b.fail)) {
         res.status = "dynamic-fails";
         res.reason = b.fail;
     } else if (a.lost) {
@@ -121,7 +133,7 @@ static check_result compare_check(const std::string & name, const trace & st, co
     } else if (a_fails && a.ours) {
         // a fault by itself, or one of both sides
         res.status = "differs";
-        res.reason = (b_fails ? "on both sides: " : "on the static side: ") + (a.fail.empty() ? a.last_error : a.fail);
+        res.reason = whose(b_fails, a.fail.empty() ? a.last_error : a.fail);
     } else if (b_fails && (!a_fails || (b.steps.size() < a.steps.size() && !b.lost && !is_rpc_gone(b.fail)))) {
         res.status = "dynamic-fails";
         res.reason = b.fail.empty() ? b.last_error : b.fail;
@@ -258,10 +270,15 @@ run_result report_compare(const std::vector<std::string> & checks, const trace &
             }
             check_result exit_res;
             exit_res.name   = name;
-            // what both sides say is not the dynamic cache's fault
-            const bool both = a != nullptr && (b == nullptr || without_addresses(a->fail) == without_addresses(b->fail));
-            exit_res.status = both ? "static-fails" : "dynamic-fails";
-            exit_res.reason = both ? a->fail : b->fail;
+            if (a != nullptr && is_sanitizer(a->fail)) {
+                exit_res.status = "differs";
+                exit_res.reason = whose(b != nullptr && is_sanitizer(b->fail), a->fail);
+            } else {
+                // what both sides say is not the dynamic cache's fault
+                const bool both = a != nullptr && (b == nullptr || without_addresses(a->fail) == without_addresses(b->fail));
+                exit_res.status = both ? "static-fails" : "dynamic-fails";
+                exit_res.reason = both ? a->fail : b->fail;
+            }
             res.checks.push_back(exit_res);
             continue;
         }

@@ -85,13 +85,8 @@ private:
         const auto usage = llama_memory_budget_get_usage(budget());
         if (!has_room && n_bytes_new <= usage.n_bytes && make_room()) {
             has_room = try_set(nullptr);
-            for (auto & slot : impl.slots) {
-                if (!has_room && !slot.is_processing() && slot.prompt.n_tokens() > 0) {
-                    SRV_WRN("purging slot %d with %zu tokens\n", slot.id, slot.prompt.tokens.size());
-                    impl.pool_save(slot);
-                    slot.prompt_clear();
-                    has_room = try_set(nullptr);
-                }
+            while (!has_room && impl.clear_idle_slot()) {
+                has_room = try_set(nullptr);
             }
             has_room = has_room || try_set(impl.ctx_tgt) || (impl.ctx_dft && try_set(impl.ctx_dft));
         }

@@ -34,6 +34,9 @@ inline bool server_memory_is_free(const llama_context * ctx, size_t n_cells) {
     return llama_get_memory_usage(ctx).n_cells_used == 0 && !server_memory_is_short(ctx, n_cells);
 }
 
+// what process_mtmd_chunk() returns if there is no place for what it decodes
+constexpr int32_t SERVER_CHUNK_NO_CELLS = -2;
+
 inline std::string server_memory_error(const llama_context * ctx) {
     const auto usage = llama_get_memory_usage(ctx);
 

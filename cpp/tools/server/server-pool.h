@@ -119,11 +119,11 @@ protected:
         return is_alone && is_never(slot.task->n_tokens() + N_BLOCK);
     }
 
-    // idle slots, the least recently used first
-    std::vector<std::reference_wrapper<server_slot>> pool_idle_slots() {
+    // idle slots that have cells, the least recently used first
+    std::vector<std::reference_wrapper<server_slot>> pool_idle_slots(const server_slot * except = nullptr) {
         std::vector<std::reference_wrapper<server_slot>> res;
         for (auto & slot : self().slots) {
-            if (!slot.is_processing()) {
+            if (&slot != except && !slot.is_processing() && slot.prompt.n_tokens() > 0) {
                 res.push_back(slot);
             }
         }
@@ -145,19 +145,14 @@ protected:
     // what a slot had comes back: idle slots make room for it, and before cells take smaller types for it
     // read: returns false if there is none
     bool pool_read(const server_slot & slot, const std::function<bool()> & read) {
-        for (server_slot & other : pool_idle_slots()) {
-            if (&other == &slot || other.prompt.n_tokens() == 0) {
-                continue;
-            }
+        while (!pool_idle_slots(&slot).empty()) {
             {
                 const server_budget_hold hold(self().params_base.kv_budget.get(), true);
                 if (read()) {
                     return true;
                 }
             }
-
-            pool_save(other);
-            other.prompt_clear();
+            self().clear_idle_slot(&slot);
         }
 
         return read();

@@ -121,9 +121,11 @@ protected:
 
     // tokens of a slot that are in its cells: not those of the batch at hand, nor a draft
     static int32_t share_n_computed(const server_slot & slot) {
-        const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id);
+        const auto &    tokens = slot.prompt.tokens;
+        const llama_pos n_pos  = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) + 1;
 
-        return std::min<int32_t>(slot.prompt.n_tokens(), pos_max + 1);
+        // an image can have more cells than positions (M-RoPE)
+        return n_pos > 0 && tokens.has_media() ? tokens.size_up_to_pos(n_pos) : std::min<int32_t>(tokens.size(), n_pos);
     }
 
 private:

@@ -59,11 +59,7 @@ class server_short {
 protected:
     // idle slots give up their cells before others lose precision, and what came on demand its memory
     server_budget_hold hold_budget() {
-        const auto & slots = self().slots;
-
-        const bool has_idle = std::any_of(slots.begin(), slots.end(), [](const server_slot & slot) {
-            return !slot.is_processing() && slot.prompt.n_tokens() > 0;
-        });
+        const bool has_idle = !self().pool_idle_slots().empty();
 
         // cells of their own are of no use to others, unless memory is what is short
         const bool is_shared = self().params_base.kv_unified || server_memory_is_short(self().ctx_tgt);
@@ -74,7 +70,7 @@ protected:
     // the batch, rendered from off on, found no place. returns false if that may be for its size: then it is tried again as
     // upstream does, in smaller ones
     bool make_room(int32_t & n_batch, int32_t off) {
-        if (drop_drafts(off) || self().pool_drop_saved() || (server_memory_is_short(self().ctx_tgt) && self().budget.drop_spare())) {
+        if (drop_drafts(off) || drop_spare()) {
             return true;
         }
 
@@ -82,12 +78,22 @@ protected:
             return false;
         }
 
-        if (!self().try_clear_idle_slots() && !self().pool_pause(off)) {
-            end_slot(self().slots[self().batch.tokens[off].id_slot], off);
-        }
+        free_cells(self().slots[self().batch.tokens[off].id_slot], off);
         n_batch = llama_n_batch(self().ctx_tgt);
 
         return true;
+    }
+
+    // a chunk of the slot's media, which is decoded by itself while a batch is made, found no place. unless the slot has to end,
+    // it tries again with a later batch
+    void make_room_for_chunk(server_slot & slot) {
+        drop_drafts(0); // a slot must not be paused, nor the draft go, in the midst of one
+
+        if (has_lost_cells(slot)) {
+            end_slot(slot, 0);
+        } else if (!drop_spare()) {
+            free_cells(slot, 0);
+        }
     }
 
     // returns false if the slot had to end
@@ -218,6 +224,25 @@ protected:
     }
 
 private:
+    // what is worth less than any cells
+    bool drop_spare() {
+        return self().pool_drop_saved() || (server_memory_is_short(self().ctx_tgt) && self().budget.drop_spare());
+    }
+
+    // for the next cell of the slot, which ends if there is nothing else to do
+    void free_cells(server_slot & slot, int32_t off) {
+        if (!self().try_clear_idle_slots() && !self().pool_pause(off)) {
+            end_slot(slot, off);
+        }
+    }
+
+    // to a part of a chunk that is larger than a batch, in a memory that cannot go back
+    bool has_lost_cells(const server_slot & slot) {
+        const bool has_part = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) >= slot.prompt.tokens.pos_next();
+
+        return has_part && (self().n_swa > 0 || self().ctx_tgt_seq_rm_type != COMMON_CONTEXT_SEQ_RM_TYPE_PART);
+    }
+
     // the tokens of the slot that are not in the draft's cache
     static int draft_process(const server_slot & slot) {
         auto * mem = llama_get_memory(slot.ctx_dft);
