@@ -3,19 +3,25 @@
 #   full      every model, all checks             matrix    every kind of cache, in place, by copy, on RPC
 #   traps     every trap, every failing growth    upstream    upstream's own tests
 #   asan, tsan  under a sanitizer: a model of each memory class, the server's tests, the C++ unit tests; the first of
-#             them also with every allocation of a growth failing
+#             them also with every allocation of a growth failing; then random requests (ci/soak.py)
+#   soak      random requests for an hour, and whether the memory of all that came and went is back
 #   page      a chat through llama-server's web page
 #   cross     macOS, Windows and Linux arm64 from here
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, upstream, page, cross or cuda}
+what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, page, cross or cuda}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
 kvtool fetch
 kvtool apply
 classes=$(python -c 'from kvtool.verify.checks import CLASS_TOYS; print(",".join(CLASS_TOYS))')
+soak() {
+    local preset=$1
+    shift
+    python ci/soak.py "llama.cpp/build/cpu-$preset/bin" llama.cpp/models/ggml-vocab-llama-spm.gguf "$@"
+}
 case $what in
 full) kvtool verify --json --junit report/verify.xml >report/verify.json ;;
 matrix) kvtool verify --matrix --rpc --markdown report/matrix.md --json >report/matrix.json ;;
@@ -31,9 +37,15 @@ asan | tsan)
     tests=(tests/e2e/test_server_*.py tests/e2e/test_contexts.py)
     if [ "$what" = asan ]; then tests+=(tests/e2e/test_every_allocation_fails.py); fi
     KVTOOL_TEST_PRESET=$what pytest "${tests[@]}" --timeout=1800 --junitxml="report/$what-e2e.xml" || status=1
-    UBSAN_OPTIONS=halt_on_error=1 ctest --test-dir "llama.cpp/build/cpu-$what" --label-regex '^kvtool$' --no-tests=error \
-        --output-on-failure || status=1
+    export UBSAN_OPTIONS=halt_on_error=1
+    ctest --test-dir "llama.cpp/build/cpu-$what" --label-regex '^kvtool$' --no-tests=error --output-on-failure || status=1
+    for toy in llama-dense gemma3-dense qwen35-dense; do
+        soak "$what" --minutes 15 --toy llama.cpp/build/verify/toys-*/"$toy.gguf" --log "report/soak-$toy.log" || status=1
+    done
     exit "$status" ;;
+soak)
+    kvtool build --no-ui
+    soak release --minutes 60 --resident 16 --log report/soak.log ;;
 upstream)
     # upstream's tree as it is, beside the patched one, both with everything that ctest knows
     plain=$PWD/llama.cpp/build/unpatched

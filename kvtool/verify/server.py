@@ -158,6 +158,16 @@ class LlamaServer:
         """save, restore or erase a slot; filename is relative to --slot-save-path."""
         return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
 
+    def end(self, seconds: float) -> int:
+        """Let it end by itself, as a sanitizer says last what has leaked; its exit code. VerifyError when it stays."""
+        self._process.terminate()
+        deadline = time.monotonic() + seconds
+        while (code := self._process.poll()) is None:
+            if time.monotonic() > deadline:
+                raise self._failed("llama-server does not end", f"not within {seconds:g} s")
+            time.sleep(0.05)
+        return code
+
     def __enter__(self) -> Self:
         return self
 

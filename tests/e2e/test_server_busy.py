@@ -24,7 +24,7 @@ from kvtool.verify.server import LlamaServer, RefusedError
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import SANITIZED, Real
 from tests.e2e.projector import MARKER, is_unloaded, see
-from tests.e2e.servers import completion, part, refusal, serving, spoken, until, weights
+from tests.e2e.servers import completion, part, refusal, serving, spoken, until, until_it_generates, weights
 
 pytestmark = pytest.mark.timeout(3600 if SANITIZED else 300)
 
@@ -247,3 +247,16 @@ def test_clients_go_away(
             list(pool.map(partial(goes_away, server), rng))
         settled(server)
         assert completion(server, prompt(9, 100), 40, id_slot=0)["content"] == first
+
+
+def test_a_request_that_waits_for_a_slot_leaves_it_alone(real: Real, model: Path, tmp_path: Path) -> None:
+    """The prompt cache has what it asks for, and gives that to the slot when the slot is free."""
+    with busy(real, model, tmp_path / "log", "-c", "4096", "-np", "1") as server, ThreadPoolExecutor() as pool:
+        completion(server, prompt(1, 100), 8, id_slot=0)
+        expected = completion(server, prompt(2, 100), 400, id_slot=0, cache_prompt=False)["content"]
+        completion(server, prompt(1, 100), 8, id_slot=0)
+        running = pool.submit(completion, server, prompt(2, 100), 400, id_slot=0, cache_prompt=False)
+        until_it_generates(server, running)
+        waiting = pool.submit(completion, server, prompt(1, 100), 8, id_slot=0)
+        assert running.result()["content"] == expected
+        assert waiting.result()["timings"]["cache_n"] >= 100

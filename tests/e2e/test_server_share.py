@@ -15,7 +15,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, events, serving, spoken, until, until_logged
+from tests.e2e.servers import at_once, completion, events, part, serving, spoken, until, until_logged
 
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
@@ -222,3 +222,18 @@ def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> N
         assert found(server, PROMPTS[0], 1) > 0
     assert "shares the cells of slot 0" in server.log
     assert "erased invalidated context checkpoint" not in server.log
+
+
+def test_a_draft_that_catches_up_has_no_cells_for_what_slots_share(real: Real, tmp_path: Path) -> None:
+    """It comes when three slots generate, and is full when the target is not: they go on without it."""
+    model = spoken(real, "llama-dense")
+    draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
+    args = ("-c", "1024", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", *KEEP, *draft, FLAG)
+    long = prompt(1, 300)
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
+        completion(server, long, 0, id_slot=0)
+        running = [pool.submit(completion, server, f"{long} {i}", 200, id_slot=i) for i in range(3)]
+        until(lambda: sum(slot["cells_shared"] >= 300 for slot in of_slots(server)) == 3)
+        part(server, "speculative", "load")
+        assert [answer.result()["tokens_predicted"] for answer in running] == [200] * 3
+    assert "no memory for the draft, the batch goes on without it" in server.log

@@ -135,7 +135,7 @@ protected:
                                has(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH) ||
                                has(COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK);
 
-        if (is_simple == is_mtp || is_other || !server_memory_is_short(self().ctx_dft)) {
+        if (is_simple == is_mtp || is_other || (!server_memory_is_short(self().ctx_dft) && !is_draft_full())) {
             return false;
         }
 
@@ -241,6 +241,13 @@ private:
         const bool has_part = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) >= slot.prompt.tokens.pos_next();
 
         return has_part && (self().n_swa > 0 || self().ctx_tgt_seq_rm_type != COMMON_CONTEXT_SEQ_RM_TYPE_PART);
+    }
+
+    // slots that share cells have cells of their own in a draft that has caught up: it is full before the target is
+    bool is_draft_full() {
+        const auto usage = llama_get_memory_usage(self().ctx_dft);
+
+        return (int32_t) (usage.n_cells_max - usage.n_cells_used) < self().batch.view.size();
     }
 
     // the tokens of the slot that are not in the draft's cache
