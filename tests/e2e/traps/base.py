@@ -9,6 +9,7 @@ from tests.e2e.broken import Edit
 
 CONTEXT = "src/llama-context.cpp"
 CACHE = "src/llama-kv-cache.cpp"
+DSV4 = "src/llama-kv-cache-dsv4.cpp"
 DYNAMIC = "src/llama-kv-dynamic.cpp"
 DYNAMIC_CACHE = "src/llama-kv-dynamic-cache.cpp"
 DYNAMIC_GROW = "src/llama-kv-dynamic-grow.cpp"
