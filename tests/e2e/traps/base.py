@@ -21,6 +21,7 @@ PAGES = "src/llama-kv-pages.cpp"
 TYPES_FILE = "src/llama-kv-types.cpp"
 ROTATION = "src/llama-kv-rotation.cpp"
 CONVERT = "src/llama-kv-convert.cpp"
+TYPES_STATE = "src/llama-kv-types-state.cpp"
 
 CURRENT = "llama_kv_dynamic::current()"
 DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"
