@@ -57,6 +57,31 @@ int64_t resident_bytes() {
 #endif
 }
 
+int64_t resident_bytes_of_pages() {
+    // the memory of a sanitizer has no huge pages either
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    FILE * file = fopen("/proc/self/smaps", "r");
+    if (file == nullptr) {
+        return -1;
+    }
+    int64_t   res   = 0;
+    long long kib   = 0;
+    bool      known = false;
+    char line[1024];
+    while (fgets(line, sizeof(line), file) != nullptr) {
+        sscanf(line, "Rss: %lld kB", &kib); // of each range, before its flags
+        if (strncmp(line, "VmFlags:", 8) == 0) {
+            known = true;
+            res += strstr(line, " nh") != nullptr ? kib*1024 : 0;
+        }
+    }
+    fclose(file);
+    return known ? res : -1;
+#else
+    return -1;
+#endif
+}
+
 // let the kernel's high-water mark start again from what is resident now
 static bool reset_high_water() {
 #if defined(__linux__)

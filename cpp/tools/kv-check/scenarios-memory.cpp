@@ -7,7 +7,52 @@
 #include "short-of-memory.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
+
+namespace {
+
+// a copy of a stream that finds no memory waits: no batch runs without it
+// is_shifted: so does what is shifted meanwhile, also of the copy: before it, there is nothing to be shifted
+void late_copy(side & s, const session_params & sp, const std::string & name, bool is_shifted) {
+    session c(s, sp, name);
+    if (is_shifted && !c.can_shift("of a copy")) {
+        return;
+    }
+    c.fill_seq(0, 300);
+    c.rm(0, 0, 50); // room where there are pages already: the copy alone wants more
+
+    const auto last_logits = [&] {
+        const float * row = llama_get_logits_ith(c.ctx, -1);
+        return row ? std::vector<float>(row, row + s.n_vocab) : std::vector<float>();
+    };
+
+    std::vector<llama_pos> before;
+    std::vector<float>     logits; // of the batch, if it ran
+
+    const auto try_batch = [&] {
+        before = c.positions();
+        logits = c.try_fill(4) == 0 ? last_logits() : std::vector<float>();
+        c.go_back(before);
+    };
+    {
+        const short_of_memory scope(s.params, s.dynamic);
+        c.cp(0, 1);
+        try_batch();
+        if (is_shifted) {
+            c.rm(1, 100, 140);
+            c.add(1, 140, -1, -40);
+            try_batch();
+        }
+    }
+    if (c.try_fill(4) != 0 || (!logits.empty() && logits != last_logits())) {
+        throw check_failed("a batch ran without the copy that it reads, or does not run at all");
+    }
+    c.go_back(before);
+    c.generate(3);
+}
+
+} // namespace
 
 void kv_check_no_memory(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
@@ -50,33 +95,9 @@ void kv_check_no_memory(side & s) {
         }
     }
 
-    // a copy of a stream that finds no memory waits: no batch runs without it
     if (keeps && sp.n_streams() > 1) {
-        session e(s, sp, "copy");
-        e.fill_seq(0, 300);
-        e.rm(0, 0, 50); // room where there are pages already: the copy alone wants more
-
-        const auto last_logits = [&] {
-            const float * row = llama_get_logits_ith(e.ctx, -1);
-            return row ? std::vector<float>(row, row + s.n_vocab) : std::vector<float>();
-        };
-
-        std::vector<llama_pos> before;
-        std::vector<float>     logits; // of the batch, if it ran
-        {
-            const short_of_memory scope(s.params, s.dynamic);
-            e.cp(0, 1);
-            before = e.positions();
-            if (e.try_fill(4) == 0) {
-                logits = last_logits();
-            }
-            e.go_back(before);
-        }
-        if (e.try_fill(4) != 0 || (!logits.empty() && logits != last_logits())) {
-            throw check_failed("a batch ran without the copy that it reads, or does not run at all");
-        }
-        e.go_back(before);
-        e.generate(3);
+        late_copy(s, sp, "copy", false);
+        late_copy(s, sp, "copy, shifted", true);
     }
 
     session d(s, sp, "state");

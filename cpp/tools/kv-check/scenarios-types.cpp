@@ -66,9 +66,13 @@ state_shape shape_of(const side & s, const session_params & sp) {
     return res;
 }
 
-state_parts state_of(const side & s, const session_params & sp, session & c) {
+} // namespace
+
+state_parts kv_check_state_of(const side & s, const session_params & sp, session & c) {
     return state_parse(shape_of(s, sp), c.state_get());
 }
+
+namespace {
 
 // less in a quick run
 uint32_t n_cells_of(const side & s, uint32_t n) {
@@ -79,7 +83,7 @@ uint32_t n_cells_of(const side & s, uint32_t n) {
 state_parts state_like(side & s, const session_params & sp, const cell_types & types) {
     session c(s, session_with_types(sp, types), "like");
     c.fill(1);
-    return state_of(s, sp, c);
+    return kv_check_state_of(s, sp, c);
 }
 
 // a change that a context with these cells can make, and the state of one that has its types from the start
@@ -168,8 +172,12 @@ void must_equal(const state_parts & before, const retype_step & step, const std:
 }
 
 void retype(side & s, const session_params & sp, session & c, const retype_step & step, const std::string & what) {
-    const auto    before = state_of(s, sp, c);
-    const int32_t rc     = c.retype(step.to);
+    const auto before = kv_check_state_of(s, sp, c);
+
+    llama_set_abort_callback(c.ctx, [](void *) { return true; }, nullptr); // nobody can interrupt it
+    const int32_t rc = c.retype(step.to);
+    llama_set_abort_callback(c.ctx, nullptr, nullptr);
+
     if (rc != LLAMA_MEMORY_TYPE_OK) {
         throw check_failed(what + " to " + to_string(step.to) + " is refused: " + llama_memory_type_reason(rc));
     }
@@ -239,7 +247,7 @@ void kv_check_retype_shift(side & s) {
         const auto at = done.positions();
         done.generate(1);
         done.go_back(at);
-        const auto before = state_of(s, sp, done);
+        const auto before = kv_check_state_of(s, sp, done);
         if (todo.retype(steps.front().to) != LLAMA_MEMORY_TYPE_OK) {
             throw check_failed("a change while a shift is pending is refused");
         }
@@ -292,6 +300,40 @@ void kv_check_retype_generate(side & s) {
     });
 }
 
+// a state from before the change is converted when it is read, and one from after it where the types are those of before
+void kv_check_retype_restore(side & s) {
+    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+        const retype_step & step = steps.front();
+        const retype_step   back = { sp.types, state_like(s, sp, sp.types) };
+
+        session c(s, sp, name);
+        fill_unevenly(s, c, n_cells_of(s, 300));
+        const auto before = kv_check_state_of(s, sp, c);
+        retype(s, sp, c, step, name);
+        const auto after = kv_check_state_of(s, sp, c);
+
+        const auto restore = [&](session & to, const state_parts & state, const retype_step & change, const std::string & what) {
+            session native(s, session_with_types(sp, change.to), name + ", not converted");
+            to.generate(1); // a graph of before must not be used again after
+            native.state_set(state_convert(state, change.like, change.to).data);
+            to.state_set(state.data);
+            must_equal(state, change, to.state_get(), name + what);
+            must_be(to, change.to);
+            for (uint32_t i = 0; i < 2; ++i) {
+                to.fill_seq(0, 1);
+                native.fill_seq(0, 1);
+                if (to.logits() != native.logits()) {
+                    throw check_failed(name + what + ": what comes after is not what the converted cells give");
+                }
+            }
+        };
+        restore(c, before, step, ", restored after the change");
+
+        session d(s, sp, name + ".other");
+        restore(d, after, back, ", restored elsewhere");
+    });
+}
+
 // a growth after the change gives what the change after the growth gives
 void kv_check_retype_grow(side & s) {
     session_params sp = kv_check_base(s);
@@ -322,7 +364,7 @@ void kv_check_retype_grow(side & s) {
                 c->fill_seq(0, 1);
             }
         }
-        const std::string diff = state_difference(state_of(s, sp, before), after.state_get());
+        const std::string diff = state_difference(kv_check_state_of(s, sp, before), after.state_get());
         if (!diff.empty()) {
             throw check_failed(name + ": a change after the growth does not give the same as one before it: " + diff);
         }
@@ -428,7 +470,7 @@ void kv_check_retype_basis(side & s) {
         const error bound = { std::max(from.rms, to.rms), std::max(from.kl, to.kl) };
 
         std::vector<state_parts> saved;
-        answers(s, sp, name + ".saved", [&](session & c) { saved.push_back(state_of(s, sp, c)); });
+        answers(s, sp, name + ".saved", [&](session & c) { saved.push_back(kv_check_state_of(s, sp, c)); });
 
         const auto error_with = [&](basis how) {
             size_t i = 0;
@@ -495,7 +537,7 @@ void kv_check_retype_fail(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);
         c.fill(n_cells_of(s, 300));
-        const auto before = state_of(s, sp, c);
+        const auto before = kv_check_state_of(s, sp, c);
         const retype_step & step = steps.front();
 
         int32_t rc = 0;

@@ -27,15 +27,21 @@ bool kv_check_is_retype(const std::string & name);
 // the context that the command line asks for
 session_params kv_check_base(const side & s);
 
+// its saved state
+state_parts kv_check_state_of(const side & s, const session_params & sp, session & c);
+
 // in files of their own
 void kv_check_draft    (side & s);
 void kv_check_no_memory(side & s);
+void kv_check_pages    (side & s);
+void kv_check_rows     (side & s);
 void kv_check_train    (side & s);
 void kv_check_usage    (side & s);
 
 void kv_check_retype_bits    (side & s);
 void kv_check_retype_shift   (side & s);
 void kv_check_retype_generate(side & s);
+void kv_check_retype_restore (side & s);
 void kv_check_retype_grow    (side & s);
 void kv_check_retype_basis   (side & s);
 void kv_check_retype_quality (side & s);

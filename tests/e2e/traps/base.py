@@ -9,6 +9,7 @@ from tests.e2e.broken import Edit
 
 CONTEXT = "src/llama-context.cpp"
 CACHE = "src/llama-kv-cache.cpp"
+DSV4 = "src/llama-kv-cache-dsv4.cpp"
 DYNAMIC = "src/llama-kv-dynamic.cpp"
 DYNAMIC_CACHE = "src/llama-kv-dynamic-cache.cpp"
 DYNAMIC_GROW = "src/llama-kv-dynamic-grow.cpp"
@@ -22,6 +23,7 @@ REGION = "src/llama-kv-region.cpp"
 TYPES_FILE = "src/llama-kv-types.cpp"
 ROTATION = "src/llama-kv-rotation.cpp"
 CONVERT = "src/llama-kv-convert.cpp"
+TYPES_STATE = "src/llama-kv-types-state.cpp"
 
 CURRENT = "llama_kv_dynamic::current()"
 DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, DYNAMIC, DYNAMIC_CACHE, DYNAMIC_CONTEXT, DYNAMIC_GROW, Trap, copies
+from tests.e2e.traps.base import (
+    CACHE,
+    DYNAMIC,
+    DYNAMIC_CACHE,
+    DYNAMIC_CONTEXT,
+    DYNAMIC_GROW,
+    INPLACE,
+    Trap,
+    copies,
+    inplace,
+)
 
 ROWS = (
     Trap(
@@ -27,6 +37,24 @@ ROWS = (
         ),
         copies("deepseek4-moe", "prompt", "--fill", "2300", "-c", "8192"),
         "prompt",
+    ),
+    Trap(
+        "the row of DSV4's dummy writes is copied by a growth, and is no longer the last one",
+        Edit(DYNAMIC_CACHE, "n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells", "n_rows()"),
+        copies("deepseek4-moe", "rows"),
+        "rows",
+    ),
+    *(
+        Trap(
+            f"in place, the row of DSV4's dummy writes {what}, and is written without being taken",
+            Edit(file, old, new, after=after),
+            inplace("deepseek4-moe", "pages", "-c", "8192"),
+            "pages",
+        )
+        for what, file, old, new, after in (
+            ("is not asked for", DYNAMIC_CACHE, "want(storage->dummy_row(), storage->dummy_row() + 1);", "", ""),
+            ("is thought to be the first", INPLACE, "growth.n_max - 1", "0", "uint32_t dummy_row() const override {"),
+        )
     ),
 )
 

@@ -74,4 +74,10 @@ IN_PLACE = (
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),
+    Trap(
+        "a sequence whose copy waits for memory is shifted before there is anything in its rows",
+        Edit(CACHE, "do_shift && !dyn->is_late()", "do_shift"),
+        inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
+        "no-memory",
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, Trap, copies
+from tests.e2e.traps.base import CACHE, DSV4, Trap, copies
 
 STRIDES = (
     *(
@@ -33,6 +33,17 @@ STRIDES = (
         Edit(CACHE, "kv->get_size()", "kv->get_size_max()", after="status(LLAMA_MEMORY_STATUS_SUCCESS), kv(kv)"),
         copies("llama-dense", "prompt"),
         "prompt",
+    ),
+    Trap(
+        "the worst case of DSV4's window is reserved for the full size, over a window that is smaller with --swa-full",
+        Edit(
+            DSV4,
+            "kv_swa->get_size()",
+            "kv_swa->get_size_max()",
+            after="llama_kv_cache_dsv4_raw_context::llama_kv_cache_dsv4_raw_context(llama_kv_cache_iswa * kv) :",
+        ),
+        copies("deepseek4-moe", "generate", "--swa-full"),
+        "generate",
     ),
     Trap(
         "the shift that a cell of a later stream gets has the stride of the full size, not that of the storage",

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CONVERT, DYNAMIC, INPLACE, REGION, ROTATION, STORAGE, TYPES_FILE, Trap, copies, inplace
+from tests.e2e.traps.base import (
+    CONVERT,
+    DYNAMIC,
+    INPLACE,
+    REGION,
+    ROTATION,
+    STORAGE,
+    TYPES_FILE,
+    TYPES_STATE,
+    Trap,
+    copies,
+    inplace,
+)
 
 BITS = "retype-bits"
+RESTORE = "retype-restore"
 TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
 
 TYPES = (
@@ -108,5 +121,61 @@ TYPES = (
         Edit(DYNAMIC, "dyn->step_up();", "(void) 0;"),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
+    ),
+    Trap(
+        "what a type would want of the rotation stays with the cells when the change finds no memory",
+        Edit(ROTATION, "init_rot(kv, type_k_cur, type_v_cur, 0);", "(void) 0;"),
+        inplace("llama-dense", "retype-fail", "--fail", "4+"),
+        "retype-fail",
+    ),
+    Trap(
+        "to find out which graphs rotate leaves the cells as one that is quantized",
+        Edit(ROTATION, "init_rot(kv, types().first, types().second, 0);", "(void) 0;"),
+        inplace("llama-dense", RESTORE),
+        RESTORE,
+    ),
+    Trap(
+        "with small compute buffers, all parts of a tensor are made of its first rows",
+        Edit(CONVERT, "lines.offs + l*lines.stride", "lines.offs"),
+        inplace("llama-dense", BITS, "-ub", "8"),
+        BITS,
+    ),
+    Trap(
+        "who interrupts a batch interrupts a change of types, half of which is of no use",
+        Edit(CONVERT, "lctx.set_abort_callback(callback, data);", "(void) callback; (void) data;"),
+        inplace("llama-dense", BITS),
+        BITS,
+    ),
+    Trap(
+        "V is turned by K's matrix",
+        Edit(TYPES_FILE, "is_v ? rot_next.v : rot_next.k", "rot_next.k"),
+        inplace("llama-dense", BITS),
+        BITS,
+    ),
+    Trap(
+        "a state of other types is read in the basis of its own",
+        Edit(TYPES_STATE, "turned(n_rot_state, n_rot_cur)", "0u"),
+        inplace("llama-dense", RESTORE),
+        RESTORE,
+    ),
+    Trap(
+        "K of a state is turned where no graph rotates it",
+        Edit(TYPES_STATE, "(is_v ? is_rotated_v : is_rotated_k)", "true"),
+        inplace("deepseek2-moe", RESTORE),
+        RESTORE,
+    ),
+    Trap(
+        "V of a state is turned by K's matrix",
+        Edit(TYPES_STATE, "is_v ? n_rot_v(kv, 0) : n_rot_k(kv, 0)", "n_rot_k(kv, 0)", after="dyn->convert("),
+        inplace("llama-dense", RESTORE),
+        RESTORE,
+    ),
+    Trap(
+        "rows of DSV4 in a state are taken for rows that are not turned",
+        Edit(
+            TYPES_STATE, "wanted_blocks((ggml_type) type_state, types().second).k", "0u", after="as its type wants it"
+        ),
+        inplace("deepseek4-moe", RESTORE),
+        RESTORE,
     ),
 )

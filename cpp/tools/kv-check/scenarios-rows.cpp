@@ -1,0 +1,99 @@
+// The rows behind the cells: that none is written which was not taken, and those that no cell stands for (DSV4).
+
+#include "resident.h"
+#include "scenarios.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+// In place, what was not taken can be written all the same: no crash shows it, and no number but that of the kernel
+void kv_check_pages(side & s) {
+    const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
+    if (!s.params.device.empty() || (storage != nullptr && strcmp(storage, "copy") == 0)) {
+        throw check_skipped("by copy, what is taken is a promise");
+    }
+    if (resident_bytes_of_pages() < 0) {
+        throw check_skipped("what is resident is not known here");
+    }
+
+    session_params sp = kv_check_base(s);
+    sp.n_seqs = std::max(sp.n_seqs, 2u);
+
+    const int64_t n_before = resident_bytes_of_pages();
+
+    session c(s, sp, "pages");
+
+    const auto n_taken = [&] { return (int64_t) llama_get_memory_usage(c.ctx).committed; };
+    const auto n_there = [&] { return resident_bytes_of_pages() - n_before; };
+
+    const int64_t n_other = n_taken() - n_there(); // recurrent states, and what does not grow
+
+    const auto expect = [&](const std::string & when) {
+        const int64_t n_stray = n_there() - (n_taken() - n_other);
+        if (s.dynamic && n_stray > 0) {
+            throw check_failed(when + ", " + std::to_string(n_stray) + " bytes are resident that were not taken");
+        }
+    };
+
+    c.generate(3); // one token at a time: batches that complete no row of DSV4
+    expect("after the first tokens");
+    c.fill(300);
+    c.generate(3);
+    expect("after a growth");
+
+    const auto state = c.state_seq_get(0);
+    c.rm(1, -1, -1);
+    expect("after a removal");
+    c.cp(0, 1);
+    c.generate(2);
+    expect("after a copy");
+    c.clear(true);
+    expect("empty");
+    c.state_seq_set(1, state);
+    c.generate(2);
+    expect("after a restore");
+}
+
+// Rows that no cell stands for come with every so many positions, as many of each stream as the longest one has. What a shorter one
+// has there is zero: also where the last row was, which takes writes that mean nothing, and is not the last one any more
+void kv_check_rows(side & s) {
+    char arch[128] = "";
+    llama_model_meta_val_str(s.model, "general.architecture", arch, sizeof(arch));
+    if (strcmp(arch, "deepseek4") != 0) {
+        throw check_skipped("there is a cell for each row");
+    }
+
+    const uint32_t n_start = 512;            // rows, by copy
+    const uint32_t n_fill  = 4*n_start + 12; // a row for every four positions
+
+    session_params sp = kv_check_base(s);
+    sp.n_seqs  = std::max(sp.n_seqs, 2u);
+    sp.unified = false;
+    sp.n_cells = n_fill + 500;
+
+    session c(s, sp, "rows");
+    c.generate(3);
+    c.fill_seq(0, n_fill); // at once
+
+    const state_parts state = kv_check_state_of(s, sp, c);
+
+    uint32_t n_blobs = 0;
+    for (const auto & part : state.parts) {
+        const size_t n_rows = part.n_rows/part.n_streams; // in the state, of each stream
+        if (part.kind != state_part::matrix || n_rows < n_start) {
+            continue;
+        }
+        const uint8_t * data = state.data.data() + part.data();
+        const size_t    size = (part.at + part.size - part.data())/part.n_rows;
+        for (uint32_t i = 0; i < part.n_streams; ++i) {
+            const uint8_t * first = data + i*n_rows*size;
+            s.out.blob("rows[" + std::to_string(n_blobs++) + "]", std::vector<uint8_t>(first, first + n_start*size));
+        }
+    }
+    if (n_blobs == 0) {
+        throw check_failed("the state has no such rows");
+    }
+}
