@@ -90,13 +90,16 @@ def last_document(text: str) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Base of every command's result. Subclass as a frozen dataclass, set `command`, implement render().
+    """Base of every command's result. Subclass as a frozen dataclass, name the command, implement render().
 
     A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table) overrides
     `failure`: the data is rendered, then the error, and its exit code is the program's.
     """
 
     command: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, command: str = "") -> None:
+        cls.command = command or cls.command
 
     @property
     def failure(self) -> KvtoolError | None:

@@ -43,10 +43,9 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Report(Result):
+class Report(Result, command="bench"):
     """What a benchmark found. skipped: what was left out, and why; seconds: of the whole command."""
 
-    command: ClassVar[str] = "bench"
     how: ClassVar[str] = ""  # for the file: how it was measured
 
     tag: str

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -87,11 +87,10 @@ def search(
 
 
 @dataclass(frozen=True)
-class BisectResult(Result):
+class BisectResult(Result, command="bisect"):
     """first_bad: the first upstream, on the way from good to bad, where the patch fails; suspects: skipped ones before
     it, which may be the first instead; why: what is in the way there; trials: each upstream tried, in that order."""
 
-    command: ClassVar[str] = "bisect"
     patch: str
     good: str
     bad: str
@@ -116,10 +115,9 @@ class BisectResult(Result):
 
 
 @dataclass(frozen=True)
-class BisectAt(Result):
+class BisectAt(Result, command="bisect"):
     """One commit of a repository with history, for git bisect run: the exit code is the verdict."""
 
-    command: ClassVar[str] = "bisect"
     patch: str
     commit: str
     verdict: Verdict

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Option
 
@@ -48,13 +48,11 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built(builder.Outcome, Result):
+class Built(builder.Outcome, Result, command="build"):
     """A build that succeeded, or with dry_run the commands of one that did not start.
 
     seconds: of the whole command; ui: llama-server was to have its web page.
     """
-
-    command: ClassVar[str] = "build"
 
     tree: Path
     build_dir: Path

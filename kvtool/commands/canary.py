@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -27,7 +27,7 @@ from kvtool.upstream.lock import Lock, load_lock, pin
 
 
 @dataclass(frozen=True)
-class CanaryResult(Result):
+class CanaryResult(Result, command="canary"):
     """schema: of this document; tag_from: "given", the remote that said it is the newest, or "upstream.lock".
 
     tag_why: why the remote was not asked; tree: git tree id, "" when it cannot be fetched; locked: the lock's current
@@ -35,7 +35,6 @@ class CanaryResult(Result):
     step that failed (in the document it is "error"), whose exit code is the program's.
     """
 
-    command: ClassVar[str] = "canary"
     schema: int
     tag: str
     tag_from: str

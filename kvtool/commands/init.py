@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -26,10 +26,9 @@ _FILES = {
 
 
 @dataclass(frozen=True)
-class InitResult(Result):
+class InitResult(Result, command="init"):
     """patches, new_files: how many the series has; files: what was written beside patches/ and cpp/."""
 
-    command: ClassVar[str] = "init"
     project: Path
     patches: int
     new_files: int

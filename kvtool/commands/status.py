@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
@@ -17,7 +16,7 @@ from kvtool.upstream.lock import Lock, load_lock
 
 
 @dataclass(frozen=True)
-class StatusResult(Result):
+class StatusResult(Result, command="status"):
     """state: clean | stale | commits | dirty | in-progress | interrupted | not-applied.
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
@@ -27,7 +26,6 @@ class StatusResult(Result):
     (neither while a rebase waits for a person).
     """
 
-    command: ClassVar[str] = "status"
     state: str
     tag: str
     locked: str

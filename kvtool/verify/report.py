@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, VerifyError
@@ -71,13 +70,11 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
 
 
 @dataclass(frozen=True)
-class Verified(Result):
+class Verified(Result, command="verify"):
     """Everything verify found. mode: quick, full or matrix, and the patch if only its tests ran.
 
     seconds: of the whole command, build included.
     """
-
-    command: ClassVar[str] = "verify"
 
     tag: str
     mode: str
