@@ -4,8 +4,9 @@ Sizes in bytes, times in seconds unless a name ends in _us.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
 
 STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
 MODES = (IN_PLACE, COPY, STATIC)
@@ -62,9 +63,9 @@ class Memory:
 class Row:
     """One cache at one moment: created, at a depth (tokens), or after llama_memory_clear() and one more decode.
 
-    Bytes and seconds. resident: what the process grew by; peak: the most of it since the moment before, both None where
-    that is not known; growth_seconds: of all growths so far, growth_worst: of one of them, growth_limit: of the same
-    bytes without a cache, None where nothing grew.
+    resident: what the process grew by; peak: the most of it since the moment before, both None where that is not known;
+    growth_seconds: of all growths so far, growth_worst: of one of them, growth_limit: of the same bytes without a
+    cache, None where nothing grew.
     """
 
     mode: str
@@ -86,8 +87,9 @@ class Row:
 
 
 def rows(measured: Mapping[str, Sequence[Memory]]) -> tuple[Row, ...]:
-    some = ((mode, measured[mode]) for mode in MODES if measured[mode])
-    return tuple(_row(mode, samples, i) for mode, samples in some for i in range(len(samples[0].points)))
+    """Of each mode and moment the medians over its processes."""
+    moments = (same for mode in MODES for same in zip(*(_rows(mode, m) for m in measured[mode]), strict=True))
+    return tuple(Row(*map(_median, zip(*map(astuple, same), strict=True))) for same in moments)
 
 
 def at(found: Sequence[Row], mode: str, moment: str, depth: int | None = None) -> Row | None:
@@ -95,34 +97,19 @@ def at(found: Sequence[Row], mode: str, moment: str, depth: int | None = None) -
     return next((r for r in found if (r.mode, r.moment) == (mode, moment) and depth in (None, r.depth)), None)
 
 
-def _row(mode: str, samples: Sequence[Memory], i: int) -> Row:
-    first = samples[0].points[i]
+def _median(values: tuple[Any, ...]) -> Any:
+    """One of the values; None as soon as one is not known."""
+    return None if None in values else statistics.median_low(values)
 
-    def median(value: Callable[[Point], int]) -> int:
-        return int(statistics.median(value(s.points[i]) for s in samples))
 
-    def grown_by(value: Callable[[Point], int]) -> int | None:
-        known = all(s.rss_before >= 0 and value(s.points[i]) >= 0 for s in samples)
-        return int(statistics.median(value(s.points[i]) - s.rss_before for s in samples)) if known else None
-
-    def limit(sample: Memory) -> float:
-        return sum(g.memcpy if mode == COPY else g.commit for g in sample.growths if g.depth < first.depth)
-
-    return Row(
-        mode,
-        first.name,
-        first.depth,
-        samples[0].n_layer,
-        statistics.median(s.create_seconds for s in samples),
-        median(lambda p: p.usage.reserved),
-        median(lambda p: p.usage.committed),
-        median(lambda p: p.usage.used),
-        grown_by(lambda p: p.rss),
-        grown_by(lambda p: p.peak),
-        median(lambda p: p.usage.n_grow),
-        median(lambda p: p.usage.n_shrink),
-        median(lambda p: p.usage.n_bytes_copied),
-        1e-6 * median(lambda p: p.usage.t_grow_us),
-        1e-6 * median(lambda p: p.usage.t_grow_max_us),
-        (statistics.median(map(limit, samples)) or None) if first.name == "depth" else None,
-    )
+def _rows(mode: str, said: Memory) -> Iterator[Row]:
+    """What one process says, moment by moment."""
+    for point in said.points:
+        usage = point.usage
+        rss, peak = (r - said.rss_before if min(r, said.rss_before) >= 0 else None for r in (point.rss, point.peak))
+        before = [g for g in said.growths if point.name == "depth" and g.depth < point.depth]
+        limit = sum(g.memcpy if mode == COPY else g.commit for g in before) or None
+        sizes = usage.reserved, usage.committed, usage.used, rss, peak
+        counts = usage.n_grow, usage.n_shrink, usage.n_bytes_copied
+        seconds = 1e-6 * usage.t_grow_us, 1e-6 * usage.t_grow_max_us, limit
+        yield Row(mode, point.name, point.depth, said.n_layer, said.create_seconds, *sizes, *counts, *seconds)
