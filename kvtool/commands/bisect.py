@@ -48,21 +48,21 @@ _VERDICTS = {
     PatchOutcome.CONFLICT: Verdict.BAD,
     PatchOutcome.EMPTY: Verdict.BAD,
 }
+_WHY = {
+    PatchOutcome.SKIPPED: "from/until in series.toml exclude it",
+    PatchOutcome.EMPTY: "it changes nothing there",
+}
 
 
 def judge(rehearsal: Rehearsal, patch: str) -> Trial:
     """good: it applies, or upstream has it; bad: a conflict, or it lost lines; skip: blocked, or not wanted there."""
     report = next(report for report in rehearsal.reports if report.id == patch)
-    verdict = _VERDICTS.get(report.outcome, Verdict.SKIP)
-    why = "; ".join(str(hunk) for hunk in report.failed)
-    if report.lost:
-        verdict, why = Verdict.BAD, f"it lost {report.lost}"
-    elif report.outcome is PatchOutcome.BLOCKED:
+    verdict = Verdict.BAD if report.lost else _VERDICTS.get(report.outcome, Verdict.SKIP)
+    why = (
+        f"it lost {report.lost}" if report.lost else "; ".join(map(str, report.failed)) or _WHY.get(report.outcome, "")
+    )
+    if report.blocked_by:
         why = f"blocked by {report.blocked_by}: {why}"
-    elif report.outcome is PatchOutcome.SKIPPED:
-        why = "from/until in series.toml exclude it"
-    elif report.outcome is PatchOutcome.EMPTY:
-        why = "it changes nothing there"
     return Trial(rehearsal.tag, verdict, str(report.outcome), why, report.failed, rehearsal.seconds)
 
 

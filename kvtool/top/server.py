@@ -12,7 +12,8 @@ from typing import Any, Self
 import httpx
 
 from kvtool.errors import MeasureError, NetworkError, UsageError
-from kvtool.top.reading import DEFAULT_URL, Memory, Reading, Slot, State, budget_of, memory_of, slot_of
+from kvtool.result import read
+from kvtool.top.reading import DEFAULT_URL, Budget, Memory, Reading, Slot, State, memory_of, slot_of
 
 SECONDS = 10.0  # to wait for an answer; the server gives it also while it computes
 
@@ -55,7 +56,7 @@ class Server:
             memory = self._memory(props)
             state = State.ASLEEP if props["is_sleeping"] else State.AWAKE
             slots = self._slots(state) if props["endpoint_slots"] else None
-            budget = budget_of(props["kv_budget"]) if "kv_budget" in props else None
+            budget = read(Budget, props["kv_budget"]) if "kv_budget" in props else None
             return Reading(state, _model(props), str(props["build_info"]), memory, slots, budget)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
             raise MeasureError(
