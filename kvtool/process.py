@@ -58,6 +58,13 @@ def program_in(folder: Path, name: str) -> Path | None:
     return next((file for file in (folder / name, folder / f"{name}.exe") if file.is_file()), None)
 
 
+def require_program(folder: Path, name: str, error: type[KvtoolError], next_step: str) -> Path:
+    """The same, and `error` when it is not there."""
+    if found := program_in(folder, name):
+        return found
+    raise error(f"{name} is not in {folder}", next_step=next_step)
+
+
 def _resolve(argv: Sequence[str | Path]) -> list[str]:
     out = [str(a) for a in argv]
     if os.sep not in out[0] and (os.altsep is None or os.altsep not in out[0]):

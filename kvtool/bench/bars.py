@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.rows import COPY, IN_PLACE, OFF, STATIC, Row, at
+from kvtool.bench.runs import COPY, IN_PLACE, OFF, STATIC, Row, at
 from kvtool.bench.speed import Speed
 
 MIB = 2**20

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench.rows import COPY, IN_PLACE, MODES, STATIC, Row
+from kvtool.bench.runs import COPY, IN_PLACE, MODES, STATIC, Row
 from kvtool.errors import MissingToolError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from kvtool.bench import plots
 from kvtool.bench.bars import MIB, Bar
-from kvtool.bench.rows import STATIC, Row
+from kvtool.bench.runs import STATIC, Row
 from kvtool.bench.speed import Figure, Speed
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, MeasureError, writing

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from kvtool import process
-from kvtool.bench import bars, plots, rows, runs
+from kvtool.bench import bars, plots, runs
 from kvtool.bench.report import Benched, Report
 from kvtool.build import cmake
 from kvtool.commands import build
@@ -56,14 +56,6 @@ def _check(options: Options) -> None:
         plots.require()
 
 
-def _program(env: Env, options: Options, name: str) -> Path:
-    directory = options.bin_dir or build.command(env, build.Options(targets=(name,))).bin_dir
-    found = process.program_in(directory.absolute(), name)
-    if found is None:
-        raise MeasureError(f"{name} is not in {directory}", next_step=f"kvtool build --target {name}")
-    return found
-
-
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
     from kvtool.bench import serve  # httpx
 
@@ -84,7 +76,7 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
     measured, skipped = kv_bench.memory(n_ctx, depths, repeats)
     unpatched = options.baseline.absolute() / "libllama.so" if options.baseline else None
     speeds = kv_bench.speeds(speed_ctx, speed_depths, rounds, unpatched)
-    found, name = rows.rows(measured), given.name if given else models.QWEN35_27B.name
+    found, name = runs.rows(measured), given.name if given else models.QWEN35_27B.name
     held = (*bars.memory_bars(found), *bars.speed_bars(speeds))
     return Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
 
@@ -110,7 +102,9 @@ def command(env: Env, options: Options) -> Report:
     """
     started = time.monotonic()
     _check(options)
-    program = _program(env, options, "llama-server" if options.serve else cmake.BENCH_TARGET)
+    name = "llama-server" if options.serve else cmake.BENCH_TARGET
+    bin_dir = options.bin_dir or build.command(env, build.Options(targets=(name,))).bin_dir
+    program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
     work = env.project.tree / "build" / "bench"
     work.mkdir(parents=True, exist_ok=True)
     with alone(work, MeasureError, "bench is running"):

@@ -88,23 +88,18 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
     if page is None:  # as it was last configured, so that verify does not turn around what build was told
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].page if known is None else known
-    return cmake.plan(
-        project.tree,
-        project.cpp,
-        tools,
-        backend=options.backend,
-        preset=options.preset,
-        system=platform.system(),
-        jobs=options.jobs or cores(),
-        targets=options.targets,
+    return cmake.Plan(
+        *(project.tree, project.cpp, tools, options.backend, options.preset, platform.system()),
+        options.jobs or cores(),
+        chosen=options.targets,
         defines=parse_defines(options.defines),
-        page=page,
+        with_page=page,
         page_required=options.ui is True,
     )
 
 
 def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
-    env = dict(planned.env)
+    ways = planned.configure, planned.build(outcome.targets)
     return Built(
         **vars(outcome),
         tree=planned.tree,
@@ -114,7 +109,7 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
         preset=planned.preset,
         jobs=planned.jobs,
         dry_run=dry_run,
-        commands=(Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
+        commands=tuple(Command(argv, planned.env) for argv in ways),
         seconds=time.monotonic() - started,
         ui=planned.page,
     )

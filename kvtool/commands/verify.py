@@ -130,10 +130,7 @@ class Verification:
         return found + self._memory() if "memory" in self.kinds else found
 
     def program(self, name: str) -> Path:
-        """A program in bin_dir. Raises VerifyError when it is not there."""
-        if found := process.program_in(self.bin_dir, name):
-            return found
-        raise VerifyError(f"{name} is not in {self.bin_dir}", next_step="kvtool build, without --target")
+        return process.require_program(self.bin_dir, name, VerifyError, "kvtool build, without --target")
 
     def _units(self) -> list[Finding]:
         """What a patch can name beside the comparisons."""

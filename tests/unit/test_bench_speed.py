@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.bench import bars, rows, speed
+from kvtool.bench import bars, runs, speed
 from kvtool.bench.bars import Bar
-from kvtool.bench.rows import Growth, Memory, Point, Usage
+from kvtool.bench.runs import Growth, Memory, Point, Usage
 from kvtool.bench.speed import Figure, Pair
 
 MIB = 2**20
@@ -88,17 +88,17 @@ def test_memory_that_is_freed_but_kept_counts_as_peak_and_as_left() -> None:
     static = sample([("created", 0, 1000, 1000), ("depth", 4, 1020, 1000), ("after-clear", 1, 1020, 1000)])
     hoards = sample([("created", 0, 30, 20), ("depth", 4, 920, 400), ("after-clear", 1, 580, 20)])
     found = {
-        b.name: b.value for b in bars.memory_bars(rows.rows({"in-place": [hoards], "copy": [], "static": [static]}))
+        b.name: b.value for b in bars.memory_bars(runs.rows({"in-place": [hoards], "copy": [], "static": [static]}))
     }
     assert found["peak over steady"] == 930 - 20 - 400
     assert found["KV resident after clear and a decode"] == 580 - 20
-    alone = bars.memory_bars(rows.rows({"in-place": [hoards], "copy": [], "static": []}))
+    alone = bars.memory_bars(runs.rows({"in-place": [hoards], "copy": [], "static": []}))
     assert {b.name: b.value for b in alone}["peak over steady"] == 10
 
 
 def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:
     some = [sample([("created", 0, 5 + i, 1), ("depth", 8, r, 9)]) for i, r in enumerate((30, 10, 20))]
-    created, deep = rows.rows({"in-place": [], "copy": some, "static": []})
+    created, deep = runs.rows({"in-place": [], "copy": some, "static": []})
     assert (created.resident, deep.resident) == (6 * MIB, 20 * MIB)
     assert created.growth_limit is None and deep.growth_limit == 4.0  # the second growth is beyond
-    assert rows.at([created, deep], "copy", "depth", 9) is None
+    assert runs.at([created, deep], "copy", "depth", 9) is None
