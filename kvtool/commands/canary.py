@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from kvtool.build import toolchain
-from kvtool.canary import latest
-from kvtool.canary.report import SCHEMA, Breakage, Step, StepName, of_error, of_patches, of_verified, tail
+from kvtool.canary import SCHEMA, Breakage, Latest, Step, StepName, newest, of_error, of_patches, of_verified, tail
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError
@@ -167,16 +166,16 @@ def command(env: Env, options: Options) -> CanaryResult:
     project, console = env.project, env.console
     toolchain.require_git()  # what this machine lacks is no breakage
     lock = load_lock(project.lock)
-    newest = latest.Latest(options.tag, "given")
+    known = Latest(options.tag, "given")
     if options.tag == "latest":
-        newest = latest.find(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
+        known = newest(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
     with tempfile.TemporaryDirectory(prefix="kvtool-canary-") as name:
         work = options.work.absolute() if options.work else Path(name)
         inside = Env(console, lambda: init.create(project, work))
-        done = _Run(project, console, options, lock, newest.tag, inside)
+        done = _Run(project, console, options, lock, known.tag, inside)
         done.go()
     key = done.breakages[0].key if done.breakages else ""
-    asked = newest.tag, newest.source, newest.why, done.tree, lock.current, key
+    asked = known.tag, known.source, known.why, done.tree, lock.current, key
     result = CanaryResult(SCHEMA, *asked, tuple(done.steps), done.breakages, done.patches, done.error)
     if options.report is not None:
         write_json(options.report.absolute(), plain(result.to_json()))

@@ -1,5 +1,6 @@
 """`kvtool status`: what the patched tree is, compared with patches/, cpp/ and the lock."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +66,9 @@ class StatusResult(Result, command="status"):
 
 def _groups(project: Project, applied: Applied) -> tuple[tuple[str, int], ...]:
     group_of = {patch.id: patch.group for patch in load_patches(project)}
-    lines: dict[str, int] = {}
+    lines = Counter[str]()
     for report in applied.patches:
-        group = group_of.get(report.id, "")
-        lines[group] = lines.get(group, 0) + report.added + report.removed
+        lines[group_of.get(report.id, "")] += report.added + report.removed
     return tuple(sorted(lines.items()))
 
 

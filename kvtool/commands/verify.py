@@ -140,9 +140,11 @@ class Verification:
             with self.console.progress("C++ unit tests", float(len(units))) as bar:
                 for name in units:
                     bar.update(len(found), name)
-                    found.append(named.unit(name, self.program(name)))
+                    unit = Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
+                    found.append(named.unit(unit))
         if "preset" in self.kinds:
-            found.append(named.preset(self.project.tree, toolchain.find("cmake").path))
+            presets = Check("preset", "preset", self.project.tree, "presets")
+            found.append(named.preset(presets, toolchain.find("cmake").path))
         return found
 
     def _toys(self) -> tuple[Path, ...]:

@@ -26,10 +26,7 @@ def projector(model: Path, work: Path, width: int = 0) -> Path:
         fields = read(model).fields
         width = int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
     out = work / f"projector-{width}-{fingerprint([Path(__file__)])}.gguf"
-    if not out.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        written(out, lambda path: _write(path, width))
-    return out
+    return written(out, lambda path: _write(path, width))
 
 
 def _write(out: Path, width: int) -> None:
