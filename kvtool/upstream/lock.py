@@ -151,12 +151,9 @@ def place_of(lock: Lock, tag: str, date: str) -> int:
     known = list(lock.upstreams.values())
     first, last = 0, len(known)
     if mine := _BUILD.fullmatch(tag):
-        for number, entry in enumerate(known):
-            if theirs := _BUILD.fullmatch(entry.tag):
-                if int(theirs[1]) < int(mine[1]):
-                    first = number + 1
-                else:
-                    last = min(last, number)
+        numbers = {at: int(found[1]) for at, entry in enumerate(known) if (found := _BUILD.fullmatch(entry.tag))}
+        first = max((at + 1 for at, number in numbers.items() if number < int(mine[1])), default=first)
+        last = min((at for at, number in numbers.items() if number >= int(mine[1])), default=last)
     by_date = sum(entry.date <= date for entry in known)
     return max(first, min(by_date, last))
 
