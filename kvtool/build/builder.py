@@ -138,8 +138,7 @@ def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.Out
     with console.progress(f"building {planned.backend}-{planned.preset}") as bar:
 
         def on_line(line: str) -> None:
-            step = parser.feed(line)
-            if step is not None:
+            if step := parser.feed(line):
                 bar.set_total(step.total)
                 bar.update(step.done, f"{step.done}/{step.total} {ninja.short(step.description)}")
 

@@ -44,8 +44,7 @@ class InitResult(Result, command="init"):
 def create(source: Project, place: Path, *, empty: bool = False) -> Project:
     """A project like `source`; UsageError when something of it is there already, and then nothing is written."""
     root = place.expanduser().absolute()
-    there = [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]
-    if there:
+    if there := [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]:
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
     made = Project(root, root / "patches", root / "cpp", root / "llama.cpp", source.cache)
     with writing(str(root), "name another place"):

@@ -41,7 +41,7 @@ from kvtool.verify import (
 )
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
-from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
+from kvtool.verify.report import Verified, class_rows
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 _TEXTS = frozenset(("completion", "bench", "server", "parts"))
@@ -192,8 +192,7 @@ class Verification:
         planned += [(matrix.on_device(toys, label), lanes)] if label else []
         checks = [check for some, _ in planned for check in some]
         journal = self._journal(toys)
-        known = journal.known(checks)
-        if known:
+        if known := journal.known(checks):
             said = f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end"
             self.console.step(said)
         for some, free in planned:
@@ -302,7 +301,7 @@ def command(env: Env, options: Options) -> Verified:
     if options.junit is not None:
         junit.write(options.junit, everything)
     if options.markdown is not None:
-        table = matrix.table(everything, CLASS_ORDER)
+        table = matrix.table(everything)
         options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
     under_way.told.close()
     return Verified(

@@ -183,8 +183,7 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
     """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
     there = {group.id for group in groups}
     was = {report.id for report in applied.patches if report.commit}
-    lost = [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]
-    if lost:
+    if lost := [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]:
         raise TreeError(
             f"no commit in the tree any more: {', '.join(repr(patch.id) for patch in lost)}",
             why="neither the commit of each of these patches nor one with its subject is there",

@@ -264,8 +264,7 @@ def _judge(piece: Piece, at: int, base: Lines, target: Lines, moved: LineMap) ->
 def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:
     if was is None or now is None:
         return was is now
-    kept = moved.line(was)
-    if kept is not None:
+    if (kept := moved.line(was)) is not None:
         return kept == now
     return now in moved.replacing(was) or base[was].strip() == target[now].strip()
 

@@ -141,8 +141,7 @@ def _judge(check: Check, statics: Sequence[_Run], dynamic: _Run) -> Finding:
         "growths": growths(dynamic.log),
     }
     judge_logs([s.log for s in statics], dynamic.log, details)
-    missing = _unmatched(dynamic, statics)
-    if missing:
+    if missing := _unmatched(dynamic, statics):
         at = missing[0]
         reason = f"{len(missing)} of {answers} answers differ; {statics[0].steps[at]} became {dynamic.steps[at]}"
         if set(missing) <= set(unstable):

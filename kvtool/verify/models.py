@@ -250,14 +250,9 @@ def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
     )
     shapes = {"token_embd.weight": (vocab, embd), "output_norm.weight": (embd,), "output.weight": (vocab, embd)}
     for il in range(geometry.layers):
-        layer = {
-            "attn_norm": (embd,),
-            "attn_output": (embd, heads * head),
-            "ffn_norm": (embd,),
-            "ffn_down": (embd, ffn),
-        }
+        layer = {"attn_norm": (embd,), "attn_output": (embd, heads * head)}
         layer |= {f"attn_{what}": (heads * head, embd) for what in "qkv"}
-        layer |= {"ffn_gate": (ffn, embd), "ffn_up": (ffn, embd)}
+        layer |= {"ffn_norm": (embd,), "ffn_down": (embd, ffn), "ffn_gate": (ffn, embd), "ffn_up": (ffn, embd)}
         shapes |= {f"blk.{il}.{name}.weight": shape for name, shape in layer.items()}
     write_model(out, "llama", {**keys, "rope.dimension_count": head}, shapes, half=True)
 
