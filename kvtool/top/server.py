@@ -90,7 +90,9 @@ class Server:
                 f"{self.url} does not answer", why=f"nothing came within {SECONDS:g} s", next_step=_START_IT
             ) from err
         except httpx.HTTPError as err:
-            raise NetworkError(f"no server answers at {self.url}", why=_said(err), next_step=_START_IT) from err
+            raise NetworkError(
+                f"no server answers at {self.url}", why=str(err) or type(err).__name__, next_step=_START_IT
+            ) from err
         self._judge(path, answer)
         try:
             return answer.json()
@@ -122,10 +124,6 @@ class Server:
 
 
 _START_IT = "start it, or give the address that it listens on (its --host, --port)"
-
-
-def _said(err: Exception) -> str:
-    return str(err) or type(err).__name__
 
 
 def _reason(answer: httpx.Response) -> str:
