@@ -56,12 +56,11 @@ class Report(Result, command="bench"):
     @property
     def failure(self) -> KvtoolError | None:
         """With strict, exit 8 when a bar was missed."""
-        wrong = self.missed if self.strict else ()
-        if not wrong:
+        if not (self.strict and self.missed):
             return None
-        first = wrong[0]
+        first = self.missed[0]
         return MeasureError(
-            f"{len(wrong)} of {len(self.bars)} bars were missed",
+            f"{len(self.missed)} of {len(self.bars)} bars were missed",
             why=f"{first.name}, {first.mode}: {as_number(first.value)}, the bar is {first.bound}",
             next_step="again on an idle machine, or without --strict",
         )
@@ -118,12 +117,8 @@ class Report(Result, command="bench"):
         """NAME.md, NAME.json and the pictures. Raises DiskError."""
         pictures = self.pictures()
         document = json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
-        # the document last: who finds it finds all of them
-        contents = {
-            f"{self.name}.md": self.markdown(pictures).encode(),
-            **pictures,
-            f"{self.name}.json": document.encode(),
-        }
+        contents = {f"{self.name}.md": self.markdown(pictures).encode(), **pictures}
+        contents[f"{self.name}.json"] = document.encode()  # last: who finds it finds all of them
         with writing(f"to {out}", "--out another directory"):
             out.mkdir(parents=True, exist_ok=True)
             for file, data in contents.items():

@@ -44,13 +44,6 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """One process with both contexts (--rounds)."""
-
-    pairs: tuple[Pair, ...]
-
-
-@dataclass(frozen=True)
 class Figure:
     """A number and its 95 % interval."""
 

@@ -41,16 +41,14 @@ class Options:
 
 
 def _check(options: Options) -> None:
+    no_library = options.baseline and not (options.baseline / "libllama.so").is_file()
     refuse(
         "bench",
         (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
         (options.chats < 2, "one chat has nobody to share with: --chats 2 or more"),
         (options.rounds and options.rounds < 2, "an interval takes two rounds: --rounds 2 or more"),
         (options.model and not options.model.is_file(), f"there is no {options.model}"),
-        (
-            options.baseline and not (options.baseline / "libllama.so").is_file(),
-            f"there is no libllama.so in {options.baseline}: build the target llama, on Linux",
-        ),
+        (no_library, f"there is no libllama.so in {options.baseline}: build the target llama, on Linux"),
     )
     if options.out:
         plots.require()
@@ -73,10 +71,10 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
     speed_depths = [d for d in SPEED_DEPTHS if d + ROOM <= speed_ctx]
     repeats, rounds = (1, options.rounds or 6) if options.quick else (3, options.rounds or 16)
     kv_bench = runs.KvBench(program, given or models.cache_model(models.QWEN35_27B, work), env.console)
-    measured, skipped = kv_bench.memory(n_ctx, depths, repeats)
+    found, skipped = kv_bench.memory(n_ctx, depths, repeats)
     unpatched = options.baseline.absolute() / "libllama.so" if options.baseline else None
     speeds = kv_bench.speeds(speed_ctx, speed_depths, rounds, unpatched)
-    found, name = runs.rows(measured), given.name if given else models.QWEN35_27B.name
+    name = given.name if given else models.QWEN35_27B.name
     held = (*bars.memory_bars(found), *bars.speed_bars(speeds))
     return Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
 
