@@ -15,37 +15,32 @@ import sys
 from itertools import pairwise, permutations
 from pathlib import Path
 
+from kvtool.console import Console
 from kvtool.gitcmd import Scratch, scratch_repository
 from kvtool.project import find_project
 from kvtool.tree import merge
 from kvtool.tree.apply import Replayed
-from kvtool.tree.rebase_plan import Based, Rehearsal, rehearse
-from kvtool.tree.series import load_series
+from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.upstream.cache import Cache
-from kvtool.upstream.lock import Upstream, load_lock
+from kvtool.upstream.lock import Upstream
 
 
 class Pairs:
     """The series on every upstream, each made once."""
 
     def __init__(self, there: Scratch) -> None:
-        self.project = find_project()
-        self.lock, self.there = load_lock(self.project.lock), there
-        self.cache = Cache(self.project.cache)
-        self.made: dict[str, Replayed | None] = {}
-
-    def based(self, upstream: Upstream) -> Based:
-        base = self.cache.base(upstream)
-        assert base, f"{upstream.tag} is not in the cache"
-        return Based(load_series(self.project, self.lock, upstream), base, self.made.get(upstream.tag))
+        self.shop, self.there = Workshop(find_project(), Console(quiet=True)), there
+        self.lock = self.shop.lock
+        self.made: dict[str, Replayed] = {}
 
     def move(self, old: Upstream, new: Upstream) -> Rehearsal:
-        return rehearse(self.there, self.based(old), self.based(new))
+        return self.shop.rehearse(self.there, new, made=self.made.get(old.tag))
 
     def start(self, upstream: Upstream) -> None:
         """Bring the series to an upstream."""
         done = self.move(self.lock.upstream(), upstream)
-        self.made[upstream.tag] = Replayed(done.base, done.head, done.tree, done.reports) if done.complete else None
+        if done.complete:
+            self.made[upstream.tag] = done
 
 
 def wanted(tags: list[Upstream], every: bool) -> list[tuple[Upstream, Upstream]]:

@@ -154,9 +154,8 @@ def run(argv: list[str]) -> int:
         return 1
 
 
-class _Interrupted(KvtoolError):
-    exit_code = 130
-    code = "interrupted"
+class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
+    """Ctrl-C, or a kill."""
 
 
 def main() -> NoReturn:

@@ -20,12 +20,13 @@ class KvtoolError(Exception):
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "internal"
 
+    def __init_subclass__(cls, *, code: str = "", exit_code: int = 0) -> None:
+        """What a subclass does not name, it has from the one above."""
+        cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
+
     def __init__(self, what: str, *, why: str = "", next_step: str = "", output: str = "") -> None:
         super().__init__(what)
-        self.what = what
-        self.why = why
-        self.next_step = next_step
-        self.output = output
+        self.what, self.why, self.next_step, self.output = what, why, next_step, output
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}" if self.why else self.what
@@ -42,108 +43,64 @@ class KvtoolError(Exception):
         }
 
 
-class DiskError(KvtoolError):
+class DiskError(KvtoolError, code="disk"):
     """The disk is full, or a directory kvtool must write to cannot be written."""
 
-    code = "disk"
 
-
-class UsageError(KvtoolError):
+class UsageError(KvtoolError, code="usage", exit_code=2):
     """An argument, a file of the project or an environment variable is wrong."""
 
-    exit_code = 2
-    code = "usage"
 
-
-class ConflictError(KvtoolError):
+class ConflictError(KvtoolError, code="conflict", exit_code=3):
     """A patch does not apply."""
 
-    exit_code = 3
-    code = "conflict"
 
-
-class TreeError(KvtoolError):
+class TreeError(KvtoolError, code="tree", exit_code=4):
     """The patched tree is not what the command needs: stale, dirty, not applied, not kvtool's."""
 
-    exit_code = 4
-    code = "tree"
 
-
-class LockError(KvtoolError):
+class LockError(KvtoolError, code="lock", exit_code=5):
     """Something fetched does not match patches/upstream.lock: truncated, corrupt, or the wrong tree."""
 
-    exit_code = 5
-    code = "lock"
 
-
-class DriftError(KvtoolError):
+class DriftError(KvtoolError, code="drift", exit_code=6):
     """The patched tree and patches/ + cpp/ say different things."""
 
-    exit_code = 6
-    code = "drift"
 
-
-class LintError(KvtoolError):
+class LintError(KvtoolError, code="lint", exit_code=6):
     """The series and its files are not as they should be."""
 
-    exit_code = 6
-    code = "lint"
 
-
-class BuildError(KvtoolError):
+class BuildError(KvtoolError, code="build", exit_code=7):
     """Configure or build failed, or cannot work on this machine."""
 
-    exit_code = 7
-    code = "build"
 
-
-class MissingToolError(KvtoolError):
+class MissingToolError(KvtoolError, code="missing_tool", exit_code=7):
     """A program that is needed is not installed; next_step says how to get it."""
 
-    exit_code = 7
-    code = "missing_tool"
 
-
-class VerifyError(KvtoolError):
+class VerifyError(KvtoolError, code="verify", exit_code=8):
     """The binaries do not do what they should."""
 
-    exit_code = 8
-    code = "verify"
 
-
-class MeasureError(KvtoolError):
+class MeasureError(KvtoolError, code="measure", exit_code=8):
     """A measurement could not be made, or (with --strict) a bar was missed."""
 
-    exit_code = 8
-    code = "measure"
 
-
-class NetworkError(KvtoolError):
+class NetworkError(KvtoolError, code="network", exit_code=9):
     """What is needed could not be reached: a source of upstream with nothing cached, a server that is to be watched."""
 
-    exit_code = 9
-    code = "network"
 
-
-class BisectBad(KvtoolError):
+class BisectBad(KvtoolError, code="bad", exit_code=1):
     """`kvtool bisect --at`: the patch does not apply there; the code is what git bisect run takes for bad."""
 
-    exit_code = 1
-    code = "bad"
 
-
-class BisectSkip(KvtoolError):
+class BisectSkip(KvtoolError, code="skip", exit_code=125):
     """`kvtool bisect --at`: this commit cannot tell; git bisect run tries another."""
 
-    exit_code = 125
-    code = "skip"
 
-
-class BisectAbort(KvtoolError):
+class BisectAbort(KvtoolError, code="abort", exit_code=128):
     """`kvtool bisect --at`: something else is wrong; git bisect run stops instead of calling the commit bad."""
-
-    exit_code = 128
-    code = "abort"
 
 
 @contextlib.contextmanager

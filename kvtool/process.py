@@ -58,6 +58,13 @@ def program_in(folder: Path, name: str) -> Path | None:
     return next((file for file in (folder / name, folder / f"{name}.exe") if file.is_file()), None)
 
 
+def require_program(folder: Path, name: str, error: type[KvtoolError], next_step: str) -> Path:
+    """The same, and `error` when it is not there."""
+    if found := program_in(folder, name):
+        return found
+    raise error(f"{name} is not in {folder}", next_step=next_step)
+
+
 def _resolve(argv: Sequence[str | Path]) -> list[str]:
     out = [str(a) for a in argv]
     if os.sep not in out[0] and (os.altsep is None or os.altsep not in out[0]):
@@ -140,7 +147,7 @@ def _start(
 def _communicate(
     process: Process, data: bytes | None, timeout: float | None, on_tick: Callable[[], None] | None
 ) -> tuple[bytes, bytes]:
-    if on_tick is None:
+    if on_tick is None:  # not in pieces: CPython 3.11 writes no more of the input after the first one
         return process.communicate(data, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+_PLAIN: Mapping[Any, Any] = {str: str, int: int, float: (int, float)}
 
 
 class PatchOutcome(enum.StrEnum):
@@ -70,12 +71,27 @@ def read(kind: type[_T], data: Any) -> _T:
 
 def _read(kind: Any, data: Any) -> Any:
     if dataclasses.is_dataclass(kind):
-        hints, names = get_type_hints(kind), (field.name for field in dataclasses.fields(kind))
-        return kind(**{name: _read(hints[name], data[name]) for name in names if name in data})  # type: ignore[operator]
+        if not isinstance(data, Mapping):
+            raise TypeError(f"{data!r} has no names and values")
+        hints, made = get_type_hints(kind), dict[str, Any]()
+        for field in dataclasses.fields(kind):
+            if field.name not in data:
+                if field.default is field.default_factory is dataclasses.MISSING:
+                    raise KeyError(field.name)
+                continue
+            try:
+                made[field.name] = _read(hints[field.name], data[field.name])
+            except TypeError as err:
+                raise TypeError(f"{field.name}: {err}") from err
+        return kind(**made)  # type: ignore[operator]
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
         kinds = itertools.repeat(first) if others == [...] else (first, *others)
+        if isinstance(data, str):
+            raise TypeError(f"{data!r} is no list")
         return tuple(_read(each, value) for each, value in zip(kinds, data, strict=False))
+    if kind in _PLAIN and not isinstance(data, _PLAIN[kind]):
+        raise TypeError(f"{data!r} is no {'text' if kind is str else 'number'}")
     return kind(data) if isinstance(kind, enum.EnumType) else data
 
 
@@ -90,13 +106,16 @@ def last_document(text: str) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Base of every command's result. Subclass as a frozen dataclass, set `command`, implement render().
+    """Base of every command's result. Subclass as a frozen dataclass, name the command, implement render().
 
     A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table) overrides
     `failure`: the data is rendered, then the error, and its exit code is the program's.
     """
 
     command: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, command: str = "") -> None:
+        cls.command = command or cls.command
 
     @property
     def failure(self) -> KvtoolError | None:

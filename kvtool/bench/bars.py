@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtool.bench.rows import COPY, IN_PLACE, OFF, STATIC, Row, at
+from kvtool.bench.runs import COPY, IN_PLACE, OFF, STATIC, Row, at
 from kvtool.bench.speed import Speed
 
 MIB = 2**20
@@ -42,38 +42,33 @@ class Bar:
     @property
     def bound(self) -> str:
         """The bar as one reads it: "<= 1.1", "0.99 to 1.01"."""
-        unit = f" {self.unit}" if self.unit else ""
-        if self.least is not None and self.most is not None:
-            return f"{self.least:g} to {self.most:g}{unit}"
-        return f">= {self.least:g}{unit}" if self.least is not None else f"<= {self.most:g}{unit}"
+        least, most = self.least, self.most
+        text = f">= {least:g}" if most is None else f"<= {most:g}" if least is None else f"{least:g} to {most:g}"
+        return f"{text} {self.unit}".rstrip()
 
 
 def memory_bars(rows: Sequence[Row]) -> list[Bar]:
     """Creation, growth and memory of the two dynamic caches."""
-    return [b for mode in (IN_PLACE, COPY) for b in _memory(rows, mode)]
+    return [bar for mode in (IN_PLACE, COPY) if any(r.mode == mode for r in rows) for bar in _memory(rows, mode)]
 
 
 def _memory(rows: Sequence[Row], mode: str) -> list[Bar]:
-    created, cleared = at(rows, mode, "created"), at(rows, mode, "after-clear")
-    depths = [r for r in rows if (r.mode, r.moment) == (mode, "depth")]
-    static = at(rows, STATIC, "created")
+    created, *depths, cleared = (r for r in rows if r.mode == mode)
+    static, last = at(rows, STATIC, "created"), depths[-1]
     seconds, size = (static.create_seconds, static.resident) if static else (None, None)
-    if created is None or cleared is None or not depths:
-        return []
-    last = depths[-1]
     limit, most = ("memcpy", 1.5) if mode == COPY else ("commit", 1.1)
-    over = [r.peak - r.committed - beside for r in depths if r.peak and (beside := _beside(rows, r)) is not None]
+    peaks = [r.peak - r.committed - beside for r in depths if r.peak and (beside := _beside(rows, r)) is not None]
     beside = _beside(rows, last)
     left = None if cleared.resident is None or beside is None else max(0, cleared.resident - beside)
     # by copy a layer is there twice while it is copied
     transient = _SPARE + (last.committed // last.n_layer if mode == COPY else 0)
     kept = _SPARE + _AFTER_CLEAR * cleared.used
     return [
-        Bar("creation time / static", mode, _over(created.create_seconds, seconds), most=0.02),
-        Bar("resident after creation / static", mode, _over(created.resident, size), most=0.005),
-        Bar(f"growth time / {limit}", mode, _over(last.growth_seconds, last.growth_limit), most=most),
-        Bar("peak over steady", mode, _mib(max(over, default=None)), most=round(transient / MIB, 1), unit="MiB"),
-        Bar("KV resident after clear and a decode", mode, _mib(left), most=round(kept / MIB, 1), unit="MiB"),
+        Bar("creation time / static", mode, over(created.create_seconds, seconds), most=0.02),
+        Bar("resident after creation / static", mode, over(created.resident, size), most=0.005),
+        Bar(f"growth time / {limit}", mode, over(last.growth_seconds, last.growth_limit), most=most),
+        Bar("peak over steady", mode, over(max(peaks, default=None), MIB), most=round(transient / MIB, 1), unit="MiB"),
+        Bar("KV resident after clear and a decode", mode, over(left, MIB), most=round(kept / MIB, 1), unit="MiB"),
     ]
 
 
@@ -86,29 +81,20 @@ def _beside(rows: Sequence[Row], row: Row) -> int | None:
     return None if other.resident is None else other.resident - other.committed
 
 
-def _over(value: float | None, under: float | None) -> float | None:
+def over(value: float | None, under: float | None) -> float | None:
+    """A ratio, None where one of the two is not known or is nothing to measure by."""
     return value / under if value is not None and under else None
-
-
-def _mib(value: float | None) -> float | None:
-    return None if value is None else value / MIB
 
 
 def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
     """For each comparison and kind of call the depth that decides: one that misses the bar, or has the lowest bound."""
-    out = []
-    for _key, group in itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind)):
-        found = [_speed_bar(s) for s in group]
-        out.append(min(found, key=lambda b: (bool(b.met), b.low or 0.0)))
+    groups = itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind))
+    found = [min(map(_speed_bar, group), key=lambda b: (bool(b.met), b.low or 0.0)) for _key, group in groups]
     grew = [s.growing for s in speeds if s.mode == IN_PLACE and s.kind == "generate" and s.growing is not None]
-    return [*out, Bar("token with a growth / static", IN_PLACE, max(grew, default=None), most=2)]
+    return [*found, Bar("token with a growth / static", IN_PLACE, max(grew, default=None), most=2)]
 
 
 def _speed_bar(s: Speed) -> Bar:
     base, most = ("unpatched", 1.01) if s.mode == OFF else ("static", None)
     name = f"{s.kind} speed / {base}{'' if s.flash_attn else ', no flash attention'}"
     return Bar(name, s.mode, s.ratio.value, 0.99, most, note=f"at {s.depth}", low=s.ratio.low, high=s.ratio.high)
-
-
-def missed(found: Sequence[Bar]) -> tuple[Bar, ...]:
-    return tuple(b for b in found if b.met is False)

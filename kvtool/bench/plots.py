@@ -1,10 +1,11 @@
 """Plots: memory against tokens, growth against what the machine can do. The only importer of matplotlib."""
 
+import importlib.util
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvtool.bench.rows import COPY, IN_PLACE, MODES, STATIC, Row
+from kvtool.bench.runs import COPY, IN_PLACE, MODES, STATIC, Row
 from kvtool.errors import MissingToolError
 
 if TYPE_CHECKING:
@@ -18,14 +19,12 @@ _MARKS = {STATIC: "", COPY: "s", IN_PLACE: "o"}
 
 def require() -> None:
     """Raises MissingToolError without matplotlib: before an hour is spent measuring."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as err:
+    if importlib.util.find_spec("matplotlib") is None:
         raise MissingToolError(
             "matplotlib is not installed",
             why="--out draws plots with it",
             next_step="pip install 'kvtool[bench]', or leave --out out",
-        ) from err
+        )
 
 
 def draw(rows: Sequence[Row]) -> dict[str, bytes]:

@@ -4,21 +4,24 @@ A closed loop: each chat asks again when it has its answer, a given number of ti
 a server that has been asked before; then all chats are at it. The tokens are drawn at random.
 """
 
+import itertools
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 
 from kvtool import process
-from kvtool.bench.bars import Bar
+from kvtool.bench import plots
+from kvtool.bench.bars import Bar, over
 from kvtool.bench.report import Report, Table, as_mib, as_number
+from kvtool.console import Console
 from kvtool.errors import MeasureError, VerifyError
 from kvtool.machine import cores
 from kvtool.verify.models import Geometry
@@ -71,7 +74,7 @@ class Served:
 class ServeResult(Report):
     """What `kvtool bench --serve` found."""
 
-    how: ClassVar[str] = __doc__.partition("\n\n")[2] if __doc__ else ""
+    name, how = "serve", (__doc__ or "").partition("\n\n")[2]
     load: Load
     rows: tuple[Served, ...]
 
@@ -81,25 +84,34 @@ class ServeResult(Report):
         chats = f"{load.chats} chats of {load.turns} turns, {load.common} tokens in common and {load.own} of their own"
         return f"{chats} a turn, {load.answer} generated, `-c {load.cells}`, "
 
+    def pictures(self) -> dict[str, bytes]:
+        return plots.draw_serve(self.rows)
+
     def tables(self) -> tuple[Table, ...]:
-        rows = [
-            (
-                *(row.mode, f"{row.requests}", f"{row.errors}", f"{row.prompt_tokens}", f"{row.computed}"),
-                *(as_number(row.first), as_number(row.worst)),
-                *(as_mib(value) for value in (row.used, row.committed, row.resident)),
-            )
-            for row in self.rows
-        ]
-        columns = ("cache", ">asked", ">errors", ">prompt", ">computed", ">first s", ">worst")
-        more = ">KV MiB", ">taken", ">RSS"
-        return (*super().tables(), Table("Chats", (*columns, *more), tuple(rows)))
+        columns = (
+            "cache",
+            ">asked",
+            ">errors",
+            ">prompt",
+            ">computed",
+            ">first s",
+            ">worst",
+            ">KV MiB",
+            ">taken",
+            ">RSS",
+        )
+        rows = []
+        for row in self.rows:
+            counts = map(str, (row.requests, row.errors, row.prompt_tokens, row.computed))
+            sizes = map(as_mib, (row.used, row.committed, row.resident))
+            rows.append((row.mode, *counts, as_number(row.first), as_number(row.worst), *sizes))
+        return (*super().tables(), ("Chats", columns, rows))
 
 
 @dataclass(frozen=True)
 class Reply:
     """What came of one request. tokens: generated; wait: seconds to the first; error: why it has no end."""
 
-    turn: int
     asked: int
     tokens: tuple[int, ...] = ()
     computed: int = 0
@@ -116,37 +128,32 @@ def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
     tokens = _words("all", load.common)
     for turn in range(load.turns):
         tokens += _words(f"{number}.{turn}", load.own)
-        reply = _ask(server, {"prompt": tokens, "n_predict": load.answer, "id_slot": number}, turn)
+        reply = _ask(server, {"prompt": tokens, "n_predict": load.answer, "id_slot": number})
         tokens += reply.tokens
         yield reply
 
 
-def _ask(server: LlamaServer, request: dict[str, Any], turn: int) -> Reply:
-    asked, said, error = len(request["prompt"]), list[int](), "the answer has no end"
-    started, wait = time.monotonic(), 0.0
-    try:
-        for event in _events(server, request):
-            wait = wait or time.monotonic() - started
-            said += event.get("tokens", [])
-            if event.get("stop"):
-                return Reply(turn, asked, tuple(said), int(event["timings"]["prompt_n"]), wait)
-    except (httpx.HTTPError, ValueError, KeyError) as err:
-        error = str(err) or type(err).__name__
-    return Reply(turn, asked, error=error)
-
-
-def _events(server: LlamaServer, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a request is answered, as it comes. Raises ValueError for an error."""
+def _ask(server: LlamaServer, request: dict[str, Any]) -> Reply:
+    asked, said, wait, started = len(request["prompt"]), list[int](), 0.0, time.monotonic()
     body = {**request, "temperature": 0.0, "ignore_eos": True, "return_tokens": True, "stream": True}
-    with server.http.stream("POST", "/completion", json=body) as answer:
-        if answer.status_code != 200:
-            raise ValueError(f"HTTP {answer.status_code}: {answer.read().decode('utf-8', 'replace')[:200]}")
-        for line in answer.iter_lines():
-            if line.startswith("data: "):
+    try:
+        with server.http.stream("POST", "/completion", json=body) as answer:
+            if answer.status_code != 200:
+                text = answer.read().decode("utf-8", "replace")
+                return Reply(asked, error=f"HTTP {answer.status_code}: {text[:200]}")
+            for line in answer.iter_lines():
+                if not line.startswith("data: "):
+                    continue
                 event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
-                    raise ValueError(str(event["error"]))
-                yield event
+                    return Reply(asked, error=str(event["error"]))
+                wait = wait or time.monotonic() - started
+                said += event.get("tokens", [])
+                if event.get("stop"):
+                    return Reply(asked, tuple(said), int(event["timings"]["prompt_n"]), wait)
+    except (httpx.HTTPError, ValueError, KeyError) as err:
+        return Reply(asked, error=str(err) or type(err).__name__)
+    return Reply(asked, error="the answer has no end")
 
 
 def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Served:
@@ -163,35 +170,24 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
             resident = server.resident()
     except VerifyError as err:
         raise MeasureError(f"{mode}: {err.what}", why=err.why, output=err.output) from err
-    later = [reply for replies in together for reply in replies]
-    replies = [alone, *later]
+    replies = [alone, *itertools.chain(*together)]
     errors = [reply.error for reply in replies if reply.error]
-    waits = [reply.wait for reply in later if reply.turn == 0 and not reply.error]
-    return Served(
-        mode,
-        len(replies),
-        len(errors),
-        next(iter(errors), ""),
-        sum(reply.asked for reply in replies),
-        sum(reply.computed for reply in replies),
-        statistics.median(waits) if waits else None,
-        max(waits, default=None),
-        took.get("used_bytes"),
-        took.get("committed_bytes"),
-        resident,
-        time.monotonic() - started,
-    )
+    waits = [first.wait for first, *_ in together[1:] if not first.error]
+    counts = len(replies), len(errors), next(iter(errors), "")
+    tokens = sum(reply.asked for reply in replies), sum(reply.computed for reply in replies)
+    first, worst = statistics.median(waits) if waits else None, max(waits, default=None)
+    used, committed = (took.get(f"{what}_bytes") for what in ("used", "committed"))
+    seconds = time.monotonic() - started
+    return Served(mode, *counts, *tokens, first, worst, used, committed, resident, seconds)
 
 
-def serve_all(
-    binary: Path, model: Path, work: Path, load: Load, on_run: Callable[[int, str], None]
-) -> tuple[tuple[Served, ...], str]:
+def serve_all(binary: Path, model: Path, work: Path, load: Load, console: Console) -> tuple[tuple[Served, ...], str]:
     """Each kind of cache; and why one is left out."""
     known = _SHARE in process.capture([binary, "--help"], error=MeasureError, timeout=60).stdout
     rows = []
-    for number, mode in enumerate(FLAGS):
-        on_run(number, mode)
-        if known or mode != SHARED:
+    with console.progress("talking to llama-server", float(len(FLAGS))) as bar:
+        for number, mode in enumerate(mode for mode in FLAGS if known or mode != SHARED):
+            bar.update(number, mode)
             rows.append(serve(binary, model, work, load, mode))
     return tuple(rows), "" if known else f"this llama-server has no {_SHARE}"
 
@@ -199,15 +195,14 @@ def serve_all(
 def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
     """What sharing a prompt has to save, against the same cache without; and that nobody is turned away."""
     by_mode = {row.mode: row for row in rows}
-    one, two = by_mode.get(SHARED), by_mode.get(DYNAMIC)
 
-    def ratio(name: str) -> float | None:
-        over, under = (getattr(row, name) if row else None for row in (one, two))
-        return over / under if over is not None and under else None
+    def saved(what: str, name: str, most: float) -> Bar:
+        value, without = (getattr(by_mode.get(mode), name, None) for mode in (SHARED, DYNAMIC))
+        return Bar(f"{what} / without sharing", SHARED, over(value, without), most=most)
 
     return (
         *(Bar("requests that fail", row.mode, float(row.errors), most=0, note=row.error) for row in rows),
-        Bar("KV bytes used / without sharing", SHARED, ratio("used"), most=0.25),
-        Bar("prompt tokens computed / without sharing", SHARED, ratio("computed"), most=0.3),
-        Bar("time to first token / without sharing", SHARED, ratio("first"), most=0.1),
+        saved("KV bytes used", "used", 0.25),
+        saved("prompt tokens computed", "computed", 0.3),
+        saved("time to first token", "first", 0.1),
     )

@@ -14,6 +14,7 @@ logarithms of the rounds' ratios:
     exp(mean +- t(0.975, rounds - 1) * deviation / sqrt(rounds))
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -40,13 +41,6 @@ class Pair:
     test: float
     n_grow: int
     n_added: int
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """One process with both contexts (--rounds)."""
-
-    pairs: tuple[Pair, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ def interval(ratios: Sequence[float]) -> Figure:
 
 def by_round(pairs: Sequence[Pair], value: Callable[[Sequence[Pair]], float | None]) -> Figure | None:
     """The interval over the rounds that have a value."""
-    rounds = [[p for p in pairs if p.round == i] for i in sorted({p.round for p in pairs})]
+    rounds = ([p for p in pairs if p.round == number] for number in {p.round for p in pairs})
     found = [v for r in rounds if (v := value(r)) is not None]
     return interval(found) if found else None
 
@@ -101,16 +95,20 @@ def _time(pairs: Sequence[Pair]) -> float | None:
     return statistics.median(p.test / p.base for p in pairs) if pairs else None
 
 
+def _apart(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Those without a growth, and those with one."""
+    return [p for p in pairs if not p.n_grow], [p for p in pairs if p.n_grow]
+
+
 def steady(pairs: Sequence[Pair]) -> float | None:
     """Speed of the pairs without a growth."""
-    time = _time([p for p in pairs if not p.n_grow])
+    time = _time(_apart(pairs)[0])
     return 1 / time if time else None
 
 
 def whole(pairs: Sequence[Pair]) -> float:
     """Speed with growths as often as they come."""
-    grew = [p for p in pairs if p.n_grow]
-    still, growing = _time([p for p in pairs if not p.n_grow]), _time(grew)
+    (still, growing), grew = map(_time, _apart(pairs)), _apart(pairs)[1]
     if growing is None or still is None:
         return 1 / (still or growing or math.nan)
     share = min(1.0, statistics.median(p.n_tokens / p.n_added if p.n_added else 1.0 for p in grew))
@@ -119,26 +117,17 @@ def whole(pairs: Sequence[Pair]) -> float:
 
 def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pair]) -> list[Speed]:
     """Every kind at every depth where it was measured."""
-    depths = sorted({p.depth for p in pairs})
-    groups = [(k, d, [p for p in pairs if (p.kind, p.depth) == (k, d)]) for k in kinds for d in depths]
-    return [_speed(mode, flash_attn, kind, depth, some) for kind, depth, some in groups if some]
+    calls = itertools.product(kinds, sorted({p.depth for p in pairs}))
+    groups = ([p for p in pairs if (p.kind, p.depth) == call] for call in calls)
+    return [_speed(mode, flash_attn, group) for group in groups if group]
 
 
-def _speed(mode: str, flash_attn: bool, kind: str, depth: int, pairs: Sequence[Pair]) -> Speed:
-    grew = [p for p in pairs if p.n_grow]
+def _speed(mode: str, flash_attn: bool, pairs: Sequence[Pair]) -> Speed:
+    first, grew = pairs[0], _apart(pairs)[1]
     ratio = by_round(pairs, whole)
     assert ratio is not None  # whole() has a value wherever there is a pair
     return Speed(
-        mode,
-        flash_attn,
-        kind,
-        depth,
-        pairs[0].n_tokens,
-        statistics.median(p.base for p in pairs),
-        ratio,
-        by_round(pairs, steady),
-        _time(grew),
-        len(grew),
-        len(pairs),
-        len({p.round for p in pairs}),
+        *(mode, flash_attn, first.kind, first.depth, first.n_tokens, statistics.median(p.base for p in pairs)),
+        *(ratio, by_round(pairs, steady), _time(grew)),
+        *(len(grew), len(pairs), len({p.round for p in pairs})),
     )

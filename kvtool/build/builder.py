@@ -85,7 +85,7 @@ def _configure(planned: Plan, console: Console) -> bool:
     with contextlib.suppress(OSError, ValueError):
         if json.loads(stamp.read_text())["key"] == planned.key and (planned.build_dir / "build.ninja").is_file():
             # regenerate if a CMakeLists.txt changed, so that the list of targets below is the true one
-            _capture_build((planned.ninja, "-C", str(planned.build_dir), "build.ninja"), planned, "configure failed")
+            _capture_build((planned.tools.ninja, "-C", planned.build_dir, "build.ninja"), planned, "configure failed")
             return False
     stamp.unlink(missing_ok=True)
     console.step(f"configuring {planned.backend}-{planned.preset}")
@@ -94,7 +94,7 @@ def _configure(planned: Plan, console: Console) -> bool:
     return True
 
 
-def _capture_build(argv: Sequence[str], planned: Plan, what: str) -> process.Completed:
+def _capture_build(argv: Sequence[str | Path], planned: Plan, what: str) -> process.Completed:
     done = process.capture(argv, env=planned.env, check=False)
     if done.returncode != 0:
         output = (done.stdout + done.stderr).strip()
@@ -115,7 +115,7 @@ def _cmake_reason(output: str) -> str:
 def _existing_targets(planned: Plan) -> tuple[str, ...]:
     """The targets to build: the default ones that this upstream has, or the named ones, which must exist."""
     listing = _capture_build(
-        (planned.ninja, "-C", str(planned.build_dir), "-t", "targets", "all"), planned, "cannot list the targets"
+        (planned.tools.ninja, "-C", planned.build_dir, "-t", "targets", "all"), planned, "cannot list the targets"
     )
     known = ninja.parse_targets(listing.stdout) | {"all"}
     unknown = [target for target in planned.targets if target not in known]
@@ -138,8 +138,7 @@ def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.Out
     with console.progress(f"building {planned.backend}-{planned.preset}") as bar:
 
         def on_line(line: str) -> None:
-            step = parser.feed(line)
-            if step is not None:
+            if step := parser.feed(line):
                 bar.set_total(step.total)
                 bar.update(step.done, f"{step.done}/{step.total} {ninja.short(step.description)}")
 

@@ -124,23 +124,47 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Plan:
-    """One build, complete: what runs, where, with which additions to the environment.
+    """One build, and from that what runs, where, with which additions to the environment.
 
-    targets: as named or the default ones. chosen: the user named them, so that an unknown one is an error.
-    page_required: llama-server without its web page is an error.
+    chosen: the targets that the user named, so that an unknown one is an error; defines: the user's own -D, which win;
+    with_page: llama-server has its web page if there is an npm to make it; page_required: without it is an error.
     """
 
     tree: Path
-    build_dir: Path
+    cpp: Path
+    tools: Toolchain
     backend: str
     preset: str
-    targets: tuple[str, ...]
-    chosen: bool
+    system: str
     jobs: int
-    ninja: str
-    configure: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
+    defines: Mapping[str, str] = field(default_factory=dict)
+    with_page: bool = False
     page_required: bool = False
+
+    @property
+    def build_dir(self) -> Path:
+        return build_dir(self.tree, self.backend, self.preset)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self.chosen or default_targets(self.backend, self.preset, self.cpp)
+
+    @property
+    def configure(self) -> tuple[str, ...]:
+        npm = self.with_page and self.tools.npm is not None
+        ours = flags(self.backend, self.preset, system=self.system, ccache=self.tools.ccache, page=npm)
+        values = {**ours, **self.tools.flags, **self.defines}
+        # --fresh: forget what an earlier configure left behind; objects stay, ninja compares commands
+        places = ("--fresh", "-S", str(self.tree), "-B", str(self.build_dir), "-G", "Ninja")
+        tools = str(self.tools.cmake), *places, f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}"
+        return (*tools, *(f"-D{name}={value}" for name, value in values.items()))
+
+    @property
+    def env(self) -> dict[str, str]:
+        npm = self.tools.npm if self.with_page else None
+        ccache = ccache_env(self.tree, self.build_dir, self.preset) if self.tools.ccache else {}
+        return {**ccache, **(npm_env(npm) if npm else {})}
 
     @property
     def page(self) -> bool:
@@ -148,7 +172,8 @@ class Plan:
 
     def build(self, targets: Sequence[str]) -> tuple[str, ...]:
         """The command that builds these targets."""
-        return (self.configure[0], "--build", str(self.build_dir), "--parallel", str(self.jobs), "--target", *targets)
+        where = ("--build", str(self.build_dir), "--parallel", str(self.jobs))
+        return (str(self.tools.cmake), *where, "--target", *targets)
 
     @property
     def key(self) -> str:
@@ -204,49 +229,3 @@ def ccache_env(tree: Path, directory: Path, preset: str) -> dict[str, str]:
     if PRESETS[preset].ccache_any_dir:
         env["CCACHE_NOHASHDIR"] = "1"
     return env
-
-
-def plan(
-    tree: Path,
-    cpp: Path,
-    tools: Toolchain,
-    *,
-    backend: str,
-    preset: str,
-    system: str,
-    jobs: int,
-    targets: Sequence[str] = (),
-    defines: Mapping[str, str] | None = None,
-    page: bool = False,
-    page_required: bool = False,
-) -> Plan:
-    """The plan of a build. defines: the user's own -D, which win; page: of llama-server, which takes npm."""
-    directory = build_dir(tree, backend, preset)
-    npm = tools.npm if page else None
-    ours = flags(backend, preset, system=system, ccache=tools.ccache, page=npm is not None)
-    values = {**ours, **tools.flags, **(defines or {})}
-    configure = (
-        str(tools.cmake),
-        "--fresh",  # forget what an earlier configure left behind; objects stay, ninja compares commands
-        "-S",
-        str(tree),
-        "-B",
-        str(directory),
-        "-G",
-        "Ninja",
-        f"-DCMAKE_MAKE_PROGRAM={tools.ninja}",
-        *(f"-D{name}={value}" for name, value in values.items()),
-    )
-    return Plan(
-        tree,
-        directory,
-        backend,
-        preset,
-        tuple(targets) or default_targets(backend, preset, cpp),
-        bool(targets),
-        jobs,
-        str(tools.ninja),
-        configure,
-        {**(ccache_env(tree, directory, preset) if tools.ccache else {}), **(npm_env(npm) if npm else {})},
-        page_required,
-    )

@@ -59,25 +59,21 @@ class OutputParser:
         self._tail: list[str] = []
 
     def feed(self, line: str) -> Step | None:
-        status = _STATUS.match(line)
-        if status:
+        if status := _STATUS.match(line):
             self._in_failure = False
             step = Step(int(status[1]), int(status[2]), status[3].strip())
             # [0/1] announces that CMake runs again; it is not a finished step
             self.steps += 1 if step.done else 0
             self.compiled += step.description.startswith("Building ")
             return step
-        failed = _FAILED.match(line)
-        if failed:
+        if failed := _FAILED.match(line):
             self._failed.append([failed[1].strip()])
             self._in_failure = True
             return None
-        said = _NINJA.match(line)
-        if said:
+        if said := _NINJA.match(line):
             self.message = said[1]
             return None
-        page = _PAGE.match(line)
-        if page:
+        if page := _PAGE.match(line):
             self.page.append(page[1])
         if self._in_failure:
             self._failed[-1].append(line)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from kvtool.console import Console
 from kvtool.errors import KvtoolError
@@ -14,14 +13,13 @@ from kvtool.tree.rebase_plan import Workshop
 
 
 @dataclass(frozen=True)
-class ApplyResult(Result):
+class ApplyResult(Result, command="apply"):
     """outcome: created | moved | unchanged | conflict.
 
     head: the last commit, "" after a conflict; changed_files: files written in the tree; upstream_lines: changed lines
     in upstream's own files; patches: a report each, in order.
     """
 
-    command: ClassVar[str] = "apply"
     tag: str
     tree: Path
     outcome: str

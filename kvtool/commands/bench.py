@@ -1,14 +1,14 @@
 """`kvtool bench`: what a static cache and the two kinds of dynamic ones cost, side by side in one run."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from kvtool import machine, process
-from kvtool.bench import bars, plots, rows, runs
+from kvtool import process
+from kvtool.bench import bars, plots, runs
 from kvtool.bench.report import Benched, Report
 from kvtool.build import cmake
 from kvtool.commands import build
@@ -40,69 +40,43 @@ class Options:
     bin_dir: BinDir = None
 
 
-def make_plan(options: Options, program: Path, model: Path) -> runs.Plan:
-    """The plan; depths that do not fit into the context are left out."""
-    size = min(options.n_ctx, SPEED_CONTEXT)
-    return runs.Plan(
-        program,
-        model,
-        options.n_ctx,
-        tuple(d for d in (QUICK_DEPTHS if options.quick else DEPTHS) if d <= options.n_ctx),
-        1 if options.quick else 3,
-        options.rounds or (6 if options.quick else 16),
-        size,
-        tuple(d for d in SPEED_DEPTHS if d + ROOM <= size),
-        options.baseline.absolute() / "libllama.so" if options.baseline else None,
-    )
-
-
 def _check(options: Options) -> None:
+    no_library = options.baseline and not (options.baseline / "libllama.so").is_file()
     refuse(
         "bench",
         (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
         (options.chats < 2, "one chat has nobody to share with: --chats 2 or more"),
         (options.rounds and options.rounds < 2, "an interval takes two rounds: --rounds 2 or more"),
         (options.model and not options.model.is_file(), f"there is no {options.model}"),
-        (
-            options.baseline and not (options.baseline / "libllama.so").is_file(),
-            f"there is no libllama.so in {options.baseline}: build the target llama, on Linux",
-        ),
+        (no_library, f"there is no libllama.so in {options.baseline}: build the target llama, on Linux"),
     )
     if options.out:
         plots.require()
 
 
-def _program(env: Env, options: Options, name: str) -> Path:
-    directory = options.bin_dir or build.command(env, build.Options(targets=(name,))).bin_dir
-    found = process.program_in(directory.absolute(), name)
-    if found is None:
-        raise MeasureError(f"{name} is not in {directory}", next_step=f"kvtool build --target {name}")
-    return found
-
-
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
     from kvtool.bench import serve  # httpx
 
-    started = time.monotonic()
     load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
     vocabulary = env.project.tree / "models" / models.VOCABULARY
     model = options.model or models.spoken(models.cache_model(serve.GEOMETRY, work), vocabulary, work)
-    with env.console.progress("talking to llama-server", float(len(serve.FLAGS))) as bar:
-        rows, skipped = serve.serve_all(program, model, work, load, bar.update)
-    result = serve.ServeResult(
-        load_lock(env.project.lock).current,
-        model.name,
-        machine.machine(),
-        serve.serve_bars(rows),
-        skipped,
-        options.strict,
-        time.monotonic() - started,
-        load,
-        rows,
-    )
-    if options.out:
-        result.write(options.out, "serve", plots.draw_serve(rows))
-    return result
+    rows, skipped = serve.serve_all(program, model, work, load, env.console)
+    return serve.ServeResult(model.name, serve.serve_bars(rows), skipped, load, rows)
+
+
+def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
+    """Depths that do not fit into a context are left out."""
+    n_ctx, speed_ctx, given = options.n_ctx, min(options.n_ctx, SPEED_CONTEXT), options.model
+    depths = [d for d in (QUICK_DEPTHS if options.quick else DEPTHS) if d <= n_ctx]
+    speed_depths = [d for d in SPEED_DEPTHS if d + ROOM <= speed_ctx]
+    repeats, rounds = (1, options.rounds or 6) if options.quick else (3, options.rounds or 16)
+    kv_bench = runs.KvBench(program, given or models.cache_model(models.QWEN35_27B, work), env.console)
+    found, skipped = kv_bench.memory(n_ctx, depths, repeats)
+    unpatched = options.baseline.absolute() / "libllama.so" if options.baseline else None
+    speeds = kv_bench.speeds(speed_ctx, speed_depths, rounds, unpatched)
+    name = given.name if given else models.QWEN35_27B.name
+    held = (*bars.memory_bars(found), *bars.speed_bars(speeds))
+    return Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
 
 
 def command(env: Env, options: Options) -> Report:
@@ -124,35 +98,17 @@ def command(env: Env, options: Options) -> Report:
 
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
-    project, console = env.project, env.console
     started = time.monotonic()
     _check(options)
-    program = _program(env, options, "llama-server" if options.serve else cmake.BENCH_TARGET)
-    work = project.tree / "build" / "bench"
+    name = "llama-server" if options.serve else cmake.BENCH_TARGET
+    bin_dir = options.bin_dir or build.command(env, build.Options(targets=(name,))).bin_dir
+    program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
+    work = env.project.tree / "build" / "bench"
     work.mkdir(parents=True, exist_ok=True)
     with alone(work, MeasureError, "bench is running"):
-        if options.serve:
-            return _serve(env, options, program, work)
-        plan = make_plan(options, program, options.model or models.cache_model(models.QWEN35_27B, work))
-        with console.progress("measuring memory", float(plan.repeats * len(rows.MODES))) as bar:
-            measured, skipped = runs.memory(plan, bar.update)
-        with console.progress("measuring speed", float(len(plan.turns))) as bar:
-            speeds = runs.speeds(plan, bar.update)
-    found = rows.rows(measured)
-    result = Benched(
-        load_lock(project.lock).current,
-        options.model.name if options.model else models.QWEN35_27B.name,
-        machine.machine(),
-        (*bars.memory_bars(found), *bars.speed_bars(speeds)),
-        f"static, {skipped}" if skipped else "",
-        options.strict,
-        time.monotonic() - started,
-        plan.n_ctx,
-        plan.repeats,
-        plan.rounds,
-        found,
-        speeds,
-    )
+        found = (_serve if options.serve else _measure)(env, options, program, work)
+    tag, took = load_lock(env.project.lock).current, time.monotonic() - started
+    result = replace(found, tag=tag, strict=options.strict, seconds=took)
     if options.out:
-        result.write(options.out, "bench", plots.draw(result.rows))
+        result.write(options.out)
     return result

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -48,21 +48,21 @@ _VERDICTS = {
     PatchOutcome.CONFLICT: Verdict.BAD,
     PatchOutcome.EMPTY: Verdict.BAD,
 }
+_WHY = {
+    PatchOutcome.SKIPPED: "from/until in series.toml exclude it",
+    PatchOutcome.EMPTY: "it changes nothing there",
+}
 
 
 def judge(rehearsal: Rehearsal, patch: str) -> Trial:
     """good: it applies, or upstream has it; bad: a conflict, or it lost lines; skip: blocked, or not wanted there."""
     report = next(report for report in rehearsal.reports if report.id == patch)
-    verdict = _VERDICTS.get(report.outcome, Verdict.SKIP)
-    why = "; ".join(str(hunk) for hunk in report.failed)
-    if report.lost:
-        verdict, why = Verdict.BAD, f"it lost {report.lost}"
-    elif report.outcome is PatchOutcome.BLOCKED:
+    verdict = Verdict.BAD if report.lost else _VERDICTS.get(report.outcome, Verdict.SKIP)
+    why = (
+        f"it lost {report.lost}" if report.lost else "; ".join(map(str, report.failed)) or _WHY.get(report.outcome, "")
+    )
+    if report.blocked_by:
         why = f"blocked by {report.blocked_by}: {why}"
-    elif report.outcome is PatchOutcome.SKIPPED:
-        why = "from/until in series.toml exclude it"
-    elif report.outcome is PatchOutcome.EMPTY:
-        why = "it changes nothing there"
     return Trial(rehearsal.tag, verdict, str(report.outcome), why, report.failed, rehearsal.seconds)
 
 
@@ -87,11 +87,10 @@ def search(
 
 
 @dataclass(frozen=True)
-class BisectResult(Result):
+class BisectResult(Result, command="bisect"):
     """first_bad: the first upstream, on the way from good to bad, where the patch fails; suspects: skipped ones before
     it, which may be the first instead; why: what is in the way there; trials: each upstream tried, in that order."""
 
-    command: ClassVar[str] = "bisect"
     patch: str
     good: str
     bad: str
@@ -116,10 +115,9 @@ class BisectResult(Result):
 
 
 @dataclass(frozen=True)
-class BisectAt(Result):
+class BisectAt(Result, command="bisect"):
     """One commit of a repository with history, for git bisect run: the exit code is the verdict."""
 
-    command: ClassVar[str] = "bisect"
     patch: str
     commit: str
     verdict: Verdict

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Option
 
@@ -48,13 +48,11 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built(builder.Outcome, Result):
+class Built(builder.Outcome, Result, command="build"):
     """A build that succeeded, or with dry_run the commands of one that did not start.
 
     seconds: of the whole command; ui: llama-server was to have its web page.
     """
-
-    command: ClassVar[str] = "build"
 
     tree: Path
     build_dir: Path
@@ -90,23 +88,18 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
     if page is None:  # as it was last configured, so that verify does not turn around what build was told
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].page if known is None else known
-    return cmake.plan(
-        project.tree,
-        project.cpp,
-        tools,
-        backend=options.backend,
-        preset=options.preset,
-        system=platform.system(),
-        jobs=options.jobs or cores(),
-        targets=options.targets,
+    return cmake.Plan(
+        *(project.tree, project.cpp, tools, options.backend, options.preset, platform.system()),
+        options.jobs or cores(),
+        chosen=options.targets,
         defines=parse_defines(options.defines),
-        page=page,
+        with_page=page,
         page_required=options.ui is True,
     )
 
 
 def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
-    env = dict(planned.env)
+    ways = planned.configure, planned.build(outcome.targets)
     return Built(
         **vars(outcome),
         tree=planned.tree,
@@ -116,7 +109,7 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
         preset=planned.preset,
         jobs=planned.jobs,
         dry_run=dry_run,
-        commands=(Command(planned.configure, env), Command(planned.build(outcome.targets), env)),
+        commands=tuple(Command(argv, planned.env) for argv in ways),
         seconds=time.monotonic() - started,
         ui=planned.page,
     )

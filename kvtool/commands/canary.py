@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from kvtool.build import toolchain
-from kvtool.canary import latest
-from kvtool.canary.report import SCHEMA, Breakage, Step, StepName, of_error, of_patches, of_verified, tail
+from kvtool.canary import SCHEMA, Breakage, Latest, Step, StepName, newest, of_error, of_patches, of_verified, tail
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError
@@ -27,7 +26,7 @@ from kvtool.upstream.lock import Lock, load_lock, pin
 
 
 @dataclass(frozen=True)
-class CanaryResult(Result):
+class CanaryResult(Result, command="canary"):
     """schema: of this document; tag_from: "given", the remote that said it is the newest, or "upstream.lock".
 
     tag_why: why the remote was not asked; tree: git tree id, "" when it cannot be fetched; locked: the lock's current
@@ -35,7 +34,6 @@ class CanaryResult(Result):
     step that failed (in the document it is "error"), whose exit code is the program's.
     """
 
-    command: ClassVar[str] = "canary"
     schema: int
     tag: str
     tag_from: str
@@ -91,57 +89,49 @@ class Options:
 
 @dataclass
 class _Run:
-    """A canary under way: what is known so far. inside: with the project in which it all happens, once it is there."""
+    """A canary under way: what is known so far. inside: the place where it all happens, made when it is asked for."""
 
     project: Project
     console: Console
     options: Options
     lock: Lock
     tag: str
-    inside: Env | None = None
+    inside: Env
     steps: list[Step] = field(default_factory=list)
     breakages: tuple[Breakage, ...] = ()
     patches: tuple[PatchReport, ...] = ()
     error: KvtoolError | None = None
     tree: str = ""
 
-    def go(self, work: Path) -> None:
+    def go(self) -> None:
         """Every step until one fails, or the last that was asked for; the others are skipped."""
-        actions = (lambda: self._fetch(work), self._rebase, self._build, self._verify)
-        wanted = True
-        for name, action in zip(StepName, actions, strict=True):
-            if self.error is not None or not wanted:
-                self.steps.append(Step(name, CheckOutcome.SKIPPED))
-            else:
-                self._step(name, action)
-            wanted = wanted and name is not self.options.last
+        actions = (self._fetch, self._rebase, self._build, self._verify)
+        names = list(StepName)
+        for name, action in zip(names, actions, strict=True):
+            wanted = self.error is None and names.index(name) <= names.index(self.options.last)
+            self.steps.append(self._step(name, action) if wanted else Step(name, CheckOutcome.SKIPPED))
 
-    def _step(self, name: StepName, action: Callable[[], str]) -> None:
+    def _step(self, name: StepName, action: Callable[[], str]) -> Step:
         """One step; action returns a summary, or raises, or sets self.error."""
         started, summary, log = time.monotonic(), "", ""
         try:
             summary = action()
         except KvtoolError as err:
-            self.error = err
-            self.breakages = (of_error(name, err),)
+            self.error, self.breakages = err, (of_error(name, err),)
         if self.error is not None:
             summary, log = summary or self.error.what, tail(self.error.output)
         outcome = CheckOutcome.FAILED if self.error else CheckOutcome.PASSED
-        self.steps.append(Step(name, outcome, round(time.monotonic() - started, 1), summary, log))
+        return Step(name, outcome, round(time.monotonic() - started, 1), summary, log)
 
-    def _fetch(self, work: Path) -> str:
-        cache, mirror = Cache(self.project.cache), self.options.mirror
-        grown, fetched = sources.ensure_tag(cache, self.lock, self.tag, self.console, mirror)
-        self.tree = fetched.upstream.tree
-        copy = init.create(self.project, work)
-        self.inside = Env(self.console, lambda: copy)
+    def _fetch(self) -> str:
+        cache = Cache(self.project.cache)
+        grown, fetched = sources.ensure_tag(cache, self.lock, self.tag, self.console, self.options.mirror)
+        self.tree, lock = fetched.upstream.tree, self.inside.project.lock
         # the copy's lock has the tag, so that it is not fetched again; it is not the current one yet
-        text = pin(pin(read_text(copy.lock), grown, self.tag), grown, self.lock.current)
-        copy.lock.write_text(text, encoding="utf-8")
+        lock.write_text(pin(pin(read_text(lock), grown, self.tag), grown, self.lock.current), encoding="utf-8")
         return f"tree {self.tree[:12]} from {fetched.source}"
 
     def _rebase(self) -> str:
-        assert self.inside is not None
         moved = rebase.begin(self.inside.project, self.console, rebase.Options(self.tag, self.options.mirror))
         self.patches, self.breakages = moved.patches, of_patches(moved.patches)
         if broken := moved.failure:
@@ -150,14 +140,10 @@ class _Run:
         return f"{len(moved.patches)} patches, {sum(report.hunks for report in moved.patches)} hunks"
 
     def _build(self) -> str:
-        assert self.inside is not None
-        built = build.command(self.inside, build.Options(self.options.backend))
-        return f"{built.compiled} files compiled"
+        return f"{build.command(self.inside, build.Options(self.options.backend)).compiled} files compiled"
 
     def _verify(self) -> str:
-        assert self.inside is not None
-        wanted = verify.Options(quick=not self.options.full, backend=self.options.backend)
-        done = verify.command(self.inside, wanted)
+        done = verify.command(self.inside, verify.Options(quick=not self.options.full, backend=self.options.backend))
         self.error, self.breakages = done.failure, of_verified(done)
         return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
 
@@ -180,25 +166,17 @@ def command(env: Env, options: Options) -> CanaryResult:
     project, console = env.project, env.console
     toolchain.require_git()  # what this machine lacks is no breakage
     lock = load_lock(project.lock)
-    newest = latest.Latest(options.tag, "given")
+    known = Latest(options.tag, "given")
     if options.tag == "latest":
-        newest = latest.find(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
-    done = _Run(project, console, options, lock, newest.tag)
+        known = newest(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
     with tempfile.TemporaryDirectory(prefix="kvtool-canary-") as name:
-        done.go(options.work.absolute() if options.work else Path(name))
-    result = CanaryResult(
-        SCHEMA,
-        newest.tag,
-        newest.source,
-        newest.why,
-        done.tree,
-        lock.current,
-        done.breakages[0].key if done.breakages else "",
-        tuple(done.steps),
-        done.breakages,
-        done.patches,
-        done.error,
-    )
+        work = options.work.absolute() if options.work else Path(name)
+        inside = Env(console, lambda: init.create(project, work))
+        done = _Run(project, console, options, lock, known.tag, inside)
+        done.go()
+    key = done.breakages[0].key if done.breakages else ""
+    asked = known.tag, known.source, known.why, done.tree, lock.current, key
+    result = CanaryResult(SCHEMA, *asked, tuple(done.steps), done.breakages, done.patches, done.error)
     if options.report is not None:
         write_json(options.report.absolute(), plain(result.to_json()))
     return result

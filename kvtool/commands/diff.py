@@ -1,7 +1,7 @@
 """`kvtool diff`: what became of the series between two states of it."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -15,10 +15,9 @@ from kvtool.tree.rebase_plan import Workshop
 
 
 @dataclass(frozen=True)
-class DiffResult(Result):
+class DiffResult(Result, command="diff"):
     """same: nothing changed; patches: each commit and its counterpart; diff: git's text, a diff of diffs or of code."""
 
-    command: ClassVar[str] = "diff"
     before: Snapshot
     after: Snapshot
     same: bool

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from kvtool.build import toolchain
 from kvtool.build.cmake import BACKENDS
@@ -34,10 +34,8 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Diagnosis(Result):
+class Diagnosis(Result, command="doctor"):
     """The checks, in the order in which they matter, and for each backend why it cannot be built ("" when it can)."""
-
-    command: ClassVar[str] = "doctor"
 
     system: str
     checks: tuple[Check, ...]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Option
 
@@ -29,11 +29,10 @@ _MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
 
 
 @dataclass(frozen=True)
-class ExportResult(Result):
+class ExportResult(Result, command="export"):
     """files: what was written (or, with check, would be); head: the tree's last commit, fixups folded in; mailbox: the
     mails that were written, in order."""
 
-    command: ClassVar[str] = "export"
     tag: str
     tree: Path
     head: str

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Option
 
@@ -15,13 +15,12 @@ from kvtool.upstream.lock import load_lock
 
 
 @dataclass(frozen=True)
-class FetchResult(Result):
+class FetchResult(Result, command="fetch"):
     """source: what delivered the tree ("cache" when it was there already); commit: the base commit kvtool made.
 
     freed: bytes, with --prune.
     """
 
-    command: ClassVar[str] = "fetch"
     tag: str
     tree: str
     commit: str

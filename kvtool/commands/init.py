@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -26,10 +26,9 @@ _FILES = {
 
 
 @dataclass(frozen=True)
-class InitResult(Result):
+class InitResult(Result, command="init"):
     """patches, new_files: how many the series has; files: what was written beside patches/ and cpp/."""
 
-    command: ClassVar[str] = "init"
     project: Path
     patches: int
     new_files: int
@@ -45,8 +44,7 @@ class InitResult(Result):
 def create(source: Project, place: Path, *, empty: bool = False) -> Project:
     """A project like `source`; UsageError when something of it is there already, and then nothing is written."""
     root = place.expanduser().absolute()
-    there = [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]
-    if there:
+    if there := [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]:
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
     made = Project(root, root / "patches", root / "cpp", root / "llama.cpp", source.cache)
     with writing(str(root), "name another place"):

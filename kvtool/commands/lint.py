@@ -1,7 +1,6 @@
 """`kvtool lint`: are series.toml, the patches, cpp/ and the lock right, each alone and against each other?"""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, LintError
@@ -14,10 +13,9 @@ from kvtool.verify.named import known_tests
 
 
 @dataclass(frozen=True)
-class LintResult(Result):
+class LintResult(Result, command="lint"):
     """patches: how many were looked at; findings: in the order of files and lines."""
 
-    command: ClassVar[str] = "lint"
     patches: int
     findings: tuple[LintFinding, ...]
 

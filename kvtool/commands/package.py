@@ -5,7 +5,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from typer import Option
 
@@ -35,10 +35,9 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Packaged(Result):
+class Packaged(Result, command="package"):
     """archive: the file, bytes and sha256 its size and digest; files: what is in it; checked: it ran elsewhere."""
 
-    command: ClassVar[str] = "package"
     archive: Path
     bytes: int
     sha256: str

@@ -16,11 +16,11 @@ from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.tree import checkout, rebase_state, transaction
-from kvtool.tree.apply import PatchReport, conflict_error
+from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
 from kvtool.tree.checkout import base_ref, scratch_below, take_base
 from kvtool.tree.compare import range_diff_path, write_range_diff
 from kvtool.tree.export import rebased
-from kvtool.tree.rebase_plan import Based, Choices, Rehearsal, Stop, Workshop, rehearse
+from kvtool.tree.rebase_plan import Choices, Rehearsal, Stop, Workshop
 from kvtool.tree.rebase_state import RebaseState
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import branch_of, require_applied
@@ -51,6 +51,10 @@ class Options:
     ] = ()
 
     @property
+    def choices(self) -> Choices:
+        return Choices(skip=self.skip, drop=self.drop, accept=self.accept)
+
+    @property
     def named(self) -> tuple[str, ...]:
         return (*self.skip, *self.drop, *self.accept)
 
@@ -70,17 +74,18 @@ def _check(options: Options) -> None:
     )
 
 
-def with_history(reports: tuple[PatchReport, ...], history: History | None) -> tuple[PatchReport, ...]:
-    """Name upstream's commit behind each hunk that found no place."""
+def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str, mirror: str | None) -> RebaseResult:
+    """What became of each patch; behind each hunk that found no place stands upstream's commit."""
+    locked, name = shop.lock.upstream(), done.stop.id if done.stop else ""
+    history = History.between(mirror, locked, upstream)
 
-    def told(report: PatchReport) -> PatchReport:
-        hunks = []
-        for hunk in report.failed:
-            gone = tuple(line for line in hunk.expected if line not in hunk.found) or hunk.expected
-            hunks.append(replace(hunk, behind=history.behind(hunk.path, gone) if history else NONE))
-        return replace(report, failed=tuple(hunks))
+    def behind(hunk: FailedHunk) -> FailedHunk:
+        gone = tuple(line for line in hunk.expected if line not in hunk.found) or hunk.expected
+        return replace(hunk, behind=history.behind(hunk.path, gone) if history else NONE)
 
-    return tuple(told(report) for report in reports)
+    patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
+    result = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
+    return replace(result, seconds=round(done.seconds, 3))
 
 
 def refuse_unknown(project: Project, names: tuple[str, ...]) -> None:
@@ -95,28 +100,19 @@ def refuse_unknown(project: Project, names: tuple[str, ...]) -> None:
 
 
 def _rehearse(shop: Workshop, upstream: Upstream, options: Options) -> Rehearsal:
-    choices = Choices(skip=options.skip, drop=options.drop, accept=options.accept)
+    keep_going = options.keep_going or options.all
     with scratch_repository(shop.cache.repo) as scratch:
-        return shop.rehearse(scratch, upstream, choices=choices, keep_going=options.keep_going or options.all)
+        return shop.rehearse(scratch, upstream, choices=options.choices, keep_going=keep_going)
 
 
 def _dry_run(project: Project, console: Console, options: Options) -> RebaseResult:
     shop = Workshop(project, console, options.mirror)
     refuse_unknown(project, options.named)
     assert options.tag is not None
-    upstream, locked = shop.find(options.tag), shop.lock.upstream()
+    upstream = shop.find(options.tag)
     done = _rehearse(shop, upstream, options)
-    history = History.between(options.mirror, locked, upstream)
-    return RebaseResult(
-        tag=upstream.tag,
-        previous=locked.tag,
-        tree=project.tree,
-        outcome="rehearsed",
-        head=done.head if done.complete else "",
-        stopped_at=done.stop.id if done.stop else "",
-        patches=with_history(done.reports, history),
-        seconds=round(done.seconds, 3),
-    )
+    result = _told(shop, upstream, done, "rehearsed", options.mirror)
+    return replace(result, head=done.head if done.complete else "")
 
 
 def _span(project: Project, console: Console, options: Options) -> SpanResult:
@@ -170,9 +166,7 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
             digest=outcome.applied.digest,
             mirror=options.mirror or "",
             at=there.head,
-            skip=options.skip,
-            drop=options.drop,
-            accept=options.accept,
+            choices=options.choices,
         )
         if tag == locked.tag:
             patches = outcome.applied.patches
@@ -222,32 +216,31 @@ def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> 
 def _decide(tree: Path, git: Git, state: RebaseState, options: Options) -> RebaseState:
     """Take what the person did in the tree and what they said on the command line."""
     for name in options.named:
-        if name != state.patch:
+        if name != state.stop.id:
             raise UsageError(
-                f"the rebase stopped at patch {state.patch!r}, not at {name!r}",
-                next_step=f"name {state.patch!r}; or kvtool rebase --abort, and name {name!r} from the beginning",
+                f"the rebase stopped at patch {state.stop.id!r}, not at {name!r}",
+                next_step=f"name {state.stop.id!r}; or kvtool rebase --abort, and name {name!r} from the beginning",
             )
     if state.phase not in ("stopped", "taking"):
         return rebase_state.recover(tree, git, state)
     with rebase_state.taking(tree, state) as stopped:
-        if options.skip or options.drop:
-            left_out = replace(stopped, at=rebase_state.keep(tree, git))
-            return replace(left_out, skip=(*state.skip, *options.skip), drop=(*state.drop, *options.drop))
-        taken = rebase_state.take(tree, git, stopped)
-        return replace(taken, accept=(*state.accept, *options.accept))
+        left_out = options.skip or options.drop
+        at = replace(stopped, at=rebase_state.keep(tree, git)) if left_out else rebase_state.take(tree, git, stopped)
+        return replace(at, choices=at.choices.with_more(options.skip, options.drop, options.accept))
 
 
 def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
     """Move every patch; finish, or stop in the tree at the first one that needs a person."""
-    project, upstreams = shop.project, (shop.lock.upstream(), shop.lock.upstream(state.tag))
-    old, new = (Based(shop.series(up), git.line("rev-parse", f"{base_ref(up.tag)}^{{commit}}")) for up in upstreams)
+    project, upstream = shop.project, shop.lock.upstream(state.tag)
+    for tag in (shop.lock.current, state.tag):
+        shop.known[tag] = git.line("rev-parse", f"{base_ref(tag)}^{{commit}}")
     with scratch_below(project.tree, project.tree) as scratch:
         with shop.console.progress(f"moving the series to llama.cpp {state.tag}"):
-            done = rehearse(scratch, old, new, choices=state.choices)
+            done = shop.rehearse(scratch, upstream, choices=state.choices)
         if stop := done.stop:
             scratch.give(git, *filter(None, (stop.parent, stop.commit, stop.origin)))
             return _stop(shop, git, state, done, stop)
-        changes, applied = rebased(shop, scratch, new, done)
+        changes, applied = rebased(shop, scratch, upstream, done)
         write_range_diff(project.tree, scratch.git, shop.lock.current, done)
         scratch.give(git, applied.head)
     written = transaction.write(project, git, shop.console, state, changes, applied)
@@ -271,19 +264,10 @@ def _finished(
 
 
 def _stop(shop: Workshop, git: Git, state: RebaseState, done: Rehearsal, stop: Stop) -> RebaseResult:
-    tree, lock = shop.project.tree, shop.lock
+    tree = shop.project.tree
     rebase_state.stop_at(tree, git, shop.console, state, stop)
-    history = History.between(state.mirror or None, lock.upstream(), lock.upstream(state.tag))
-    return RebaseResult(
-        tag=state.tag,
-        previous=lock.current,
-        tree=tree,
-        outcome="stopped",
-        stopped_at=stop.id,
-        patches=with_history(done.reports, history),
-        seconds=round(done.seconds, 3),
-        filled_in=rebase_state.filled_in(tree, git),
-    )
+    result = _told(shop, shop.lock.upstream(state.tag), done, "stopped", state.mirror or None)
+    return replace(result, filled_in=rebase_state.filled_in(tree, git))
 
 
 def command(env: Env, options: Options) -> Result:

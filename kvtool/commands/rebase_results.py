@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from kvtool import markdown
 from kvtool.commands.apply import render_patches
@@ -17,7 +16,7 @@ _BAD = (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)
 
 
 @dataclass(frozen=True)
-class RebaseResult(Result):
+class RebaseResult(Result, command="rebase"):
     """outcome: rebased | rehearsed | stopped | aborted | unchanged.
 
     previous: the locked tag before; head: the series' last commit on the new upstream, "" while there is none;
@@ -26,7 +25,6 @@ class RebaseResult(Result):
     conflict was resolved as it was before (git rerere).
     """
 
-    command: ClassVar[str] = "rebase"
     tag: str
     previous: str
     tree: Path
@@ -147,10 +145,9 @@ def span_row(upstream: Upstream, got: Rehearsal | KvtoolError) -> SpanRow:
 
 
 @dataclass(frozen=True)
-class SpanResult(Result):
+class SpanResult(Result, command="rebase"):
     """current: the tag that the series is locked to; ids: the patches, in order; rows: oldest upstream first."""
 
-    command: ClassVar[str] = "rebase"
     current: str
     ids: tuple[str, ...]
     rows: tuple[SpanRow, ...]

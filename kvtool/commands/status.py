@@ -1,8 +1,8 @@
 """`kvtool status`: what the patched tree is, compared with patches/, cpp/ and the lock."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
@@ -17,7 +17,7 @@ from kvtool.upstream.lock import Lock, load_lock
 
 
 @dataclass(frozen=True)
-class StatusResult(Result):
+class StatusResult(Result, command="status"):
     """state: clean | stale | commits | dirty | in-progress | interrupted | not-applied.
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
@@ -27,7 +27,6 @@ class StatusResult(Result):
     (neither while a rebase waits for a person).
     """
 
-    command: ClassVar[str] = "status"
     state: str
     tag: str
     locked: str
@@ -67,10 +66,9 @@ class StatusResult(Result):
 
 def _groups(project: Project, applied: Applied) -> tuple[tuple[str, int], ...]:
     group_of = {patch.id: patch.group for patch in load_patches(project)}
-    lines: dict[str, int] = {}
+    lines = Counter[str]()
     for report in applied.patches:
-        group = group_of.get(report.id, "")
-        lines[group] = lines.get(group, 0) + report.added + report.removed
+        lines[group_of.get(report.id, "")] += report.added + report.removed
     return tuple(sorted(lines.items()))
 
 

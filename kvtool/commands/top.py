@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,10 +24,8 @@ SHORTEST, LONGEST = 0.1, 3600.0  # seconds between two looks
 
 
 @dataclass(frozen=True)
-class TopResult(Result):
+class TopResult(Result, command="top"):
     """What the server said last."""
-
-    command: ClassVar[str] = "top"
 
     url: str
     server: Reading

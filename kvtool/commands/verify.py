@@ -41,7 +41,7 @@ from kvtool.verify import (
 )
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
-from kvtool.verify.report import CLASS_ORDER, Verified, class_rows
+from kvtool.verify.report import Verified, class_rows
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 _TEXTS = frozenset(("completion", "bench", "server", "parts"))
@@ -130,10 +130,7 @@ class Verification:
         return found + self._memory() if "memory" in self.kinds else found
 
     def program(self, name: str) -> Path:
-        """A program in bin_dir. Raises VerifyError when it is not there."""
-        if found := process.program_in(self.bin_dir, name):
-            return found
-        raise VerifyError(f"{name} is not in {self.bin_dir}", next_step="kvtool build, without --target")
+        return process.require_program(self.bin_dir, name, VerifyError, "kvtool build, without --target")
 
     def _units(self) -> list[Finding]:
         """What a patch can name beside the comparisons."""
@@ -143,9 +140,11 @@ class Verification:
             with self.console.progress("C++ unit tests", float(len(units))) as bar:
                 for name in units:
                     bar.update(len(found), name)
-                    found.append(named.unit(name, self.program(name)))
+                    unit = Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
+                    found.append(named.unit(unit))
         if "preset" in self.kinds:
-            found.append(named.preset(self.project.tree, toolchain.find("cmake").path))
+            presets = Check("preset", "preset", self.project.tree, "presets")
+            found.append(named.preset(presets, toolchain.find("cmake").path))
         return found
 
     def _toys(self) -> tuple[Path, ...]:
@@ -193,8 +192,7 @@ class Verification:
         planned += [(matrix.on_device(toys, label), lanes)] if label else []
         checks = [check for some, _ in planned for check in some]
         journal = self._journal(toys)
-        known = journal.known(checks)
-        if known:
+        if known := journal.known(checks):
             said = f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end"
             self.console.step(said)
         for some, free in planned:
@@ -303,7 +301,7 @@ def command(env: Env, options: Options) -> Verified:
     if options.junit is not None:
         junit.write(options.junit, everything)
     if options.markdown is not None:
-        table = matrix.table(everything, CLASS_ORDER)
+        table = matrix.table(everything)
         options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
     under_way.told.close()
     return Verified(

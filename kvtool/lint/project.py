@@ -1,6 +1,7 @@
 """Lint of a whole project: series.toml, the lock, patches/, cpp/, each alone and against each other."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
 
 from kvtool.errors import KvtoolError
 from kvtool.lint import LintFinding
@@ -12,6 +13,7 @@ from kvtool.tree.series import GOAL_LINES, Patch, new_files
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Lock, load_lock, read_tables
 
+_T = TypeVar("_T")
 SERIES = "patches/series.toml"
 _BELONG = ("series.toml", "upstream.lock", "README.md")
 
@@ -19,8 +21,9 @@ _BELONG = ("series.toml", "upstream.lock", "README.md")
 def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFinding, ...]:
     """Everything there is to say, in the order of files and lines; nothing is raised for what lint is there to find."""
     found: list[LintFinding] = []
-    lock = _lock(project, found)
-    paths = _new_paths(project, found)
+    lock = _loaded(lambda: load_lock(project.lock), found, "patches/upstream.lock", "lock", "correct it")
+    files = _loaded(lambda: new_files(project.cpp), found, "cpp", "new-file", "replace it by a plain file") or ()
+    paths = tuple(file.path for file in files)
     try:
         text = read_text(project.series)
         _, tables = read_tables(text, "patch", SERIES)
@@ -39,20 +42,13 @@ def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFi
     return tuple(sorted(found, key=lambda f: (f.file, f.line)))
 
 
-def _lock(project: Project, found: list[LintFinding]) -> Lock | None:
+def _loaded(load: Callable[[], _T], found: list[LintFinding], file: str, rule: str, todo: str) -> _T | None:
+    """What is loaded; None, and a finding, when that cannot be done."""
     try:
-        return load_lock(project.lock)
+        return load()
     except KvtoolError as err:
-        found.append(LintFinding("patches/upstream.lock", 0, "lock", str(err), err.next_step or "correct it"))
+        found.append(LintFinding(file, 0, rule, str(err), err.next_step or todo))
         return None
-
-
-def _new_paths(project: Project, found: list[LintFinding]) -> tuple[str, ...]:
-    try:
-        return tuple(file.path for file in new_files(project.cpp))
-    except KvtoolError as err:
-        found.append(LintFinding("cpp", 0, "new-file", str(err), err.next_step or "replace it by a plain file"))
-        return ()
 
 
 def _patches(

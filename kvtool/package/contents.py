@@ -26,7 +26,7 @@ def programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
 
 def _libraries(plan: Plan, targets: Sequence[str]) -> list[Path]:
     """The libraries in bin/ that the programs are made from: what an earlier build left there is not among them."""
-    asked = process.capture([plan.ninja, "-C", plan.build_dir, "-t", "inputs", *targets], error=BuildError).stdout
+    asked = process.capture([plan.tools.ninja, "-C", plan.build_dir, "-t", "inputs", *targets], error=BuildError).stdout
     made = {(plan.build_dir / line).resolve() for line in asked.splitlines() if _LIBRARY.search(line)}
     return sorted(path for path in (plan.build_dir / "bin").iterdir() if path.resolve() in made)
 

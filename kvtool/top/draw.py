@@ -28,16 +28,12 @@ def draw(view: View, width: int, height: int = 0) -> list[Line]:
         lines += [[], *_memory(memory, width)]
     if reading.budget:
         lines += [[], *_budget(reading.budget)]
-    room = max(3, height - len(lines) - 1 - _events(view)) if height else 0
+    kept = 1 + min(len(view.events), _EVENTS) if view.events else 0
+    room = max(3, height - len(lines) - 1 - kept) if height else 0
     lines += [[], *_slots(reading, view.speeds or {}, width, room)]
     if view.events:
         lines += [[], *([(f"{at}  ", "bright_black"), (_safe(text), "")] for at, text in view.events)]
     return lines[:height] if height else lines
-
-
-def _events(view: View) -> int:
-    """The lines that events get at least."""
-    return 1 + min(len(view.events), _EVENTS) if view.events else 0
 
 
 def _safe(text: str) -> str:

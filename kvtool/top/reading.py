@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
+
+from kvtool.result import read
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -52,7 +54,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Budget:
-    """What all caches may take together (0 bytes: what there is), and the types that their cells step down through."""
+    """What all caches may take together (0 bytes: what there is), and the types that their cells step down through, in
+    the server's words."""
 
     types: tuple[str, ...]
     bytes: int
@@ -93,19 +96,10 @@ class Reading:
 
 
 def memory_of(name: str, said: dict[str, Any]) -> Memory:
-    """What /props says of one context. Raises KeyError, TypeError or ValueError where it says something else."""
-    own = [field for field in fields(Memory) if field.name not in ("context", "more")]
-    known = {field.name: said[field.name] for field in own if field.name in said or field.default is MISSING}
-    if not all(isinstance(value, (int, float)) for key, value in known.items() if not key.startswith("type_")):
-        raise ValueError(f"a number of kv_cache.{name} is none")
+    """What /props says of one context. Raises TypeError where it says something else."""
+    known = {field.name for field in fields(Memory)}
     more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
-    return Memory(name, **known, more=more)
-
-
-def budget_of(said: dict[str, Any]) -> Budget:
-    """What /props says of the budget. Raises KeyError, TypeError or ValueError where it says something else."""
-    numbers = {field.name: int(said[field.name]) for field in fields(Budget) if field.name != "types"}
-    return Budget(tuple(map(str, said["types"])), **numbers)
+    return read(Memory, {**said, "context": name, "more": more})
 
 
 def slot_of(said: dict[str, Any]) -> Slot:

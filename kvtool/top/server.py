@@ -12,7 +12,8 @@ from typing import Any, Self
 import httpx
 
 from kvtool.errors import MeasureError, NetworkError, UsageError
-from kvtool.top.reading import DEFAULT_URL, Memory, Reading, Slot, State, budget_of, memory_of, slot_of
+from kvtool.result import read
+from kvtool.top.reading import DEFAULT_URL, Budget, Memory, Reading, Slot, State, memory_of, slot_of
 
 SECONDS = 10.0  # to wait for an answer; the server gives it also while it computes
 
@@ -55,7 +56,7 @@ class Server:
             memory = self._memory(props)
             state = State.ASLEEP if props["is_sleeping"] else State.AWAKE
             slots = self._slots(state) if props["endpoint_slots"] else None
-            budget = budget_of(props["kv_budget"]) if "kv_budget" in props else None
+            budget = read(Budget, props["kv_budget"]) if "kv_budget" in props else None
             return Reading(state, _model(props), str(props["build_info"]), memory, slots, budget)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
             raise MeasureError(
@@ -89,7 +90,9 @@ class Server:
                 f"{self.url} does not answer", why=f"nothing came within {SECONDS:g} s", next_step=_START_IT
             ) from err
         except httpx.HTTPError as err:
-            raise NetworkError(f"no server answers at {self.url}", why=_said(err), next_step=_START_IT) from err
+            raise NetworkError(
+                f"no server answers at {self.url}", why=str(err) or type(err).__name__, next_step=_START_IT
+            ) from err
         self._judge(path, answer)
         try:
             return answer.json()
@@ -121,10 +124,6 @@ class Server:
 
 
 _START_IT = "start it, or give the address that it listens on (its --host, --port)"
-
-
-def _said(err: Exception) -> str:
-    return str(err) or type(err).__name__
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -158,8 +158,7 @@ class Builder:
         self.commit_index(f"{_NEW_FILES_SUBJECT}\n")
 
     def add_blobs(self, blobs: Sequence[Blob]) -> None:
-        lines = "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs)
-        if lines:
+        if lines := "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs):
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
     def fits(self, diff: bytes, *flags: str) -> tuple[bool, str]:

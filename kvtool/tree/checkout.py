@@ -259,8 +259,7 @@ def await_git(tree: Path) -> None:
 def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
     """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
     moved = set(git.entries("diff", "--name-only", "--no-renames", "-z", old, new))
-    edited = [path for path in dirty if path not in moved or not _ours(tree / path, git, path, old, new)]
-    if edited:
+    if edited := [path for path in dirty if path not in moved or not _ours(tree / path, git, path, old, new)]:
         raise TreeError(
             f"{tree}: a kvtool {verb} was interrupted, and files were edited since",
             why=", ".join(edited),

@@ -143,16 +143,15 @@ def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
     done = git.run(*_RANGE_DIFF, "--no-patch", f"{before.base}..{before.head}", f"{after.base}..{after.head}")
     ids = {**before.ids, **after.ids}
     pairs = [_pair(found, ids) for line in done.stdout.splitlines() if (found := _PAIR.match(line))]
-    gone = {pair.name: pair for pair in pairs if pair.change == "removed"}
-    taken: set[str] = set()
+    gone = {pair.name: pair.before for pair in pairs if pair.change == "removed"}
+    back = {pair.name for pair in pairs if pair.change == "added"} & gone.keys()
     joined: list[Pair] = []
     for pair in pairs:
-        was = gone.get(pair.name) if pair.change == "added" else None
-        if was is not None:
-            taken.add(was.before)
-            pair = replace(pair, change="changed", before=was.before)
-        joined.append(replace(pair, diff=_diff(git, pair)) if pair.change == "changed" else pair)
-    return tuple(pair for pair in joined if pair.change != "removed" or pair.before not in taken)
+        if pair.name in back and pair.change == "added":
+            pair = replace(pair, change="changed", before=gone[pair.name])
+        if pair.name not in back or pair.change != "removed":
+            joined.append(replace(pair, diff=_diff(git, pair)) if pair.change == "changed" else pair)
+    return tuple(joined)
 
 
 def text(pairs: tuple[Pair, ...]) -> str:

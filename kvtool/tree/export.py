@@ -20,20 +20,11 @@ from kvtool.result import PatchOutcome
 from kvtool.tree.apply import Blob, Builder, replay
 from kvtool.tree.checkout import applied_of
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
-from kvtool.tree.rebase_plan import Based, Rehearsal, Workshop
-from kvtool.tree.series import (
-    Series,
-    Step,
-    edit_series,
-    hidden,
-    limit_series,
-    load_patches,
-    new_files,
-    new_id,
-)
+from kvtool.tree.rebase_plan import Rehearsal, Workshop
+from kvtool.tree.series import Series, Step, edit_series, hidden, limit_series, new_files, new_id
 from kvtool.tree.status import Applied, Commit, TreeState, changed_rows, commits_since
 from kvtool.tree.transaction import Change, written
-from kvtool.upstream.lock import Lock, pin
+from kvtool.upstream.lock import Upstream, pin
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 
@@ -192,8 +183,7 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
     """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
     there = {group.id for group in groups}
     was = {report.id for report in applied.patches if report.commit}
-    lost = [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]
-    if lost:
+    if lost := [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]:
         raise TreeError(
             f"no commit in the tree any more: {', '.join(repr(patch.id) for patch in lost)}",
             why="neither the commit of each of these patches nor one with its subject is there",
@@ -228,19 +218,61 @@ def changes(
     """Everything that has to change in the project for it to say what the tree says.
 
     was: the diff of each patch as it was moved to the tree's upstream, where that is not the locked one.
-
-    In the order to write it in: new files before series.toml names them, old ones go after it no longer does, so that
-    the project can be read at every moment.
     """
-    found = [*_cpp_changes(project, scratch.git, folded.files), *_patch_changes(project, scratch, folded, series, was)]
+    steps = {step.patch.id: step for step in series.steps}
+    added: dict[str, str] = {}  # new id -> subject
+    made: dict[str, str] = {}
+    for patch in (patch for patch in folded.patches if patch.commit):
+        name = patch.id or new_id(patch.subject, {*steps, *added})
+        made[name] = patch.commit
+        if name not in steps:
+            added[name] = patch.subject
+    gone = [patch.id for patch in folded.patches if not patch.commit and patch.id in steps]
+    found = [*_cpp_changes(project, scratch.git, folded.files), *_mails(scratch, steps, made, gone, was)]
+    found += _saying(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
+    return _in_order(found)
 
-    def turn(change: Change) -> tuple[int, str]:
-        return (2 if change.content is None else int(change.path == "patches/series.toml")), change.path
 
-    return tuple(sorted(found, key=turn))
+def rebased(
+    shop: Workshop, scratch: Scratch, upstream: Upstream, done: Rehearsal
+) -> tuple[tuple[Change, ...], Applied]:
+    """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
+
+    A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
+    (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one.
+    """
+    project, lock = shop.project, shop.lock
+    steps = {step.patch.id: step for step in shop.series(upstream).steps}
+    made = {report.id: report.commit for report in done.reports if report.commit}
+    dropped = [report.id for report in done.reports if report.outcome == PatchOutcome.DROPPED]
+    out = [name for name, step in steps.items() if step.wanted and name not in (*made, *dropped)]
+    limit = "until", done.tag
+    if upstream.order < lock.upstream().order:
+        limit = "from", next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
+    found = _mails(scratch, steps, made, dropped, {})
+    found += _saying(project.series, limit_series(read_text(project.series), dropped, dict.fromkeys(out, limit)))
+    found += _saying(project.lock, pin(read_text(project.lock), lock, done.tag))
+    todo = _in_order(found)
+    series = shop.of(written(project, todo, scratch.place())).series(upstream)
+    replayed = replay(scratch, done.base, series)
+    if not replayed.complete or replayed.tree != done.tree:
+        raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
+    return todo, applied_of(series, replayed, pinned=False)
 
 
-# --- cpp/ --------------------------------------------------------------------------------------------------------
+_LATE = {"patches/series.toml": 1, "patches/upstream.lock": 2}
+
+
+def _in_order(found: list[Change]) -> tuple[Change, ...]:
+    """As they are to be written, so that the project can be read at every moment: new files before series.toml names
+    them, the lock behind it, and old files go after all that."""
+    turn = {change.path: 3 if change.content is None else _LATE.get(change.path, 0) for change in found}
+    return tuple(sorted(found, key=lambda change: (turn[change.path], change.path)))
+
+
+def _saying(file: Path, text: str) -> list[Change]:
+    """A file of patches/ with another text, if it is another."""
+    return [Change(f"patches/{file.name}", "change", text.encode())] if text != read_text(file) else []
 
 
 def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Change]:
@@ -261,32 +293,23 @@ def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Chan
     return found + [Change(f"cpp/{path}", "remove", None) for path in ours if path not in there]
 
 
-# --- patches/ ----------------------------------------------------------------------------------------------------
-
-
-def _patch_changes(
-    project: Project, scratch: Scratch, folded: Folded, series: Series, was: Mapping[str, bytes]
+def _mails(
+    scratch: Scratch,
+    steps: Mapping[str, Step],
+    made: Mapping[str, str],
+    gone: Sequence[str],
+    was: Mapping[str, bytes],
 ) -> list[Change]:
-    steps = {step.patch.id: step for step in series.steps}
+    """The patch files that have to change. made: the commit of each patch, new ones among them; gone: those that have
+    none any more; was: as in changes()."""
     found: list[Change] = []
-    added: dict[str, str] = {}  # new id -> subject
-    order: list[str] = []
-    for patch in (patch for patch in folded.patches if patch.commit):
-        step = steps.get(patch.id)
-        name = patch.id or new_id(patch.subject, {*steps, *added})
-        order.append(name)
+    for name, commit in made.items():
+        step = steps.get(name)
         if step is None:
-            added[name] = patch.subject
-            found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch.git, patch.commit)))
-        elif not _says_the_same(scratch, step, patch.commit, was.get(patch.id, b"")):
-            found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch.git, patch.commit)))
-    gone = [steps[patch.id] for patch in folded.patches if not patch.commit and patch.id in steps]
-    found += [Change(f"patches/{step.patch.file}", "remove", None) for step in gone]
-    text = read_text(project.series)
-    fresh = edit_series(text, order, added, {step.patch.id for step in gone})
-    if fresh != text:
-        found.append(Change("patches/series.toml", "change", fresh.encode()))
-    return found
+            found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch.git, commit)))
+        elif not _says_the_same(scratch, step, commit, was.get(name, b"")):
+            found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch.git, commit)))
+    return found + [Change(f"patches/{steps[name].patch.file}", "remove", None) for name in gone]
 
 
 def _as_mail(git: Git, commit: str) -> bytes:
@@ -316,54 +339,3 @@ def _identity(mail: Mail) -> tuple[object, ...]:
         when = parsedate_to_datetime(mail.date)
         date = (when.timestamp(), when.utcoffset())
     return mail.name, mail.email, date, mail.message
-
-
-# --- a series that was moved to another upstream -----------------------------------------------------------------
-
-
-def rebased(shop: Workshop, scratch: Scratch, new: Based, done: Rehearsal) -> tuple[tuple[Change, ...], Applied]:
-    """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
-
-    A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
-    (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one.
-    """
-    project, lock = shop.project, shop.lock
-    found = _patch_files(scratch, new, done)
-    text = read_text(project.series)
-    if (fresh := _series_text(project, text, lock, done)) != text:
-        found.append(Change("patches/series.toml", "change", fresh.encode()))
-    text = read_text(project.lock)
-    if (fresh := pin(text, lock, done.tag)) != text:
-        found.append(Change("patches/upstream.lock", "change", fresh.encode()))
-    order = {"patches/series.toml": 1, "patches/upstream.lock": 2}
-    found.sort(key=lambda change: 3 if change.content is None else order.get(change.path, 0))
-    series = shop.of(written(project, found, scratch.place())).series(new.series.upstream)
-    replayed = replay(scratch, new.commit, series)
-    if not replayed.complete or replayed.tree != done.tree:
-        raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
-    return tuple(found), applied_of(series, replayed, pinned=False)
-
-
-def _patch_files(scratch: Scratch, new: Based, done: Rehearsal) -> list[Change]:
-    steps = {step.patch.id: step for step in new.series.steps}
-    found = []
-    for report in done.reports:
-        step = steps[report.id]
-        path = f"patches/{step.patch.file}"
-        if report.outcome == PatchOutcome.DROPPED:
-            found.append(Change(path, "remove", None))
-        elif report.commit and not _says_the_same(scratch, step, report.commit):
-            found.append(Change(path, "change", _as_mail(scratch.git, report.commit)))
-    return found
-
-
-def _series_text(project: Project, text: str, lock: Lock, done: Rehearsal) -> str:
-    """series.toml without the dropped patches, and with a limit on those that have no place on the new upstream."""
-    upstream = lock.upstream(done.tag)
-    wanted = {p.id for p in load_patches(project) if p.wanted(lock, upstream)}
-    dropped = {report.id for report in done.reports if report.outcome == PatchOutcome.DROPPED}
-    out = {report.id for report in done.reports if not report.commit and report.id in wanted} - dropped
-    limit = "until", upstream.tag
-    if upstream.order < lock.upstream().order:
-        limit = "from", next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
-    return limit_series(text, dropped, dict.fromkeys(out, limit))

@@ -19,17 +19,8 @@ PLAIN_FLAGS = (
 DIFF_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=myers", "--full-index", "--binary", "-U1")
 # And the mail around it.
 MAIL_FLAGS = (
-    "--zero-commit",
-    "--no-signature",
-    "--no-stat",
-    "--keep-subject",
-    "--no-attach",
-    "--no-thread",
-    "--no-cover-letter",
-    "--no-base",
-    "--no-from",
-    "--no-signoff",
-    "--no-add-header",
+    *("--zero-commit", "--no-signature", "--no-stat", "--keep-subject", "--no-attach", "--no-thread"),
+    *("--no-cover-letter", "--no-base", "--no-from", "--no-signoff", "--no-add-header"),
 )
 
 

@@ -16,6 +16,7 @@ Where upstream only put lines in at the place where the hunk puts some in, the h
 whole.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,14 +43,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Landing:
-    """What the check says about one hunk. landed, expected: 1-based lines of its first line, None where unknown.
-
-    wrong: why the place is wrong, "" when it is right; note: worth a look, though not wrong.
-    """
+    """What the check says of a hunk. wrong: why its place is wrong, "" when it is not; note: what is worth a look."""
 
     piece: Piece
-    landed: int | None
-    expected: int | None
     wrong: str = ""
     note: str = ""
 
@@ -136,14 +132,9 @@ def find_landings(
     """
 
     def candidates(piece: Piece, wanted: int | None, i: int, o: int) -> Iterator[int]:
-        same = 0
-        while i + same < len(target) and o + same < len(result) and target[i + same] == result[o + same]:
-            same += 1
-        places = list(range(i, i + same + 1))
-        if wanted in places:
-            assert wanted is not None
-            places.insert(0, wanted)
-        for place in places:
+        pairs = zip(itertools.islice(target, i, None), itertools.islice(result, o, None), strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        for place in sorted(range(i, i + same + 1), key=lambda place: place != wanted):
             there = o + place - i
             if (
                 tuple(target[place : place + len(piece.before)]) == piece.before
@@ -186,14 +177,11 @@ def check(
     landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
         wrong = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
-        return tuple(Landing(piece, None, _number(at), wrong) for piece, at in zip(pieces, expected, strict=True))
-    found = [
-        _judge(piece, at, want, base.keys, target.keys, moved)
-        for piece, at, want in zip(stand, landed, expected, strict=True)
-    ]
+        return tuple(Landing(piece, wrong) for piece in pieces)
+    judged = (_judge(piece, at, base.keys, target.keys, moved) for piece, at in zip(stand, landed, strict=True))
     return tuple(
         _look(replace(landing, piece=piece), place, patched, target)
-        for landing, piece, place in zip(found, pieces, shared, strict=True)
+        for landing, piece, place in zip(judged, pieces, shared, strict=True)
     )
 
 
@@ -238,10 +226,6 @@ def _look(landing: Landing, shared: range, patched: SourceFile, target: SourceFi
     return replace(landing, note=note)
 
 
-def _number(line: int | None) -> int | None:
-    return None if line is None else line + 1
-
-
 def _mapped(piece: Piece, moved: LineMap) -> list[int | None]:
     """For each old line of a hunk: where the hunk's first line is in the new file, by that line alone."""
     lines = (moved.line(piece.start + offset) for offset in range(len(piece.before)))
@@ -253,35 +237,34 @@ def _expected(piece: Piece, moved: LineMap) -> int | None:
     return next((line for line in _mapped(piece, moved) if line is not None), None)
 
 
-def _judge(piece: Piece, at: int, want: int | None, base: Lines, target: Lines, moved: LineMap) -> Landing:
+def _judge(piece: Piece, at: int, base: Lines, target: Lines, moved: LineMap) -> Landing:
     mapped = _mapped(piece, moved)
     was, now = heading_at(base, piece.start), heading_at(target, at)
     here = f"it landed in line {at + 1}, {_name(target, now)}"
     known = [line for line in mapped if line is not None]
     if any(line != at for line in known):
-        assert want is not None
+        want = known[0]
         there = f"it belongs in line {want + 1}, {_name(target, heading_at(target, want))}"
-        return Landing(piece, at + 1, want + 1, f"{here}; {there}")
+        return Landing(piece, f"{here}; {there}")
     same = _same_function(base, target, was, now, moved)
     if len(known) == len(piece.before) and known:
         # every line says so; upstream may have put a label or the head of a split function in between
         kept = moved.line(was) if was is not None else -1
         if same or (kept is not None and kept <= at):
             note = "" if same else f"recorded in {_text(base, was)!r}, landed in {_text(target, now)!r}"
-            return Landing(piece, at + 1, at + 1, note=note)
+            return Landing(piece, note=note)
     belongs = f"it belongs {_name(base, was)}, where upstream rewrote its lines"
     if not same:
-        return Landing(piece, at + 1, want, f"{here}; {belongs}")
+        return Landing(piece, f"{here}; {belongs}")
     if (count := _places(target, piece, now)) > 1:
-        return Landing(piece, at + 1, want, f"{here}; upstream rewrote its lines and {count} places there would do")
-    return Landing(piece, at + 1, _number(want))
+        return Landing(piece, f"{here}; upstream rewrote its lines and {count} places there would do")
+    return Landing(piece)
 
 
 def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:
     if was is None or now is None:
         return was is now
-    kept = moved.line(was)
-    if kept is not None:
+    if (kept := moved.line(was)) is not None:
         return kept == now
     return now in moved.replacing(was) or base[was].strip() == target[now].strip()
 

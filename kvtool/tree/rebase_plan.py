@@ -3,18 +3,15 @@
 Everything happens in a scratch repository that sees both trees; no checkout is touched, no ref is moved. A patch that
 cannot be moved does not hide the others: each later one is tried on what could be built without it.
 
-    rehearsal = rehearse(scratch, Based(series_old, commit_old), Based(series_new, commit_new))
-
-The two series are the same files, loaded for two upstreams (from/until differ). Whoever wants the result as it will be
-applied takes `head`: its commits are those that `kvtool apply` makes after the rebase. A Workshop is what every command
-asks for the series on some upstream.
+Whoever wants the result as it will be applied takes `head`: its commits are those that `kvtool apply` makes after the
+rebase. A Workshop is what every command asks for the series on some upstream.
 """
 
 import contextlib
 import copy
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 from kvtool.console import Console
@@ -43,17 +40,10 @@ from kvtool.upstream.lock import Upstream, load_lock
 
 
 @dataclass(frozen=True)
-class Based:
-    """A series and the base commit of its upstream, which the repository has."""
-
-    series: Series
-    commit: str
-
-
-@dataclass(frozen=True)
 class Resolution:
-    """A conflict that a person resolved. parent: the commit it was resolved on; tree: the result."""
+    """A conflict that a person resolved. patch: its id; parent: the commit it was resolved on; tree: the result."""
 
+    patch: str
     parent: str
     tree: str
 
@@ -65,10 +55,13 @@ class Choices:
     skip: leave it out for this upstream; drop: for good; accept: it may lose lines.
     """
 
-    resolved: Mapping[str, Resolution] = field(default_factory=dict)
-    skip: Collection[str] = ()
-    drop: Collection[str] = ()
-    accept: Collection[str] = ()
+    resolved: tuple[Resolution, ...] = ()
+    skip: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
+
+    def with_more(self, skip: Iterable[str], drop: Iterable[str], accept: Iterable[str]) -> "Choices":
+        return Choices(self.resolved, (*self.skip, *skip), (*self.drop, *drop), (*self.accept, *accept))
 
 
 @dataclass(frozen=True)
@@ -76,10 +69,10 @@ class Stop:
     """The first patch that needs a person. parent: the commit to resolve it on; origin: the patch as a commit, "" where
     it was none; commit: the moved patch when it only lost lines, "" for a conflict."""
 
-    id: str
-    parent: str
-    origin: str
-    commit: str
+    id: str = ""
+    parent: str = ""
+    origin: str = ""
+    commit: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,34 +88,6 @@ class Rehearsal(Replayed):
     locked: Replayed
     stop: Stop | None
     seconds: float
-
-
-def rehearse(
-    scratch: Scratch, old: Based, new: Based, *, choices: Choices | None = None, keep_going: bool = True
-) -> Rehearsal:
-    """Move every patch. keep_going False: end with the first that cannot be moved.
-
-    ConflictError when the series does not even apply to its own upstream; UsageError when the new one has a file of
-    cpp/; TreeError when a resolution was made for another state.
-    """
-    start = time.monotonic()
-    locked = replay(scratch, old.commit, old.series)
-    if error := conflict_error(locked.reports, old.series.upstream.tag):
-        raise ConflictError(
-            f"the series does not apply to the upstream it is locked to: {error.what}",
-            why=error.why,
-            next_step="kvtool apply says more; correct it before moving to another upstream",
-        )
-    commits = commits_of(scratch.git, locked.base, locked.head)
-    origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
-    mover = _Mover(Builder(scratch, new.commit), origins, choices or Choices())
-    mover.builder.commit_files(new.series.files)
-    for step in new.series.steps:
-        mover.step(step)
-        if mover.stop and not keep_going:
-            break
-    result = (new.commit, mover.builder.commit, mover.builder.tree, tuple(mover.reports))
-    return Rehearsal(*result, new.series.upstream.tag, locked, mover.stop, time.monotonic() - start)
 
 
 class Workshop:
@@ -164,11 +129,40 @@ class Workshop:
         return load_series(self.project, self.lock, upstream)
 
     def rehearse(
-        self, scratch: Scratch, upstream: Upstream, *, choices: Choices | None = None, keep_going: bool = True
+        self,
+        scratch: Scratch,
+        upstream: Upstream,
+        *,
+        choices: Choices | None = None,
+        keep_going: bool = True,
+        made: Replayed | None = None,
     ) -> Rehearsal:
-        """rehearse() from the locked upstream onto another one."""
-        old, new = (Based(self.series(up), self.base(up)) for up in (self.lock.upstream(), upstream))
-        return rehearse(scratch, old, new, choices=choices, keep_going=keep_going)
+        """Move every patch to another upstream, from the locked one or from where it was `made`.
+
+        keep_going False: end with the first that cannot be moved. ConflictError when the series does not even apply to
+        its own upstream; UsageError when the new one has a file of cpp/; TreeError when a resolution was made for
+        another state.
+        """
+        old = self.lock.upstream()
+        here, there = self.base(old), self.base(upstream)
+        start, series = time.monotonic(), self.series(upstream)
+        locked = made or replay(scratch, here, self.series(old))
+        if error := conflict_error(locked.reports, old.tag):
+            raise ConflictError(
+                f"the series does not apply to the upstream it is locked to: {error.what}",
+                why=error.why,
+                next_step="kvtool apply says more; correct it before moving to another upstream",
+            )
+        commits = commits_of(scratch.git, locked.base, locked.head)
+        origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
+        mover = _Mover(Builder(scratch, there), origins, choices or Choices())
+        mover.builder.commit_files(series.files)
+        for step in series.steps:
+            mover.step(step)
+            if mover.stop and not keep_going:
+                break
+        result = (there, mover.builder.commit, mover.builder.tree, tuple(mover.reports))
+        return Rehearsal(*result, upstream.tag, locked, mover.stop, time.monotonic() - start)
 
     def build(self, scratch: Scratch, upstream: Upstream) -> Replayed:
         if upstream.tree != self.lock.upstream().tree:
@@ -199,8 +193,8 @@ class _Mover:
             return PatchReport(name, PatchOutcome.DROPPED)
         if name in self._choices.skip or not step.wanted:
             return PatchReport(name, PatchOutcome.SKIPPED)
-        if name in self._choices.resolved:
-            return self._take(step, self._resolution(name), origin)
+        if made := next((made for made in self._choices.resolved if made.patch == name), None):
+            return self._take(step, self._fitting(made), origin)
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
             return replay_step(self.builder, step, self._trouble, strict=True)
@@ -223,11 +217,10 @@ class _Mover:
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
         return PatchReport(step.patch.id, outcome, commit or "", *size_of(diff), moved=notes, lost=lost)
 
-    def _resolution(self, name: str) -> Resolution:
-        made = self._choices.resolved[name]
+    def _fitting(self, made: Resolution) -> Resolution:
         if made.parent != self.builder.commit:
             raise TreeError(
-                f"the resolution of patch {name!r} was made on another tree",
+                f"the resolution of patch {made.patch!r} was made on another tree",
                 why="patches/ or cpp/ changed since, or an earlier patch is now left out",
                 next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
             )

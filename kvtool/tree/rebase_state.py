@@ -15,7 +15,7 @@ Nobody's edits are thrown away: before the checkout moves on or back, what it ho
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kvtool.console import Console
@@ -32,11 +32,8 @@ _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class RebaseState:
-    """rebase.json. head, branch: where the tree was ("" branch: detached); digest: the series' then; mirror: as given.
-
-    at, to: commits; patch: the one that needs a person, parent: what it goes on, origin: it as a commit, moved: the
-    same after a move that lost lines ("" after a conflict).
-    """
+    """rebase.json. head, branch: where the tree was ("" branch: detached); digest: the series' then; mirror: as given;
+    at, to: commits."""
 
     phase: str
     tag: str
@@ -48,19 +45,8 @@ class RebaseState:
     mirror: str
     at: str
     to: str = ""
-    patch: str = ""
-    parent: str = ""
-    origin: str = ""
-    moved: str = ""
-    resolved: tuple[tuple[str, str, str], ...] = ()
-    skip: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    accept: tuple[str, ...] = ()
-
-    @property
-    def choices(self) -> Choices:
-        resolved = {name: Resolution(parent, tree) for name, parent, tree in self.resolved}
-        return Choices(resolved, self.skip, self.drop, self.accept)
+    stop: Stop = field(default_factory=Stop)
+    choices: Choices = field(default_factory=Choices)
 
     @property
     def back(self) -> tuple[str, ...]:
@@ -84,12 +70,11 @@ def write_state(tree: Path, state: RebaseState) -> RebaseState:
 
 def stop_at(tree: Path, git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
     """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
-    to, origin = stop.commit or stop.parent, stop.origin
-    state = replace(state, phase="stopping", to=to, patch=stop.id, parent=stop.parent, origin=origin, moved=stop.commit)
-    write_state(tree, state)
+    to = stop.commit or stop.parent
+    state = write_state(tree, replace(state, phase="stopping", to=to, stop=stop))
     switch(git, console, "--detach", to)
-    if origin and not stop.commit:
-        git.run(*_CONFLICT, "cherry-pick", "--no-commit", origin, check=False)  # conflicts: that is what it is for
+    if stop.origin and not stop.commit:
+        git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)  # conflicts: that is what it is for
     return write_state(tree, replace(state, phase="stopped", at=to))
 
 
@@ -106,29 +91,28 @@ def taking(tree: Path, state: RebaseState) -> Iterator[RebaseState]:
 
 
 def take(tree: Path, git: Git, state: RebaseState) -> RebaseState:
-    """The person is done: what the tree holds is the resolution of state.patch. The checkout is clean afterwards.
+    """The person is done: what the tree holds is the resolution of state.stop. The checkout is clean afterwards.
 
     ConflictError for left-over markers, TreeError when HEAD is somewhere else.
     """
-    head = git.resolve("HEAD^{commit}")
-    if head is None or not git.ok("merge-base", "--is-ancestor", state.parent, head):
+    head, parent = git.resolve("HEAD^{commit}"), state.stop.parent
+    if head is None or not git.ok("merge-base", "--is-ancestor", parent, head):
         raise TreeError(
             f"{tree} is not where the rebase stopped",
-            why=f"HEAD does not come from {state.parent[:10]}",
-            next_step=f"git -C {tree} checkout --detach {state.parent[:10]} and resolve there, or "
-            "kvtool rebase --abort",
+            why=f"HEAD does not come from {parent[:10]}",
+            next_step=f"git -C {tree} checkout --detach {parent[:10]} and resolve there, or kvtool rebase --abort",
         )
-    if marked := _marked(tree, git, state):
+    if marked := _marked(tree, git, parent):
         raise ConflictError(
-            f"patch {state.patch!r} is not resolved yet",
+            f"patch {state.stop.id!r} is not resolved yet",
             why=f"conflict markers are left in {', '.join(marked)}",
             next_step="edit them, then kvtool rebase --continue",
         )
     git.run(*_CONFLICT, "rerere", check=False)  # remembers the resolution
     kept = keep(tree, git)
-    made = git.line("rev-parse", f"{kept}^{{tree}}")
-    resolved = [entry for entry in state.resolved if entry[0] != state.patch]
-    return replace(state, at=kept, resolved=(*resolved, (state.patch, state.parent, made)))
+    made = Resolution(state.stop.id, parent, git.line("rev-parse", f"{kept}^{{tree}}"))
+    resolved = (*(known for known in state.choices.resolved if known.patch != made.patch), made)
+    return replace(state, at=kept, choices=replace(state.choices, resolved=resolved))
 
 
 def keep(tree: Path, git: Git) -> str:
@@ -157,13 +141,11 @@ def filled_in(tree: Path, git: Git) -> tuple[str, ...]:
     return tuple(sorted(name for name in _unmerged(git) if (tree / name).is_file() and not _markers(tree / name)))
 
 
-def _marked(tree: Path, git: Git, state: RebaseState) -> list[str]:
+def _marked(tree: Path, git: Git, parent: str) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
-    names = {*git.entries("diff", "--name-only", "-z", state.parent), *_unmerged(git)}
+    names = {*git.entries("diff", "--name-only", "-z", parent), *_unmerged(git)}
     found = {name: _markers(tree / name) for name in names}
-    return sorted(
-        name for name, count in found.items() if count > len(_MARKER.findall(git.blob(state.parent, name) or b""))
-    )
+    return sorted(name for name, count in found.items() if count > len(_MARKER.findall(git.blob(parent, name) or b"")))
 
 
 def _unmerged(git: Git) -> set[str]:

@@ -217,9 +217,6 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[st
     table = doc.get("patch")
     entries = list(table) if isinstance(table, AoT) else []
     listed = [str(entry["id"]) for entry in entries]
-    kept = [name for name in listed if name in order]
-    if not added and not gone and kept == [name for name in order if name in listed]:
-        return text
     by_id = dict(zip(listed, entries, strict=True))
     for name, subject in added.items():
         entry = tomlkit.table()
@@ -233,6 +230,8 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[st
             before = listed[: listed.index(name)]
             at = max((result.index(b) + 1 for b in before if b in result), default=0)
             result.insert(at, name)
+    if result == listed:
+        return text
     fresh = [_entry_text(by_id[name]) for name in result]
     if result[: len(listed)] == listed:  # the usual case: the file grows at its end, and nothing in it moves
         return "\n\n".join([text.rstrip("\n"), *fresh[len(listed) :]]).lstrip("\n") + "\n"

@@ -145,7 +145,6 @@ class Commit:
     """A commit of a patched tree. date: as git takes it; message: whole; merge: more than one parent."""
 
     id: str
-    tree: str
     parent: str
     author: str
     email: str
@@ -160,13 +159,13 @@ class Commit:
 
 def commits_since(git: Git, base: str, head: str) -> tuple[Commit, ...]:
     """The commits that are in head and not in base, oldest first."""
-    fields = "--format=%H%n%T%n%P%n%an%n%ae%n%ad%n%B"
+    fields = "--format=%H%n%P%n%an%n%ae%n%ad%n%B"
     done = git.run("log", "-z", "--reverse", "--topo-order", "--date=raw", fields, f"{base}..{head}")
     commits = []
     for entry in done.stdout.split("\0")[:-1]:
-        commit, content, parents, author, email, date, message = entry.split("\n", 6)
+        commit, parents, author, email, date, message = entry.split("\n", 5)
         parent, *more = parents.split() or [""]
-        commits.append(Commit(commit, content, parent, author, email, date, message, bool(more)))
+        commits.append(Commit(commit, parent, author, email, date, message, bool(more)))
     return tuple(commits)
 
 
@@ -206,7 +205,7 @@ def _stopped_rebase(tree: Path) -> str:
     """The rebase that waits for a person, in words; "" when it was killed instead."""
     try:
         journal = json.loads((kvtool_dir(tree) / "rebase.json").read_text(encoding="utf-8"))
-        words = f"{_REBASING} onto {journal['tag']}, stopped at patch {journal['patch']!r},"
+        words = f"{_REBASING} onto {journal['tag']}, stopped at patch {journal['stop']['id']!r},"
         return words if journal["phase"] == "stopped" else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""

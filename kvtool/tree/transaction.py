@@ -154,7 +154,7 @@ def write(
     try:
         return carry_out(project, git, console)
     except BaseException:
-        if not state.resolved:
+        if not state.choices.resolved:
             take_back(project, git, console, state)
         raise
 

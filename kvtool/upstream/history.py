@@ -13,7 +13,7 @@ NONE = "not known: this copy of upstream has no history between the two tags"
 
 @dataclass(frozen=True)
 class History:
-    """A repository (a mirror with history) that has both tags, one an ancestor of the other."""
+    """A repository (a mirror with history) that has both tags, one an ancestor of the other. old, new: refs."""
 
     git: Git
     old: str
@@ -26,17 +26,11 @@ class History:
         place = Path(mirror).expanduser() if mirror else None
         if place is None or not place.is_dir():
             return None
-        git = Git(place)
-        if not git.ok("rev-parse", "--git-dir"):
+        git, ends = Git(place), [f"refs/tags/{upstream.tag}" for upstream in (old, new)]
+        if [git.resolve(f"{end}^{{tree}}") for end in ends] != [old.tree, new.tree] or old.tag == new.tag:
             return None
-        commits = [git.resolve(f"refs/tags/{upstream.tag}^{{commit}}") for upstream in (old, new)]
-        trees = [git.resolve(f"{commit}^{{tree}}") if commit else None for commit in commits]
-        if None in commits or trees != [old.tree, new.tree] or commits[0] == commits[1]:
-            return None
-        first, last = (str(commit) for commit in commits)
-        if git.ok("merge-base", "--is-ancestor", first, last):
-            return cls(git, first, last)
-        return cls(git, last, first) if git.ok("merge-base", "--is-ancestor", last, first) else None
+        ways = (ends, ends[::-1])
+        return next((cls(git, *way) for way in ways if git.ok("merge-base", "--is-ancestor", *way)), None)
 
     def behind(self, path: str, lines: tuple[str, ...]) -> str:
         """The newest commit that took away (or brought back) the first of these lines of a file, "" when none did."""

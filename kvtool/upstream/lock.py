@@ -28,6 +28,7 @@ import tomlkit
 
 from kvtool.errors import UsageError
 from kvtool.project import read_text
+from kvtool.result import read
 
 SOURCE_KINDS = ("npm", "sdist")
 _TREE = re.compile(r"[0-9a-f]{40}")
@@ -91,46 +92,22 @@ def usable_tag(tag: str) -> bool:
     return bool(_TAG.fullmatch(tag)) and ".." not in tag and not tag.endswith((".", ".lock"))
 
 
-def _text(table: Mapping[str, Any], key: str, where: str, *, required: bool = True) -> str:
-    value = table.get(key, "" if not required else None)
-    if not isinstance(value, str) or (required and not value):
-        raise UsageError(f"{where}: {key!r} must be a non-empty string", why=f"it is {value!r}")
-    return value
-
-
-def _source(table: Any, where: str) -> Source:
-    if not isinstance(table, dict):
-        raise UsageError(f"{where}: each source must be a table", why=f"it is {table!r}")
-    size = table.get("size", 0)
-    if not isinstance(size, int):
-        raise UsageError(f"{where}: size must be a number of bytes", why=f"it is {size!r}")
-    source = Source(
-        kind=_text(table, "kind", where),
-        name=_text(table, "name", where),
-        version=_text(table, "version", where),
-        path=_text(table, "path", where),
-        integrity=_text(table, "integrity", where, required=False),
-        size=size,
-    )
-    if source.kind not in SOURCE_KINDS:
-        raise UsageError(f"{where}: unknown source kind {source.kind!r}", why=f"known are {', '.join(SOURCE_KINDS)}")
-    return source
-
-
 def _upstream(table: Any, order: int, where: str) -> Upstream:
-    if not isinstance(table, dict):
-        raise UsageError(f"{where}: [[upstream]] {order + 1} is not a table")
-    tag = _text(table, "tag", f"{where}: [[upstream]] {order + 1}")
-    here = f"{where}: {tag}"
-    if not usable_tag(tag):
+    try:
+        entry = replace(read(Upstream, table), order=order)
+    except (KeyError, TypeError) as err:
+        why = f"it has no {err}" if isinstance(err, KeyError) else str(err)
+        raise UsageError(f"{where}: [[upstream]] {order + 1} cannot be read", why=why) from err
+    here = f"{where}: {entry.tag}"
+    if not usable_tag(entry.tag):
         raise UsageError(f"{here}: not a usable tag name")
-    tree = _text(table, "tree", here)
-    if not _TREE.fullmatch(tree):
-        raise UsageError(f"{here}: tree must be 40 hex digits", why=f"it is {tree!r}")
-    sources = table.get("sources", [])
-    if not isinstance(sources, list):
-        raise UsageError(f"{here}: sources must be a list")
-    return Upstream(tag, tree, _text(table, "date", here), tuple(_source(s, here) for s in sources), order)
+    if not _TREE.fullmatch(entry.tree):
+        raise UsageError(f"{here}: tree must be 40 hex digits", why=f"it is {entry.tree!r}")
+    for source in entry.sources:
+        if source.kind not in SOURCE_KINDS:
+            why = f"known are {', '.join(SOURCE_KINDS)}"
+            raise UsageError(f"{here}: unknown source kind {source.kind!r}", why=why)
+    return entry
 
 
 def read_tables(text: str, key: str, where: str) -> tuple[dict[str, Any], list[Any]]:
@@ -154,10 +131,12 @@ def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
         if entry.tag in upstreams:
             raise UsageError(f"{where}: {entry.tag} stands there twice")
         upstreams[entry.tag] = entry
-    current = _text(doc, "current", where)
-    if current not in upstreams:
+    current, remote = doc.get("current"), doc.get("remote", "")
+    if not isinstance(current, str) or current not in upstreams:
         raise UsageError(f"{where}: current = {current!r} has no [[upstream]] entry")
-    return Lock(current, _text(doc, "remote", where, required=False), upstreams)
+    if not isinstance(remote, str):
+        raise UsageError(f"{where}: remote must be a string", why=f"it is {remote!r}")
+    return Lock(current, remote, upstreams)
 
 
 def load_lock(path: Path) -> Lock:
@@ -172,12 +151,9 @@ def place_of(lock: Lock, tag: str, date: str) -> int:
     known = list(lock.upstreams.values())
     first, last = 0, len(known)
     if mine := _BUILD.fullmatch(tag):
-        for number, entry in enumerate(known):
-            if theirs := _BUILD.fullmatch(entry.tag):
-                if int(theirs[1]) < int(mine[1]):
-                    first = number + 1
-                else:
-                    last = min(last, number)
+        numbers = {at: int(found[1]) for at, entry in enumerate(known) if (found := _BUILD.fullmatch(entry.tag))}
+        first = max((at + 1 for at, number in numbers.items() if number < int(mine[1])), default=first)
+        last = min((at for at, number in numbers.items() if number >= int(mine[1])), default=last)
     by_date = sum(entry.date <= date for entry in known)
     return max(first, min(by_date, last))
 

@@ -42,6 +42,8 @@ CLASS_TOYS = (
     "deepseek32-moe",  # DSA
     "deepseek4-moe",  # DSV4
 )
+# The classes in the order of how many models have them; what is not named here follows by name.
+CLASS_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
 CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these without flash attention too
 # Their window caches reach their full size only with --swa-full; hybrid-iSWA has nothing else that could grow.
 WINDOW_TOYS = ("lfm2-dense", "gemma3-dense", "dots3note-moe", "deepseek4-moe")
@@ -128,6 +130,11 @@ def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:
     """Those of the names that are there, in that order."""
     by_name = {toy.stem: toy for toy in toys}
     return [by_name[name] for name in names if name in by_name]
+
+
+def class_rank(name: str) -> tuple[int, str]:
+    """To sort memory classes by."""
+    return CLASS_ORDER.index(name) if name in CLASS_ORDER else len(CLASS_ORDER), name
 
 
 def memory_class(log: str) -> str:

@@ -126,21 +126,14 @@ def serve(
     return _judge(check, statics, dynamic)
 
 
-def _key(step: Step) -> tuple[object, ...]:
-    a = step.answer
-    if a is None:
-        return (step.name, step.numbers)
-    return (step.name, a.tokens, a.text, a.prompt_tokens, a.reused, a.truncated)
-
-
 def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
     """Indices of the dynamic steps that no static run has."""
-    return [i for i, step in enumerate(dynamic.steps) if _key(step) not in {_key(s.steps[i]) for s in statics}]
+    return [i for i, step in enumerate(dynamic.steps) if step not in [s.steps[i] for s in statics]]
 
 
 def _judge(check: Check, statics: Sequence[_Run], dynamic: _Run) -> Finding:
     answers = sum(step.answer is not None for step in dynamic.steps)
-    unstable = [i for i in range(len(dynamic.steps)) if len({_key(s.steps[i]) for s in statics}) > 1]
+    unstable = [i for i in range(len(dynamic.steps)) if len({s.steps[i] for s in statics}) > 1]
     details: dict[str, object] = {
         "answers": answers,
         "static_runs": len(statics),
@@ -148,8 +141,7 @@ def _judge(check: Check, statics: Sequence[_Run], dynamic: _Run) -> Finding:
         "growths": growths(dynamic.log),
     }
     judge_logs([s.log for s in statics], dynamic.log, details)
-    missing = _unmatched(dynamic, statics)
-    if missing:
+    if missing := _unmatched(dynamic, statics):
         at = missing[0]
         reason = f"{len(missing)} of {answers} answers differ; {statics[0].steps[at]} became {dynamic.steps[at]}"
         if set(missing) <= set(unstable):

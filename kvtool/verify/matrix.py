@@ -7,13 +7,14 @@ whatever their type). Each combination runs the checks that touch what it change
 --matrix runs all checks on the usual cache. Pure: models in, checks out; findings in, a table out.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvtool import markdown
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding, failed, named_toys, passed
+from kvtool.verify.checks import CLASS_TOYS, Check, Finding, class_rank, failed, named_toys, passed
 
 CHECKS = "generate,copy,shift,state-self"
 CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
@@ -118,7 +119,7 @@ def judge_grown(findings: Sequence[Finding]) -> Finding:
     return passed(check, f"{len(growing)} models grew wherever a static cache runs")
 
 
-def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
+def table(findings: Iterable[Finding]) -> str:
     """The Markdown table: a row per memory class, a column per cache and storage; "" without a matrix run.
 
     A cell is "runs that gave equal bits / runs that a static cache can do" and how many of them did not grow, over the
@@ -135,17 +136,15 @@ def table(findings: Iterable[Finding], order: Sequence[str]) -> str:
     if not by:
         return ""
     caches = [f"{type_}-fa-{fa}" for fa, type_ in CACHES]
-    found_storages = {storage for row in by.values() for _, storage in row}
-    storages = [*(s for s in STORAGES if s in found_storages), *sorted(found_storages - set(STORAGES))]
-    columns = [
-        (cache, storage) for cache in caches for storage in storages if any(row[cache, storage] for row in by.values())
-    ]
+    places = {place for row in by.values() for place in row}
+    storages = (*STORAGES, *sorted({storage for _, storage in places} - {*STORAGES}))
+    columns = [place for place in itertools.product(caches, storages) if place in places]
     named = (f">{_title(cache)}, {_STORAGE_WORDS.get(storage, storage.upper())}" for cache, storage in columns)
-    heads = ["memory class", ">models", *named]
-    known = [name for name in order if name in by]
-    names = [*known, *sorted(set(by) - set(known))]
-    rows = [[name, str(len(models[name])), *(_cell(by[name][column]) for column in columns)] for name in names]
-    return markdown.table(heads, rows)
+    rows = [
+        [name, str(len(models[name])), *(_cell(by[name][column]) for column in columns)]
+        for name in sorted(by, key=class_rank)
+    ]
+    return markdown.table(["memory class", ">models", *named], rows)
 
 
 def pairs(findings: Iterable[Finding]) -> str:

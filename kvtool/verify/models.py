@@ -65,7 +65,7 @@ def programs(binary: Path) -> list[Path]:
     return sorted({p.resolve() for p in [binary, *beside] if p.is_file()})
 
 
-def toys(generator: Path, work: Path, on_progress: Callable[[int], None] | None = None) -> tuple[Path, ...]:
+def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambda _made: None) -> tuple[Path, ...]:
     """Upstream's toy models, sorted by name; generated under `work` unless these very binaries already did.
 
     An older generation is removed: each takes close to a GiB. on_progress is told how many there are so far.
@@ -77,23 +77,16 @@ def toys(generator: Path, work: Path, on_progress: Callable[[int], None] | None 
         for stale in work.glob("toys-*"):
             shutil.rmtree(stale, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=work, prefix="making-") as making:
-            _generate(generator, Path(making), on_progress)
-            _move(Path(making), home)
+            out = Path(making) / "toys"
+            out.mkdir()
+            _generate(generator, out, on_progress)
+            out.rename(home)  # one that is half-written never has that name
     return tuple(sorted(home.glob("*.gguf")))
 
 
-def _generate(generator: Path, out: Path, on_progress: Callable[[int], None] | None) -> None:
-    written = 0
-
-    def count(_line: str) -> None:
-        nonlocal written
-        now = sum(1 for _ in out.glob("*.gguf"))
-        if on_progress is not None and now != written:
-            written = now
-            on_progress(now)
-
+def _generate(generator: Path, out: Path, on_progress: Callable[[int], None]) -> None:
     argv: list[str | Path] = [generator, "-s", str(TOY_SEED), "-o", out]
-    done = process.stream(argv, on_line=count)
+    done = process.stream(argv, on_line=lambda _line: on_progress(len(list(out.glob("*.gguf")))))
     if done.returncode != 0 or not any(out.glob("*.gguf")):
         raise VerifyError(
             "the toy models could not be generated",
@@ -101,19 +94,6 @@ def _generate(generator: Path, out: Path, on_progress: Callable[[int], None] | N
             next_step=f"run it by hand: {process.quote(argv)}",
             output=done.stdout[-2000:],
         )
-
-
-def _move(making: Path, home: Path) -> None:
-    """Publish a finished directory under its final name; a half-written one never has that name."""
-    inner = making / "done"
-    inner.mkdir()
-    for file in making.glob("*.gguf"):
-        file.rename(inner / file.name)
-    try:
-        inner.rename(home)
-    except OSError:
-        if not home.is_dir():  # somebody else was faster, and made the same
-            raise
 
 
 def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
@@ -270,14 +250,9 @@ def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
     )
     shapes = {"token_embd.weight": (vocab, embd), "output_norm.weight": (embd,), "output.weight": (vocab, embd)}
     for il in range(geometry.layers):
-        layer = {
-            "attn_norm": (embd,),
-            "attn_output": (embd, heads * head),
-            "ffn_norm": (embd,),
-            "ffn_down": (embd, ffn),
-        }
+        layer = {"attn_norm": (embd,), "attn_output": (embd, heads * head)}
         layer |= {f"attn_{what}": (heads * head, embd) for what in "qkv"}
-        layer |= {"ffn_gate": (ffn, embd), "ffn_up": (ffn, embd)}
+        layer |= {"ffn_norm": (embd,), "ffn_down": (embd, ffn), "ffn_gate": (ffn, embd), "ffn_up": (ffn, embd)}
         shapes |= {f"blk.{il}.{name}.weight": shape for name, shape in layer.items()}
     write_model(out, "llama", {**keys, "rope.dimension_count": head}, shapes, half=True)
 

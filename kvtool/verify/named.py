@@ -12,7 +12,7 @@ from kvtool.verify.trial import LOG, Failed, run, trial
 
 CHECK_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(Kind) if kind != "unit")
 PRESET = "apple-metal-release"
-_UNIT_SECONDS = 600.0
+UNIT_SECONDS = 600.0
 
 
 def unit_tests(cpp: Path) -> tuple[str, ...]:
@@ -58,13 +58,9 @@ def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("kv-check", *programs, *units)))
 
 
-def unit(name: str, program: Path) -> Finding:
-    """One C++ unit test; it passes when it ends with exit code 0."""
-    return _unit(Check(f"unit/{name}", "unit", program, group="unit tests", timeout=_UNIT_SECONDS))
-
-
 @trial
-def _unit(check: Check) -> Finding:
+def unit(check: Check) -> Finding:
+    """One C++ unit test, the check's model; it passes when it ends with exit code 0."""
     done = run(check, [check.model])
     if done.returncode == 0:
         return passed(check, "exit code 0")
@@ -73,13 +69,9 @@ def _unit(check: Check) -> Finding:
     raise Failed("unit-fails", f"exit code {done.returncode}: {reason.strip()}", {"log": log})
 
 
-def preset(tree: Path, cmake: Path | None) -> Finding:
-    """Whether CMake can read the tree's presets, and the one for Metal is there (its condition may hide it here)."""
-    return _preset(Check("preset", "preset", tree, group="presets"), cmake)
-
-
 @trial
-def _preset(check: Check, cmake: Path | None) -> Finding:
+def preset(check: Check, cmake: Path | None) -> Finding:
+    """Whether CMake can read a tree's presets, and the one for Metal is there (its condition may hide it here)."""
     if cmake is None:
         return skipped(check, "cmake is not installed; kvtool doctor says how to get it")
     done = run(check, [cmake, "--list-presets"], cwd=check.model)

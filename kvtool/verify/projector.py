@@ -29,10 +29,7 @@ def projector(model: Path, work: Path, width: int = 0, *, merging: bool = False)
         width = int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
     kind = "qwen2vl_merger" if merging else "mlp"
     out = work / f"projector-{kind}-{width}-{fingerprint([Path(__file__)])}.gguf"
-    if not out.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        written(out, lambda path: _write(path, width, kind))
-    return out
+    return written(out, lambda path: _write(path, width, kind))
 
 
 def _write(out: Path, width: int, kind: str) -> None:

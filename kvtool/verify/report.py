@@ -4,15 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, VerifyError
 from kvtool.result import CheckOutcome, Result
-from kvtool.verify.checks import Finding
-
-# The classes in the order of how many models have them; what is not named here follows by name.
-CLASS_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
+from kvtool.verify.checks import Finding, class_rank
 
 
 @dataclass(frozen=True)
@@ -57,27 +53,22 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
     for found in filter(is_model_run, findings):
         by_class[found.group][found.id.split("/", 2)[2]].append(found)
 
-    def order(name: str) -> tuple[int, str]:
-        return (CLASS_ORDER.index(name) if name in CLASS_ORDER else len(CLASS_ORDER), name)
-
     return tuple(
         ClassRow(
             name,
             len({f.model for runs in by_class[name].values() for f in runs}),
             {variant: tally(runs) for variant, runs in by_class[name].items()},
         )
-        for name in sorted(by_class, key=order)
+        for name in sorted(by_class, key=class_rank)
     )
 
 
 @dataclass(frozen=True)
-class Verified(Result):
+class Verified(Result, command="verify"):
     """Everything verify found. mode: quick, full or matrix, and the patch if only its tests ran.
 
     seconds: of the whole command, build included.
     """
-
-    command: ClassVar[str] = "verify"
 
     tag: str
     mode: str
@@ -116,8 +107,7 @@ class Verified(Result):
     def render(self, console: Console) -> None:
         if self.classes:
             _render_classes(console, self.classes)
-        others = [f for f in self.findings if not is_model_run(f)]
-        if others:
+        if others := [f for f in self.findings if not is_model_run(f)]:
             console.line()
             rows = [
                 (f.id, "ok" if f.outcome is CheckOutcome.PASSED else f.status, f.reason, f"{f.seconds:.0f}")

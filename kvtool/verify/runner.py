@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,18 +64,18 @@ def kv_checks(
 ) -> list[Finding]:
     """All of them, one at a time in each lane; the findings in the order of the checks.
 
-    on_progress is told how many are done and which models are running; on_finding each finding as it comes, one at a
-    time.
+    on_progress is told how many are done and which models are running, on_finding each finding as it comes; one at a
+    time, from other threads.
     """
-    running: set[str] = set()
-    free = list(lanes)
-    lock = threading.Lock()
+    running, free, lock, done = set[str](), list(lanes), threading.Lock(), 0
 
     def one(check: Check) -> Finding:
+        nonlocal done
         label = check.id.removeprefix("kv-check/")
         with lock:
-            running.add(label)
             lane = free.pop()
+            running.add(label)
+            on_progress(done, ", ".join(sorted(running)))
         try:
             found = kv_check(check, binary, stop, lane)
             with lock:
@@ -83,22 +83,18 @@ def kv_checks(
             return found
         finally:
             with lock:
-                running.discard(label)
                 free.append(lane)
+                running.discard(label)
+                done += 1
+                on_progress(done, ", ".join(sorted(running)))
 
     with _pool(len(lanes)) as (pool, stop):
         # The large models first: they take longest, and one that starts last would run alone at the end.
         heavy_first = sorted(range(len(checks)), key=lambda i: -_size(checks[i].model))
         started = {i: pool.submit(one, checks[i]) for i in heavy_first}
-        futures: list[Future[Finding]] = [started[i] for i in range(len(checks))]
-        pending: set[Future[Finding]] = set(futures)
-        while pending:
-            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()  # an exception here is a bug of ours, and ends the run
-            with lock:
-                on_progress(len(futures) - len(pending), ", ".join(sorted(running)))
-        return [future.result() for future in futures]
+        for future in as_completed(started.values()):
+            future.result()  # an exception here is a bug of ours, and ends the run
+        return [started[i].result() for i in range(len(checks))]
 
 
 def _size(path: Path) -> int:

@@ -121,19 +121,9 @@ class LlamaServer:
 
     def complete(self, request: Request) -> Answer:
         """Answer one request; the slot's own earlier cache is used when the prompts share a beginning."""
-        data = self.post(
-            "/completion",
-            {
-                "prompt": request.prompt,
-                "n_predict": request.n_predict,
-                "id_slot": request.slot,
-                "temperature": 0.0,
-                "seed": 1,
-                "cache_prompt": True,
-                "ignore_eos": True,
-                "return_tokens": True,
-            },
-        )
+        asked = {"prompt": request.prompt, "n_predict": request.n_predict, "id_slot": request.slot}
+        always = {"temperature": 0.0, "seed": 1, "cache_prompt": True, "ignore_eos": True, "return_tokens": True}
+        data = self.post("/completion", {**asked, **always})
         try:
             return Answer(
                 text=str(data["content"]),

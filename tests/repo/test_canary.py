@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvtool.canary.latest import candidates
-from kvtool.canary.report import Breakage, StepName
+from kvtool.canary import Breakage, StepName, candidates
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
 from kvtool.verify.checks import Finding

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.bench import bars, rows, speed
+from kvtool.bench import bars, runs, speed
 from kvtool.bench.bars import Bar
-from kvtool.bench.rows import Growth, Memory, Point, Usage
 from kvtool.bench.speed import Figure, Pair
 
 MIB = 2**20
@@ -76,29 +75,33 @@ def test_the_depth_that_decides_is_the_one_that_misses() -> None:
     assert found.note == "at 1000" and found.met is False
 
 
-def sample(points: list[tuple[str, int, int, int]], *, rss_before: int = 0) -> Memory:
+def sample(mode: str, points: list[tuple[str, int, int, int]]) -> list[runs.Row]:
     """points: name, depth, resident MiB, committed MiB; the peak is 10 MiB above."""
-    usage = [Usage(800 * MIB, c * MIB, c * MIB, 1, 0, 0, 1000, 1000) for *_, c in points]
-    some = [Point(n, d, r * MIB, (r + 10) * MIB, u) for (n, d, r, _), u in zip(points, usage, strict=True)]
-    growths = (Growth(3, 6.0, 4.0, 2.0), Growth(9, 6.0, 4.0, 2.0))
-    return Memory(4, 0.1, rss_before, tuple(some), growths)
+    counted = {"n_grow": 1, "n_shrink": 0, "n_bytes_copied": 0, "t_grow_us": 1000, "t_grow_max_us": 1000}
+    said = [
+        {
+            **{"name": name, "depth": depth, "rss": resident * MIB, "peak": (resident + 10) * MIB},
+            "usage": {"reserved": 800 * MIB, "committed": size * MIB, "used": size * MIB, **counted},
+        }
+        for name, depth, resident, size in points
+    ]
+    growths = [{"depth": depth, "seconds": 6.0, "memcpy": 4.0, "commit": 2.0} for depth in (3, 9)]
+    whole = {"n_layer": 4, "create_seconds": 0.1, "rss_before": 0, "points": said, "growths": growths}
+    return runs.rows_of(mode, whole)
 
 
 def test_memory_that_is_freed_but_kept_counts_as_peak_and_as_left() -> None:
-    static = sample([("created", 0, 1000, 1000), ("depth", 4, 1020, 1000), ("after-clear", 1, 1020, 1000)])
-    hoards = sample([("created", 0, 30, 20), ("depth", 4, 920, 400), ("after-clear", 1, 580, 20)])
-    found = {
-        b.name: b.value for b in bars.memory_bars(rows.rows({"in-place": [hoards], "copy": [], "static": [static]}))
-    }
+    static = sample("static", [("created", 0, 1000, 1000), ("depth", 4, 1020, 1000), ("after-clear", 1, 1020, 1000)])
+    hoards = sample("in-place", [("created", 0, 30, 20), ("depth", 4, 920, 400), ("after-clear", 1, 580, 20)])
+    found = {b.name: b.value for b in bars.memory_bars([*hoards, *static])}
     assert found["peak over steady"] == 930 - 20 - 400
     assert found["KV resident after clear and a decode"] == 580 - 20
-    alone = bars.memory_bars(rows.rows({"in-place": [hoards], "copy": [], "static": []}))
-    assert {b.name: b.value for b in alone}["peak over steady"] == 10
+    assert {b.name: b.value for b in bars.memory_bars(hoards)}["peak over steady"] == 10
 
 
 def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:
-    some = [sample([("created", 0, 5 + i, 1), ("depth", 8, r, 9)]) for i, r in enumerate((30, 10, 20))]
-    created, deep = rows.rows({"in-place": [], "copy": some, "static": []})
+    some = [sample("copy", [("created", 0, 5 + i, 1), ("depth", 8, r, 9)]) for i, r in enumerate((30, 10, 20))]
+    created, deep = runs.medians(some)
     assert (created.resident, deep.resident) == (6 * MIB, 20 * MIB)
     assert created.growth_limit is None and deep.growth_limit == 4.0  # the second growth is beyond
-    assert rows.at([created, deep], "copy", "depth", 9) is None
+    assert runs.at([created, deep], "copy", "depth", 9) is None

@@ -18,7 +18,7 @@ TOOLS = ("ccache", "flags", "npm")
 def make(backend: str, preset: str = "release", **more: object) -> cmake.Plan:
     tools = {"cmake": "cmake", "ninja": "ninja", **{name: more.pop(name) for name in TOOLS if name in more}}
     given = {"system": "Linux", "jobs": 2, **more}
-    return cmake.plan(TREE, CPP, cmake.Toolchain(**tools), backend=backend, preset=preset, **given)  # type: ignore[arg-type]
+    return cmake.Plan(TREE, CPP, cmake.Toolchain(**tools), backend=backend, preset=preset, **given)  # type: ignore[arg-type]
 
 
 START = "cmake --fresh -S /t -B /t/build/{} -G Ninja -DCMAKE_MAKE_PROGRAM=ninja "
@@ -72,7 +72,7 @@ def test_build_command_and_default_targets() -> None:
         "llama-perplexity kv-check test-llama-archs"
     )
     assert make("rpc").targets == (*cmake.USER_TARGETS, "ggml-rpc-server", *cmake.VERIFY_TARGETS)
-    assert make("cpu", targets=["all"]).targets == ("all",)
+    assert make("cpu", chosen=("all",)).targets == ("all",)
 
 
 def test_a_build_for_other_machines_is_not_for_this_one() -> None:
@@ -84,7 +84,7 @@ def test_a_build_for_other_machines_is_not_for_this_one() -> None:
 
 def test_the_page_is_made_by_an_npm_that_the_build_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/elsewhere")
-    planned = make("cpu", npm=Path("/venv/bin/npm"), page=True)
+    planned = make("cpu", npm=Path("/venv/bin/npm"), with_page=True)
     assert "-DLLAMA_BUILD_UI=ON" in planned.configure
     assert planned.env["PATH"].split(os.pathsep) == ["/venv/bin", "/elsewhere"]
 
@@ -148,7 +148,7 @@ def test_key_follows_flags_and_compiler_variables(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("CXX", raising=False)
     key = make("cpu").key
     assert make("cpu").key == key
-    assert make("cpu", targets=["all"]).key == key, "what is built is no reason to configure again"
+    assert make("cpu", chosen=("all",)).key == key, "what is built is no reason to configure again"
     assert make("cpu", defines={"A": "1"}).key != key
     monkeypatch.setenv("CXX", "clang++")
     assert make("cpu").key != key

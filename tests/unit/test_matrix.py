@@ -58,13 +58,13 @@ def test_every_pair_of_types_runs_once() -> None:
 def test_the_table_counts_what_a_static_cache_can_do() -> None:
     planned = [c for c in matrix.in_memory([TOY]) if "f16-fa-on" in c.id]
     findings = [found(planned[0]), found(planned[1], CheckOutcome.SKIPPED), found(planned[2], CheckOutcome.FAILED)]
-    text = matrix.table(findings, ("plain",))
+    text = matrix.table(findings)
     assert text.splitlines()[-1].startswith("| plain | 1 | 1/2 **1 FAILED** |")
 
 
 def test_the_table_says_what_did_not_grow() -> None:
     planned = [c for c in matrix.in_memory([TOY]) if "f16-fa-on" in c.id and c.id.endswith("/inplace")]
-    text = matrix.table([found(planned[0]), found(planned[1], grown=False)], ("plain",))
+    text = matrix.table([found(planned[0]), found(planned[1], grown=False)])
     assert text.splitlines()[-1].startswith("| plain | 1 | 2/2, 1 not grown |")
 
 
@@ -80,7 +80,7 @@ def test_a_model_that_grows_has_to_grow_in_every_kind_of_cache() -> None:
 
 def test_the_columns_are_caches_by_storage() -> None:
     findings = [found(c) for c in (*matrix.in_memory([TOY]), *matrix.on_device([TOY], "rpc"))]
-    head = matrix.table(findings, ("plain",)).splitlines()[0]
+    head = matrix.table(findings).splitlines()[0]
     assert "f16, in place | f16, by copy | f16, RPC | q8_0, in place | q8_0, RPC" in head
     assert "f16 without FA, RPC" in head
     assert "81/81" in matrix.pairs(findings)
@@ -88,12 +88,12 @@ def test_the_columns_are_caches_by_storage() -> None:
 
 def test_classes_keep_their_order_and_unknown_ones_follow() -> None:
     (check, *_) = matrix.in_memory([TOY])
-    rows = matrix.table([found(check, group=g) for g in ("new", "iSWA", "plain")], ("plain", "iSWA")).splitlines()[2:]
+    rows = matrix.table([found(check, group=g) for g in ("new", "iSWA", "plain")]).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| plain", "| iSWA", "| new"]
 
 
 def test_no_matrix_no_table() -> None:
-    assert matrix.table([Finding("kv-check/a/fa-on", "kv-check", "plain", CheckOutcome.PASSED, "same")], ()) == ""
+    assert matrix.table([Finding("kv-check/a/fa-on", "kv-check", "plain", CheckOutcome.PASSED, "same")]) == ""
 
 
 def test_a_model_that_has_only_windows_gets_them_in_full_size() -> None:

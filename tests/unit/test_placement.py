@@ -42,13 +42,12 @@ PATCHED = add("".join(BASE), "int y = 3;\n    use(y);\n")
 def test_right_place_when_lines_moved(tmp_path: Path) -> None:
     target = "// new\n" * 5 + "".join(BASE)
     (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 3;\n    use(y);\n"))
-    assert (found.landed, found.expected, found.wrong, found.note) == (20, 20, "", "")
+    assert (found.wrong, found.note) == ("", "")
 
 
 def test_other_function(tmp_path: Path) -> None:
     target = "".join(BASE)
     (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 2;\n    use(y);\n"))
-    assert (found.landed, found.expected) == (9, 15)
     assert "it landed in line 9, in 'int f2() {'; it belongs in line 15, in 'int f3() {'" in found.wrong
 
 
@@ -110,7 +109,7 @@ def test_label_that_upstream_put_above_is_worth_a_look_only(tmp_path: Path) -> N
 def test_hunks_out_of_order_cannot_be_told(tmp_path: Path) -> None:
     target = "".join(BASE)
     (found,) = judge(tmp_path, PATCHED, target, target)
-    assert "cannot be told" in found.wrong and found.landed is None
+    assert "cannot be told" in found.wrong
 
 
 def test_hunks_that_share_a_line_of_context() -> None:

@@ -25,6 +25,11 @@ def test_capture_both_outputs_and_input(tmp_path: Path) -> None:
     assert process.capture([PY, "-c", code], input=tmp_path / "file").stdout == "from a file\n"
 
 
+def test_input_waits_for_a_program_that_reads_late() -> None:
+    late = "import sys, time; time.sleep(0.5); print(len(sys.stdin.read()))"
+    assert process.capture([PY, "-c", late], input="x" * 2**20).stdout == f"{2**20}\n"
+
+
 def test_capture_keeps_bytes_that_are_no_text() -> None:
     done = process.capture([PY, "-c", "import sys; sys.stdout.buffer.write(bytes(range(256)))"])
     assert done.stdout.encode("utf-8", "surrogateescape") == bytes(range(256))

@@ -141,7 +141,11 @@ BROKEN_CACHE = {"kv_cache": {"target": without(TARGET, "cells")}}
         ({"/props": (200, without(PROPS, "kv_cache"))}, 8, ["does not say", "without --kv-dynamic", "kvtool build"]),
         ({"/props": (200, ROUTER)}, 8, ["is a router", "next: look at the server of one model"]),
         ({"/props": (200, {**PROPS, **BROKEN_CACHE})}, 8, ["cannot read", "KeyError: 'cells'", "kvtool apply"]),
-        ({"/props": (200, {**PROPS, "kv_cache": {"target": {**TARGET, "cells": "x"}}})}, 8, ["kv_cache.target"]),
+        (
+            {"/props": (200, {**PROPS, "kv_cache": {"target": {**TARGET, "cells": "x"}}})},
+            8,
+            ["cells: 'x' is no number"],
+        ),
         ({"/props": (200, [])}, 8, ["cannot read"]),
         ({"/slots": (200, [{"id": 0}])}, 8, ["cannot read", "KeyError: 'is_processing'"]),
         ({"/slots": (200, [{**BUSY, "next_token": []}])}, 8, ["cannot read", "IndexError"]),

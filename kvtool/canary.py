@@ -1,0 +1,146 @@
+"""What a canary needs to know, and says: upstream's newest tag; each step; what broke, by a key that stays while the
+same thing is broken."""
+
+import enum
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtool.errors import KvtoolError, NetworkError
+from kvtool.gitcmd import Git
+from kvtool.result import CheckOutcome, PatchOutcome
+from kvtool.tree.apply import PatchReport
+from kvtool.upstream.lock import Lock
+from kvtool.verify.report import Verified
+
+SCHEMA = 1  # of the JSON document; raised when a field changes its meaning or goes away
+_TAIL = 40  # lines of a failed step's log to keep
+
+
+class StepName(enum.StrEnum):
+    """What a canary does, in this order; a step that fails ends it."""
+
+    FETCH = "fetch"
+    REBASE = "rebase"
+    BUILD = "build"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. outcome: skipped when an earlier one failed or it was not asked for; log: the end of what it said."""
+
+    name: StepName
+    outcome: CheckOutcome
+    seconds: float = 0.0
+    summary: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One thing that is broken. patch, file: "" where none can be named; what: for people, not part of the key.
+
+    where: the hunk's function, the object that does not build, or the check that fails.
+    """
+
+    step: StepName
+    patch: str
+    file: str
+    where: str
+    what: str
+
+    @property
+    def key(self) -> str:
+        """The same for the same breakage on another day and another tag: no tag, date or line number is in it."""
+        parts = (str(self.step), self.patch, self.file, self.where)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
+    """One for each patch that has no place of its own fault; one that an earlier patch blocks says nothing new."""
+    found: list[Breakage] = []
+    for report in reports:
+        if report.outcome is PatchOutcome.CONFLICT:
+            hunk = report.failed[0]
+            function = hunk.header.partition("@@ ")[2].partition("@@")[2].strip()
+            found.append(Breakage(StepName.REBASE, report.id, hunk.path, function, str(hunk)))
+        elif report.lost:
+            found.append(Breakage(StepName.REBASE, report.id, "", "lost", f"{report.id} lost {report.lost}"))
+    return tuple(found)
+
+
+def of_verified(verified: Verified) -> tuple[Breakage, ...]:
+    """One for all failed checks, named after the first: they are the same breakage more often than not."""
+    if not verified.failed:
+        return ()
+    first, more = verified.failed[0], len(verified.failed) - 1
+    also = f", and {more} more checks" if more else ""
+    return (Breakage(StepName.VERIFY, "", "", first.id, f"{first.id}: {first.reason}{also}"),)
+
+
+def of_error(step: StepName, err: KvtoolError) -> Breakage:
+    """An error that ended a step: a build names its object in `what`, anything else is told by its kind."""
+    where = err.what if step is StepName.BUILD else err.code
+    return Breakage(step, "", "", where, str(err))
+
+
+def tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-_TAIL:])
+
+
+# --- upstream's newest tag -------------------------------------------------------------------------------------
+
+# llama.cpp tags each build with a running number, and some of them again as a version; both go on.
+_SCHEMES = (re.compile(r"b(\d+)"), re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?"))
+
+
+@dataclass(frozen=True)
+class Latest:
+    """tag: the newest known; source: the remote's URL, or "upstream.lock"; why: why the remote was not asked."""
+
+    tag: str
+    source: str
+    why: str = ""
+
+
+def candidates(tags: Iterable[str]) -> tuple[str, ...]:
+    """The highest tag of each of upstream's schemes; tags that follow none are passed over."""
+    best: dict[int, tuple[tuple[int, ...], str]] = {}
+    for tag in tags:
+        for number, scheme in enumerate(_SCHEMES):
+            if found := scheme.fullmatch(tag):
+                rank = tuple(int(part or 0) for part in found.groups())
+                best[number] = max(best.get(number, ((), "")), (rank, tag))
+    return tuple(tag for _, (_, tag) in sorted(best.items()))
+
+
+def newest(lock: Lock, remote: str) -> Latest:
+    """The newest tag of a remote (URL or path), or the last of the lock when it cannot be asked or has none."""
+    known = list(lock.upstreams)[-1]
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvtool-") as name:
+            return Latest(_newest(Git.create(Path(name)), remote), remote)
+    except NetworkError as err:
+        return Latest(known, "upstream.lock", err.why)
+
+
+def _newest(git: Git, remote: str) -> str:
+    where = str(Path(remote).expanduser().absolute()) if Path(remote).expanduser().exists() else remote
+    done = git.run("ls-remote", "--tags", "--refs", where, check=False)
+    if done.returncode != 0:
+        raise NetworkError("the remote cannot be asked", why=(done.stderr.strip().splitlines() or [remote])[0])
+    found = candidates(line.partition("refs/tags/")[2] for line in done.stdout.splitlines())
+    if not found:
+        raise NetworkError("the remote has no tag", why=f"{remote} has no tag b<number> or v<version>")
+    if len(found) == 1:
+        return found[0]
+    # Names do not say whether b11063 is older than v0.5.0, dates do; commits alone are a few hundred bytes.
+    refs = [f"+refs/tags/{tag}:refs/tags/{tag}" for tag in found]
+    done = git.run("fetch", "--quiet", "--depth=1", "--filter=tree:0", "--no-tags", where, *refs, check=False)
+    if done.returncode != 0:
+        raise NetworkError("the remote cannot be asked", why=(done.stderr.strip().splitlines() or [remote])[-1])
+    return max(found, key=lambda tag: int(git.line("log", "-1", "--format=%ct", tag)))
