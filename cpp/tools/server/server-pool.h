@@ -402,6 +402,7 @@ private:
         if (slot.ctx_dft && !write(slot.ctx_dft, saved->data.drft)) {
             self().draft_drop(slot);
         }
+        self().draft_drop_part(slot);
         if (slot.can_speculate() && slot.state == SLOT_STATE_GENERATING) {
             common_speculative_begin(slot.spec, slot.id, slot.prompt.tokens.get_text_tokens());
         }

@@ -81,6 +81,7 @@ protected:
         if (from) {
             SLT_INF(slot, "shares the cells of slot %d, n_tokens = %d\n", from->id, n_best);
             take(slot, *from);
+            self().draft_drop_part(slot);
         }
 
         return true;
@@ -197,8 +198,7 @@ private:
             return cur.pos_max <= n;
         });
 
-        // the draft lacks the same tokens as there, and may have memory for them here
-        prompt.n_draft_retry = from.prompt.n_draft_retry == -1 ? -1 : 0;
+        prompt.n_draft_retry = from.prompt.n_draft_retry;
 
         slot.mem.seq_rm(slot.id, -1, -1);
         slot.mem.seq_cp(from.id, slot.id, -1, -1);
