@@ -70,6 +70,30 @@ def test_a_draft_that_never_gets_memory(
     assert not any("draft_n" in a["timings"] for a in seen)
 
 
+def test_a_draft_lacks_tokens_of_a_prompt_from_the_cache(
+    real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another slot takes it, of which what drafts does not know that anything is missing."""
+    model = str(spoken(real, "llama-dense"))
+    args = ("-c", "4096", "-np", "2", "--no-kv-unified", "--cache-ram", "64", "-lv", "4", "--spec-draft-n-max", "4")
+    drafting = ("--spec-type", "draft-simple", "-md", model)
+    long = prompt(1, 600)
+    others = [(prompt(2, 30), 4, 1), (prompt(3, 30), 4, 0)]
+    asked = [(long[: len(long) // 4], 4, 0), (long, 4, 0), *others, (long + " and the stone", 20, 1)]
+
+    def texts(log: Path, *more: str) -> tuple[list[str], str]:
+        with serving(real, Path(model), log, *args, *drafting, *more) as server:
+            told = [completion(server, text, n, id_slot=slot)["content"] for text, n, slot in asked]
+        return told, server.log
+
+    whole, _ = texts(tmp_path / "static")
+    fail(monkeypatch, "4+")
+    told, log = texts(tmp_path / "log", "--kv-dynamic")
+    assert "found better prompt" in log
+    assert "failed to initialize batch" not in log  # a gap between what the draft has and the next token
+    assert told == whole
+
+
 @pytest.mark.parametrize("which", ["3", "4+"])
 def test_an_mtp_layer_without_memory_goes_on(
     real: Real, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
