@@ -271,6 +271,7 @@ def left(server: LlamaServer) -> Json:
     server.post("/requantize_kvcache", {"ctk": "f16", "ctv": "f16"})
     for slot in range(SLOTS):
         server.slot("erase", slot)
+    all_slots(server)  # /props has what was found the last time that somebody looked
     cache = json.loads(server.get("/props"))["kv_cache"]["target"]
     body = {"prompt": prompt(9, 100), "n_predict": 40, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
     said = server.post("/completion", {**body, "id_slot": 0})["content"]
@@ -285,9 +286,8 @@ def judge_left(first: Json, now: Json) -> None:
 
 def rounds(soak: Soak, minutes: float) -> Iterator[int | None]:
     """The resident bytes after each."""
-    time.sleep(
-        1
-    )  # upstream says that it is ready, and sets up its queue without the lock: for TSan a race with a request
+    # upstream says that it is ready, and sets up its queue without the lock: for TSan a race with a request
+    time.sleep(1)
     first = left(soak.server)
     end = time.monotonic() + 60 * minutes
     for number in range(sys.maxsize):
