@@ -9,17 +9,15 @@
 #include <utility>
 
 std::unique_ptr<llama_kv_region> llama_kv_region::create(ggml_context * ctx, ggml_backend_buffer_type_t buft, tensors layers, bool v_trans) {
-    std::unique_ptr<llama_kv_region> res(new llama_kv_region());
+    std::unique_ptr<llama_kv_region> res(new llama_kv_region(buft, v_trans));
 
     res->mem = llama_kv_pages_alloc(ctx, buft);
     if (!res->mem.buf) {
         return nullptr;
     }
 
-    res->buf     = res->mem.buf.get();
-    res->buft    = buft;
-    res->layers  = std::move(layers);
-    res->v_trans = v_trans;
+    res->buf    = res->mem.buf.get();
+    res->layers = std::move(layers);
 
     res->set_strips();
 

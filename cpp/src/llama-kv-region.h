@@ -92,7 +92,7 @@ private:
         size_t pad;    // bytes behind the last row that kernels can read
     };
 
-    llama_kv_region() = default;
+    llama_kv_region(ggml_backend_buffer_type_t buft, bool v_trans) : buft(buft), v_trans(v_trans) {}
 
     void set_strips();
 
@@ -114,12 +114,13 @@ private:
 
     llama_kv_paged_buffer mem; // without the buffer after release()
 
-    ggml_backend_buffer_t      buf  = nullptr;
-    ggml_backend_buffer_type_t buft = nullptr;
+    ggml_backend_buffer_t buf = nullptr;
+
+    const ggml_backend_buffer_type_t buft;
+
+    const bool v_trans;
 
     tensors layers;
-
-    bool v_trans = false;
 
     std::vector<strip> strips; // of K and V of the layers
 };

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.e2e.traps.base import Trap
 from tests.e2e.traps.cells import CELLS, ROWS
 from tests.e2e.traps.copying import COPYING
+from tests.e2e.traps.device import DEVICE
 from tests.e2e.traps.growing import GROWING
 from tests.e2e.traps.in_place import IN_PLACE
 from tests.e2e.traps.no_memory import NO_MEMORY
@@ -17,4 +18,16 @@ from tests.e2e.traps.state import STATE
 from tests.e2e.traps.strides import STRIDES
 from tests.e2e.traps.types import TYPES
 
-TRAPS: tuple[Trap, ...] = (*GROWING, *STALE, *ROWS, *CELLS, *STATE, *STRIDES, *COPYING, *NO_MEMORY, *IN_PLACE, *TYPES)
+TRAPS: tuple[Trap, ...] = (
+    *GROWING,
+    *STALE,
+    *ROWS,
+    *CELLS,
+    *STATE,
+    *STRIDES,
+    *COPYING,
+    *NO_MEMORY,
+    *IN_PLACE,
+    *DEVICE,
+    *TYPES,
+)

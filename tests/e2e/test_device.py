@@ -1,0 +1,69 @@
+"""The cache on a GPU that is not there (kv-check --fake-device), in place in pages or by copy.
+
+Whoever touches what is not mapped, also behind the last row of a quantized tensor, ends with SIGSEGV.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Real
+
+TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
+SLOW = ("deepseek32-moe", "deepseek4-moe")  # a class of their own each: one variant
+ONE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many
+CHECKS = "prompt,copy,shift,state-self,clear,shrink"
+
+
+def kv_check(real: Real, toy: str, checks: str, *args: str) -> dict[str, Any]:
+    argv = [real.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", "--checks", checks, "--verbose", *args]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    answer["log"] = done.stderr
+    return answer
+
+
+def same(answer: dict[str, Any], how: str) -> None:
+    assert answer["status"] == "same", answer["reason"]
+    assert answer["grown"] and f"grows {how}" in answer["log"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), ("--seqs", "4"), ("-ctk", "q8_0", "-ctv", "q8_0"), ("-ngl", "1")],
+    ids=["one-stream", "four-streams", "quantized", "one-layer-there"],
+)
+@pytest.mark.parametrize("toy", TOYS)
+def test_in_place(real: Real, toy: str, args: tuple[str, ...]) -> None:
+    same(kv_check(real, toy, CHECKS, *ONE, *args), "in place")
+
+
+@pytest.mark.parametrize("toy", SLOW)
+def test_in_place_in_other_classes(real: Real, toy: str) -> None:
+    same(kv_check(real, toy, "prompt,copy,state-self,shrink", *ONE, "--seqs", "2"), "in place")
+
+
+@pytest.mark.parametrize("args", [("-fa", "off", *ONE), ("--fake-device", "1024,0", "--device", "FAKE0")])
+def test_by_copy_where_pages_are_no_use_or_there_are_none(real: Real, args: tuple[str, ...]) -> None:
+    same(kv_check(real, "llama-dense", CHECKS, *args), "by copy")
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "deepseek2-moe"])
+@pytest.mark.parametrize("seqs", ["1", "4"])
+def test_other_types(real: Real, toy: str, seqs: str) -> None:
+    """A graph on a device has copies of its inputs in its nodes: what rotates the cells is found there, too."""
+    same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *ONE, "--seqs", seqs), "in place")
+
+
+@pytest.mark.parametrize("which", ["1", "2", "5", "1+", "4+"])
+def test_a_failing_map_ends_nothing(real: Real, which: str) -> None:
+    same(kv_check(real, "llama-dense", "no-memory", *ONE, "--fail", which, "--seqs", "2"), "in place")
+
+
+def test_two_devices(real: Real) -> None:
+    two = ("--fake-device", "64,4", "--fake-device", "64,4", "--device", "FAKE0,FAKE1")
+    same(kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2"), "in place")

@@ -1,0 +1,54 @@
+"""Storage that grows in place in the memory of a device, where nothing may touch what is not there."""
+
+from __future__ import annotations
+
+from tests.e2e.broken import Edit
+from tests.e2e.traps.base import DYNAMIC_CACHE, GROWTH, INPLACE, REGION, Run, Trap, unit
+
+PAGES_OF_4K = ("--fake-device", "1024,4", "--device", "FAKE0")
+DEVICES = unit("test-kv-storage-device")
+
+
+def there(model: str, checks: str, *args: str) -> Run:
+    """kv-check on a GPU that is not there, and that ends whoever touches what is not mapped."""
+    return Run(model, ("--quick", "--checks", checks, *PAGES_OF_4K, *args))
+
+
+DEVICE = (
+    Trap(
+        "on a device, streams that are read together have as many rows as each needs, and not as the longest one has",
+        Edit(DYNAMIC_CACHE, "want_windows(sinfos);", ""),
+        there("llama-dense", "tail", "--seqs", "4"),
+        "tail",
+    ),
+    Trap(
+        "on a device, the rows end where those in use do, and not where the attention window does",
+        Edit(GROWTH, "in_place && !has_windows", "in_place"),
+        there("llama-dense", "prompt"),
+        "prompt",
+    ),
+    Trap(
+        "on a device, kernels read behind the last row of a quantized tensor",
+        Edit(REGION, "mem.pages->add(res, offset, size + t.pad);", "mem.pages->add(res, offset, size);"),
+        DEVICES,
+        "exit",
+    ),
+    Trap(
+        "on a device, rows go that are below others",
+        Edit(INPLACE, "res.add(0, used.end());", ""),
+        DEVICES,
+        "exit",
+    ),
+    Trap(
+        "on two devices, one gives back rows before the other has found that it has too little for the new ones",
+        Edit(INPLACE, "both |= rows;", "both = rows;"),
+        DEVICES,
+        "exit",
+    ),
+    Trap(
+        "on a device, types change with less memory than what is converted at a time takes",
+        Edit(REGION, "n_least += (size + page_size() - 1)/page_size();", ""),
+        DEVICES,
+        "exit",
+    ),
+)
