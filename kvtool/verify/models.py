@@ -80,7 +80,11 @@ def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambd
             out = Path(making) / "toys"
             out.mkdir()
             _generate(generator, out, on_progress)
-            out.rename(home)  # one that is half-written never has that name
+            try:
+                out.rename(home)  # one that is half-written never has that name
+            except OSError:  # not empty: another run was faster
+                if not home.is_dir():
+                    raise
     return tuple(sorted(home.glob("*.gguf")))
 
 

@@ -16,11 +16,12 @@ from tests.e2e.conftest import Real
 TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
 SLOW = ("deepseek32-moe", "deepseek4-moe")  # a class of their own each: one variant
 ONE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many
-CHECKS = "prompt,copy,shift,state-self,clear,shrink"
+CHECKS = "prompt,uneven,copy,shift,state-self,clear,shrink"
 
 
 def kv_check(real: Real, toy: str, checks: str, *args: str) -> dict[str, Any]:
-    argv = [real.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", "--checks", checks, "--verbose", *args]
+    program, model = str(real.bin / "kv-check"), str(real.toys / f"{toy}.gguf")
+    argv = [program, "-m", model, "--quick", "--checks", checks, "--verbose", *args]
     done = subprocess.run(argv, capture_output=True, text=True)
     answer: dict[str, Any] = json.loads(done.stdout)
     answer["log"] = done.stderr
@@ -44,7 +45,7 @@ def test_in_place(real: Real, toy: str, args: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("toy", SLOW)
 def test_in_place_in_other_classes(real: Real, toy: str) -> None:
-    same(kv_check(real, toy, "prompt,copy,state-self,shrink", *ONE, "--seqs", "2"), "in place")
+    same(kv_check(real, toy, "prompt,uneven,state-self,shrink", *ONE, "--seqs", "2"), "in place")
 
 
 @pytest.mark.parametrize("args", [("-fa", "off", *ONE), ("--fake-device", "1024,0", "--device", "FAKE0")])

@@ -35,6 +35,19 @@ def test_toys_are_made_once_per_binary(generator: Path, tmp_path: Path) -> None:
     assert generated(generator) == 1
 
 
+def test_toys_that_another_run_made_meanwhile_are_taken(generator: Path, tmp_path: Path) -> None:
+    def on_progress(_made: int) -> None:
+        if not (others := tmp_path / "others").exists():
+            others.mkdir()
+            made = models.toys(generator, others)[0].parent
+            made.rename(tmp_path / "work" / made.name)
+
+    toys = models.toys(generator, tmp_path / "work", on_progress)
+    assert [t.stem for t in toys] == ["same@a", "same@b"]
+    assert generated(generator) == 2
+    assert [p.name for p in (tmp_path / "work").iterdir()] == [toys[0].parent.name]
+
+
 def test_a_new_library_makes_new_toys_and_removes_the_old(generator: Path, tmp_path: Path) -> None:
     first = models.toys(generator, tmp_path / "work")
     (generator.parent / "libllama.so").write_bytes(b"another build")

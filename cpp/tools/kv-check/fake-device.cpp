@@ -355,7 +355,18 @@ static bool has_kernel(const ggml_tensor * node) {
     }
 }
 
-// what the CPU's kernels do not do: end on memory of others, and read the padding
+// the begin of each row
+static void touch_rows(const ggml_tensor * t) {
+    for (int64_t i3 = 0; i3 < t->ne[3]; ++i3) {
+        for (int64_t i2 = 0; i2 < t->ne[2]; ++i2) {
+            for (int64_t i1 = 0; i1 < t->ne[1]; ++i1) {
+                (void) ((const volatile char *) t->data)[i1*t->nb[1] + i2*t->nb[2] + i3*t->nb[3]];
+            }
+        }
+    }
+}
+
+// what the CPU's kernels do not do: end on memory of others, read the padding, and the rows that attention masks
 static void touch(ggml_backend_t backend, const ggml_tensor * node) {
     const auto is_own = [&](const ggml_tensor * t) {
         return t->buffer && t->buffer->buft->device == backend->device;
@@ -371,6 +382,9 @@ static void touch(ggml_backend_t backend, const ggml_tensor * node) {
         const size_t n = src && reads_padding && !ggml_is_empty(src) ? padding(src->view_src ? src->view_src : src) : 0;
         if (n > 0) {
             (void) ((const volatile char *) src->data)[ggml_nbytes(src) + n - 1];
+        }
+        if (src && node->op == GGML_OP_FLASH_ATTN_EXT) {
+            touch_rows(src);
         }
     }
 }

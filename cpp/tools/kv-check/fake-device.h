@@ -7,7 +7,8 @@
 //   - Its memory is no host memory to ggml: only the functions of a buffer and its own kernels are to reach it.
 //   - A page that is not mapped, and a buffer that was freed, has no access rights: whoever touches a byte of it, be it a kernel,
 //     a copy, a set or a get, ends with SIGSEGV. Addresses are never used twice, so that a pointer that was kept points nowhere.
-//   - Kernels read behind the last row of a quantized tensor, as those of CUDA: the size of an allocation says how far.
+//   - Kernels read behind the last row of a quantized tensor, as those of CUDA: the size of an allocation says how far. Attention
+//     reads the rows that are masked, too.
 //   - A plain buffer is full of 0xff, which is NaN in floats: nothing is zero that was not made so. Pages are zero when mapped.
 //   - There is as much memory as it was given. Plain buffers and pages share it, what is beyond fails, and nothing spills.
 //

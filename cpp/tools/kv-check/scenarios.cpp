@@ -276,6 +276,20 @@ static void check_keep(side & s) {
     }
 }
 
+// streams that are read together as far as the longest one goes, in batches of one and of all
+static void check_uneven(side & s) {
+    for (bool unified : stream_kinds(s)) {
+        session c(s, multi(s, 3, unified), std::string("uneven.") + kind_name(unified));
+        c.fill_seq(0, at_most(s, 520));
+        c.generate(2);
+        c.rm(0, 10, -1);
+        c.fill_seq(2, 300);
+        c.generate(2);
+        c.fill_seq(1, 150);
+        c.generate(2);
+    }
+}
+
 static void check_fragmented(side & s) {
     session c(s, multi(s, 3, true), "frag");
     for (uint32_t i = 0; i < 12; ++i) {
@@ -651,6 +665,7 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "state-seq",          check_state_seq,          "state-seq"    },
         { "clear",              check_clear,              "clear"        },
         { "keep",               check_keep,               "keep"         },
+        { "uneven",             check_uneven,             "uneven"       },
         { "shrink",             check_shrink,             "shrink"       },
         { "full",               check_full,               "full"         },
         { "fragmented",         check_fragmented,         "fragmented"   },

@@ -18,8 +18,8 @@ DEVICE = (
     Trap(
         "on a device, streams that are read together have as many rows as each needs, and not as the longest one has",
         Edit(DYNAMIC_CACHE, "want_windows(sinfos);", ""),
-        there("llama-dense", "tail", "--seqs", "4"),
-        "tail",
+        there("llama-dense", "uneven", "--seqs", "4"),
+        "uneven",
     ),
     Trap(
         "on a device, the rows end where those in use do, and not where the attention window does",
