@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
@@ -74,8 +75,9 @@ std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const
         }
     }
 
-    // a page of a device has an element of each of a million rows: all of it would be there after a few
-    if (!is_soft && kv.v_trans) {
+    // on a device only for who asks for it: it has not run on a GPU yet
+    // transposed V: a page of a device has an element of each of a million rows, all of it would be there after a few
+    if (!is_soft && (!LLAMA_KV_DYNAMIC_STORAGE || strcmp(LLAMA_KV_DYNAMIC_STORAGE, "inplace") != 0 || kv.v_trans)) {
         return nullptr;
     }
 
@@ -159,6 +161,16 @@ void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) {
 }
 
 void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
+    // a draft reads the cells of its target, also together where the target had them in one batch after the other
+    if (dyn && owner && owner->dyn && owner->storage->reads_below()) {
+        owner->need.reset();
+        owner->want_windows(sinfos);
+
+        if (owner->need && !owner->dyn->grow()) {
+            dyn->set_failed();
+        }
+    }
+
     if (!is_dynamic) {
         return;
     }
@@ -193,11 +205,8 @@ void llama_kv_dynamic_cache::want_windows(const slot_info_vec_t & sinfos) {
             }
         }
 
-        // the last row of the window has those below it
-        for (size_t s = 0; s < sinfo.n_stream() && end > 0; ++s) {
-            if (!storage->has(sinfo.strm[s], end - 1)) {
-                want(sinfo.strm[s], 0, end);
-            }
+        for (size_t s = 0; s < sinfo.n_stream(); ++s) {
+            want(sinfo.strm[s], 0, end);
         }
     }
 }
@@ -225,6 +234,32 @@ uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
 
     // not the last one, which takes dummy writes
     return std::min({ n, n_rows_used, n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells });
+}
+
+uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
+    n = used_rows(n);
+
+    if (is_dynamic && storage->reads_below()) {
+        want(0, n);
+
+        if (need && !dyn->grow(false)) {
+            throw std::runtime_error("no memory for the rows of a state");
+        }
+    }
+
+    return n;
+}
+
+void llama_kv_dynamic_cache::begin_write() {
+    if (!is_dynamic || !storage->reads_below() || kv.sc_info.empty()) {
+        return;
+    }
+
+    dyn->update();
+
+    if (!kv.sc_info.empty()) {
+        throw std::runtime_error("a copy of a sequence waits for memory");
+    }
 }
 
 bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {

@@ -67,6 +67,9 @@ public:
     // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
     bool is_late() const;
 
+    // a state is about to be written: no copy waits whose rows are not there. throws std::runtime_error when there is no memory
+    void begin_write();
+
     // K-shift runs over the rows that are there: a graph for each range. the largest first: if there is no memory for a graph,
     // then for the first one, and nothing was shifted
     std::vector<row_range> shift_ranges();
@@ -85,6 +88,9 @@ public:
     void     request_rows(uint32_t n);
     bool     reserve_rows(llama_io_read_i & io, uint32_t n); // for a state
     uint32_t used_rows   (uint32_t n) const;                 // of the first n
+
+    // the same, and they are there in all streams. throws std::runtime_error when there is no memory for that
+    uint32_t rows_to_save(uint32_t n);
 
     //
     // what the context calls

@@ -237,6 +237,11 @@ size_t llama_kv_dynamic::n_bytes_row(uint32_t n_max) const {
     return res;
 }
 
+void llama_kv_dynamic::update() {
+    lctx->memory_update(false);
+    synchronize();
+}
+
 void llama_kv_dynamic::synchronize() const {
     if (lctx->get_sched()) {
         ggml_backend_sched_synchronize(lctx->get_sched());

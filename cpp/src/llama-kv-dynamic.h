@@ -143,6 +143,9 @@ public:
     // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
     void synchronize() const;
 
+    // shifts and copies of streams that wait
+    void update();
+
     // bytes and cells of all caches, and the counters below
     llama_memory_usage usage() const;
 

@@ -1,4 +1,5 @@
-// Storage whose rows come and go in place, at fixed addresses. LLAMA_KV_DYNAMIC_STORAGE=copy makes growth by copy the way everywhere.
+// Storage whose rows come and go in place, at fixed addresses. LLAMA_KV_DYNAMIC_STORAGE=copy makes growth by copy the way everywhere,
+// =inplace makes this the way also in the memory of devices.
 //
 // What grows is, per stream, a set of blocks of rows
 //   - in soft memory (llama-kv-pages.h) any blocks: holes in the middle are those that are not in it

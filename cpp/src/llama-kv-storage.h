@@ -7,7 +7,7 @@
 //             change, it goes on as storage by copy does
 //   copy      the tensors have the rows [0, n) of each stream, and move to larger buffers: anywhere
 //   in place  the tensors have the layout of the fixed storage, and pages come and go behind blocks of rows, each stream on its
-//             own: where memory comes in pages, plain host memory and that of a device whose backend has ggml-pages.h. A growth
+//             own: where memory comes in pages, plain host memory and, if that is asked for, a device's with ggml-pages.h. A growth
 //             copies nothing, no pointer and no stride changes, no graph is rebuilt and the compute buffers are those of a
 //             static cache
 //

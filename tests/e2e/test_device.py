@@ -15,7 +15,8 @@ from tests.e2e.conftest import Real
 
 TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
 SLOW = ("deepseek32-moe", "deepseek4-moe")  # a class of their own each: one variant
-ONE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many
+THERE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many
+ONE = ("--storage", "inplace", *THERE)
 CHECKS = "prompt,uneven,copy,shift,state-self,clear,shrink"
 
 
@@ -48,8 +49,12 @@ def test_in_place_in_other_classes(real: Real, toy: str) -> None:
     same(kv_check(real, toy, "prompt,uneven,state-self,shrink", *ONE, "--seqs", "2"), "in place")
 
 
-@pytest.mark.parametrize("args", [("-fa", "off", *ONE), ("--fake-device", "1024,0", "--device", "FAKE0")])
-def test_by_copy_where_pages_are_no_use_or_there_are_none(real: Real, args: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "args",
+    [THERE, ("-fa", "off", *ONE), ("--storage", "inplace", "--fake-device", "1024,0", "--device", "FAKE0")],
+    ids=["not-asked-for", "transposed-V", "no-pages"],
+)
+def test_by_copy(real: Real, args: tuple[str, ...]) -> None:
     same(kv_check(real, "llama-dense", CHECKS, *args), "by copy")
 
 
@@ -66,5 +71,5 @@ def test_a_failing_map_ends_nothing(real: Real, which: str) -> None:
 
 
 def test_two_devices(real: Real) -> None:
-    two = ("--fake-device", "64,4", "--fake-device", "64,4", "--device", "FAKE0,FAKE1")
+    two = ("--storage", "inplace", "--fake-device", "64,4", "--fake-device", "64,4", "--device", "FAKE0,FAKE1")
     same(kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2"), "in place")

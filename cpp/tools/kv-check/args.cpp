@@ -39,7 +39,7 @@ void kv_check_usage(const char * prog) {
     printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
     printf("         --fake-device MIB[,KIB]   a GPU that is not there, with so much memory: FAKE0 for --device, FAKE1 the next one\n");
     printf("                                (see fake-device.h), with pages of KIB (default: 2048), 0: none\n");
-    printf("         --storage inplace|copy how the dynamic cache grows in host memory (default: in place)\n");
+    printf("         --storage inplace|copy how the dynamic cache grows (default: in place in host memory, by copy on a device)\n");
     printf("         --list-devices         print the devices and exit\n");
     printf("         --checks LIST          comma separated, of:");
     for (const auto & def : kv_check_scenarios()) {

@@ -71,6 +71,15 @@ class draft_session {
         }
     }
 
+    // the same in one batch, without cells of its own
+    void draft_together() {
+        batch.n_tokens = 0;
+        for (uint32_t seq = 0; seq < target.n_seqs(); ++seq) {
+            add((llama_seq_id) seq, target.past((llama_seq_id) seq), seq + 1 == target.n_seqs());
+        }
+        decode();
+    }
+
   private:
     void draft_seq(llama_seq_id seq) {
         if (!s.params.mtp) {
@@ -92,23 +101,31 @@ class draft_session {
 
     // the tokens at these positions. what is looked at is the last one's attention to the cells
     void decode(llama_seq_id seq, llama_pos p0, llama_pos p1) {
+        batch.n_tokens = 0;
+        for (llama_pos pos = p0; pos < p1; ++pos) {
+            add(seq, pos, pos + 1 == p1);
+        }
+        decode();
+    }
+
+    void add(llama_seq_id seq, llama_pos pos, bool output) {
         const int32_t n_embd  = llama_model_n_embd_inp(s.draft);
         const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(s.draft));
+        const int32_t it      = batch.n_tokens++;
 
-        batch.n_tokens = p1 - p0;
-        for (int32_t it = 0; it < batch.n_tokens; ++it) {
-            const llama_pos pos = p0 + it;
-
-            // the target's hidden state, of which any numbers do
-            for (int32_t i = 0; i < n_embd; ++i) {
-                batch.embd[it*n_embd + i] = (float) ((i*37 + pos*11 + seq*5) % 64)/32.0f - 1.0f;
-            }
-            tokens[it]            = (llama_token) ((pos*7 + seq) % n_vocab);
-            batch.pos[it]         = pos;
-            batch.n_seq_id[it]    = 1;
-            batch.seq_id[it][0]   = seq;
-            batch.logits[it]      = pos + 1 == p1;
+        // the target's hidden state, of which any numbers do
+        for (int32_t i = 0; i < n_embd; ++i) {
+            batch.embd[it*n_embd + i] = (float) ((i*37 + pos*11 + seq*5) % 64)/32.0f - 1.0f;
         }
+        tokens[it]          = (llama_token) ((pos*7 + seq) % n_vocab);
+        batch.pos[it]       = pos;
+        batch.n_seq_id[it]  = 1;
+        batch.seq_id[it][0] = seq;
+        batch.logits[it]    = output;
+    }
+
+    void decode() {
+        const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(s.draft));
 
         const int32_t rc = llama_decode(ctx, batch);
         const float * row = rc == 0 ? llama_get_logits_ith(ctx, -1) : nullptr;
@@ -177,4 +194,16 @@ void kv_check_draft(side & s) {
     d.draft();
     target.fill(100);
     d.draft();
+
+    if (s.params.mtp || sp.n_seqs < 2) {
+        return;
+    }
+
+    // sequences of different lengths, which the target never had in one batch
+    session       uneven(s, sp, "uneven");
+    draft_session f(s, sp, uneven, "draft-of-uneven");
+    for (uint32_t seq = 0; seq < sp.n_seqs; ++seq) {
+        uneven.fill_seq((llama_seq_id) seq, seq % 2 ? 500 : 60);
+    }
+    f.draft_together();
 }

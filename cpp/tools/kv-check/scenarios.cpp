@@ -281,6 +281,12 @@ static void check_uneven(side & s) {
     for (bool unified : stream_kinds(s)) {
         session c(s, multi(s, 3, unified), std::string("uneven.") + kind_name(unified));
         c.fill_seq(0, at_most(s, 520));
+
+        // a copy to another stream waits for the next batch, and a state comes before it
+        c.cp(0, 1);
+        c.state_seq_get(1);
+        c.generate(2);
+        c.rm(1, -1, -1);
         c.generate(2);
         c.rm(0, 10, -1);
         c.fill_seq(2, 300);

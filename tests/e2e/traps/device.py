@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import DYNAMIC_CACHE, GROWTH, INPLACE, REGION, Run, Trap, unit
+from tests.e2e.traps.base import DRAFT, DYNAMIC_CACHE, GROWTH, INPLACE, REGION, Run, Trap, unit
 
-PAGES_OF_4K = ("--fake-device", "1024,4", "--device", "FAKE0")
+PAGES_OF_4K = ("--storage", "inplace", "--fake-device", "1024,4", "--device", "FAKE0")
 DEVICES = unit("test-kv-storage-device")
 
 
@@ -16,8 +16,20 @@ def there(model: str, checks: str, *args: str) -> Run:
 
 DEVICE = (
     Trap(
+        "on a device, a draft reads cells of its target together that the target never had in one batch",
+        Edit(DYNAMIC_CACHE, "owner->want_windows(sinfos);", ""),
+        there(DRAFT, "draft", "--seqs", "4"),
+        "draft",
+    ),
+    Trap(
+        "on a device, a state is saved of a sequence whose copy waits, and has no rows yet",
+        Edit(DYNAMIC_CACHE, "dyn->update();", "return;"),
+        there("llama-dense", "uneven", "--seqs", "4"),
+        "uneven",
+    ),
+    Trap(
         "on a device, streams that are read together have as many rows as each needs, and not as the longest one has",
-        Edit(DYNAMIC_CACHE, "want_windows(sinfos);", ""),
+        Edit(DYNAMIC_CACHE, "want_windows(sinfos);", "", after="if (storage->reads_below()) {"),
         there("llama-dense", "uneven", "--seqs", "4"),
         "uneven",
     ),
