@@ -280,7 +280,10 @@ static void check_keep(side & s) {
 static void check_uneven(side & s) {
     for (bool unified : stream_kinds(s)) {
         session c(s, multi(s, 3, unified), std::string("uneven.") + kind_name(unified));
-        c.fill_seq(0, at_most(s, 520));
+
+        const uint32_t n = unified ? 320/c.n_seqs() : 320; // cells of a stream, as the others fill them
+
+        c.fill_seq(0, n);
 
         // a copy to another stream waits for the next batch, and a state comes before it
         c.cp(0, 1);
@@ -289,9 +292,9 @@ static void check_uneven(side & s) {
         c.rm(1, -1, -1);
         c.generate(2);
         c.rm(0, 10, -1);
-        c.fill_seq(2, 300);
+        c.fill_seq(2, n/2);
         c.generate(2);
-        c.fill_seq(1, 150);
+        c.fill_seq(1, n/3);
         c.generate(2);
     }
 }
