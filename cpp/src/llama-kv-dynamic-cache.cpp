@@ -1,9 +1,9 @@
-// What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there
+// What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there. Its states:
+// llama-kv-dynamic-state.cpp
 
 #include "llama-kv-dynamic-cache.h"
 
 #include "llama-impl.h"
-#include "llama-io.h"
 #include "llama-kv-compat.h"
 #include "llama-kv-pages.h"
 #include "llama-model.h"
@@ -12,9 +12,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <new>
-#include <stdexcept>
+#include <string>
 #include <utility>
 
 llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
@@ -54,12 +53,14 @@ bool llama_kv_dynamic_cache::can_grow() const {
 
 // one layout for all layers: a single one whose memory does not come in pages, and all of them grow by copy
 std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const {
-    const char * LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
-    if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "copy") == 0) {
+    const char *      LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
+    const std::string wanted                   = LLAMA_KV_DYNAMIC_STORAGE ? LLAMA_KV_DYNAMIC_STORAGE : "";
+
+    if (wanted == "copy") {
         return nullptr;
     }
-    if (LLAMA_KV_DYNAMIC_STORAGE && strcmp(LLAMA_KV_DYNAMIC_STORAGE, "inplace") != 0) {
-        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, LLAMA_KV_DYNAMIC_STORAGE);
+    if (LLAMA_KV_DYNAMIC_STORAGE && wanted != "inplace") {
+        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, wanted.c_str());
     }
 
     bool is_soft = true;
@@ -77,7 +78,7 @@ std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const
 
     // on a device only for who asks for it: it has not run on a GPU yet
     // transposed V: a page of a device has an element of each of a million rows, all of it would be there after a few
-    if (!is_soft && (!LLAMA_KV_DYNAMIC_STORAGE || strcmp(LLAMA_KV_DYNAMIC_STORAGE, "inplace") != 0 || kv.v_trans)) {
+    if (!is_soft && (wanted != "inplace" || kv.v_trans)) {
         return nullptr;
     }
 
@@ -234,74 +235,6 @@ uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
 
     // not the last one, which takes dummy writes
     return std::min({ n, n_rows_used, n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells });
-}
-
-uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
-    n = used_rows(n);
-
-    if (is_dynamic && storage->reads_below()) {
-        want(0, n);
-
-        if (need && !dyn->grow(false)) {
-            throw std::runtime_error("no memory for the rows of a state");
-        }
-    }
-
-    return n;
-}
-
-void llama_kv_dynamic_cache::begin_write() {
-    if (!is_dynamic || !storage->reads_below() || kv.sc_info.empty()) {
-        return;
-    }
-
-    dyn->update();
-
-    if (!kv.sc_info.empty()) {
-        throw std::runtime_error("a copy of a sequence waits for memory");
-    }
-}
-
-bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
-    if (!need) {
-        return true;
-    }
-
-    // rows that were read but not written yet have offsets in the current layout
-    io.flush();
-
-    return dyn->grow(false);
-}
-
-llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo) {
-    if (dyn) {
-        dyn->forget(); // what a batch asked for that did not run
-    }
-    request({ sinfo });
-
-    return { grow_now(io) ? n_rows() : 0 };
-}
-
-bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
-    if (n > n_max_cells) {
-        return false;
-    }
-
-    request_rows(n);
-
-    return grow_now(io);
-}
-
-llama_kv_dynamic_room llama_kv_dynamic_cache::room(const llama_kv_cache::slot_info & sinfo) const {
-    for (size_t s = 0; s < sinfo.n_stream(); ++s) {
-        for (const uint32_t idx : sinfo.idxs[s]) {
-            if (!storage->has(sinfo.strm[s], idx)) {
-                return { 0 };
-            }
-        }
-    }
-
-    return { n_rows() };
 }
 
 bool llama_kv_dynamic_cache::try_resize(uint32_t n) {

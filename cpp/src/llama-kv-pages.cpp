@@ -3,6 +3,7 @@
 #include "llama-kv-fault.h"
 
 #include "ggml.h"
+#include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "../ggml/src/ggml-backend-impl.h" // the size of a buffer, which nothing public sets
 
@@ -170,4 +171,17 @@ llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buff
     return res;
 } catch (const std::bad_alloc &) {
     return {};
+}
+
+ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    if (llama_kv_pages::is_soft(buft)) {
+        return llama_kv_pages_alloc(ctx, buft).buf.release();
+    }
+
+    ggml_backend_buffer_t res = ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+    if (res) {
+        ggml_backend_buffer_clear(res, 0);
+    }
+
+    return res;
 }

@@ -52,6 +52,8 @@ public:
     char * data() const { return base; }
     size_t size() const { return n_bytes; } // bytes, a multiple of the page size
 
+    size_t page_size() const { return size_page; } // bytes
+
     virtual size_t n_bytes_committed() const { return n_committed*size_page; }
 
     // a set of pages that holds nothing yet
@@ -121,6 +123,10 @@ struct llama_kv_paged_buffer {
 // to clear the buffer gives back what was written without having been committed
 // none: the addresses cannot be had, and nothing has changed then
 llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft);
+
+// the same for a buffer that is there as a whole and zero, in pages only where they are soft: it takes memory when it is written
+// null: there is no memory, and nothing has changed
+ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
 // a buffer without tensors
 // throws std::bad_alloc

@@ -78,7 +78,7 @@ size_t llama_kv_region::n_bytes_committed() const {
 }
 
 size_t llama_kv_region::page_size() const {
-    return llama_kv_pages::page_size(buft);
+    return mem.pages->page_size();
 }
 
 llama_kv_region::strip llama_kv_region::make_strip(const ggml_tensor * t, ggml_type type, bool is_v) const {

@@ -50,7 +50,7 @@ public:
             set_layout(layers_ctx[i], v_trans, [&](ggml_tensor * t, bool) { llama_kv_set_n_rows(t, n_rows()); });
         }
 
-        ggml_backend_buffer_t res = is_fixed ? ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) : alloc_buffer(ctx, buft);
+        ggml_backend_buffer_t res = is_fixed ? ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) : llama_kv_alloc_zero(ctx, buft);
 
         for (size_t i = 0; i < layers_ctx.size() && res; ++i) {
             layers.push_back({ layers_ctx[i], buft });
@@ -230,20 +230,6 @@ private:
         return res;
     }
 
-    // zero
-    static ggml_backend_buffer_t alloc_buffer(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
-        if (llama_kv_pages::is_soft(buft)) {
-            return llama_kv_pages_alloc(ctx, buft).buf.release();
-        }
-
-        ggml_backend_buffer_t res = ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft);
-        if (res) {
-            ggml_backend_buffer_clear(res, 0);
-        }
-
-        return res;
-    }
-
     size_t n_bytes_live_of(const ggml_tensor * k, const ggml_tensor * v, const std::vector<uint32_t> & n_used) const {
         return llama_kv_n_bytes_live(k, false, n_used) + (v ? llama_kv_n_bytes_live(v, v_trans, n_used) : 0);
     }
@@ -327,7 +313,7 @@ private:
             return {};
         }
 
-        res.buf.reset(alloc_buffer(res.ctx.get(), own.buft));
+        res.buf.reset(llama_kv_alloc_zero(res.ctx.get(), own.buft));
 
         return res;
     } catch (const std::bad_alloc &) {

@@ -115,18 +115,21 @@ public:
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         (void) n_used;
 
+        const auto commit = [&](const llama_kv_rows & to) {
+            return std::all_of(parts.begin(), parts.end(), [&](const part & part) { return part.region->commit(to); });
+        };
+
         // nothing goes before all is there
         auto both = cur;
         both |= rows;
 
-        const bool res = std::all_of(parts.begin(), parts.end(), [&](const part & part) { return part.region->commit(both); });
+        const bool res = both == cur || commit(both);
 
         if (res) {
             cur = rows;
         }
-
-        for (const auto & part : parts) {
-            part.region->commit(cur);
+        if (!res || !(both == cur)) {
+            commit(cur);
         }
 
         show();
@@ -307,7 +310,10 @@ private:
 
     // what goes back is judged over all streams
     llama_kv_growth all_streams() const {
-        return { growth.n_max*cur.n_stream(), growth.n_pad, 0, true, LLAMA_KV_GROWTH_STEP_BYTES, !is_soft };
+        auto res = growth;
+        res.n_max *= cur.n_stream();
+
+        return res;
     }
 
     const bool v_trans;

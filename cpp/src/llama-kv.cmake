@@ -5,6 +5,7 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-convert.cpp
     llama-kv-dynamic-cache.cpp
     llama-kv-dynamic-grow.cpp
+    llama-kv-dynamic-state.cpp
     llama-kv-dynamic.cpp
     llama-kv-fault.cpp
     llama-kv-growth.cpp

@@ -399,10 +399,10 @@ private:
 
         SLT_INF(slot, "resumed, n_tokens = %d\n", slot.prompt.n_tokens());
 
-        if (slot.ctx_dft && !write(slot.ctx_dft, saved->data.drft)) {
+        // what drafts does not know which tokens the draft lacked
+        if (slot.ctx_dft && (slot.prompt.n_draft_retry != -1 || !write(slot.ctx_dft, saved->data.drft))) {
             self().draft_drop(slot);
         }
-        self().draft_drop_part(slot);
         if (slot.can_speculate() && slot.state == SLOT_STATE_GENERATING) {
             common_speculative_begin(slot.spec, slot.id, slot.prompt.tokens.get_text_tokens());
         }

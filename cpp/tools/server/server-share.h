@@ -81,7 +81,11 @@ protected:
         if (from) {
             SLT_INF(slot, "shares the cells of slot %d, n_tokens = %d\n", from->id, n_best);
             take(slot, *from);
-            self().draft_drop_part(slot);
+
+            // what drafts does not know which tokens the draft lacked
+            if (slot.ctx_dft && slot.prompt.n_draft_retry != -1) {
+                self().draft_drop(slot);
+            }
         }
 
         return true;

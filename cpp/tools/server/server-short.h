@@ -123,13 +123,6 @@ protected:
         slot.prompt.n_draft_retry = 0;
     }
 
-    // the cells of a prompt came from elsewhere, where the draft lacked some: what drafts does not know that they are missing
-    static void draft_drop_part(server_slot & slot) {
-        if (slot.ctx_dft && slot.prompt.n_draft_retry != -1) {
-            draft_drop(slot);
-        }
-    }
-
     // the draft has not processed the batch. returns true if the slots can go on without
     // note: drafters other than these keep states of the last batch that do not survive one that is missing
     bool draft_can_wait() {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import GROWTH, LAYOUT, STORAGE, Trap, copies, unit
+from tests.e2e.traps.base import GROWTH, LAYOUT, PAGES, Trap, copies, unit
 
 COPYING = (
     Trap(
@@ -38,7 +38,7 @@ COPYING = (
     ),
     Trap(
         "new rows are not zero, and garbage in V becomes NaN through the mask",
-        Edit(STORAGE, "ggml_backend_buffer_clear(res, 0);", "ggml_backend_buffer_clear(res, 0xff);"),
+        Edit(PAGES, "ggml_backend_buffer_clear(res, 0);", "ggml_backend_buffer_clear(res, 0xff);"),
         unit("test-kv-storage"),
         "exit",
     ),
@@ -51,10 +51,9 @@ COPYING = (
     Trap(
         "a layer on a device moves to host memory",
         Edit(
-            STORAGE,
+            PAGES,
             "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
             "ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type())",
-            after="ggml_backend_buffer_t alloc_buffer(",
         ),
         unit("test-kv-storage"),
         "exit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import DRAFT, DYNAMIC_CACHE, GROWTH, INPLACE, REGION, Run, Trap, unit
+from tests.e2e.traps.base import DRAFT, DYNAMIC_CACHE, DYNAMIC_STATE, GROWTH, INPLACE, REGION, Run, Trap, unit
 
 PAGES_OF_4K = ("--storage", "inplace", "--fake-device", "1024,4", "--device", "FAKE0")
 DEVICES = unit("test-kv-storage-device")
@@ -23,7 +23,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, a state is saved of a sequence whose copy waits, and has no rows yet",
-        Edit(DYNAMIC_CACHE, "dyn->update();", "return;"),
+        Edit(DYNAMIC_STATE, "dyn->update();", "return;"),
         there("llama-dense", "uneven", "--seqs", "4"),
         "uneven",
     ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_CACHE, DYNAMIC_GROW, PAGES_HOST, STORAGE, Trap, copies
+from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_GROW, DYNAMIC_STATE, PAGES_HOST, STORAGE, Trap, copies
 
 STATE = (
     Trap(
         "rows of a state that was read into one stream are written after the growth for the next stream moved them",
-        Edit(DYNAMIC_CACHE, "io.flush();", ""),
+        Edit(DYNAMIC_STATE, "io.flush();", ""),
         copies("llama-dense", "state-self", "--seqs", "4", "-fa", "off"),
         "state-self",
     ),
@@ -27,7 +27,7 @@ STATE = (
         (
             Edit(
                 STORAGE,
-                "alloc_buffer(ctx, buft)",
+                "llama_kv_alloc_zero(ctx, buft)",
                 "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
                 after="ggml_backend_buffer_t alloc(",
             ),
@@ -38,7 +38,7 @@ STATE = (
     ),
     Trap(
         "a state that is larger than the storage is refused instead of making it grow",
-        Edit(DYNAMIC_CACHE, "grow_now(io) ? n_rows() : 0", "need ? 0 : n_rows()"),
+        Edit(DYNAMIC_STATE, "grow_now(io) ? n_rows() : 0", "need ? 0 : n_rows()"),
         copies("llama-dense", "state-into-dynamic"),
         "state-into-dynamic",
     ),
