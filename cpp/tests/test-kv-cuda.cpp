@@ -317,6 +317,11 @@ ggml_backend_buffer_t ggml_cuda_pages_buffer(int device, std::shared_ptr<ggml_cu
         check(false, "buffer: a tensor that is placed is not padded");
         return GGML_STATUS_SUCCESS;
     };
+    iface.cpy_tensor  = [](ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
+        check(g_driver.device == ggml_cuda_pages_of(dst->buffer)->device, "buffer: copies as its device");
+        memcpy(dst->data, src->data, ggml_nbytes(src));
+        return true;
+    };
 
     return ggml_backend_buffer_init(ggml_backend_cuda_buffer_type(device), iface, new buffer_context { std::move(pages), base }, size);
 }
@@ -463,7 +468,7 @@ static void test_buffer() {
         const auto buf = reserve(8);
         check(map(buf.get(), 1, 2) && map(buf.get(), 4, 1), "buffer: map");
 
-        ggml_context_ptr ctx(ggml_init({ 2*ggml_tensor_overhead(), nullptr, true }));
+        ggml_context_ptr ctx(ggml_init({ 3*ggml_tensor_overhead(), nullptr, true }));
         ggml_tensor * t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, 7*SIZE_PAGE);
         check(ggml_backend_tensor_alloc(buf.get(), t, base_of(buf.get()) + 128) == GGML_STATUS_SUCCESS, "buffer: a tensor where nothing is mapped");
 
@@ -478,6 +483,21 @@ static void test_buffer() {
         const char * base = base_of(buf.get());
         check(base[SIZE_PAGE + 99] == 3 && base[SIZE_PAGE + 100] == 4 && value_of(buf.get(), 2) == 4, "memset: from where it starts");
         check(value_of(buf.get(), 3) == GONE && base[4*SIZE_PAGE] == 4 && base[4*SIZE_PAGE + 1] == 3, "memset: to where it ends");
+
+        // from page 2 to page 4, while another device is the current one
+        const auto page = [&](int i) {
+            ggml_tensor * res = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, SIZE_PAGE);
+            ggml_backend_tensor_alloc(buf.get(), res, base_of(buf.get()) + i*SIZE_PAGE);
+            return res;
+        };
+        ggml_tensor * src = page(2);
+        ggml_tensor * dst = page(4);
+        g_driver.device = 7;
+        ggml_backend_tensor_copy(src, dst);
+        check(base[4*SIZE_PAGE] == 4 && base[5*SIZE_PAGE - 1] == 4, "copy: all of it");
+        fail_calls(0, 0);
+        check(!buf->iface.cpy_tensor(buf.get(), src, dst), "copy: through the host where the device cannot be set");
+        fail_none();
     }
 
     check_nothing_left("buffer");

@@ -64,6 +64,8 @@ struct ggml_cuda_pages {
 
     char * base = nullptr; // null: there are no addresses
 
+    bool (*plain_cpy_tensor)(ggml_backend_buffer_t, const ggml_tensor *, ggml_tensor *) = nullptr; // of ggml's own buffers
+
 private:
     enum state : uint8_t {
         ABSENT,
@@ -264,6 +266,13 @@ static void ggml_cuda_pages_buffer_memset_tensor(ggml_backend_buffer_t buffer, g
     pages->set(begin, begin + size, value);
 }
 
+// the plain one copies as the current device, which may have no access here. false: through the host
+static bool ggml_cuda_pages_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    const ggml_cuda_pages * pages = ggml_cuda_pages_of(buffer);
+
+    return ggml_cuda_pages_ok("cudaSetDevice", cudaSetDevice(pages->device)) && pages->plain_cpy_tensor(buffer, src, dst);
+}
+
 //
 // ggml-pages.h
 //
@@ -305,9 +314,12 @@ static ggml_backend_buffer_t ggml_cuda_pages_reserve(ggml_backend_buffer_type_t 
 
     ggml_backend_buffer_t buf = ggml_cuda_pages_buffer(device, pages, pages->base, pages->n_bytes());
 
+    pages->plain_cpy_tensor = buf->iface.cpy_tensor;
+
     // the plain ones touch what may not be mapped
     buf->iface.init_tensor   = nullptr;
     buf->iface.memset_tensor = ggml_cuda_pages_buffer_memset_tensor;
+    buf->iface.cpy_tensor    = ggml_cuda_pages_buffer_cpy_tensor;
     buf->iface.clear         = ggml_cuda_pages_buffer_clear;
 
     return buf;
