@@ -6,6 +6,7 @@ captured run shows its output in the error; a streamed one has shown it already,
 """
 
 import contextlib
+import io
 import os
 import shlex
 import shutil
@@ -176,19 +177,6 @@ def _end(process: Process) -> None:
             break
 
 
-def _lines(process: Process) -> Iterator[str]:
-    """Lines as they come, ended by LF, CR or CRLF (progress counters use CR)."""
-    assert process.stdout is not None
-    pending = b""
-    while chunk := os.read(process.stdout.fileno(), 65536):
-        pending += chunk
-        *whole, pending = pending.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        for line in whole:
-            yield line.decode("utf-8", "replace")
-    if pending:
-        yield pending.decode("utf-8", "replace")
-
-
 def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_line: Callable[[str], None]) -> Completed:
     """Run to the end, giving each line of merged stdout and stderr to on_line as it comes; never checks the exit code.
 
@@ -197,17 +185,16 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
     args = _resolve(argv)
     collected: list[str] = []
     process = _start(args, None, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
     try:
-        for line in _lines(process):
-            collected.append(line)
-            on_line(line)
+        with io.TextIOWrapper(process.stdout, "utf-8", "replace") as output:  # progress counters end lines with CR
+            for line in output:
+                collected.append(line.rstrip("\n"))
+                on_line(collected[-1])
         process.wait()
     except BaseException:
         _end(process)
         raise
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
     return Completed(process.returncode, "\n".join(collected))
 
 

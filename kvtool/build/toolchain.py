@@ -8,7 +8,6 @@ import platform
 import re
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -243,7 +242,7 @@ def _unlinked(home: Path) -> tuple[Tool, ...]:
 # --- Vulkan ------------------------------------------------------------------------------------------------------
 
 # The newest name that ggml-vulkan takes from the headers; Debian 12's (1.3.239) do not have it.
-_VULKAN_NAME = "vk::LayerSettingEXT"
+_VULKAN_NAME = "VkLayerSettingEXT"
 _NEW_HEADERS = (
     "newer ones are headers alone, the loader that is installed serves: git clone --depth 1 -b v1.4.309 "
     "https://github.com/KhronosGroup/Vulkan-Headers && export CPATH=$PWD/Vulkan-Headers/include"
@@ -269,29 +268,15 @@ def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
     """The first headers that have what ggml-vulkan needs; CMake, left alone, takes the first of any age."""
     name = "Vulkan headers"
     places = [*_paths("CPATH"), *(prefix / folder for prefix in prefixes for folder in ("include", "Include"))]
-    there = [place for place in dict.fromkeys(places) if (place / "vulkan" / "vulkan.hpp").is_file()]
+    files = ("vulkan.hpp", "vulkan_core.h")  # the second comes with the first, and has the names of both
+    there = [place for place in dict.fromkeys(places) if all((place / "vulkan" / file).is_file() for file in files)]
     if not there:
         return _missing_file(name, "vulkan/vulkan.hpp", places, HINTS["vulkan"])
     for place in there:
-        if _compiles(f"#include <vulkan/vulkan.hpp>\n{_VULKAN_NAME} setting;\n", place):
+        if _VULKAN_NAME.encode() in (place / "vulkan" / "vulkan_core.h").read_bytes():
             return Tool(name, place, flags={"Vulkan_INCLUDE_DIR": str(place)})
-    why = f"{_VULKAN_NAME} does not compile with {' or '.join(map(str, there))}: too old for ggml-vulkan"
+    why = f"{_VULKAN_NAME} is not in {' or '.join(map(str, there))}: too old for ggml-vulkan"
     return Tool(name, None, missing=why, how=_NEW_HEADERS)
-
-
-def _compiles(source: str, include: Path) -> bool:
-    """Whether the C++ compiler takes a source; what cannot be tried counts as good, and the build will tell."""
-    compiler = find_compiler("C++")
-    if compiler.path is None:
-        return True
-    flags = ("/nologo", "/std:c++17", "/Zs") if compiler.path.stem.lower() == "cl" else ("-std=c++17", "-fsyntax-only")
-    with tempfile.TemporaryDirectory(prefix="kvtool-") as name:
-        file = Path(name, "check.cpp")
-        file.write_text(source, encoding="utf-8")
-        done = process.capture(
-            [compiler.path, *flags, "-I", include, file], env={"CPATH": None}, check=False, timeout=120
-        )
-    return done.returncode == 0
 
 
 # --- all of it ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from kvtool.console import Console
-from kvtool.errors import DiskError, DriftError, KvtoolError, TreeError, UsageError
+from kvtool.errors import DriftError, KvtoolError, TreeError, UsageError, writing
 from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
 from kvtool.options import Env
@@ -131,14 +131,13 @@ def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change
     git = Git(project.tree)
     scratch.give(git, replayed.head)
     source.stage.put_aside(todo)
-    try:
-        source.stage.put("new")
-    except BaseException as err:
-        source.stage.put("old")
-        source.stage.clear()
-        if isinstance(err, OSError):
-            raise DiskError("cannot write the project", why=str(err), next_step="nothing was changed") from err
-        raise
+    with writing("the project", "nothing was changed"):
+        try:
+            source.stage.put("new")
+        except BaseException:
+            source.stage.put("old")
+            source.stage.clear()
+            raise
     if replayed.head != source.state.head:
         git.run("update-ref", "-m", "kvtool export", "HEAD", replayed.head, source.state.head)
     write_applied(project.tree, applied_of(series, replayed, pinned=source.applied.pinned))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvtool.errors import DiskError
+from kvtool.errors import writing
 
 _SYSTEMS = {"Linux": "ubuntu", "Darwin": "macos", "Windows": "win"}
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}
@@ -76,18 +76,17 @@ def write(out: Path, folder: str, entries: Sequence[Entry], when: int, on_bytes:
     on_bytes is told how many bytes went in so far. Raises DiskError.
     """
     partial, done = out.with_name(f".{out.name}.{os.getpid()}"), 0
-    try:
+    with writing(str(out), "name another place with --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            for entry in (_zip if out.suffix == ".zip" else _tar)(file, folder, entries, when):
-                done += len(entry.content)
-                on_bytes(done)
-        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-        partial.replace(out)
-    except OSError as err:
-        raise DiskError(f"{out} cannot be written", why=str(err), next_step="name another place with --out") from err
-    finally:
-        partial.unlink(missing_ok=True)
+        try:
+            with partial.open("wb") as file:
+                for entry in (_zip if out.suffix == ".zip" else _tar)(file, folder, entries, when):
+                    done += len(entry.content)
+                    on_bytes(done)
+            digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)
     return digest
 
 

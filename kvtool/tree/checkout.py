@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kvtool.console import Console
-from kvtool.errors import DiskError, TreeError
+from kvtool.errors import DiskError, TreeError, writing
 from kvtool.gitcmd import IDENTITY_EMAIL, Git, Scratch, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.result import read
@@ -64,10 +64,8 @@ def bring(shop: Workshop, upstream: Upstream, *, pinned: bool) -> Brought:
                 why="it is not empty, and kvtool does not overwrite what it does not know",
                 next_step="move it away, or name another place: --tree DIR",
             )
-        try:
+        with writing(str(tree)):
             return _create(shop, series, pinned)
-        except OSError as err:
-            raise DiskError(f"cannot create {tree}", why=str(err)) from err
 
 
 def sweep(tree: Path) -> None:

@@ -5,6 +5,7 @@ is what its bytes are. In C a line that was only re-aligned is the same line: th
 tokens, before the first and behind the last may differ. It may not where there was none, nor in a string or character.
 """
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,9 +28,7 @@ _GOES_ON = re.compile(rb"\s*(?:(?:else|catch|while)\b|[.,?:|=<>%/)]|&&|->)")  # 
 
 def split_lines(text: bytes) -> list[bytes]:
     """The lines of a file, as git counts them: ended by a line feed and nothing else."""
-    lines = [line + b"\n" for line in text.split(b"\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
+    return io.BytesIO(text).readlines()
 
 
 class SourceFile:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvtool import process
 from kvtool.console import Console, Progress
-from kvtool.errors import DiskError, KvtoolError, LockError, MissingToolError, NetworkError, UsageError
+from kvtool.errors import DiskError, KvtoolError, LockError, MissingToolError, NetworkError, UsageError, writing
 from kvtool.gitcmd import Git
 from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
@@ -66,13 +66,12 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
             place = scratch / str(number)
             repo = Git.create(place / "repo.git")
             try:
-                with console.progress(f"fetching llama.cpp {upstream.tag}: {name}") as bar:
+                said = f"fetching llama.cpp {upstream.tag}: {name}"
+                with console.progress(said) as bar, writing(str(cache.root)):
                     tree = fetch(repo, place, bar)
                     return Fetched(upstream, cache.adopt(repo, tree, upstream, scratch), name)
             except DiskError:
                 raise
-            except OSError as err:
-                raise DiskError(f"cannot write {cache.root}", why=str(err)) from err
             except KvtoolError as err:
                 if mirror:
                     raise

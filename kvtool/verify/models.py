@@ -227,14 +227,15 @@ def write_model(
     out: Path, arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, half: bool = False
 ) -> None:
     """A model without a tokenizer. keys: its architecture's; shapes: of its tensors, rows first; half: f16 matrices."""
+    from gguf import GGUFValueType as Kind
     from gguf import GGUFWriter
 
     writer = GGUFWriter(out, arch)
     writer.add_name(f"random weights, {arch}")
     writer.add_tokenizer_model("no_vocab")
+    kinds = {bool: Kind.BOOL, str: Kind.STRING, float: Kind.FLOAT32, int: Kind.UINT32, list: Kind.ARRAY}
     for name, value in keys.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        (writer.add_array if isinstance(value, list) else add)(f"{arch}.{name}", value)
+        writer.add_key_value(f"{arch}.{name}", value, kinds[type(value)])
     for name, shape in shapes.items():
         weight = random_weight(name, shape)
         writer.add_tensor(name, weight.astype("float16") if half and len(shape) > 1 else weight)

@@ -14,7 +14,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from kvtool.verify.models import fingerprint, finish, random_weight, read, written
+from kvtool.verify.models import fingerprint, read, write_model, written
 
 _EMBD, _HEADS, _FFN, _LAYERS, _IMAGE, _PATCH, _HIDDEN = 64, 4, 96, 2, 32, 8, 16384
 
@@ -33,23 +33,12 @@ def projector(model: Path, work: Path, width: int = 0, *, merging: bool = False)
 
 
 def _write(out: Path, width: int, kind: str) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(out, "clip")
-    writer.add_name(f"random weights, {kind}")
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", kind)
-    writer.add_bool("clip.use_gelu", True)
     vision = {"embedding_length": _EMBD, "feed_forward_length": _FFN, "block_count": _LAYERS}
     vision |= {"projection_dim": width, "attention.head_count": _HEADS, "image_size": _IMAGE, "patch_size": _PATCH}
-    for name, number in vision.items():
-        writer.add_uint32(f"clip.vision.{name}", number)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    for name in ("image_mean", "image_std"):
-        writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
-    for name, shape in (_shapes(width) if kind == "mlp" else _shapes_merging(width)).items():
-        writer.add_tensor(name, random_weight(name, shape))
-    finish(writer)
+    more = {"attention.layer_norm_epsilon": 1e-5, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    keys = {"has_vision_encoder": True, "projector_type": kind, "use_gelu": True}
+    keys |= {f"vision.{name}": value for name, value in {**vision, **more}.items()}
+    write_model(out, "clip", keys, _shapes(width) if kind == "mlp" else _shapes_merging(width))
 
 
 def _shapes(width: int) -> dict[str, tuple[int, ...]]:

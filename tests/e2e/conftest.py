@@ -20,6 +20,7 @@ import pytest
 
 from kvtool.build import cmake
 from kvtool.verify import models
+from kvtool.verify.projector import projector
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESET = os.environ.get("KVTOOL_TEST_PRESET", "release")
@@ -27,6 +28,7 @@ SANITIZED = PRESET in ("asan", "tsan")
 PROGRAMS = (
     ("llama-server",) if SANITIZED else ("kv-bench", "llama-cli", "llama-completion", "llama-bench", "llama-server")
 )
+MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 SUPPRESSED = ROOT / "ci" / "tsan.supp"
 REPORTS = ROOT / "report" / PRESET
 
@@ -74,9 +76,21 @@ class Real:
         return self.build / "bin"
 
     @property
+    def work(self) -> Path:
+        """Where verify, and these tests, write models."""
+        return self.tree / "build" / "verify"
+
+    @property
     def toys(self) -> Path:
         """The directory of the toy models; made here when no verify has run yet."""
-        return models.toys(self.toys_by, self.tree / "build" / "verify")[0].parent
+        return models.toys(self.toys_by, self.work)[0].parent
+
+    def spoken(self, toy: str) -> Path:
+        """The toy with a vocabulary, so that it reads and writes text."""
+        return self.speaking(self.toys / f"{toy}.gguf")
+
+    def speaking(self, model: Path) -> Path:
+        return models.spoken(model, self.tree / "models" / models.VOCABULARY, self.work)
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
@@ -101,6 +115,36 @@ def _built(preset: str, *targets: str) -> dict[str, Any]:
     if code != 0:
         pytest.fail(f"these tests need the patched tree: kvtool fetch, apply, build ({built['error']['what']})")
     return built
+
+
+@pytest.fixture(scope="session")
+def model(real: Real) -> Path:
+    """A small model that reads and writes text."""
+    return real.spoken("llama-dense")
+
+
+@pytest.fixture(scope="session")
+def mute(real: Real) -> Path:
+    """A model of 64 KiB a cell, trained on 262144 tokens, and without a vocabulary."""
+    return models.cache_model(models.QWEN35_27B, real.work)
+
+
+@pytest.fixture(scope="session")
+def wide(real: Real, mute: Path) -> Path:
+    """The same with a vocabulary: its cache is most of what a server takes."""
+    return real.speaking(mute)
+
+
+@pytest.fixture(scope="session")
+def sight(real: Real, model: Path) -> Path:
+    """A projector for `model`."""
+    return projector(model, real.work)
+
+
+@pytest.fixture
+def marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a prompt has its images; a server makes up another name each time."""
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import httpx
 
 from kvtool.verify.projector import image
 from kvtool.verify.server import LlamaServer
+from tests.e2e.conftest import MARKER
 from tests.e2e.servers import part, refusal
 
 APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
-MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 
 
 def looking(*seeds: int, before: str = "", after: str = " what is it?", **of_each: int) -> dict[str, Any]:

@@ -25,20 +25,6 @@ memory_is_plain = pytest.mark.skipif(
 )
 
 
-def spoken(real: Real, toy: str) -> Path:
-    """The toy with a vocabulary, so that it reads and writes text."""
-    return speaking(real, real.toys / f"{toy}.gguf")
-
-
-def spoken_wide(real: Real) -> Path:
-    """A model of 64 KiB a cell: its cache is most of what the server takes."""
-    return speaking(real, models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify"))
-
-
-def speaking(real: Real, model: Path) -> Path:
-    return models.spoken(model, real.tree / "models" / models.VOCABULARY, real.tree / "build" / "verify")
-
-
 @contextlib.contextmanager
 def serving(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
     with llama_server(real.bin / "llama-server", model, ("-t", "1", *map(str, args)), log) as server:

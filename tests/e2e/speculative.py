@@ -9,13 +9,7 @@ from typing import Any
 
 from kvtool.verify.server import LlamaServer
 from tests.e2e.conftest import Real
-from tests.e2e.servers import (
-    completion,
-    part,
-    refusal,
-    serving,
-    until,
-)
+from tests.e2e.servers import completion, part, refusal, serving, until
 
 ONE = ("-c", "4096", "-np", "1", "--cache-ram", "0")
 DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")

@@ -7,12 +7,11 @@ import subprocess
 import pytest
 
 from tests.e2e.conftest import Real
-from tests.e2e.servers import spoken
 
 
 def chat(real: Real, *lines: str) -> str:
     """What it says to these lines."""
-    args = ("-m", str(spoken(real, "llama-dense")), "-c", "2048", "-n", "8", "--kv-dynamic", "-t", "1", "--no-warmup")
+    args = ("-m", str(real.spoken("llama-dense")), "-c", "2048", "-n", "8", "--kv-dynamic", "-t", "1", "--no-warmup")
     done = subprocess.run(
         [real.bin / "llama-cli", *args, "--simple-io"],
         input="\n".join((*lines, "/exit\n")),

@@ -36,5 +36,5 @@ def test_embeddings(real: Real, toy: str, pooling: str) -> None:
     ids=["f16", "fa-off", "unified", "q8_0", "by-copy"],
 )
 def test_a_decoder_beside_its_encoder(real: Real, args: tuple[str, ...]) -> None:
-    model = encoder.t5(real.tree / "build" / "verify")
+    model = encoder.t5(real.work)
     assert {"prompt", "generate", "state-self", "full"} <= equal(real, model, *args)

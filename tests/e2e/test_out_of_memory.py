@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import VerifyError
-from kvtool.verify import models
 from kvtool.verify.server import Answer, LlamaServer, Request, llama_server
 from kvtool.verify.texts import growths, prompt
 from tests.e2e.conftest import Real
@@ -20,12 +19,6 @@ from tests.e2e.conftest import Real
 SHORT = Request("the stone under the bridge", 16)
 LONG = Request(prompt(1, 600), 16)
 ARGS = ("-c", "2048", "-np", "1", "-t", "1", "-lv", "4")
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    vocabulary = real.tree / "models" / models.VOCABULARY
-    return models.spoken(real.toys / "llama-dense.gguf", vocabulary, real.tree / "build" / "verify")
 
 
 @pytest.fixture(scope="module")

@@ -7,33 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, props, within
 from tests.e2e.conftest import Real
-from tests.e2e.servers import (
-    completion,
-    refusal,
-    serving,
-    spoken,
-    spoken_wide,
-    until_logged,
-    weights,
-)
+from tests.e2e.servers import completion, refusal, serving, until_logged, weights
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
-
-
-@pytest.fixture(scope="module")
-def wide(real: Real) -> Path:
-    """A model of 64 KiB a cell, trained on 262144."""
-    return models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify")
 
 
 def n_ctx(server: LlamaServer) -> int:
@@ -57,9 +37,9 @@ def n_ctx(server: LlamaServer) -> int:
     ],
 )
 def test_the_size_of_the_context(
-    real: Real, wide: Path, tmp_path: Path, args: tuple[str, ...], cells: range | tuple[int, ...]
+    real: Real, mute: Path, tmp_path: Path, args: tuple[str, ...], cells: range | tuple[int, ...]
 ) -> None:
-    with serving(real, wide, tmp_path / "log", *PLAIN, "--no-jinja", *args, "--kv-dynamic") as server:
+    with serving(real, mute, tmp_path / "log", *PLAIN, "--no-jinja", *args, "--kv-dynamic") as server:
         assert n_ctx(server) in cells
 
 
@@ -85,7 +65,7 @@ def test_what_a_server_says_of_its_budget(real: Real, model: Path, tmp_path: Pat
         assert "kv_budget" not in props(server)
 
 
-def test_the_environment(real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment(real: Real, mute: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "KV_BUDGET": "100",
         "KV_AUTO_QUANT": "q4_0",
@@ -93,7 +73,7 @@ def test_the_environment(real: Real, wide: Path, tmp_path: Path, monkeypatch: py
         "KV_CACHE_DEMAND_PAGED": "1",
     }.items():
         monkeypatch.setenv(f"LLAMA_ARG_{name}", value)
-    with serving(real, wide, tmp_path / "log", *PLAIN, "--no-jinja") as server:
+    with serving(real, mute, tmp_path / "log", *PLAIN, "--no-jinja") as server:
         said = props(server)
         assert said["kv_budget"]["types"] == ["q4_0"]
         assert n_ctx(server) == 3072  # whole blocks of 256
@@ -102,20 +82,15 @@ def test_the_environment(real: Real, wide: Path, tmp_path: Path, monkeypatch: py
 # --- within it -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def talking(real: Real) -> Path:
-    return spoken_wide(real)
-
-
 @pytest.mark.parametrize(
     ("storage", "mib", "most"),
     [("inplace", 64, 2200), ("copy", 96, 2600)],  # by copy a block of 256 cells is always beyond those in use
 )
 def test_idle_slots_first_then_precision(
-    real: Real, talking: Path, tmp_path: Path, storage: str, mib: int, most: int, monkeypatch: pytest.MonkeyPatch
+    real: Real, wide: Path, tmp_path: Path, storage: str, mib: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
-    with within(real, talking, tmp_path, mib, *LADDER, "--kv-unified") as watched:
+    with within(real, wide, tmp_path, mib, *LADDER, "--kv-unified") as watched:
         watched.ask(0, 500)
         assert watched.look() == ("f16", 0, 0)
         watched.ask(1, 650)  # the two have no place at f16
@@ -132,8 +107,8 @@ def test_idle_slots_first_then_precision(
         assert watched.look() == ("f16", 2, 1)
 
 
-def test_a_plain_limit(real: Real, talking: Path, tmp_path: Path) -> None:
-    with within(real, talking, tmp_path, 64, "--kv-unified") as watched:
+def test_a_plain_limit(real: Real, wide: Path, tmp_path: Path) -> None:
+    with within(real, wide, tmp_path, 64, "--kv-unified") as watched:
         watched.ask(0, 500)
         answer = watched.server.http.post("/completion", json={"prompt": prompt(1, 1300), "id_slot": 1})
         assert refusal(answer)[:2] == (400, "exceed_context_size_error")  # another time is no better

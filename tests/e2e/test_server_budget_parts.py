@@ -13,27 +13,8 @@ from kvtool.verify.projector import projector
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, Watched, props, within
 from tests.e2e.conftest import Real
-from tests.e2e.projector import MARKER, see
-from tests.e2e.servers import (
-    completion,
-    part,
-    refusal,
-    spoken,
-    spoken_wide,
-    until_it_generates,
-    until_logged,
-    weights,
-)
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
-
-
-@pytest.fixture(scope="module")
-def talking(real: Real) -> Path:
-    return spoken_wide(real)
+from tests.e2e.projector import see
+from tests.e2e.servers import completion, part, refusal, until_it_generates, until_logged, weights
 
 
 class Seeing(Watched):
@@ -52,11 +33,10 @@ class Seeing(Watched):
 
 
 @pytest.fixture
-def seeing(real: Real, talking: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seeing]:
-    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
-    sight = projector(talking, real.tree / "build" / "verify")
+def seeing(real: Real, wide: Path, tmp_path: Path, marker: None) -> Iterator[Seeing]:
+    sight = projector(wide, real.work)
     args = (*LADDER, "--kv-unified", "--mmproj", sight, "--mmproj-lazy")
-    with within(real, talking, tmp_path, 96, *args) as watched:
+    with within(real, wide, tmp_path, 96, *args) as watched:
         yield Seeing(watched.server, watched.mib)
 
 
@@ -81,9 +61,9 @@ def test_idle_slots_make_room_for_an_image(seeing: Seeing) -> None:
     until_logged(seeing.server, "purging slot 1")
 
 
-def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, talking: Path, tmp_path: Path) -> None:
-    parts = ("--kv-unified", "--mmproj", projector(talking, real.tree / "build" / "verify"), "--mmproj-lazy")
-    with within(real, talking, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
+def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, wide: Path, tmp_path: Path) -> None:
+    parts = ("--kv-unified", "--mmproj", projector(wide, real.work), "--mmproj-lazy")
+    with within(real, wide, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
         watched.ask(1, 800)
         watched.ask(0, 600)
         part(watched.server, "mmproj", "load")
@@ -109,10 +89,9 @@ def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
     assert seeing.look() == ("f16", 1, 1)
 
 
-def test_a_projector_for_which_there_is_no_room(real: Real, talking: Path, tmp_path: Path) -> None:
-    work = real.tree / "build" / "verify"
-    large = projector(talking, work, width=1024)  # 68 MiB; another model's, which nobody gets to see
-    with within(real, talking, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
+def test_a_projector_for_which_there_is_no_room(real: Real, wide: Path, tmp_path: Path) -> None:
+    large = projector(wide, real.work, width=1024)  # 68 MiB; another model's, which nobody gets to see
+    with within(real, wide, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
         watched.ask(0, 100)
         for _ in range(2):
             code, kind, message = refusal(watched.server.http.post("/mmproj", json={"action": "load"}))
@@ -123,14 +102,13 @@ def test_a_projector_for_which_there_is_no_room(real: Real, talking: Path, tmp_p
         assert props(watched.server)["kv_budget"]["loaded_bytes"] == 0
     with (
         pytest.raises(VerifyError) as failed,
-        within(real, talking, tmp_path, 34, "--mmproj", projector(talking, work)),
+        within(real, wide, tmp_path, 34, "--mmproj", projector(wide, real.work)),
     ):
         pass
     assert "the budget has no room for the multimodal projector" in failed.value.output
 
 
-def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path, tmp_path: Path) -> None:
-    sight = projector(model, real.tree / "build" / "verify")
+def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     parts = ("--mmproj", sight, "--mmproj-lazy", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
     with within(real, model, tmp_path, weights(model) + 12, "-np", "1", *parts) as watched:
         http = watched.server.http
@@ -149,11 +127,11 @@ def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path,
 
 @pytest.mark.parametrize("ladder", [(), LADDER])
 def test_a_draft_on_demand_makes_room_for_the_cells(
-    real: Real, talking: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
+    real: Real, wide: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
 ) -> None:
     """Before a prompt is refused, and before they lose precision."""
     draft = ("--kv-unified", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
-    with within(real, talking, tmp_path, 96, *ladder, *draft) as watched:
+    with within(real, wide, tmp_path, 96, *ladder, *draft) as watched:
 
         def state() -> str:
             return str(watched.server.http.get("/speculative").json()["state"])
@@ -165,14 +143,14 @@ def test_a_draft_on_demand_makes_room_for_the_cells(
             assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
 
 
+@pytest.mark.usefixtures("marker")
 @pytest.mark.parametrize("ladder", [(), LADDER])
 def test_a_projector_on_demand_makes_room_for_the_cells(
-    real: Real, talking: Path, tmp_path: Path, ladder: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    real: Real, wide: Path, tmp_path: Path, ladder: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
-    sight = projector(talking, real.tree / "build" / "verify")
+    sight = projector(wide, real.work)
     args = ("--kv-unified", "--mmproj", sight, "--mmproj-lazy-auto", "0")
-    with within(real, talking, tmp_path, 64, *ladder, *args) as watched:
+    with within(real, wide, tmp_path, 64, *ladder, *args) as watched:
 
         def state() -> str:
             return str(watched.server.http.get("/mmproj").json()["state"])

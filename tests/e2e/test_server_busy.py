@@ -19,12 +19,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer, RefusedError
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import SANITIZED, Real
-from tests.e2e.projector import MARKER, is_unloaded, see
-from tests.e2e.servers import completion, part, refusal, serving, spoken, until, until_it_generates, weights
+from tests.e2e.projector import is_unloaded, see
+from tests.e2e.servers import completion, part, refusal, serving, until, until_it_generates, weights
 
 pytestmark = pytest.mark.timeout(3600 if SANITIZED else 300)
 
@@ -34,11 +33,6 @@ WATCHED = ("/slots", "/metrics", "/props", "/health", "/mmproj", "/speculative")
 DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
 Args = tuple[str | Path, ...]
 STORED = pytest.mark.parametrize("storage", ["inplace", "copy"])
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
 
 
 @contextlib.contextmanager
@@ -110,10 +104,9 @@ def goes_away(server: LlamaServer, rng: random.Random) -> None:
             pass
 
 
-def test_parts_go_and_come(real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("marker")
+def test_parts_go_and_come(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     """The projector and the draft, under eight clients with images and four without."""
-    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
-    sight = projector(model, real.tree / "build" / "verify")
     args = (
         "-c",
         "8192",

@@ -15,17 +15,17 @@ import pytest
 from kvtool.verify import drafts
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, spoken
+from tests.e2e.servers import completion, serving
 
 ARGS = ("-c", "2048", "-np", "1", "--cache-ram", "0", "-lv", "4", "--spec-draft-n-max", "4")
 ASKED = [(prompt(1, 600), 100), (prompt(1, 600) + " and the stone", 50)]
 
 
 def answers(real: Real, log: Path, kind: str, *more: str) -> tuple[list[dict[str, Any]], str]:
-    model = spoken(real, "llama-dense")
-    draft: tuple[str, ...] = ("-md", str(model))  # drafts for itself: all that it drafts is accepted
+    model = real.spoken("llama-dense")
+    draft: tuple[str | Path, ...] = ("-md", model)  # drafts for itself: all that it drafts is accepted
     if kind == "draft-mtp":
-        model = drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
+        model = drafts.mtp(real.spoken(drafts.MTP_TOY), real.work)
         draft = ()
     with serving(real, model, log, *ARGS, "--spec-type", kind, *draft, *more) as server:
         answered = [completion(server, text, n) for text, n in ASKED]
@@ -71,10 +71,9 @@ def test_a_draft_that_never_gets_memory(
 
 
 def test_a_draft_lacks_tokens_of_a_prompt_from_the_cache(
-    real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another slot takes it, of which what drafts does not know that anything is missing."""
-    model = str(spoken(real, "llama-dense"))
     args = ("-c", "4096", "-np", "2", "--no-kv-unified", "--cache-ram", "64", "-lv", "4", "--spec-draft-n-max", "4")
     drafting = ("--spec-type", "draft-simple", "-md", model)
     long = prompt(1, 600)
@@ -82,7 +81,7 @@ def test_a_draft_lacks_tokens_of_a_prompt_from_the_cache(
     asked = [(long[: len(long) // 4], 4, 0), (long, 4, 0), *others, (long + " and the stone", 20, 1)]
 
     def texts(log: Path, *more: str) -> tuple[list[str], str]:
-        with serving(real, Path(model), log, *args, *drafting, *more) as server:
+        with serving(real, model, log, *args, *drafting, *more) as server:
             told = [completion(server, text, n, id_slot=slot)["content"] for text, n, slot in asked]
         return told, server.log
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, resident, serving, spoken_wide, until
+from tests.e2e.servers import completion, resident, serving, until
 
 ARGS = ("-c", "16384", "-np", "2", "--kv-unified", "--no-warmup")
 MIB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def wide(real: Real) -> Path:
-    return spoken_wide(real)
 
 
 def committed(server: LlamaServer) -> int:

@@ -15,16 +15,11 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, events, serving, spoken
+from tests.e2e.servers import at_once, completion, events, serving
 
 APART = ("-c", "4096", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
 ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0")
 LONG = prompt(1, 600)
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
 
 
 @pytest.fixture(params=["inplace", "copy"])
@@ -172,7 +167,7 @@ def test_a_checkpoint_that_finds_no_memory(
 ) -> None:
     """Every allocation fails once, in turn: no request ends the server, and what is answered is right."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
-    model = spoken(real, toy)
+    model = real.spoken(toy)
     asked = [LONG + tail for tail in ("", " river", " stone")]
 
     def ask(server: LlamaServer) -> list[Any]:

@@ -10,14 +10,7 @@ from kvtool.verify import drafts
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import (
-    completion,
-    memory_is_plain,
-    resident,
-    serving,
-    speaking,
-    spoken,
-)
+from tests.e2e.servers import completion, memory_is_plain, resident, serving
 from tests.e2e.speculative import ONE, accepted, act, state, unloading, until_it_is
 
 MIB = 1024 * 1024
@@ -27,7 +20,7 @@ MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4")
 @pytest.fixture(scope="module")
 def layered(real: Real) -> Path:
     """A model with an MTP layer."""
-    return drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
+    return drafts.mtp(real.spoken(drafts.MTP_TOY), real.work)
 
 
 def test_mtp_layers_go_and_come(real: Real, layered: Path, tmp_path: Path) -> None:
@@ -78,8 +71,8 @@ def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_pat
 
 def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
     """It comes and goes, and they stay."""
-    pair = drafts.pair(real.tree / "build" / "verify")
-    target, draft = speaking(real, pair.target), speaking(real, pair.draft)
+    pair = drafts.pair(real.work)
+    target, draft = real.speaking(pair.target), real.speaking(pair.draft)
     text = prompt(1, 200)
     with serving(real, target, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 1000)["content"]

@@ -13,7 +13,7 @@ from kvtool.verify import models
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, spoken, until
+from tests.e2e.servers import completion, serving, until
 
 ARGS = ("-c", "4096", "-np", "2", "--metrics", "--slots", "--cache-ram", "0")
 LINE = re.compile(r'^llamacpp:kv_cache_(\w+)\{context="(\w+)"\} (\S+)$', re.MULTILINE)
@@ -36,11 +36,6 @@ def numbers(server: LlamaServer) -> dict[str, dict[str, str]]:
 def props(server: LlamaServer) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = server.http.get("/props").json()["kv_cache"]
     return out
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
 
 
 def test_without_the_flag_there_is_nothing_new(real: Real, model: Path, tmp_path: Path) -> None:
@@ -88,7 +83,7 @@ def slots(server: LlamaServer) -> list[dict[str, int]]:
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])
 def test_what_each_slot_has(real: Real, toy: str, tmp_path: Path) -> None:
     args = ("-c", "2048", "-np", "4", "--kv-unified", "--metrics", "--no-cache-idle-slots", "--kv-dynamic")
-    with serving(real, spoken(real, toy), tmp_path / "log", *args) as server:
+    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server:
         assert all(slot["cells"] == slot["runs"] == 0 for slot in slots(server))
         for slot_id in range(3):
             completion(server, prompt(slot_id, 50 + 10 * slot_id), 5, id_slot=slot_id)
@@ -117,12 +112,11 @@ def test_busy_slots_are_watched_while_somebody_asks(real: Real, model: Path, tmp
     assert {shared for shared, _ in seen} == {evaluated} and len(seen) > 3
 
 
-def test_large_numbers_have_all_their_digits(real: Real, tmp_path: Path) -> None:
+def test_large_numbers_have_all_their_digits(real: Real, mute: Path, tmp_path: Path) -> None:
     """Reserved bytes of Qwen3.5-27B's cache: more digits than a double is printed with by default."""
-    model = models.cache_model(models.QWEN35_27B, real.tree / "build" / "verify")
     cells = 5120
     args = ("-c", str(cells), "-np", "1", "--metrics", "--no-warmup", "--no-jinja", "--kv-dynamic")
-    with serving(real, model, tmp_path / "log", *args) as server:
+    with serving(real, mute, tmp_path / "log", *args) as server:
         expected = str(cells * models.QWEN35_27B.bytes_per_cell())
         assert len(expected) > 6
         assert numbers(server)["target"]["reserved_bytes"] == expected

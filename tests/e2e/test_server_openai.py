@@ -11,7 +11,7 @@ import pytest
 from kvtool.top.server import Server
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import serving, spoken
+from tests.e2e.servers import serving
 
 KEY = "sesame"
 ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "--api-key", KEY)
@@ -29,7 +29,7 @@ def conversation(real: Real, log: Path, *args: str) -> tuple[list[str], list[int
     texts: list[str] = []
     messages: list[Any] = [{"role": "system", "content": "Answer in full."}]
     with (
-        serving(real, spoken(real, "llama-dense"), log, *ARGS, *args) as server,
+        serving(real, real.spoken("llama-dense"), log, *ARGS, *args) as server,
         openai.DefaultHttpxClient(trust_env=False) as http,
         Server(server.url, KEY) as watched,
     ):

@@ -13,16 +13,11 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, refusal, serving, spoken, spoken_wide, until, until_logged
+from tests.e2e.servers import at_once, completion, refusal, serving, until, until_logged
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
 N = 150  # tokens that a request generates: three of them with their prompts fill the pool
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
 
 
 def n_waiting(server: LlamaServer) -> int:
@@ -48,7 +43,7 @@ DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
     ],
 )
 def test_who_fits_alone_finishes(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
-    model = spoken(real, toy)
+    model = real.spoken(toy)
     draft = ("-md", model) if args == DRAFT else ()
     with serving(real, model, tmp_path / "log", *SMALL, *args, *draft) as server:
         all_finish(at_once(server, [prompt(i, 30 + 20 * (i % 4)) for i in range(6)], N))
@@ -56,17 +51,19 @@ def test_who_fits_alone_finishes(real: Real, toy: str, args: tuple[str, ...], tm
     assert "paused" in server.log and "resumed" in server.log
 
 
-def test_within_a_budget(real: Real, tmp_path: Path) -> None:
+def test_within_a_budget(real: Real, wide: Path, tmp_path: Path) -> None:
     args = (*POOL, "-c", "16384", "--kv-budget", "16")  # of 64 KiB a cell
-    with serving(real, spoken_wide(real), tmp_path / "log", *args) as server:
+    with serving(real, wide, tmp_path / "log", *args) as server:
         all_finish(at_once(server, [prompt(i, 50) for i in range(6)], 80), 80)
     assert "resumed" in server.log
 
 
-def test_idle_slots_make_room_for_what_was_paused(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_slots_make_room_for_what_was_paused(
+    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cells that the budget has are not all to be had: by copy a block is always beyond those in use."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
-    with serving(real, spoken_wide(real), tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
+    with serving(real, wide, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
         all_finish(at_once(server, [prompt(i, 50) for i in range(2)], 400), 400)
     assert "resumed" in server.log
 
@@ -143,12 +140,12 @@ def test_idle_slots_first_and_the_one_that_was_used_last_is_the_last(real: Real,
         assert back["timings"]["cache_n"] >= 60
 
 
-def test_a_prompt_that_no_budget_holds(real: Real, tmp_path: Path) -> None:
+def test_a_prompt_that_no_budget_holds(real: Real, wide: Path, tmp_path: Path) -> None:
     def ask(server: LlamaServer, words: int) -> httpx.Response:
         return server.http.post("/completion", json={"prompt": prompt(1, words), "n_predict": 4, "ignore_eos": True})
 
     args = (*POOL, "-c", "16384", "--kv-budget", "16")
-    with serving(real, spoken_wide(real), tmp_path / "log", *args, "--kv-auto-quant", "f16,q8_0") as server:
+    with serving(real, wide, tmp_path / "log", *args, "--kv-auto-quant", "f16,q8_0") as server:
         assert ask(server, 120).status_code == 200
         status, kind, message = refusal(ask(server, 700))
         assert (status, kind) == (400, "exceed_context_size_error")

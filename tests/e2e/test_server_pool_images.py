@@ -12,21 +12,19 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import MARKER, looking, see
-from tests.e2e.servers import completion, refusal, serving, spoken, until_it_generates
+from tests.e2e.projector import looking, see
+from tests.e2e.servers import completion, refusal, serving, until_it_generates
 
 N = 80  # tokens that a request generates
 # while the first generates 57 tokens the second has its text, then an image that is two batches, of which one has cells
 TEXTS = (40, 390)
 
 
-@pytest.fixture(autouse=True)
-def marker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
+pytestmark = pytest.mark.usefixtures("marker")
 
 
 def of_the_pool(real: Real, model: Path, n_cells: int) -> tuple[str | Path, ...]:
-    sight = projector(model, real.tree / "build" / "verify")
+    sight = projector(model, real.work)
     return ("-np", "2", "--kv-unified", "--no-warmup", "-b", "8", "-c", str(n_cells), "--mmproj", sight)
 
 
@@ -42,8 +40,7 @@ def contents(answer: httpx.Response) -> list[str]:
     return [one["content"] for one in answer.raise_for_status().json()]
 
 
-def test_an_image_waits_for_cells(real: Real, tmp_path: Path) -> None:
-    model = spoken(real, "llama-dense")
+def test_an_image_waits_for_cells(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "roomy", *of_the_pool(real, model, 4096)) as server:
         expected = contents(crossing(server))
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512)) as server:
@@ -55,7 +52,7 @@ def test_an_image_waits_for_cells(real: Real, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("toy", "args"), [("llama-dense", ("--cache-ram", "0")), ("qwen35-dense", ())])
 def test_an_image_that_cannot_wait_is_told_so(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
     """Without memory for what is paused; and where a recurrent state has a part of the image, which stays."""
-    model = spoken(real, toy)
+    model = real.spoken(toy)
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
         status, kind, message = refusal(crossing(server))
         assert (status, kind) == (503, "out_of_memory_error")
@@ -65,8 +62,8 @@ def test_an_image_that_cannot_wait_is_told_so(real: Real, toy: str, args: tuple[
 
 def test_an_image_with_more_cells_than_positions(real: Real, tmp_path: Path) -> None:
     """With M-RoPE one of 16 x 16 tokens has 16 positions. Its cells are there: no place is kept for them once more."""
-    model = spoken(real, "qwen35-dense")
-    sight = projector(model, real.tree / "build" / "verify", merging=True)
+    model = real.spoken("qwen35-dense")
+    sight = projector(model, real.work, merging=True)
     args = ("-np", "2", "--kv-unified", "--no-warmup", "-c", "1024", "--mmproj", sight)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, size=256), "n_predict": 150, "ignore_eos": True, "id_slot": 0}

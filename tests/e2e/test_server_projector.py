@@ -17,7 +17,7 @@ from kvtool.verify.projector import image_url, projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import APART, MARKER, act, is_unloaded, looking, see, state
+from tests.e2e.projector import APART, act, is_unloaded, looking, see, state
 from tests.e2e.servers import (
     completion,
     memory_is_plain,
@@ -25,7 +25,6 @@ from tests.e2e.servers import (
     resident,
     serving,
     short_of_addresses,
-    spoken,
     until,
     until_it_generates,
 )
@@ -33,19 +32,7 @@ from tests.e2e.servers import (
 MIB = 1024 * 1024
 
 
-@pytest.fixture(autouse=True)
-def marker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
-
-
-@pytest.fixture(scope="module")
-def sight(real: Real, model: Path) -> Path:
-    return projector(model, real.tree / "build" / "verify")
+pytestmark = pytest.mark.usefixtures("marker")
 
 
 @pytest.fixture
@@ -275,7 +262,7 @@ def lazy(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[Lazy]
 
 
 def test_a_file_that_is_no_longer_right(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    other = projector(spoken(real, "llama-dense"), tmp_path, width=64).read_bytes()
+    other = projector(model, tmp_path, width=64).read_bytes()
     with lazy(real, model, sight, tmp_path) as it:
         assert is_unloaded(see(it.server, 1))
         it.file.unlink()

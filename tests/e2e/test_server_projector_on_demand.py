@@ -13,38 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvtool.verify.projector import image, image_url, projector
+from kvtool.verify.projector import image, image_url
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import APART, MARKER, act, see, state
-from tests.e2e.servers import (
-    completion,
-    refusal,
-    resident,
-    routing,
-    serving,
-    short_of_addresses,
-    spoken,
-    until,
-)
+from tests.e2e.projector import APART, act, see, state
+from tests.e2e.servers import completion, refusal, resident, routing, serving, short_of_addresses, until
 
 MIB = 1024 * 1024
 
 
-@pytest.fixture(autouse=True)
-def marker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
-
-
-@pytest.fixture(scope="module")
-def sight(real: Real, model: Path) -> Path:
-    return projector(model, real.tree / "build" / "verify")
+pytestmark = pytest.mark.usefixtures("marker")
 
 
 def until_unloaded(server: LlamaServer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, events, serving, spoken
+from tests.e2e.servers import completion, events, serving
 
 MESSAGES = [{"role": "user", "content": prompt(3, 60)}]
 
@@ -21,7 +21,7 @@ def server(
 ) -> Iterator[LlamaServer]:
     log = tmp_path_factory.mktemp("server") / "log"
     args = ("-c", "2048", "-np", "2", "--kv-dynamic", "--cache-ram", "0")
-    with serving(real, spoken(real, request.param), log, *args) as running:
+    with serving(real, real.spoken(request.param), log, *args) as running:
         yield running
 
 

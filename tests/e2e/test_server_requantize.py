@@ -20,26 +20,11 @@ from kvtool.verify import drafts
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import (
-    completion,
-    events,
-    memory_is_plain,
-    refusal,
-    routing,
-    serving,
-    short_of_addresses,
-    spoken,
-    until,
-)
+from tests.e2e.servers import completion, events, memory_is_plain, refusal, routing, serving, short_of_addresses, until
 
 ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0", "--no-warmup")
 SELF_DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
 TEXT = prompt(1, 300)
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
 
 
 def both(name: str) -> dict[str, str]:
@@ -172,7 +157,7 @@ def test_a_prompt_from_the_cache_in_memory(
 def test_a_checkpoint_from_before(real: Real, toy: str, tmp_path: Path) -> None:
     """Of a window, or a recurrent state: it is restored when the prompt has changed further back than the cells go."""
     small = ("-ub", "32", "-lv", "5")  # a cache with a window has room for one of these more
-    with serving(real, spoken(real, toy), tmp_path / "log", *ONE, *small, "--kv-dynamic") as server:
+    with serving(real, real.spoken(toy), tmp_path / "log", *ONE, *small, "--kv-dynamic") as server:
         first = completion(server, TEXT, 200)["content"]  # more than a window
         for name in ("q8_0", "q4_0", "f16"):
             requantize(server, **both(name))
@@ -216,7 +201,7 @@ def test_a_draft_goes_and_comes_between(real: Real, model: Path, tmp_path: Path)
 
 
 def test_an_mtp_layer(real: Real, tmp_path: Path) -> None:
-    model = drafts.mtp(spoken(real, drafts.MTP_TOY), real.tree / "build" / "verify")
+    model = drafts.mtp(real.spoken(drafts.MTP_TOY), real.work)
     with serving(real, model, tmp_path / "log", *ONE, "--spec-type", "draft-mtp", "--kv-dynamic") as server:
         completion(server, TEXT, 50)
         requantize(server, **both("q8_0"))
@@ -265,7 +250,7 @@ def test_requests_that_mean_nothing(real: Real, model: Path, tmp_path: Path) -> 
     ],
 )
 def test_models_that_cannot(real: Real, tmp_path: Path, toy: str, types: dict[str, str], code: int) -> None:
-    with serving(real, spoken(real, toy), tmp_path / "log", *ONE, "--kv-dynamic") as server:
+    with serving(real, real.spoken(toy), tmp_path / "log", *ONE, "--kv-dynamic") as server:
         expected = completion(server, TEXT, 8)["content"]
         assert refused(server, **types)[0] == code
         assert completion(server, TEXT, 8)["content"] == expected
@@ -293,7 +278,7 @@ def has_shifted(server: LlamaServer, times: int) -> bool:
 def test_a_context_that_shifted_goes_on_shifting(real: Real, toy: str, tmp_path: Path) -> None:
     """Also where the keys are not rotated when they are quantized (MLA), or only a part of them with the position."""
     args = ("-c", "256", "-np", "1", "--cache-ram", "0", "--no-warmup", "--context-shift")
-    with serving(real, spoken(real, toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         text = pool.submit(completion, server, prompt(1, 40), 3000)
         for count, name in enumerate(("q8_0", "q4_0", "f16"), 1):
             until(partial(has_shifted, server, 2 * count))

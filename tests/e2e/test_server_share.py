@@ -15,7 +15,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, events, part, serving, spoken, until, until_logged
+from tests.e2e.servers import at_once, completion, events, part, serving, until, until_logged
 
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
@@ -54,7 +54,7 @@ def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Calla
 
 def chats(real: Real, toy: str, log: Path, *args: str) -> tuple[str, list[str], list[int], list[int]]:
     """The donor's text; of 20 prompts beside it: the texts, the tokens found in the cache, and those that could be."""
-    with serving(real, spoken(real, toy), log, *ARGS, *MANY, *args) as server, generating(server, COMMON, BUSY) as text:
+    with serving(real, real.spoken(toy), log, *ARGS, *MANY, *args) as server, generating(server, COMMON, BUSY) as text:
         answers = [completion(server, p, 8, id_slot=1 + i) for i, p in enumerate(PROMPTS)]
         assert server.http.get("/slots").json()[0]["is_processing"], "the donor has ended too early"
         possible = [common(server, COMMON, p) for p in PROMPTS]
@@ -77,9 +77,9 @@ def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path)
         assert found == possible
 
 
-def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, tmp_path: Path) -> None:
+def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, model: Path, tmp_path: Path) -> None:
     def ask(log: Path, *args: str) -> tuple[list[str], int, int]:
-        with serving(real, spoken(real, "llama-dense"), log, *ARGS, *args) as server:
+        with serving(real, model, log, *ARGS, *args) as server:
             answers = at_once(server, PROMPTS[:4], 8)
             own = sum(len(tokens(server, p)) - common(server, COMMON, p) for p in PROMPTS[:4])
             once = len(tokens(server, COMMON)) + own
@@ -91,17 +91,16 @@ def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, tmp_path:
     assert computed <= once < all_of_it / 2
 
 
-def test_one_that_has_not_started_yet_gives_what_it_has(real: Real, tmp_path: Path) -> None:
+def test_one_that_has_not_started_yet_gives_what_it_has(real: Real, model: Path, tmp_path: Path) -> None:
     """Of its last prompt: the next one that begins so gets that slot, and others come with it."""
-    with serving(real, spoken(real, "llama-dense"), tmp_path / "log", *ARGS, FLAG) as server:
+    with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server:
         completion(server, PROMPTS[0], 8, id_slot=3)
         answers = at_once(server, PROMPTS[1:4], 8)
         own = sum(len(tokens(server, p)) - common(server, COMMON, p) for p in PROMPTS[1:4])
     assert sum(a["timings"]["prompt_n"] for a in answers) <= own
 
 
-def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, tmp_path: Path) -> None:
-    model = spoken(real, "llama-dense")
+def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server, generating(server, COMMON, 300):
         assert completion(server, PROMPTS[0], 4, id_slot=1, cache_prompt=False)["timings"]["cache_n"] == 0
         assert completion(server, PROMPTS[1], 4, id_slot=2)["timings"]["cache_n"] > 0
@@ -110,23 +109,20 @@ def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, tmp_path: Pat
         ("llama-dense", streams),
         ("deepseek4-moe", ARGS),
     ):  # the second has streams, whatever is asked for
-        with serving(real, spoken(real, toy), tmp_path / toy, *args, FLAG) as server:
+        with serving(real, real.spoken(toy), tmp_path / toy, *args, FLAG) as server:
             completion(server, COMMON, 4, id_slot=0)
             assert completion(server, PROMPTS[0], 4, id_slot=1)["timings"]["cache_n"] == 0
         assert "--kv-share-prefix needs a unified KV cache" in server.log
 
 
 @pytest.mark.parametrize("shifting", ["the donor", "the other"])
-def test_cells_that_are_shared_do_not_move(real: Real, shifting: str, tmp_path: Path) -> None:
+def test_cells_that_are_shared_do_not_move(real: Real, model: Path, shifting: str, tmp_path: Path) -> None:
     """A context shift of a slot: before it the slot gets cells of its own, and both texts are what they are alone."""
     args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", "--keep", "16")
     lengths = (700, 100) if shifting == "the donor" else (150, 700)
 
     def both(log: Path, *more: str) -> list[str]:
-        with (
-            serving(real, spoken(real, "llama-dense"), log, *args, *more) as server,
-            generating(server, COMMON, lengths[0]) as text,
-        ):
+        with serving(real, model, log, *args, *more) as server, generating(server, COMMON, lengths[0]) as text:
             other = completion(server, PROMPTS[0], lengths[1], id_slot=1)
             assert (other["timings"]["cache_n"] > 0) == (FLAG in more)
             donor = text()
@@ -136,9 +132,9 @@ def test_cells_that_are_shared_do_not_move(real: Real, shifting: str, tmp_path: 
     assert both(tmp_path / "shared", FLAG) == both(tmp_path / "apart")
 
 
-def test_cache_reuse_moves_no_shared_cells(real: Real, tmp_path: Path) -> None:
+def test_cache_reuse_moves_no_shared_cells(real: Real, model: Path, tmp_path: Path) -> None:
     middle = prompt(5, 60)
-    with serving(real, spoken(real, "llama-dense"), tmp_path / "log", *ARGS, FLAG, "--cache-reuse", "8") as server:
+    with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--cache-reuse", "8") as server:
         text = f"{COMMON} {prompt(6, 10)} {middle}"
         before = completion(server, text, 40, id_slot=0)["content"]
         # the same without a part before its end: what comes after it could be moved, were it not the other slot's too
@@ -155,10 +151,10 @@ def found(server: LlamaServer, text: str | list[int], slot: int) -> int:
     return int(answer["timings"]["cache_n"])
 
 
-def test_cells_that_a_context_shift_has_moved(real: Real, tmp_path: Path) -> None:
+def test_cells_that_a_context_shift_has_moved(real: Real, model: Path, tmp_path: Path) -> None:
     args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", FLAG)
     keep = 32
-    with serving(real, spoken(real, "llama-dense"), tmp_path / "log", *args) as server:
+    with serving(real, model, tmp_path / "log", *args) as server:
         first = completion(server, COMMON, 500, id_slot=0, n_keep=keep, n_discard=64, return_tokens=True)
         until_logged(server, "slot context shift")
         held = tokens(server, COMMON) + first["tokens"]
@@ -191,8 +187,7 @@ def adapter(model: Path, out: Path) -> Path:
     return out
 
 
-def test_cells_of_the_time_of_another_lora(real: Real, tmp_path: Path) -> None:
-    model = spoken(real, "llama-dense")
+def test_cells_of_the_time_of_another_lora(real: Real, model: Path, tmp_path: Path) -> None:
     lora = adapter(model, tmp_path / "lora.gguf")
     with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--lora", lora) as server:
         found(server, COMMON, 0)
@@ -203,10 +198,8 @@ def test_cells_of_the_time_of_another_lora(real: Real, tmp_path: Path) -> None:
         assert found(server, PROMPTS[2], 3) > 100  # of slot 2
 
 
-def test_cells_from_a_file(real: Real, tmp_path: Path) -> None:
-    with serving(
-        real, spoken(real, "llama-dense"), tmp_path / "log", *ARGS, FLAG, "--slot-save-path", tmp_path
-    ) as server:
+def test_cells_from_a_file(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--slot-save-path", tmp_path) as server:
         found(server, COMMON, 0)
         server.slot("save", 0, "slot.bin")
         server.slot("erase", 0)
@@ -216,7 +209,7 @@ def test_cells_from_a_file(real: Real, tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> None:
-    with serving(real, spoken(real, "gemma2-dense"), tmp_path / "log", *ARGS, FLAG, "-lv", "5") as server:
+    with serving(real, real.spoken("gemma2-dense"), tmp_path / "log", *ARGS, FLAG, "-lv", "5") as server:
         found(server, COMMON, 0)
         found(server, f"{COMMON} {prompt(8, 100)}", 0)
         assert found(server, PROMPTS[0], 1) > 0
@@ -224,9 +217,8 @@ def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> N
     assert "erased invalidated context checkpoint" not in server.log
 
 
-def test_a_draft_that_catches_up_has_no_cells_for_what_slots_share(real: Real, tmp_path: Path) -> None:
+def test_a_draft_that_catches_up_has_no_cells_for_what_slots_share(real: Real, model: Path, tmp_path: Path) -> None:
     """It comes when three slots generate, and is full when the target is not: they go on without it."""
-    model = spoken(real, "llama-dense")
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
     args = ("-c", "1024", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", *KEEP, *draft, FLAG)
     long = prompt(1, 300)

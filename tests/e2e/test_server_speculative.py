@@ -13,24 +13,10 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import (
-    completion,
-    memory_is_plain,
-    part,
-    refusal,
-    resident,
-    serving,
-    short_of_addresses,
-    spoken,
-)
+from tests.e2e.servers import completion, memory_is_plain, part, refusal, resident, serving, short_of_addresses
 from tests.e2e.speculative import DRAFT, ONE, Lazy, accepted, act, check_drafts, drafting, state, unloading
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
 
 
 def test_a_text_that_runs_is_the_same(real: Real, model: Path, tmp_path: Path) -> None:
@@ -49,7 +35,7 @@ NGRAM = ("--spec-ngram-simple-size-n", "1", "--spec-ngram-simple-size-m", "6")
 @pytest.mark.parametrize("kinds", ["draft-simple", "draft-simple,ngram-simple"])
 def test_what_is_decoded_a_second_time(real: Real, kinds: str, tmp_path: Path) -> None:
     """A target that cannot go back decodes again what it accepted of a draft, also of one of another kind."""
-    model = spoken(real, "qwen35-dense")
+    model = real.spoken("qwen35-dense")
     other = models.spoken(real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2)
     text, few = prompt(1, 100), {"grammar": "root ::= [a-d]*"}  # n-grams that come again
     with serving(real, model, tmp_path / "log", *ONE) as server:
@@ -80,7 +66,7 @@ def test_it_catches_up(real: Real, model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])
 def test_prompts_that_come_back_from_the_cache(real: Real, toy: str, tmp_path: Path) -> None:
     """Saved with a draft and restored without, and the other way round; with checkpoints where the model needs them."""
-    model = spoken(real, toy)
+    model = real.spoken(toy)
     texts = [prompt(seed, 200) for seed in (1, 2, 3)]
     args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
 
@@ -106,7 +92,7 @@ def test_prompts_that_come_back_from_the_cache(real: Real, toy: str, tmp_path: P
 @pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])
 def test_a_checkpoint_of_a_time_without(real: Real, toy: str, tmp_path: Path) -> None:
     """It is restored when the draft has seen more than it holds, and cannot go back."""
-    model = spoken(real, toy)
+    model = real.spoken(toy)
     text = prompt(1, 300)
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy") as server:
         first = completion(server, text, 24)["content"]
@@ -179,7 +165,7 @@ def test_no_memory_for_it(lazy: Lazy) -> None:
 def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
     """The projector comes and the draft goes in one call, or nothing changes."""
     sight = tmp_path / "projector.gguf"
-    whole = projector(model, real.tree / "build" / "verify").read_bytes()
+    whole = projector(model, real.work).read_bytes()
     sight.write_bytes(whole)
     text = prompt(1, 100)
     with drafting(real, model, tmp_path / "log", *ONE, "--mmproj", sight, "--mmproj-lazy") as server:

@@ -11,19 +11,8 @@ import pytest
 
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import (
-    completion,
-    serving,
-    spoken,
-    until,
-    until_logged,
-)
+from tests.e2e.servers import completion, serving, until, until_logged
 from tests.e2e.speculative import DRAFT, ONE, Lazy, accepted, act, drafting, state, until_it_is
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
 
 
 def test_the_first_text_loads_it(real: Real, model: Path, tmp_path: Path) -> None:

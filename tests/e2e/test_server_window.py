@@ -8,7 +8,7 @@ import pytest
 
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import serving, spoken
+from tests.e2e.servers import serving
 
 BEYOND = 2000
 N = 5
@@ -18,7 +18,7 @@ TEXT = prompt(1, 100)
 def texts(real: Real, log: Path, *args: str) -> list[str]:
     common = ("-c", str(N * 4096), "-np", str(N), "-ub", "16", "--no-warmup", *args)
     body = {"prompt": TEXT, "n_predict": BEYOND, "n_cmpl": N, "temperature": 0.0, "ignore_eos": True}
-    with serving(real, spoken(real, "gemma2-dense"), log, *common) as server:
+    with serving(real, real.spoken("gemma2-dense"), log, *common) as server:
         answers = server.http.post("/completion", json=body).json()
     assert isinstance(answers, list), answers
     assert [a["timings"]["predicted_n"] for a in answers] == [BEYOND] * N

@@ -15,21 +15,11 @@ from kvtool.top.server import Server
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real, kvtool
-from tests.e2e.servers import completion, resident, serving, spoken, spoken_wide, until
+from tests.e2e.servers import completion, resident, serving, until
 from tests.e2e.terminal import terminal
 
 ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "--kv-dynamic")
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def model(real: Real) -> Path:
-    return spoken(real, "llama-dense")
-
-
-@pytest.fixture(scope="module")
-def wide(real: Real) -> Path:
-    return spoken_wide(real)
 
 
 def look(server: LlamaServer, *args: str) -> dict[str, Any]:
