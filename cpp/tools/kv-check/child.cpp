@@ -188,7 +188,8 @@ static void describe_model(trace_writer & out, side & s) {
     const llama_model * model = s.model;
     char buf[128];
     if (llama_model_meta_val_str(model, "general.architecture", buf, sizeof(buf)) >= 0) {
-        out.model("arch", buf);
+        s.arch = buf;
+        out.model("arch", s.arch);
     }
     s.n_vocab      = (uint32_t) llama_vocab_n_tokens(llama_model_get_vocab(model));
     s.n_embd_out   = (uint32_t) llama_model_n_embd_out(model);

@@ -175,5 +175,15 @@ void kv_check_retype_budget(side & s) {
         }
         is.fill(60);
         is.generate(2);
+
+        // a context that goes takes what it had along, and no more
+        const auto   n_taken = [&] { return llama_memory_budget_get_usage(budget.get()).committed; };
+        const size_t n_alone = n_taken();
+        {
+            const session second(s, with_budget(sp, budget), "second");
+        }
+        if (n_taken() != n_alone) {
+            throw check_failed("a context came and went, and " + std::to_string(n_taken()) + " bytes are taken instead of " + std::to_string(n_alone));
+        }
     }
 }

@@ -56,13 +56,10 @@ std::string to_string(const retype_chain & chain) {
 
 state_shape shape_of(const side & s, const session_params & sp) {
     state_shape res;
-    char buf[128];
-    if (llama_model_meta_val_str(s.model, "general.architecture", buf, sizeof(buf)) >= 0) {
-        res.arch = buf;
-    }
-    res.hybrid  = s.is_hybrid;
-    res.seqs    = sp.n_seqs;
-    res.cells   = llama_model_n_swa(s.model) > 0 ? UINT32_MAX : sp.n_cells; // a window may have more, for its batch
+    res.arch   = s.arch;
+    res.hybrid = s.is_hybrid;
+    res.seqs   = sp.n_seqs;
+    res.cells  = llama_model_n_swa(s.model) > 0 ? UINT32_MAX : sp.n_cells; // a window may have more, for its batch
     return res;
 }
 
@@ -302,7 +299,12 @@ void kv_check_retype_generate(side & s) {
 
 // a state from before the change is converted when it is read, and one from after it where the types are those of before
 void kv_check_retype_restore(side & s) {
-    for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
+    session_params sp = kv_check_base(s);
+    if (sp.n_seqs == 1) {
+        sp.n_seqs  = 3;
+        sp.unified = true;
+    }
+    for_each_chain(s, sp, [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
         const retype_step   back = { sp.types, state_like(s, sp, sp.types) };
 
@@ -314,7 +316,7 @@ void kv_check_retype_restore(side & s) {
 
         const auto restore = [&](session & to, const state_parts & state, const retype_step & change, const std::string & what) {
             session native(s, session_with_types(sp, change.to), name + ", not converted");
-            to.generate(1); // a graph of before must not be used again after
+            to.fill_seq(0, 1); // a graph of before must not be used again after
             native.state_set(state_convert(state, change.like, change.to).data);
             to.state_set(state.data);
             must_equal(state, change, to.state_get(), name + what);
@@ -331,6 +333,22 @@ void kv_check_retype_restore(side & s) {
 
         session d(s, sp, name + ".other");
         restore(d, after, back, ", restored elsewhere");
+        restore(d, after, back, ", restored again");
+
+        // into the cells between those of others. a window would forget some of these, and what is recurrent has none
+        if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
+            return;
+        }
+        session e(s, sp, name + ".holes");
+        for (uint32_t i = 0; i < 6; ++i) {
+            e.fill(30);
+        }
+        const auto all = kv_check_state_of(s, sp, e);
+        const auto one = e.state_seq_get(1);
+        e.rm(1, -1, -1);
+        e.retype(step.to);
+        e.state_seq_set(1, one);
+        must_equal(all, step, e.state_get(), name + ", restored into holes");
     });
 }
 

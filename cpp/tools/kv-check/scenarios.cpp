@@ -697,12 +697,17 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "retype-budget",      kv_check_retype_budget,   "retype-budget"   },
         { "train",              kv_check_train,           "train"        },
         { "usage",              kv_check_usage,           "usage"        },
+        { "random",             kv_check_random,          "random"       },
     };
     return res;
 }
 
 bool kv_check_is_retype(const std::string & name) {
     return name.find("retype-") == 0;
+}
+
+bool kv_check_is_default(const std::string & name) {
+    return !kv_check_is_retype(name) && name != "random";
 }
 
 const kv_check_scenario * kv_check_find_scenario(const std::string & name) {

@@ -24,6 +24,9 @@ const kv_check_scenario * kv_check_find_scenario(const std::string & name);
 // whether it is one of those that "retype" stands for: it changes the types of the cells
 bool kv_check_is_retype(const std::string & name);
 
+// whether it runs without being named: not what takes as long as all others together
+bool kv_check_is_default(const std::string & name);
+
 // the context that the command line asks for
 session_params kv_check_base(const side & s);
 
@@ -34,6 +37,7 @@ state_parts kv_check_state_of(const side & s, const session_params & sp, session
 void kv_check_draft    (side & s);
 void kv_check_no_memory(side & s);
 void kv_check_pages    (side & s);
+void kv_check_random   (side & s);
 void kv_check_rows     (side & s);
 void kv_check_train    (side & s);
 void kv_check_usage    (side & s);

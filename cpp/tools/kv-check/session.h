@@ -34,12 +34,24 @@ struct side {
 
     std::string last_error; // the last error line that was logged
 
+    std::string arch;
+
     uint32_t n_vocab      = 0;
     uint32_t n_embd_out   = 0;
     bool     is_recurrent = false; // nothing but recurrent state
     bool     is_hybrid    = false; // recurrent state beside a KV cache
 
     bool first_context = true; // whose buffer sizes are worth writing down
+
+    // the same, which writes down what it sees elsewhere
+    side(const side & s, trace_writer & out) : side(s.params, s.model, out, s.dynamic) {
+        arch          = s.arch;
+        n_vocab       = s.n_vocab;
+        n_embd_out    = s.n_embd_out;
+        is_recurrent  = s.is_recurrent;
+        is_hybrid     = s.is_hybrid;
+        first_context = false;
+    }
 };
 
 // what distinguishes one context from another within a check
@@ -82,6 +94,9 @@ class session {
 
     // n more tokens of one sequence
     int32_t fill_seq(llama_seq_id seq, uint32_t n, bool must = true);
+
+    // a token for each of these sequences
+    int32_t fill_order(const std::vector<llama_seq_id> & order) { return decode(order, false); }
 
     // the same one token at a time
     void generate(uint32_t n);

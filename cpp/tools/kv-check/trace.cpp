@@ -52,6 +52,9 @@ struct trace_header {
 };
 
 void trace_writer::write(const trace_record & rec, const float * data) {
+    if (file == nullptr) {
+        return;
+    }
     const trace_header head = {
         rec.kind, (uint32_t) rec.label.size(), (uint32_t) rec.text.size(), rec.rows, rec.cols, 0, rec.a, rec.b,
     };

@@ -49,6 +49,7 @@ std::string trace_temp_path(const std::string & what);
 
 class trace_writer {
   public:
+    // nullptr: nowhere
     explicit trace_writer(FILE * file) : file(file) {}
 
     void model (const std::string & key, const std::string & val);

@@ -25,6 +25,7 @@ TYPES_FILE = "src/llama-kv-types.cpp"
 ROTATION = "src/llama-kv-rotation.cpp"
 CONVERT = "src/llama-kv-convert.cpp"
 TYPES_STATE = "src/llama-kv-types-state.cpp"
+BUDGET = "src/llama-kv-budget.cpp"
 
 CURRENT = "llama_kv_dynamic::current()"
 DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"

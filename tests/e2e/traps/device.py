@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import DRAFT, DYNAMIC_CACHE, DYNAMIC_STATE, GROWTH, INPLACE, REGION, Run, Trap, unit
+from tests.e2e.traps.base import (
+    CONTEXT,
+    DRAFT,
+    DYNAMIC_CACHE,
+    DYNAMIC_STATE,
+    GROWTH,
+    INPLACE,
+    PAGES,
+    REGION,
+    Run,
+    Trap,
+    unit,
+)
 
 PAGES_OF_4K = ("--storage", "inplace", "--fake-device", "1024,4", "--device", "FAKE0")
 DEVICES = unit("test-kv-storage-device")
@@ -13,6 +25,10 @@ def there(model: str, checks: str, *args: str) -> Run:
     """kv-check on a GPU that is not there, and that ends whoever touches what is not mapped."""
     return Run(model, ("--quick", "--checks", checks, *PAGES_OF_4K, *args))
 
+
+# of 64 MiB, as what others take of it is written
+SMALL = ("--storage", "inplace", "--fake-device", "64,4", "--device", "FAKE0")
+RANDOM = Run("llama-dense", ("--quick", "--checks", "random", *SMALL, "--seqs", "8", "--unified"))
 
 DEVICE = (
     Trap(
@@ -62,5 +78,23 @@ DEVICE = (
         Edit(REGION, "n_least += (size + page_size() - 1)/page_size();", ""),
         DEVICES,
         "exit",
+    ),
+    Trap(
+        "on a device, what is given back stays mapped",
+        Edit(PAGES, "discard(i0, i1);", "", after="for (const auto & [i0, i1] : extra) {"),
+        RANDOM,
+        "random",
+    ),
+    Trap(
+        "on a device, a growth that is refused keeps the rows that it had got",
+        Edit(INPLACE, "if (res) {\n            cur = rows;\n        }", "cur = rows;"),
+        RANDOM,
+        "random",
+    ),
+    Trap(
+        "a batch that finds no memory ends as a fault of the device does, and not as in a full cache",
+        Edit(CONTEXT, "return 1;", "return -2;", after="if (!kv_dynamic->grow()) {"),
+        RANDOM,
+        "random",
     ),
 )

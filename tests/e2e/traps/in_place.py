@@ -80,4 +80,10 @@ IN_PLACE = (
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),
+    Trap(
+        "in place, what is freed never goes back",
+        Edit(INPLACE, "return all_streams().shrink(n_cur, n_used, n_cur) < n_cur;", "return false;"),
+        inplace("llama-dense", "random", "--seqs", "8", "--unified"),
+        "random",
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import COPY, DYNAMIC, LAYOUT, STORAGE, Run, Trap, copies, unit
+from tests.e2e.traps.base import COPY, DYNAMIC, DYNAMIC_GROW, LAYOUT, STORAGE, Run, Trap, copies, unit
 
 NO_MEMORY = (
     Trap(
@@ -36,5 +36,11 @@ NO_MEMORY = (
             "llama-dense", ("--quick", "--checks", "no-memory", "--fail", "1000000"), {**COPY, "KV_WATCH": "no-reserve"}
         ),
         "no-memory",
+    ),
+    Trap(
+        "a growth that passes the budget with its compute buffers keeps its cells",
+        Edit(DYNAMIC_GROW, "resize(*before, n_used_before, false);", ""),
+        copies("llama-dense", "random", "--seqs", "8", "--unified"),
+        "random",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
+    BUDGET,
     CONVERT,
     DYNAMIC,
     INPLACE,
@@ -115,6 +116,18 @@ TYPES = (
         Edit(TYPES_FILE, "n_bytes_above(n_bytes_next(false, type_k, type_v)) > n_bytes_above_old", "false"),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
+    ),
+    Trap(
+        "a context that goes leaves what it had in the budget",
+        Edit(BUDGET, "this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);", "(void) 0;"),
+        inplace("llama-dense", "retype-budget"),
+        "retype-budget",
+    ),
+    Trap(
+        "a state that is converted into scattered cells is read from its first row for each run of them",
+        Edit(TYPES_STATE, "(i0 - l)*src->nb[1]", "0"),
+        inplace("llama-dense", "retype-restore"),
+        "retype-restore",
     ),
     Trap(
         "empty, the cells keep the types that the budget has led to",
