@@ -306,7 +306,12 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
             auto rows = storage->rows();
             rows.set_stream(sdst, storage->rows(), ssrc);
 
-            if (storage->resize(rows, {})) {
+            const auto before = std::exchange(need, rows);
+            const bool fits   = dyn->fits(false);
+            need = before;
+
+            if (fits && storage->resize(rows, {})) {
+                dyn->account();
                 return storage->copy_stream(ssrc, sdst);
             }
         } catch (const std::bad_alloc &) {

@@ -51,6 +51,9 @@ public:
     // rows of a stream that the tensors have
     uint32_t n_rows() const;
 
+    // a slot with the cells that go with those that it overwrites: where there is a window, those of before
+    llama_kv_cache::slot_info with_purged(llama_kv_cache::slot_info sinfo) const;
+
     // the batch at hand was given these cells
     void request(const slot_info_vec_t & sinfos);
 

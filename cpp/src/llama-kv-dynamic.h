@@ -179,6 +179,9 @@ public:
     void count_grow  (size_t n_bytes_copied);
     void count_shrink(size_t n_bytes_copied);
 
+    bool fits(bool ahead) const;                 // the rows that were asked for, as far as that is known before
+    void account();                              // tell the budget what is taken
+
 private:
     // grow all caches that asked, with the compute buffers, or none
     bool try_grow(bool ahead);
@@ -205,9 +208,7 @@ private:
     // of the budget, if the caches took that
     size_t n_bytes_above(size_t n_bytes_caches) const;
     bool   is_within    (size_t n_bytes_caches) const;
-    bool fits(bool ahead) const;                 // the rows that were asked for, as far as that is known before
     void begin_account();                        // before a cache grows or shrinks
-    void account();                              // tell the budget what is taken
 
     // take the next types with which they would fit. false: there are none
     // is_full: what is there already is too much

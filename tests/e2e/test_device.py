@@ -85,18 +85,8 @@ def test_two_devices(real: Real) -> None:
             for toy in ("llama-dense", "qwen35-dense", "deepseek2-moe")
         ),
         pytest.param("llama-dense", ("--storage", "copy", *POOL), id="llama-dense-copy"),
-        pytest.param(
-            "llama-dense",
-            (*SMALL, "--seqs", "3"),
-            id="llama-dense-streams",
-            marks=pytest.mark.xfail(strict=True, reason="a copy to another stream does not ask the budget"),
-        ),
-        pytest.param(
-            "gemma3-dense",
-            (*SMALL, "--seqs", "3"),
-            id="gemma3-dense-streams",
-            marks=pytest.mark.xfail(strict=True, reason="a batch that is refused takes positions from a window"),
-        ),
+        pytest.param("llama-dense", (*SMALL, "--seqs", "3"), id="llama-dense-streams"),
+        pytest.param("gemma3-dense", (*SMALL, "--seqs", "3"), id="gemma3-dense-streams"),
     ],
 )
 def test_random_operations_where_memory_ends(real: Real, toy: str, args: tuple[str, ...]) -> None:

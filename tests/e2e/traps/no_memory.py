@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import COPY, DYNAMIC, DYNAMIC_GROW, LAYOUT, STORAGE, Run, Trap, copies, unit
+from tests.e2e.traps.base import (
+    CACHE,
+    COPY,
+    DYNAMIC,
+    DYNAMIC_CACHE,
+    DYNAMIC_CELLS,
+    DYNAMIC_GROW,
+    LAYOUT,
+    STORAGE,
+    Run,
+    Trap,
+    copies,
+    unit,
+)
+
+RANDOM = ("--quick", "--checks", "random", "--seqs", "3")
 
 NO_MEMORY = (
+    Trap(
+        "a batch that finds no memory leaves a stream with the head of another one",
+        Edit(CACHE, "it->v_heads_old[sinfo.strm[s]]", "it->v_heads_old[s]"),
+        Run("qwen35-dense", RANDOM),
+        "random",
+    ),
+    Trap(
+        "a batch that finds no memory takes positions out of a window",
+        Edit(DYNAMIC_CELLS, "cells.seq_pos_min(seq_id) < pos_max[seq_id]", "false"),
+        Run("gemma3-dense", RANDOM),
+        "random",
+    ),
+    Trap(
+        "a copy to another stream takes more than the budget has",
+        Edit(DYNAMIC_CACHE, "dyn->fits(false)", "true"),
+        Run("llama-dense", RANDOM),
+        "random",
+    ),
     Trap(
         "a growth that fails half way leaves layers of two sizes",
         Edit(STORAGE, "shrink_layer(layers[j], n_old, n_used);", ""),
