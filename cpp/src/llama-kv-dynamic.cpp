@@ -125,7 +125,16 @@ void llama_kv_dynamic::forget() {
 }
 
 bool llama_kv_dynamic::grow(bool is_batch) {
-    if (is_batch && std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); })) {
+    const auto is_late = [this] {
+        return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
+    };
+
+    // in smaller types there can be room for the copy that waits
+    while (is_batch && is_late() && step_down()) {
+        update();
+    }
+
+    if (is_batch && is_late()) {
         forget();
         return false;
     }

@@ -89,12 +89,27 @@ sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> 
     return { third == all.end() ? all.back() : *third, n_compute };
 }
 
+// the same change by hand: what went down a rung at a time lost more on the way
+void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const cell_types & to, uint32_t n_down) {
+    size_t i = rung(ladder, c.types());
+    while (i + n_down < rung(ladder, to)) {
+        ++i; // taken together with the next one
+    }
+    while (i < rung(ladder, to)) {
+        ++i;
+        if (c.try_retype({ ladder[i], ladder[i] }) != LLAMA_MEMORY_TYPE_OK) {
+            throw check_failed("the change by hand to " + to_string(c.types()) + " is refused");
+        }
+    }
+}
+
 // to the end of the context, or of the budget. is_tight: smaller cells need not be of use, as the compute buffers for them take more
 void step_down(
         side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
     uint32_t i = 0;
     for (; i < n; i += n_batch) {
         const cell_types before = is.types();
+        const uint32_t   n_rung = llama_memory_budget_get_usage(budget.get()).n_down;
         const answer     cur    = fill(s, is, n_batch);
         const auto       usage  = llama_memory_budget_get_usage(budget.get());
 
@@ -112,9 +127,7 @@ void step_down(
             }
             break;
         }
-        if (!(cur.types == before) && other.try_retype(cur.types) != LLAMA_MEMORY_TYPE_OK) {
-            throw check_failed(at + "the change by hand is refused");
-        }
+        retype_by_hand(other, ladder, cur.types, usage.n_down - n_rung);
         if (fill(s, other, n_batch).logits != cur.logits) {
             throw check_failed(at + "the answer is not what it is after a change by hand");
         }
@@ -127,6 +140,52 @@ void step_down(
     if (n_down >= ladder.size()) {
         throw check_failed(std::to_string(n_down) + " steps down for " + std::to_string(ladder.size()) + " types");
     }
+}
+
+// a sequence is copied to another stream, and the budget has no room for that in these types
+void copy_beyond(side & s, session_params sp, const std::vector<ggml_type> & ladder) {
+    const uint32_t n = 400;
+
+    trace_writer out(nullptr);
+    side         nowhere(s, out); // the static side has none of this
+
+    sp.n_seqs  = 2;
+    sp.unified = false;
+
+    const auto copy_and_go_on = [&](session & c) {
+        c.cp(0, 1);
+        const int32_t rc = c.fill_order({ 1 });
+        return answer { rc, c.types(), c.logits() };
+    };
+
+    const memory_budget none = make_budget(0, {});
+    session free(nowhere, with_budget(sp, none), "copied");
+    free.fill_seq(0, n);
+    const size_t n_before = llama_memory_budget_get_usage(none.get()).committed;
+    copy_and_go_on(free);
+    const size_t n_after  = llama_memory_budget_get_usage(none.get()).committed;
+
+    const memory_budget budget = make_budget((n_before + n_after)/2, ladder);
+    session is   (nowhere, with_budget(sp, budget), "copied, budget");
+    session other(nowhere, sp, "copied, by hand");
+
+    is.fill_seq(0, n);
+    other.fill_seq(0, n);
+
+    const answer cur   = copy_and_go_on(is);
+    const auto   usage = llama_memory_budget_get_usage(budget.get());
+
+    if (usage.committed > usage.n_bytes) {
+        throw check_failed("copied, " + std::to_string(usage.committed) + " bytes are taken of a budget of " + std::to_string(usage.n_bytes));
+    }
+    if (cur.rc != 0 || (n_after > n_before && rung(ladder, cur.types) == 0)) {
+        throw check_failed("copied, the batch returns " + std::to_string(cur.rc) + ", with " + to_string(cur.types));
+    }
+    retype_by_hand(other, ladder, cur.types, usage.n_down);
+    if (copy_and_go_on(other).logits != cur.logits) {
+        throw check_failed("copied, the answer is not what it is after a change by hand");
+    }
+    s.out.measure("copied rungs", usage.n_down);
 }
 
 } // namespace
@@ -185,5 +244,9 @@ void kv_check_retype_budget(side & s) {
         if (n_taken() != n_alone) {
             throw check_failed("a context came and went, and " + std::to_string(n_taken()) + " bytes are taken instead of " + std::to_string(n_alone));
         }
+    }
+
+    if (s.dynamic) {
+        copy_beyond(s, sp, ladder);
     }
 }

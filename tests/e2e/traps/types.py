@@ -112,6 +112,12 @@ TYPES = (
         BITS,
     ),
     Trap(
+        "a copy that the budget has no room for waits for good, and the cells keep their types",
+        Edit(DYNAMIC, "is_late() && step_down()", "false"),
+        inplace("llama-dense", "retype-budget"),
+        "retype-budget",
+    ),
+    Trap(
         "the budget does not see the compute buffers that smaller types need",
         Edit(TYPES_FILE, "n_bytes_above(n_bytes_next(false, type_k, type_v)) > n_bytes_above_old", "false"),
         inplace("llama-dense", "retype-budget"),
@@ -126,8 +132,8 @@ TYPES = (
     Trap(
         "a state that is converted into scattered cells is read from its first row for each run of them",
         Edit(TYPES_STATE, "(i0 - l)*src->nb[1]", "0"),
-        inplace("llama-dense", "retype-restore"),
-        "retype-restore",
+        inplace("llama-dense", RESTORE),
+        RESTORE,
     ),
     Trap(
         "empty, the cells keep the types that the budget has led to",
