@@ -152,7 +152,9 @@ def test_trap_that_the_design_excludes(trap: Impossible) -> None:
     ours = sorted((ROOT / "cpp" / "src").iterdir())
     for file in (*ours, *sorted((ROOT / "patches").glob("*.patch"))):
         lines = file.read_text("utf-8").splitlines()
-        if file.suffix == ".patch":
+        upstream: list[str] = []
+        if file.suffix == ".patch":  # what it does to a line of upstream's that has the word is no new use of it
+            upstream = [line[1:] for line in lines if line.startswith("-") and not line.startswith("---")]
             lines = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
-        code = "\n".join(line.partition("//")[0] for line in lines)
-        assert [word for word in trap.absent if word in code] == [], file.name
+        code, before = ("\n".join(line.partition("//")[0] for line in part) for part in (lines, upstream))
+        assert [word for word in trap.absent if code.count(word) > before.count(word)] == [], file.name
