@@ -130,13 +130,12 @@ bool llama_kv_dynamic::grow(bool is_batch) {
     };
 
     // in smaller types there can be room for the copy that waits
-    while (is_batch && is_late() && step_down()) {
+    while (is_batch && is_late()) {
+        if (!step_down()) {
+            forget();
+            return false;
+        }
         update();
-    }
-
-    if (is_batch && is_late()) {
-        forget();
-        return false;
     }
 
     if (!is_pending) {

@@ -105,9 +105,9 @@ void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const ce
 
 // to the end of the context, or of the budget. is_tight: smaller cells need not be of use, as the compute buffers for them take more
 void step_down(
-        side & s, const session_params & sp, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
-    // by copy it starts with twice as many, and a growth can fail after a step that was to be enough for it
-    const bool in_place = llama_get_memory_usage(is.ctx).n_cells == 256*sp.n_streams();
+        side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
+    // by copy a growth can fail after a step that was to be enough for it
+    const bool in_place = is.is_in_place();
 
     uint32_t i = 0;
     for (; i < n; i += n_batch) {
@@ -226,7 +226,7 @@ void kv_check_retype_budget(side & s) {
         session is   (s, with_budget(sp, budget), is_tight ? "tight" : "budget");
         session other(s, sp, "by hand");
         if (s.dynamic) {
-            step_down(s, sp, is, other, budget, is_tight, ladder, n_batch, n);
+            step_down(s, is, other, budget, is_tight, ladder, n_batch, n);
         } else { // a static cache has no growth that could pass a budget
             for (uint32_t i = 0; i < n; i += n_batch) {
                 is.try_fill(n_batch);

@@ -219,7 +219,7 @@ walk::walk(const side & s, side & nowhere, const session_params & sp, memory_end
     is(nowhere, beside(sp, end.budget(), s.dynamic), "is"), twin(nowhere, beside(sp, nullptr, false), "twin") {
     start     = usage();
     saves_all = s.arch == "deepseek4";
-    in_place  = start.n_cells == 256*sp.n_streams(); // by copy it starts with twice as many
+    in_place  = is.is_in_place();
     n_outside = n_free_on_devices(s.params) + start.committed;
 }
 

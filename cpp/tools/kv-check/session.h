@@ -147,6 +147,9 @@ class session {
     uint32_t n_cells() const { return sp.n_cells; }
     llama_pos past(llama_seq_id seq) const { return n_past[seq]; }
 
+    // before anything is decoded: by copy it starts with twice as many
+    bool is_in_place() const { return llama_get_memory_usage(ctx).n_cells == 256*sp.n_streams(); }
+
     void salt(uint32_t val) { token_salt = val; } // other tokens from here on
 
     // the logits of the last batch that were written down

@@ -399,8 +399,7 @@ private:
 
         SLT_INF(slot, "resumed, n_tokens = %d\n", slot.prompt.n_tokens());
 
-        // what drafts does not know which tokens the draft lacked
-        if (slot.ctx_dft && (slot.prompt.n_draft_retry != -1 || !write(slot.ctx_dft, saved->data.drft))) {
+        if (self().draft_lacks_some(slot) || (slot.ctx_dft && !write(slot.ctx_dft, saved->data.drft))) {
             self().draft_drop(slot);
         }
         if (slot.can_speculate() && slot.state == SLOT_STATE_GENERATING) {

@@ -81,9 +81,7 @@ protected:
         if (from) {
             SLT_INF(slot, "shares the cells of slot %d, n_tokens = %d\n", from->id, n_best);
             take(slot, *from);
-
-            // what drafts does not know which tokens the draft lacked
-            if (slot.ctx_dft && slot.prompt.n_draft_retry != -1) {
+            if (self().draft_lacks_some(slot)) {
                 self().draft_drop(slot);
             }
         }

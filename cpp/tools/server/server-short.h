@@ -123,6 +123,11 @@ protected:
         slot.prompt.n_draft_retry = 0;
     }
 
+    // the draft has not had all of the prompt's tokens. when the cells come from elsewhere, what drafts does not know which
+    static bool draft_lacks_some(const server_slot & slot) {
+        return slot.ctx_dft && slot.prompt.n_draft_retry != -1;
+    }
+
     // the draft has not processed the batch. returns true if the slots can go on without
     // note: drafters other than these keep states of the last batch that do not survive one that is missing
     bool draft_can_wait() {

@@ -113,7 +113,7 @@ TYPES = (
     ),
     Trap(
         "a copy that the budget has no room for waits for good, and the cells keep their types",
-        Edit(DYNAMIC, "is_late() && step_down()", "false"),
+        Edit(DYNAMIC, "!step_down()", "true"),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
     ),
