@@ -105,6 +105,19 @@ void llama_kv_dynamic::account() {
     n_bytes_accounted = n_bytes;
 }
 
+void llama_kv_dynamic::fit_compute() {
+    if (!budget || n_bytes_accounted_caches + n_bytes_compute() <= n_bytes_accounted) {
+        return;
+    }
+
+    account();
+
+    if (n_bytes_above(n_bytes_accounted_caches) > 0) {
+        reset_sched();
+        account();
+    }
+}
+
 bool llama_kv_dynamic::step_down(bool is_full) {
     if (!budget || budget->hold || types().first == GGML_TYPE_COUNT) {
         return false;

@@ -1,19 +1,15 @@
-// What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there. Its states:
-// llama-kv-dynamic-state.cpp
+// What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there. The storage
+// that it starts with: llama-kv-dynamic-start.cpp, its states: llama-kv-dynamic-state.cpp
 
 #include "llama-kv-dynamic-cache.h"
 
 #include "llama-impl.h"
-#include "llama-kv-compat.h"
-#include "llama-kv-pages.h"
 #include "llama-model.h"
 
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <new>
-#include <string>
 #include <utility>
 
 llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
@@ -34,97 +30,6 @@ llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
     if (dyn) {
         dyn->remove(this);
     }
-}
-
-bool llama_kv_dynamic_cache::can_grow() const {
-    if (!dyn || !dyn->is_enabled() || owner) {
-        return false;
-    }
-
-    // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
-    // (LLAMA_SPLIT_MODE_TENSOR, which not every upstream has)
-    if (kv.model.split_mode() > LLAMA_SPLIT_MODE_ROW) {
-        LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
-        return false;
-    }
-
-    return true;
-}
-
-// one layout for all layers: a single one whose memory does not come in pages, and all of them grow by copy
-std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const {
-    const char *      LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
-    const std::string wanted                   = LLAMA_KV_DYNAMIC_STORAGE ? LLAMA_KV_DYNAMIC_STORAGE : "";
-
-    if (wanted == "copy") {
-        return nullptr;
-    }
-    if (LLAMA_KV_DYNAMIC_STORAGE && wanted != "inplace") {
-        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, wanted.c_str());
-    }
-
-    bool is_soft = true;
-
-    for (uint32_t il = 0; offload && il < llama_kv_compat_n_layer(kv.hparams, 0); ++il) {
-        if (kv.hparams.has_kv(il)) {
-            ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(kv.model.dev_layer(il));
-
-            if (llama_kv_pages::page_size(buft) == 0) {
-                return nullptr;
-            }
-            is_soft = is_soft && llama_kv_pages::is_soft(buft);
-        }
-    }
-
-    // on a device only for who asks for it: it has not run on a GPU yet
-    // transposed V: a page of a device has an element of each of a million rows, all of it would be there after a few
-    if (!is_soft && (wanted != "inplace" || kv.v_trans)) {
-        return nullptr;
-    }
-
-    return llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, is_soft, kv.ctxs_bufs);
-}
-
-ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
-    std::vector<llama_kv_storage::layer> layers;
-    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
-        for (const auto & l : kv.layers) {
-            if (l.k == t) {
-                layers.push_back({ l.k, l.v, l.k_stream, l.v_stream });
-            }
-        }
-    }
-
-    if (owner && !layers.empty()) {
-        owner->is_shared_in_part = true;
-    }
-
-    if (!is_dynamic && can_grow()) {
-        auto inplace = create_inplace();
-        auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
-
-        if (inplace && inplace->can_grow()) {
-            if (ggml_backend_buffer_t res = inplace->alloc(ctx, buft, layers)) {
-                start(std::move(inplace));
-                return res;
-            }
-            LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
-        }
-
-        if (copy->can_grow()) {
-            start(std::move(copy));
-        }
-    }
-
-    return storage->alloc(ctx, buft, layers);
-}
-
-void llama_kv_dynamic_cache::start(std::unique_ptr<llama_kv_storage> from) {
-    storage    = std::move(from);
-    is_dynamic = true;
-
-    LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
-            storage->rows().size(), n_max_cells*kv.n_stream, storage->name());
 }
 
 uint32_t llama_kv_dynamic_cache::n_rows() const {
@@ -330,6 +235,10 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
 
 bool llama_kv_dynamic_cache::is_late() const {
     return has_late_copy && !kv.sc_info.empty();
+}
+
+bool llama_kv_dynamic_cache::has_shift() const {
+    return kv.get_has_shift();
 }
 
 std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ranges() {

@@ -70,6 +70,9 @@ public:
     // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
     bool is_late() const;
 
+    // a K-shift is to be done. where it is, and all was updated, its graph found no memory
+    bool has_shift() const;
+
     // a state is about to be written: no copy waits whose rows are not there. throws std::runtime_error when there is no memory
     void begin_write();
 
@@ -113,6 +116,11 @@ public:
     void release(const std::vector<llama_kv_dynamic_cache *> & caches); // the rows of freed cells. caches: of the context
     void pin();
 
+    // between the rows of two streams there can be some that nothing may read, not even to copy what is around them to where a
+    // graph reads it. nothing is decoded yet
+    bool has_gaps() const;
+    void close_gaps(); // throws std::runtime_error when there is no memory, and the cache cannot be used
+
     llama_memory_usage usage() const; // of this cache alone, without the counters
 
     // the cells of a sequence. adds its part of the bytes behind them
@@ -140,8 +148,8 @@ public:
     // say that the tensors have these types, and that the graphs are to rotate accordingly, while the data stays what it is
     void pretend_types(ggml_type type_k, ggml_type type_v);
 
-    // whether a node of a graph reads or writes cells here
-    bool is_used_by(const ggml_tensor * node) const;
+    // views of the cells here of which a graph that is split reads a copy, on another device
+    size_t n_read_elsewhere(ggml_cgraph * gf) const;
 
     // whether K is stored in a rotated basis where its type wants it. shift_ranges() has found out
     bool is_rotated() const;
@@ -193,7 +201,9 @@ private:
 
     bool can_grow() const;
     std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not here, or nobody wants it
+    std::vector<llama_kv_storage::layer> layers_of(ggml_context * ctx) const;
     void start(std::unique_ptr<llama_kv_storage> from);
+    bool restart(); // with the storage instead. false: there is no memory, and the cache cannot be used
 
     // rows [i0, i1) of one stream or of all
     void want(uint32_t s, uint32_t i0, uint32_t i1);
@@ -252,6 +262,7 @@ private:
     const uint32_t n_max_cells;
 
     std::unique_ptr<llama_kv_storage> storage;
+    std::unique_ptr<llama_kv_storage> instead; // by copy, while the other one can turn out not to do
 
     const bool offload;
 

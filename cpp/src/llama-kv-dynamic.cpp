@@ -125,17 +125,27 @@ void llama_kv_dynamic::forget() {
 }
 
 bool llama_kv_dynamic::grow(bool is_batch) {
+    // a copy of a stream found no memory, or the graph of a K-shift did, which has cost the scheduler its buffers
     const auto is_late = [this] {
-        return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
+        const bool has_shift = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_shift(); });
+        if (has_shift) {
+            set_lost();
+        }
+
+        return has_shift || std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
     };
 
-    // in smaller types there can be room for the copy that waits
-    while (is_batch && is_late()) {
+    // in smaller types there can be room for it
+    while (enabled && is_batch && is_late()) {
         if (!step_down()) {
             forget();
             return false;
         }
         update();
+    }
+
+    if (is_batch) {
+        fit_compute();
     }
 
     if (!is_pending) {

@@ -87,6 +87,10 @@ public:
 
     bool is_enabled() const;
 
+    // the first graphs are reserved. what the compute buffers grow by from now on is the budget's. and have the cells elsewhere, if their storage does not do where these read them
+    // throws std::runtime_error when there is no memory, and the context cannot be used
+    void begin();
+
     // every cache of the context, also one that cannot grow
     void add   (llama_kv_dynamic_cache * cache);
     void remove(llama_kv_dynamic_cache * cache);
@@ -209,6 +213,7 @@ private:
     size_t n_bytes_above(size_t n_bytes_caches) const;
     bool   is_within    (size_t n_bytes_caches) const;
     void begin_account();                        // before a cache grows or shrinks
+    void fit_compute();                          // after a K-shift, which can take more than any batch
 
     // take the next types with which they would fit. false: there are none
     // is_full: what is there already is too much
@@ -222,8 +227,8 @@ private:
     // sched: the one that the context computes with, unchanged in the end
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
 
-    // where a graph reads and writes the cells
-    std::vector<ggml_backend_t> cell_backends(ggml_cgraph * gf) const;
+    // of all caches, see llama_kv_dynamic_cache
+    size_t n_read_elsewhere(ggml_cgraph * gf) const;
 
     // the scheduler has lost its buffers: go on with a new one, empty if need be, which gives each graph what it needs
     void reset_sched();

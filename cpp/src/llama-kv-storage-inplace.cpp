@@ -25,6 +25,7 @@ class storage_inplace : public llama_kv_storage {
 public:
     storage_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool is_soft, buffers_t & bufs) :
         llama_kv_storage(n_stream, { n_rows, n_pad, 0, true, LLAMA_KV_GROWTH_STEP_BYTES, !is_soft }), v_trans(v_trans), is_soft(is_soft), bufs(bufs) {
+        cur = start;
     }
 
     const char * name() const override {
@@ -46,7 +47,6 @@ public:
 
         parts.push_back({ layers_ctx, std::move(region), nullptr });
 
-        cur = start;
         set_bytes_cell();
         show();
 

@@ -22,6 +22,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 
 //
 // llama_kv_dynamic
@@ -66,15 +67,10 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
     return LLAMA_MEMORY_TYPE_OK;
 }
 
-std::vector<ggml_backend_t> llama_kv_dynamic::cell_backends(ggml_cgraph * gf) const {
-    std::vector<ggml_backend_t> res;
-
-    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-        ggml_tensor * node = ggml_graph_node(gf, i);
-
-        if (std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->is_used_by(node); })) {
-            res.push_back(ggml_backend_sched_get_tensor_backend(lctx->sched.get(), node));
-        }
+size_t llama_kv_dynamic::n_read_elsewhere(ggml_cgraph * gf) const {
+    size_t res = 0;
+    for (const auto * cache : caches) {
+        res += cache->n_read_elsewhere(gf);
     }
 
     return res;
@@ -92,13 +88,12 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
     int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
 
     try {
-        const auto backends = cell_backends(build_graph(true));
+        const size_t n_elsewhere = n_read_elsewhere(build_graph(true));
 
         pretend(type_k, type_v);
 
-        const auto backends_new = cell_backends(build_graph(true));
-
-        if (backends.size() == backends_new.size() && backends != backends_new) {
+        if (n_read_elsewhere(build_graph(true)) > n_elsewhere) {
+            LLAMA_LOG_WARN("%s: attention over %s and %s would not run where the cells are\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
             res = LLAMA_MEMORY_TYPE_BACKEND;
         } else if (reserve_graph()) {
             res = LLAMA_MEMORY_TYPE_OK;
@@ -151,7 +146,8 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 
     const int64_t t_start_us = ggml_time_us();
 
-    const size_t n_bytes_old = usage().committed;
+    const size_t n_bytes_old       = usage().committed;
+    const size_t n_bytes_sched_old = n_bytes_sched();
 
     const llama_kv_converter::uninterrupted scope(*lctx, lctx->abort_callback, lctx->abort_callback_data);
 
@@ -181,7 +177,6 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
         // with the compute buffers that this takes. what is above already, as it was there before the budget, may get less
         if (res == LLAMA_MEMORY_TYPE_OK && budget && n_bytes_above(n_bytes_next(false, type_k, type_v)) > n_bytes_above_old) {
             LLAMA_LOG_INFO("%s: the budget has no room for %s and %s\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
-            is_lost = true; // those buffers are too much
             res = LLAMA_MEMORY_TYPE_NO_MEMORY;
         }
     } catch (const std::exception & err) {
@@ -196,6 +191,9 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
             cache->forget_types();
         }
     }
+
+    // nothing has changed, which goes for the compute buffers too
+    is_lost = is_lost || (res != LLAMA_MEMORY_TYPE_OK && n_bytes_sched() > n_bytes_sched_old);
 
     if (converter.has_failed()) {
         LLAMA_LOG_ERROR("%s: the device failed, all cells are lost\n", __func__);
@@ -265,20 +263,30 @@ void llama_kv_dynamic_cache::pretend_types(ggml_type type_k, ggml_type type_v) {
     init_rot(kv, type_k, type_v, 0);
 }
 
-bool llama_kv_dynamic_cache::is_used_by(const ggml_tensor * node) const {
-    if (node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE) {
-        return false;
-    }
+// the scheduler puts the copy in the place of the view, which no node reads then
+size_t llama_kv_dynamic_cache::n_read_elsewhere(ggml_cgraph * gf) const {
+    const auto is_view = [this](const ggml_tensor * node) {
+        const bool has_kernel = node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
 
-    for (const ggml_tensor * src : node->src) {
-        const ggml_tensor * root = src && src->view_src ? src->view_src : src;
+        return !has_kernel && std::any_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+            return node->view_src && (node->view_src == layer.k || node->view_src == layer.v);
+        });
+    };
 
-        if (root && std::any_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) { return root == layer.k || root == layer.v; })) {
-            return true;
+    std::unordered_set<const ggml_tensor *> views;
+
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+
+        if (is_view(node)) {
+            views.insert(node);
+        }
+        for (const ggml_tensor * src : node->src) {
+            views.erase(src);
         }
     }
 
-    return false;
+    return views.size();
 }
 
 //

@@ -17,6 +17,7 @@ TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax
 SLOW = ("deepseek32-moe", "deepseek4-moe")  # a class of their own each: one variant
 THERE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many
 ONE = ("--storage", "inplace", *THERE)
+ONLY_F16 = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "on")
 SMALL = ("--storage", "inplace", "--fake-device", "64,4", "--device", "FAKE0")  # what others take of it is written
 POOL = ("--seqs", "8", "--unified")
 CHECKS = "prompt,uneven,copy,shift,state-self,clear,shrink"
@@ -75,6 +76,23 @@ def test_a_failing_map_ends_nothing(real: Real, which: str) -> None:
 def test_two_devices(real: Real) -> None:
     two = ("--storage", "inplace", "--fake-device", "64,4", "--fake-device", "64,4", "--device", "FAKE0,FAKE1")
     same(kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2"), "in place")
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense"])
+def test_attention_elsewhere(real: Real, toy: str) -> None:
+    """Between the rows of two streams are pages that are not there: ggml would copy them with the rows."""
+    quantized = (*ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0")
+    same(kv_check(real, toy, CHECKS, *quantized), "in place")
+    same(kv_check(real, toy, CHECKS, *ONLY_F16, "--seqs", "4"), "in place")
+    answer = kv_check(real, toy, CHECKS, *quantized, "--seqs", "4")
+    same(answer, "by copy")
+    assert "attention does not run where the cells are" in answer["log"]
+
+
+def test_types_that_it_cannot_attend_to(real: Real) -> None:
+    for storage in ("inplace", "copy"):
+        answer = kv_check(real, "llama-dense", "retype-bits", *ONLY_F16, "--storage", storage, "--retype", "f16:q8_0")
+        assert "the device of a layer cannot compute attention over this type" in answer["reason"]
 
 
 @pytest.mark.parametrize(

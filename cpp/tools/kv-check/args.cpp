@@ -37,8 +37,9 @@ void kv_check_usage(const char * prog) {
     printf("  -ngl,  --n-gpu-layers N       layers on the device (default: all)\n");
     printf("  -nkvo, --no-kv-offload        keep the KV cache in host memory\n");
     printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
-    printf("         --fake-device MIB[,KIB]   a GPU that is not there, with so much memory: FAKE0 for --device, FAKE1 the next one\n");
-    printf("                                (see fake-device.h), with pages of KIB (default: 2048), 0: none\n");
+    printf("         --fake-device MIB[,KIB[,f16]]   a GPU that is not there, with so much memory: FAKE0 for --device, FAKE1 the\n");
+    printf("                                next one (see fake-device.h), with pages of KIB (default: 2048), 0: none, and with\n");
+    printf("                                kernels for flash attention over all types, or over f16 alone\n");
     printf("         --storage inplace|copy how the dynamic cache grows (default: in place in host memory, by copy on a device)\n");
     printf("         --list-devices         print the devices and exit\n");
     printf("         --checks LIST          comma separated, of:");
@@ -105,12 +106,18 @@ static bool parse_retypes(const std::string & str, std::vector<std::vector<cell_
     return !res.empty();
 }
 
-// "MIB" or "MIB,KIB"
+// "MIB", "MIB,KIB" or "MIB,KIB,f16"
 static bool parse_fake_device(const std::string & str, kv_check_params & params) {
-    const size_t comma = str.find(',');
-    kv_check_params::fake_device res = { 0, 2048 };
-    const bool ok = parse_u32(str.substr(0, comma).c_str(), res.n_mib) && res.n_mib > 0 &&
-        (comma == std::string::npos || parse_u32(str.c_str() + comma + 1, res.page_kib));
+    kv_check_params::fake_device res = { 0, 2048, false };
+
+    std::string size = str;
+    res.is_f16 = size.size() > 4 && size.compare(size.size() - 4, 4, ",f16") == 0;
+    if (res.is_f16) {
+        size.resize(size.size() - 4);
+    }
+    const size_t comma = size.find(',');
+    const bool ok = parse_u32(size.substr(0, comma).c_str(), res.n_mib) && res.n_mib > 0 &&
+        (comma == std::string::npos || parse_u32(size.c_str() + comma + 1, res.page_kib));
     params.fake_devices.push_back(res);
     return ok;
 }

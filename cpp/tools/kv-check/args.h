@@ -46,6 +46,7 @@ struct kv_check_params {
     struct fake_device {
         uint32_t n_mib;
         uint32_t page_kib; // 0: it has no pages
+        bool     is_f16;   // flash attention over f16 alone
     };
     std::vector<fake_device> fake_devices; // FAKE0, FAKE1, ...
 

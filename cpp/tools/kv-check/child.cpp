@@ -95,7 +95,7 @@ static void abort_callback(const char * text) {
 void child_load_backends(const kv_check_params & params) {
     ggml_backend_load_all();
     for (const auto & fake : params.fake_devices) {
-        fake_device_add((size_t) fake.n_mib << 20, (size_t) fake.page_kib << 10);
+        fake_device_add((size_t) fake.n_mib << 20, (size_t) fake.page_kib << 10, fake.is_f16);
     }
     if (params.rpc.empty()) {
         return;

@@ -89,6 +89,7 @@ struct fake_device {
     size_t n_total;
     size_t n_free;
     size_t page_size;
+    bool   is_f16;
 
     std::mutex mutex;
 
@@ -449,8 +450,10 @@ static ggml_backend_t dev_init(ggml_backend_dev_t dev, const char * params) {
 }
 
 // the CPU looks at types of buffers for those only that have weights in an order of their own
-static bool dev_supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
-    return ggml_backend_dev_supports_op(cpu_device(), op);
+static bool dev_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    const bool is_lacking = device_of(dev).is_f16 && op->op == GGML_OP_FLASH_ATTN_EXT && op->src[1]->type != GGML_TYPE_F16;
+
+    return !is_lacking && ggml_backend_dev_supports_op(cpu_device(), op);
 }
 
 static bool dev_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
@@ -469,7 +472,7 @@ static void * reg_proc_address(ggml_backend_reg_t, const char * name) {
     return strcmp(name, "ggml_backend_pages") == 0 ? (void *) pages_interface : nullptr;
 }
 
-ggml_backend_dev_t fake_device_add(size_t n_bytes, size_t page_size) {
+ggml_backend_dev_t fake_device_add(size_t n_bytes, size_t page_size, bool is_f16) {
     GGML_ASSERT(page_size % sys_page_size() == 0);
 
     static auto & devices = *new std::vector<fake_device *>(); // ggml's registry has them to the end
@@ -479,6 +482,7 @@ ggml_backend_dev_t fake_device_add(size_t n_bytes, size_t page_size) {
     res->n_total   = n_bytes;
     res->n_free    = n_bytes;
     res->page_size = page_size;
+    res->is_f16    = is_f16;
     devices.push_back(res);
 
     res->reg.api_version            = GGML_BACKEND_API_VERSION;

@@ -6,6 +6,7 @@ from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
     CONTEXT,
     DRAFT,
+    DYNAMIC,
     DYNAMIC_CACHE,
     DYNAMIC_STATE,
     GROWTH,
@@ -26,6 +27,7 @@ def there(model: str, checks: str, *args: str) -> Run:
     return Run(model, ("--quick", "--checks", checks, *PAGES_OF_4K, *args))
 
 
+ONLY_F16 = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "on")
 # of 64 MiB, as what others take of it is written
 SMALL = ("--storage", "inplace", "--fake-device", "64,4", "--device", "FAKE0")
 RANDOM = Run("llama-dense", ("--quick", "--checks", "random", *SMALL, "--seqs", "8", "--unified"))
@@ -48,6 +50,12 @@ DEVICE = (
         Edit(DYNAMIC_CACHE, "want_windows(sinfos);", "", after="if (storage->reads_below()) {"),
         there("llama-dense", "uneven", "--seqs", "4"),
         "uneven",
+    ),
+    Trap(
+        "on a device, streams are in pages though attention runs elsewhere, on copies of what is around their rows",
+        Edit(DYNAMIC, "cache->close_gaps();", ""),
+        Run("llama-dense", ("--quick", "--checks", "prompt", *ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0", "--seqs", "4")),
+        "prompt",
     ),
     Trap(
         "on a device, the rows end where those in use do, and not where the attention window does",
@@ -88,6 +96,12 @@ DEVICE = (
     Trap(
         "on a device, a growth that is refused keeps the rows that it had got",
         Edit(INPLACE, "if (res) {\n            cur = rows;\n        }", "cur = rows;"),
+        RANDOM,
+        "random",
+    ),
+    Trap(
+        "a batch runs though its K-shift, whose graph needs more than those of batches, has found no memory",
+        Edit(DYNAMIC, "return has_shift || std::any_of", "return std::any_of"),
         RANDOM,
         "random",
     ),

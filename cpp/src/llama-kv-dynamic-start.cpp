@@ -1,0 +1,193 @@
+// The storage that caches start with
+
+#include "llama-kv-dynamic-cache.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-kv-compat.h"
+#include "llama-kv-pages.h"
+#include "llama-model.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+bool llama_kv_dynamic_cache::can_grow() const {
+    if (!dyn || !dyn->is_enabled() || owner) {
+        return false;
+    }
+
+    // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
+    // (LLAMA_SPLIT_MODE_TENSOR, which not every upstream has)
+    if (kv.model.split_mode() > LLAMA_SPLIT_MODE_ROW) {
+        LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
+        return false;
+    }
+
+    return true;
+}
+
+// one layout for all layers: a single one whose memory does not come in pages, and all of them grow by copy
+std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const {
+    const char *      LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
+    const std::string wanted                   = LLAMA_KV_DYNAMIC_STORAGE ? LLAMA_KV_DYNAMIC_STORAGE : "";
+
+    if (wanted == "copy") {
+        return nullptr;
+    }
+    if (LLAMA_KV_DYNAMIC_STORAGE && wanted != "inplace") {
+        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, wanted.c_str());
+    }
+
+    bool is_soft = true;
+
+    for (uint32_t il = 0; offload && il < llama_kv_compat_n_layer(kv.hparams, 0); ++il) {
+        if (kv.hparams.has_kv(il)) {
+            ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(kv.model.dev_layer(il));
+
+            if (llama_kv_pages::page_size(buft) == 0) {
+                return nullptr;
+            }
+            is_soft = is_soft && llama_kv_pages::is_soft(buft);
+        }
+    }
+
+    // on a device only for who asks for it: it has not run on a GPU yet
+    // transposed V: a page of a device has an element of each of a million rows, all of it would be there after a few
+    if (!is_soft && (wanted != "inplace" || kv.v_trans)) {
+        return nullptr;
+    }
+
+    return llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, is_soft, kv.ctxs_bufs);
+}
+
+std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_context * ctx) const {
+    std::vector<llama_kv_storage::layer> res;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        for (const auto & l : kv.layers) {
+            if (l.k == t) {
+                res.push_back({ l.k, l.v, l.k_stream, l.v_stream });
+            }
+        }
+    }
+
+    return res;
+}
+
+ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    const auto layers = layers_of(ctx);
+
+    if (owner && !layers.empty()) {
+        owner->is_shared_in_part = true;
+    }
+
+    if (!is_dynamic && can_grow()) {
+        auto inplace = create_inplace();
+        auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
+
+        if (inplace && inplace->can_grow()) {
+            start(std::move(inplace));
+            instead = std::move(copy);
+        } else if (copy->can_grow()) {
+            start(std::move(copy));
+        }
+    }
+
+    ggml_backend_buffer_t res = storage->alloc(ctx, buft, layers);
+    if (!res && instead) {
+        LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
+
+        if (restart()) {
+            res = storage->alloc(ctx, buft, layers);
+        }
+    }
+
+    return res;
+}
+
+void llama_kv_dynamic_cache::start(std::unique_ptr<llama_kv_storage> from) {
+    storage    = std::move(from);
+    is_dynamic = true;
+
+    LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
+            storage->rows().size(), n_max_cells*kv.n_stream, storage->name());
+}
+
+bool llama_kv_dynamic_cache::restart() {
+    const auto before = std::move(storage); // goes after its buffers
+
+    if (instead->can_grow()) {
+        start(std::move(instead));
+    } else {
+        storage    = llama_kv_storage::create_fixed(kv.n_stream, n_max_cells, kv.v_trans, kv.ctxs_bufs);
+        is_dynamic = false;
+        instead.reset();
+    }
+
+    for (auto & [ctx, buf] : kv.ctxs_bufs) {
+        ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(buf.get());
+
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
+            t->buffer = nullptr;
+            t->data   = nullptr;
+        }
+        buf.reset(); // nothing is in it
+
+        buf.reset(storage->alloc(ctx.get(), buft, layers_of(ctx.get())));
+        if (!buf) {
+            return false;
+        }
+        ggml_backend_buffer_clear(buf.get(), 0);
+    }
+
+    return true;
+}
+
+bool llama_kv_dynamic_cache::has_gaps() const {
+    return instead && storage->reads_below() && kv.n_stream > 1;
+}
+
+void llama_kv_dynamic_cache::close_gaps() {
+    LLAMA_LOG_WARN("%s: attention does not run where the cells are\n", __func__);
+
+    if (!restart()) {
+        throw std::runtime_error("failed to allocate buffer for kv cache");
+    }
+}
+
+//
+// llama_kv_dynamic
+//
+
+void llama_kv_dynamic::begin() {
+    begin_account();
+
+    if (std::none_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_gaps(); })) {
+        return;
+    }
+
+    ggml_cgraph * gf = build_graph(true);
+    if (!gf) {
+        throw std::runtime_error("failed to build a graph to see where it reads the KV cache");
+    }
+
+    bool is_moved = false;
+
+    for (auto * cache : caches) {
+        if (cache->has_gaps() && cache->n_read_elsewhere(gf) > 0) {
+            cache->close_gaps();
+            is_moved = true;
+        }
+    }
+
+    if (is_moved) {
+        set_moved(false);
+        reset_sched();
+        account();
+    }
+}
