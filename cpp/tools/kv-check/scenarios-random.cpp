@@ -36,6 +36,22 @@ std::string str(int64_t n) {
     return std::to_string(n);
 }
 
+size_t size_page(const kv_check_params & params) {
+    return params.fake_devices.empty() || params.fake_devices[0].page_kib == 0 ? 4096 : (size_t) params.fake_devices[0].page_kib << 10;
+}
+
+// what is free on all devices that are not there
+size_t n_free_on_devices(const kv_check_params & params) {
+    size_t res = 0;
+    for (size_t i = 0; i < params.fake_devices.size(); ++i) {
+        size_t free  = 0;
+        size_t total = 0;
+        ggml_backend_dev_memory(ggml_backend_dev_by_name(("FAKE" + str(i)).c_str()), &free, &total);
+        res += free;
+    }
+    return res;
+}
+
 //
 // the end of the memory
 //
@@ -60,8 +76,10 @@ class memory_end {
     llama_memory_budget * budget() const { return what == BUDGET ? own.get() : nullptr; }
 
     // so many bytes are left from now on
-    void set(size_t n_bytes) {
+    // n_bytes_cells: what those of the context take
+    void set(size_t n_bytes, size_t n_bytes_cells) {
         clear();
+        n_bytes_cells_then = n_bytes_cells;
         if (what == BUDGET) {
             llama_memory_budget_set_other(own.get(), n_budget - llama_memory_budget_get_usage(own.get()).committed - n_bytes, nullptr);
         }
@@ -90,9 +108,28 @@ class memory_end {
         return f();
     }
 
-    bool is_passed() const {
+    // what f() returns, as if there were enough of a device that both have. n_outside gets what f() has taken of it
+    template <typename F>
+    auto away(const kv_check_params & params, size_t & n_outside, F && f) {
+        const size_t n_left = others ? n_free() : 0;
+        const bool   is_set = others != nullptr;
+        others.reset();
+
+        const size_t n_before = n_free_on_devices(params);
+        const auto   res      = f();
+        n_outside += n_free_on_devices(params) - n_before;
+
+        if (is_set) {
+            others.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(dev), n_free() - n_left));
+        }
+        return res;
+    }
+
+    // more is taken than there is, by a context whose cells take so much
+    // not where its compute buffers alone have grown: those of the cells that were there are had
+    bool is_passed(size_t n_bytes_cells) const {
         const auto usage = llama_memory_budget_get_usage(own.get());
-        return usage.committed > usage.n_bytes;
+        return usage.committed > usage.n_bytes && n_bytes_cells > n_bytes_cells_then;
     }
 
     // what others have of the device
@@ -111,28 +148,13 @@ class memory_end {
     const kind      what;
     kv_check_params failing;
     bool            is_near = false;
+    size_t          n_bytes_cells_then = 0;
 
     std::unique_ptr<llama_memory_budget, decltype(&llama_memory_budget_free)> own;
 
     ggml_backend_dev_t      dev = nullptr;
     ggml_backend_buffer_ptr others;
 };
-
-size_t size_page(const kv_check_params & params) {
-    return params.fake_devices.empty() || params.fake_devices[0].page_kib == 0 ? 4096 : (size_t) params.fake_devices[0].page_kib << 10;
-}
-
-// what is free on all devices that are not there
-size_t n_free_on_devices(const kv_check_params & params) {
-    size_t res = 0;
-    for (size_t i = 0; i < params.fake_devices.size(); ++i) {
-        size_t free  = 0;
-        size_t total = 0;
-        ggml_backend_dev_memory(ggml_backend_dev_by_name(("FAKE" + str(i)).c_str()), &free, &total);
-        res += free;
-    }
-    return res;
-}
 
 //
 // a walk
@@ -178,6 +200,8 @@ class walk {
     void keep(llama_seq_id seq);
     void clear(bool data);
     void shift(llama_seq_id seq);
+    void retype();
+    void set_types(const cell_types & types);
     void save(llama_seq_id seq);
     void restore_any(llama_seq_id seq);
     void restore(const saved_state & from, llama_seq_id seq);
@@ -199,7 +223,10 @@ class walk {
     size_t             n_outside; // of the devices: what is neither free nor the context's
 
     bool in_place;
+    bool has_retyped = false; // both: the twin's cells are in pages of host memory then, and a K-shift grows the compute buffers
     bool saves_all; // rows that are not there have no place in a state, those that hold nothing do
+    bool is_msa; // a cache has a V that nothing writes, where zeros are those of the type at the time, and batches can need larger
+                 // compute buffers than the worst case that is reserved
     bool is_waiting = false; // a copy or a shift for the next batch: a refused one has made it, and one that is left out has not
 
     std::vector<saved_state> saved;
@@ -219,6 +246,7 @@ walk::walk(const side & s, side & nowhere, const session_params & sp, memory_end
     is(nowhere, beside(sp, end.budget(), s.dynamic), "is"), twin(nowhere, beside(sp, nullptr, false), "twin") {
     start     = usage();
     saves_all = s.arch == "deepseek4";
+    is_msa    = s.arch == "minimax-m3";
     in_place  = is.is_in_place();
     n_outside = n_free_on_devices(s.params) + start.committed;
 }
@@ -254,13 +282,23 @@ void walk::run(uint32_t n) {
     for (uint32_t seq = 0; seq < sp.n_seqs; ++seq) {
         restore(saved.front(), (llama_seq_id) seq);
     }
+    // the graph of a K-shift over quantized cells needs more than those of batches
+    set_types({ GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 });
+    shift(1);
+    end.set(0, usage().committed);
+    decode({ 0 });
+    end.clear();
+    decode({ 0 });
+    expect_same_states();
+
     const uint32_t n_shrink = usage().n_shrink;
     keep(0);
     expect_given_back(n_shrink);
     expect_same_states();
 
     const int64_t n_resident = resident_bytes_of_pages();
-    expect(n_resident <= (int64_t) usage().committed, str(n_resident) + " bytes are resident of " + str(usage().committed));
+    const size_t  n_taken    = usage().committed + (has_retyped ? llama_get_memory_usage(twin.ctx).committed : 0);
+    expect(n_resident <= (int64_t) n_taken, str(n_resident) + " bytes are resident of " + str(n_taken));
 }
 
 //
@@ -297,7 +335,7 @@ void walk::expect_same_positions() const {
 }
 
 void walk::expect_same_states() {
-    if (is_waiting || saves_all) {
+    if (is_waiting || saves_all || (is_msa && has_retyped)) {
         return;
     }
     const auto a = is.state_get();
@@ -308,10 +346,10 @@ void walk::expect_same_states() {
 
 // no page is taken that is not counted, and no more than the budget
 void walk::expect_accounted() const {
-    expect(!end.is_passed(), "more than the budget is taken");
+    expect(!end.is_passed(usage().committed), "more than the budget is taken");
 
     const bool is_all_there = !s.params.fake_devices.empty() && s.params.n_gpu_layers < 0 && s.params.offload_kqv;
-    if (in_place && is_all_there) {
+    if (in_place && is_all_there && !has_retyped && !is_msa) {
         const size_t n = n_free_on_devices(s.params) + usage().committed + end.n_others();
         expect(n == n_outside, str((int64_t) (n_outside - n)) + " bytes are taken that nobody counts");
     }
@@ -363,7 +401,8 @@ void walk::step() {
 
     const uint32_t n_shrink = usage().n_shrink;
 
-    if      (what < 40) { decode(some_tokens()); }
+    if      (what < 36) { decode(some_tokens()); }
+    else if (what < 40) { retype(); }
     else if (what < 50) { remove(seq); }
     else if (what < 58) { copy(seq, next); }
     else if (what < 61) { shift(seq); }
@@ -391,7 +430,7 @@ void walk::move_end() {
     } else {
         const uint32_t n = below(rng, (uint32_t) (below(rng, 2) == 0 ? n_pages : n_pages/8 + 1));
         say(str(n) + " pages are left");
-        end.set(n*size_page(s.params));
+        end.set(n*size_page(s.params), usage().committed);
     }
 }
 
@@ -429,7 +468,7 @@ void walk::decode(const seqs & order) {
         expect_same_states();
         return;
     }
-    const int32_t rc_twin = twin.fill_order(order);
+    const int32_t rc_twin = end.away(s.params, n_outside, [&] { return twin.fill_order(order); });
     expect(rc == rc_twin, "a batch returns " + str(rc) + " instead of " + str(rc_twin));
 
     const auto & a = is.logits();
@@ -478,8 +517,10 @@ void walk::clear(bool data) {
     say("clear");
     both([&](session & c) { c.clear(data); return 0; });
 
-    expect(!in_place || !data || usage().committed == start.committed, "empty, " + str(usage().committed) + " bytes are taken instead of " +
-            str(start.committed));
+    const bool is_first = is.types() == sp.types;
+
+    expect(!in_place || !data || usage().committed == start.committed || (!is_first && usage().committed < start.committed),
+            "empty, " + str(usage().committed) + " bytes are taken instead of " + str(start.committed));
 }
 
 void walk::shift(llama_seq_id seq) {
@@ -497,6 +538,40 @@ void walk::shift(llama_seq_id seq) {
         both([&](session & c) { c.add(seq, p1, -1, p0 - p1); return 0; });
         is_waiting = true;
     }
+}
+
+// no larger than the first ones: what may be taken is judged by these
+void walk::retype() {
+    static const cell_types all[] = {
+        { GGML_TYPE_F16,  GGML_TYPE_F16  },
+        { GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 },
+        { GGML_TYPE_Q4_0, GGML_TYPE_Q4_0 },
+        { GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 },
+    };
+    set_types(all[below(rng, 4)]);
+}
+
+void walk::set_types(const cell_types & types) {
+    if (is_waiting || !(sp.types == cell_types{ GGML_TYPE_F16, GGML_TYPE_F16 })) {
+        return;
+    }
+    const llama_memory_usage before = usage();
+    say("types " + to_string(types));
+
+    const int32_t rc = end.reach([&] { return is.try_retype(types); });
+
+    if (rc == LLAMA_MEMORY_TYPE_NO_MEMORY && end.may_refuse()) {
+        refused++;
+        say("refused");
+        expect_no_more_than(before);
+    } else {
+        const int32_t rc_twin = end.away(s.params, n_outside, [&] { return twin.try_retype(types); });
+
+        has_retyped = has_retyped || rc_twin == LLAMA_MEMORY_TYPE_OK;
+        expect(rc == rc_twin, std::string("a change of the types returns ") + llama_memory_type_reason(rc) + " instead of " +
+                llama_memory_type_reason(rc_twin));
+    }
+    expect_same_states();
 }
 
 void walk::save(llama_seq_id seq) {
