@@ -106,13 +106,13 @@ void llama_kv_dynamic::account() {
 }
 
 void llama_kv_dynamic::fit_compute() {
-    if (!budget || n_bytes_accounted_caches + n_bytes_compute() <= n_bytes_accounted) {
+    if (!std::exchange(is_shifted, false) || !budget) {
         return;
     }
 
     account();
 
-    if (n_bytes_above(n_bytes_accounted_caches) > 0) {
+    if (n_bytes_compute() > 0 && n_bytes_above(n_bytes_accounted_caches) > 0) {
         reset_sched();
         account();
     }

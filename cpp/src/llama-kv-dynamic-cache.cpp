@@ -277,6 +277,10 @@ void llama_kv_dynamic_cache::begin_shift(ggml_backend_sched_t sched, const row_r
     }
 
     range = rows;
+
+    if (dyn) {
+        dyn->set_shifted();
+    }
 }
 
 llama_kv_dynamic_cache::row_range llama_kv_dynamic_cache::shifted() const {

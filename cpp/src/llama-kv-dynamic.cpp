@@ -331,6 +331,10 @@ bool llama_kv_dynamic::reserve(bool last) {
     return false;
 }
 
+void llama_kv_dynamic::set_shifted() {
+    is_shifted = true;
+}
+
 void llama_kv_dynamic::set_lost() {
     is_lost = true;
 

@@ -109,6 +109,9 @@ public:
     // it could not be noted what is asked for: the next grow() fails
     void set_failed();
 
+    // a K-shift was done, by a graph that can need more than any batch
+    void set_shifted();
+
     // there was no memory for a graph, which has cost the scheduler its buffers
     void set_lost();
 
@@ -257,6 +260,7 @@ private:
     bool is_larger  = false; // than the compute buffers are for
     bool is_failed  = false;
     bool is_lost    = false; // the compute buffers
+    bool is_shifted = false; // since the last batch
 
     bool is_rotation_known = false;
 

@@ -78,6 +78,14 @@ def test_two_devices(real: Real) -> None:
     same(kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2"), "in place")
 
 
+def test_the_second_device_has_no_room_for_pages(real: Real) -> None:
+    """A page of it is all of its memory, and some of that is taken: what is on the first one starts again, by copy."""
+    two = ("--storage", "inplace", "--fake-device", "32,4", "--fake-device", "96,98304", "--device", "FAKE0,FAKE1")
+    answer = kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2")
+    same(answer, "by copy")
+    assert "FAKE0 KV memory reserved" in answer["log"]
+
+
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense"])
 def test_attention_elsewhere(real: Real, toy: str) -> None:
     """Between the rows of two streams are pages that are not there: ggml would copy them with the rows."""
