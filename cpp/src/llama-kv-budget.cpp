@@ -112,7 +112,7 @@ void llama_kv_dynamic::fit_compute() {
 
     account();
 
-    if (n_bytes_compute() > 0 && n_bytes_above(n_bytes_accounted_caches) > 0) {
+    if (n_bytes_above(n_bytes_accounted_caches) > 0) {
         reset_sched();
         account();
     }

@@ -279,7 +279,13 @@ void llama_kv_dynamic_cache::begin_shift(ggml_backend_sched_t sched, const row_r
     range = rows;
 
     if (dyn) {
-        dyn->set_shifted();
+        dyn->begin_shift();
+    }
+}
+
+void llama_kv_dynamic_cache::set_late_shift() {
+    if (dyn) {
+        dyn->set_late_shift();
     }
 }
 

@@ -70,8 +70,7 @@ public:
     // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
     bool is_late() const;
 
-    // a K-shift is to be done. where it is, and all was updated, its graph found no memory
-    bool has_shift() const;
+    bool has_shift() const; // that is to be done
 
     // a state is about to be written: no copy waits whose rows are not there. throws std::runtime_error when there is no memory
     void begin_write();
@@ -81,6 +80,7 @@ public:
     std::vector<row_range> shift_ranges();
 
     void      begin_shift(ggml_backend_sched_t sched, const row_range & range);
+    void      set_late_shift(); // no memory for the graph
     row_range shifted() const;
     void      set_shift(int32_t * data, int64_t i_row, int32_t shift) const;
 

@@ -165,9 +165,9 @@ void llama_kv_dynamic_cache::close_gaps() {
 //
 
 void llama_kv_dynamic::begin() {
-    begin_account();
+    const auto has_gaps = [](const auto * cache) { return cache->has_gaps(); };
 
-    if (std::none_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_gaps(); })) {
+    if (std::none_of(caches.begin(), caches.end(), has_gaps)) {
         return;
     }
 
@@ -176,18 +176,18 @@ void llama_kv_dynamic::begin() {
         throw std::runtime_error("failed to build a graph to see where it reads the KV cache");
     }
 
-    bool is_moved = false;
+    if (std::none_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->has_gaps() && cache->n_read_elsewhere(gf) > 0; })) {
+        return;
+    }
 
+    // all of them: those that mirror each other have one size
     for (auto * cache : caches) {
-        if (cache->has_gaps() && cache->n_read_elsewhere(gf) > 0) {
+        if (cache->has_gaps()) {
             cache->close_gaps();
-            is_moved = true;
         }
     }
 
-    if (is_moved) {
-        set_moved(false);
-        reset_sched();
-        account();
-    }
+    set_moved(false);
+    reset_sched();
+    account();
 }

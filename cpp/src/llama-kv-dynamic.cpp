@@ -125,27 +125,17 @@ void llama_kv_dynamic::forget() {
 }
 
 bool llama_kv_dynamic::grow(bool is_batch) {
-    // a copy of a stream found no memory, or the graph of a K-shift did, which has cost the scheduler its buffers
     const auto is_late = [this] {
-        const bool has_shift = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_shift(); });
-        if (has_shift) {
-            set_lost();
-        }
-
-        return has_shift || std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
+        return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
     };
 
-    // in smaller types there can be room for it
-    while (enabled && is_batch && is_late()) {
+    // in smaller types there can be room for the copy that waits
+    while (is_batch && is_late()) {
         if (!step_down()) {
             forget();
             return false;
         }
         update();
-    }
-
-    if (is_batch) {
-        fit_compute();
     }
 
     if (!is_pending) {
@@ -331,8 +321,35 @@ bool llama_kv_dynamic::reserve(bool last) {
     return false;
 }
 
-void llama_kv_dynamic::set_shifted() {
+void llama_kv_dynamic::begin_shift() {
+    begin_account();
+
     is_shifted = true;
+}
+
+void llama_kv_dynamic::set_late_shift() {
+    is_late_shift = true;
+
+    set_lost();
+}
+
+bool llama_kv_dynamic::finish_shift() {
+    const auto is_late = [this] {
+        return std::exchange(is_late_shift, false) && enabled &&
+            std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_shift(); });
+    };
+
+    // in smaller types there can be room for it
+    while (is_late()) {
+        if (!step_down()) {
+            return false;
+        }
+        update();
+    }
+
+    fit_compute();
+
+    return true;
 }
 
 void llama_kv_dynamic::set_lost() {

@@ -87,7 +87,7 @@ public:
 
     bool is_enabled() const;
 
-    // the first graphs are reserved. what the compute buffers grow by from now on is the budget's. and have the cells elsewhere, if their storage does not do where these read them
+    // the first graphs are reserved: have the cells elsewhere, if their storage does not do where these read them
     // throws std::runtime_error when there is no memory, and the context cannot be used
     void begin();
 
@@ -109,8 +109,15 @@ public:
     // it could not be noted what is asked for: the next grow() fails
     void set_failed();
 
-    // a K-shift was done, by a graph that can need more than any batch
-    void set_shifted();
+    // a K-shift is about to be done, by a graph that can need more than any batch
+    void begin_shift();
+
+    // there was no memory for that graph, which has cost the scheduler its buffers
+    void set_late_shift();
+
+    // all is updated for a batch, which has no cells yet
+    // returns false when there is no memory for the K-shift, which is still to be done. nothing else has changed
+    bool finish_shift();
 
     // there was no memory for a graph, which has cost the scheduler its buffers
     void set_lost();
@@ -260,7 +267,8 @@ private:
     bool is_larger  = false; // than the compute buffers are for
     bool is_failed  = false;
     bool is_lost    = false; // the compute buffers
-    bool is_shifted = false; // since the last batch
+    bool is_shifted    = false; // since the last batch
+    bool is_late_shift = false;
 
     bool is_rotation_known = false;
 

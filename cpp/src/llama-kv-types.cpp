@@ -3,8 +3,8 @@
 // What stays: positions, cells, rows, the objects of the tensors. What changes: the types and strides of the tensors, where they
 // are, and the basis that K and V are stored in (llama-kv-rotation.cpp).
 //
-// All or nothing: all that can fail comes first, with the tensors saying the new types and holding the old data: a graph has to
-// find the same backends for the cells, the compute buffers have to be there, and, if rows become larger, all of their memory.
+// All or nothing: all that can fail comes first, with the tensors saying the new types and holding the old data: a graph may
+// not read more of the cells on another backend, the compute buffers have to be there, and, if rows become larger, all of their memory.
 // The data is then moved layer by layer and does not fail.
 
 #include "llama-kv-dynamic-cache.h"

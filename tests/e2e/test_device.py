@@ -86,7 +86,7 @@ def test_the_second_device_has_no_room_for_pages(real: Real) -> None:
     assert "FAKE0 KV memory reserved" in answer["log"]
 
 
-@pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense"])
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "qwen4exp-moe"])
 def test_attention_elsewhere(real: Real, toy: str) -> None:
     """Between the rows of two streams are pages that are not there: ggml would copy them with the rows."""
     quantized = (*ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0")
