@@ -8,6 +8,7 @@ from tests.e2e.traps.base import (
     DRAFT,
     DYNAMIC,
     DYNAMIC_CACHE,
+    DYNAMIC_START,
     DYNAMIC_STATE,
     GROWTH,
     INPLACE,
@@ -53,7 +54,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, streams are in pages though attention runs elsewhere, on copies of what is around their rows",
-        Edit(DYNAMIC, "cache->close_gaps();", ""),
+        Edit(DYNAMIC_START, "cache->close_gaps();", ""),
         Run("llama-dense", ("--quick", "--checks", "prompt", *ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0", "--seqs", "4")),
         "prompt",
     ),
