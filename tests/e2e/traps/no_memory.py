@@ -24,13 +24,13 @@ NO_MEMORY = (
     Trap(
         "a batch that finds no memory leaves a stream with the head of another one",
         Edit(CACHE, "it->v_heads_old[sinfo.strm[s]]", "it->v_heads_old[s]"),
-        Run("qwen35-dense", RANDOM),
+        Run("qwen35-dense", (*RANDOM, "--seed", "8")),
         "random",
     ),
     Trap(
         "a batch that finds no memory takes positions out of a window",
         Edit(DYNAMIC_CELLS, "cells.seq_pos_min(seq_id) < pos_max[seq_id]", "false"),
-        Run("gemma3-dense", RANDOM),
+        Run("gemma3-dense", (*RANDOM, "--seed", "9")),
         "random",
     ),
     Trap(
