@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Real
+from tests.e2e.traps.device import ONLY_F16, PAGES_OF_4K, SMALL
 
 TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
 SLOW = ("deepseek32-moe", "deepseek4-moe")  # a class of their own each: one variant
 THERE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many
-ONE = ("--storage", "inplace", *THERE)
-ONLY_F16 = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "on")
-SMALL = ("--storage", "inplace", "--fake-device", "64,4", "--device", "FAKE0")  # what others take of it is written
 POOL = ("--seqs", "8", "--unified")
 CHECKS = "prompt,uneven,copy,shift,state-self,clear,shrink"
 
@@ -44,17 +42,17 @@ def same(answer: dict[str, Any], how: str) -> None:
 )
 @pytest.mark.parametrize("toy", TOYS)
 def test_in_place(real: Real, toy: str, args: tuple[str, ...]) -> None:
-    same(kv_check(real, toy, CHECKS, *ONE, *args), "in place")
+    same(kv_check(real, toy, CHECKS, *PAGES_OF_4K, *args), "in place")
 
 
 @pytest.mark.parametrize("toy", SLOW)
 def test_in_place_in_other_classes(real: Real, toy: str) -> None:
-    same(kv_check(real, toy, "prompt,uneven,state-self,shrink", *ONE, "--seqs", "2"), "in place")
+    same(kv_check(real, toy, "prompt,uneven,state-self,shrink", *PAGES_OF_4K, "--seqs", "2"), "in place")
 
 
 @pytest.mark.parametrize(
     "args",
-    [THERE, ("-fa", "off", *ONE), ("--storage", "inplace", "--fake-device", "1024,0", "--device", "FAKE0")],
+    [THERE, ("-fa", "off", *PAGES_OF_4K), ("--storage", "inplace", "--fake-device", "1024,0", "--device", "FAKE0")],
     ids=["not-asked-for", "transposed-V", "no-pages"],
 )
 def test_by_copy(real: Real, args: tuple[str, ...]) -> None:
@@ -65,12 +63,12 @@ def test_by_copy(real: Real, args: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("seqs", ["1", "4"])
 def test_other_types(real: Real, toy: str, seqs: str) -> None:
     """A graph on a device has copies of its inputs in its nodes: what rotates the cells is found there, too."""
-    same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *ONE, "--seqs", seqs), "in place")
+    same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *PAGES_OF_4K, "--seqs", seqs), "in place")
 
 
 @pytest.mark.parametrize("which", ["1", "2", "5", "1+", "4+"])
 def test_a_failing_map_ends_nothing(real: Real, which: str) -> None:
-    same(kv_check(real, "llama-dense", "no-memory", *ONE, "--fail", which, "--seqs", "2"), "in place")
+    same(kv_check(real, "llama-dense", "no-memory", *PAGES_OF_4K, "--fail", which, "--seqs", "2"), "in place")
 
 
 def test_two_devices(real: Real) -> None:
