@@ -107,8 +107,8 @@ def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
     """
     out = work / f"spoken-{toy.stem}-{fingerprint([toy, vocabulary, Path(__file__)], str(seed))}.gguf"
     if not out.is_file():
-        for stale in work.glob(f"spoken-{toy.stem}-????????????.gguf"):
-            stale.unlink()
+        for stale in set(work.glob(f"spoken-{toy.stem}-????????????.gguf")) - {out}:  # another process may be making it
+            stale.unlink(missing_ok=True)
     return written(out, lambda path: _graft(toy, vocabulary, path, seed))
 
 
