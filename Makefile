@@ -26,7 +26,7 @@ verify: $(STAMP)  ## the main job: fetch, apply, build, a quick proof; FULL=1: e
 	$(KVTOOL) doctor $(filter --metal --cuda --vulkan,--$(BACKEND))
 	$(KVTOOL) fetch
 	$(KVTOOL) apply
-	$(KVTOOL) build --$(BACKEND) --no-ui
+	$(KVTOOL) build --$(BACKEND:rpc=cpu) --no-ui
 	$(KVTOOL) verify --$(BACKEND)$(if $(FULL),, --quick)
 	@$(if $(FULL),:,echo "one or two models of each memory class; all of them: make verify BACKEND=$(BACKEND) FULL=1")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An archive of a backend in dist/, unpacked and tried: ci/package.sh [cpu|metal|cuda|vulkan|rpc]
+# An archive of a backend in dist/, unpacked and tried: ci/package.sh [cpu|metal|cuda|vulkan]
 # Also on Windows (Git's bash). Without arguments it is what kvtool package --check does, from a clean clone.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The build of a backend and a quick proof that its dynamic cache equals the static one; report/ says what was found.
-#   ci/verify.sh [cpu|metal|cuda|vulkan|rpc]
+#   ci/verify.sh [cpu|metal|cuda|vulkan]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 backend=${1:-cpu}

@@ -47,14 +47,13 @@ class Flags:
         return named[0] if named else "cpu"
 
 
-_BACKENDS = {
+BACKENDS = {
     "cpu": "CPU only (the default).",
     "metal": "Apple GPUs; on macOS.",
     "cuda": "NVIDIA GPUs; needs nvcc.",
     "vulkan": "Any GPU with Vulkan; needs glslc.",
-    "rpc": "CPU plus other machines (ggml-rpc-server).",
 }
-Backend = Annotated[str, Flags(_BACKENDS)]
+Backend = Annotated[str, Flags(BACKENDS)]
 Preset = Annotated[str, Option("--preset", metavar="NAME", help=f"One of {', '.join(PRESETS)}.")]
 Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")]
 Tag = Annotated[str | None, Argument(help="An upstream of patches/upstream.lock [the current one].")]

@@ -18,6 +18,8 @@ COMMON_FLAGS: Mapping[str, str] = {
     "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server; --ui turns it on, and npm then asks its registry
     "LLAMA_USE_PREBUILT_UI": "OFF",  # the same page, downloaded while the server is built
     "LLAMA_OPENSSL": "OFF",  # a system library that may be there or not; -D LLAMA_OPENSSL=ON for https in llama-server
+    "GGML_RPC": "ON",  # other machines' devices, and ggml-rpc-server: upstream's releases have them
+    "GGML_RPC_RDMA": "OFF",  # as with OpenSSL: over a system library
     "GGML_CCACHE": "OFF",  # the launchers below are the one way to ccache
     # bin/ can be copied or moved as a whole: programs look for their libraries beside themselves
     "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
@@ -32,7 +34,6 @@ class Backend:
     """What a backend adds to the common flags. system: the only one it builds on, or "" for any."""
 
     flags: Mapping[str, str]
-    targets: tuple[str, ...] = ()
     languages: tuple[str, ...] = ("C", "CXX")
     system: str = ""
 
@@ -54,7 +55,6 @@ BACKENDS: Mapping[str, Backend] = {
     ),
     "cuda": Backend({"GGML_CUDA": "ON", "GGML_METAL": "OFF"}, languages=("C", "CXX", "CUDA")),
     "vulkan": Backend({"GGML_VULKAN": "ON", "GGML_METAL": "OFF"}),
-    "rpc": Backend({"GGML_RPC": "ON", "GGML_METAL": "OFF"}, targets=("ggml-rpc-server",)),
 }
 
 
@@ -101,8 +101,9 @@ PRESETS: Mapping[str, Preset] = {
 _PORTABLE = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIANTS": "ON"}
 _PORTABLE_ON_A_MAC = {"GGML_NATIVE": "OFF", "CMAKE_OSX_DEPLOYMENT_TARGET": "13.3"}
 
+RPC_SERVER = "ggml-rpc-server"
 # What someone who wants the dynamic cache runs, and what verify runs. One that an older upstream lacks is left out.
-USER_TARGETS = ("llama-server", "llama-cli", "llama-completion", "llama-bench", "llama-perplexity")
+USER_TARGETS = ("llama-server", "llama-cli", "llama-completion", "llama-bench", "llama-perplexity", RPC_SERVER)
 VERIFY_TARGETS = ("kv-check", "test-llama-archs")
 PORTABLE_TARGETS = ("llama-quantize", "llama-gguf-split", "llama-imatrix", "llama-mtmd-cli")  # and what a user expects
 BENCH_TARGET = "kv-bench"  # built when it is asked for
@@ -148,7 +149,7 @@ class Plan:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return self.chosen or default_targets(self.backend, self.preset, self.cpp)
+        return self.chosen or default_targets(self.preset, self.cpp)
 
     @property
     def configure(self) -> tuple[str, ...]:
@@ -186,12 +187,12 @@ def build_dir(tree: Path, backend: str = "cpu", preset: str = "release") -> Path
     return tree / "build" / f"{backend}-{preset}"
 
 
-def default_targets(backend: str, preset: str, cpp: Path) -> tuple[str, ...]:
+def default_targets(preset: str, cpp: Path) -> tuple[str, ...]:
     """Programs for the user, for verify, and the unit tests that cpp/ brings."""
     if PRESETS[preset].portable:  # the tests call the CPU's library, which programs here load when they start
-        return (*USER_TARGETS, *PORTABLE_TARGETS, *BACKENDS[backend].targets, *VERIFY_TARGETS)
+        return (*USER_TARGETS, *PORTABLE_TARGETS, *VERIFY_TARGETS)
     tests = sorted(path.stem for path in (cpp / "tests").glob("test-kv-*.cpp"))
-    return (*USER_TARGETS, *BACKENDS[backend].targets, *VERIFY_TARGETS, *tests)
+    return (*USER_TARGETS, *VERIFY_TARGETS, *tests)
 
 
 def flags(backend: str, preset: str, *, system: str, ccache: Path | None = None, page: bool = False) -> dict[str, str]:

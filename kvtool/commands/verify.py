@@ -20,7 +20,7 @@ from kvtool.console import Console
 from kvtool.errors import UsageError, VerifyError
 from kvtool.locks import alone
 from kvtool.machine import available_memory, cores
-from kvtool.options import Backend, BinDir, Env, Jobs, Preset, refuse
+from kvtool.options import BACKENDS, BinDir, Env, Flags, Jobs, Preset, refuse
 from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
@@ -44,6 +44,7 @@ from kvtool.verify.journal import Journal
 from kvtool.verify.report import Verified, class_rows
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
+_PLACES = {**BACKENDS, "rpc": "The CPU's build, with the cache in a ggml-rpc-server on loopback."}
 _TEXTS = frozenset(("completion", "bench", "server", "parts"))
 _COMPARISONS = ("kv-check", "retype", *_TEXTS, "memory")  # what runs unless something is chosen
 
@@ -63,7 +64,7 @@ class Options:
     ] = ""
     jobs: Jobs = 0
     junit: Annotated[Path | None, Option("--junit", metavar="FILE", help="Also write a JUnit report.")] = None
-    backend: Backend = "cpu"
+    backend: Annotated[str, Flags(_PLACES)] = "cpu"
     preset: Preset = "release"
     bin_dir: BinDir = None
 
@@ -95,8 +96,9 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Path:
     """Where the programs to verify are: built, or --bin's as they are."""
     if options.bin_dir is not None:
         return options.bin_dir.absolute()
-    targets = (*named.targets(kinds, env.project.cpp), *cmake.BACKENDS[options.backend].targets)
-    wanted = build.Options(backend=options.backend, preset=options.preset, targets=targets)
+    backend, more = ("cpu", (cmake.RPC_SERVER,)) if options.backend == "rpc" else (options.backend, ())
+    targets = (*named.targets(kinds, env.project.cpp), *more)
+    wanted = build.Options(backend=backend, preset=options.preset, targets=targets)
     return build.command(env, wanted).bin_dir
 
 

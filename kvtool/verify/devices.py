@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool import process
+from kvtool.build.cmake import RPC_SERVER
 from kvtool.errors import VerifyError
 from kvtool.verify.server import free_port
 
@@ -54,13 +55,13 @@ def parse_devices(listing: str) -> list[str]:
 
 @contextlib.contextmanager
 def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Device]:
-    """The device of a build, for so many at once. Raises VerifyError when the build sees none here."""
+    """The device of a backend, or "rpc", for so many at once. Raises VerifyError when the build sees none here."""
     if backend == "cpu":
         yield Device((IN_MEMORY,) * jobs)
     elif backend == "rpc":
         with contextlib.ExitStack() as ends:
             # a server has one client at a time
-            servers = [_RpcServer(bin_dir / "ggml-rpc-server", work / f"rpc-server-{i}.log") for i in range(jobs)]
+            servers = [_RpcServer(bin_dir / RPC_SERVER, work / f"rpc-server-{i}.log") for i in range(jobs)]
             for server in servers:
                 ends.callback(server.end)
                 server.start()

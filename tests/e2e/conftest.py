@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PRESET = os.environ.get("KVTOOL_TEST_PRESET", "release")
 SANITIZED = PRESET in ("asan", "tsan")
 PROGRAMS = (
-    ("llama-server",) if SANITIZED else ("kv-bench", "llama-cli", "llama-completion", "llama-bench", "llama-server")
+    *("llama-server", cmake.RPC_SERVER),
+    *(() if SANITIZED else ("kv-bench", "llama-cli", "llama-completion", "llama-bench")),
 )
 MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 SUPPRESSED = ROOT / "ci" / "tsan.supp"

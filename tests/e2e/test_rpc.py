@@ -10,23 +10,14 @@ from pathlib import Path
 import pytest
 
 from kvtool.verify import devices
-from tests.e2e.conftest import Real, kvtool
+from tests.e2e.conftest import Real
 
 TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
 
 
 @pytest.fixture(scope="module")
-def rpc(real: Real) -> Real:
-    """The same tree with the RPC backend; its toys are those of the CPU build."""
-    code, built = kvtool("build", "--rpc", "--target=kv-check", "--target=ggml-rpc-server")
-    if code != 0:
-        pytest.fail(f"the RPC build failed: {built['error']['what']}")
-    return Real(real.tree, Path(built["build_dir"]), real.toys_by)
-
-
-@pytest.fixture(scope="module")
-def device(rpc: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devices.Device]:
-    with devices.device("rpc", rpc.bin, tmp_path_factory.mktemp("rpc"), 1) as found:
+def device(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devices.Device]:
+    with devices.device("rpc", real.bin, tmp_path_factory.mktemp("rpc"), 1) as found:
         yield found
 
 
@@ -34,10 +25,10 @@ def device(rpc: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[devi
 @pytest.mark.parametrize("args", [(), ("-fa", "off"), ("--seqs", "4")], ids=["f16", "transposed-V", "four-streams"])
 @pytest.mark.parametrize("toy", TOYS)
 def test_a_cache_on_a_device_gives_the_same_bits(
-    real: Real, rpc: Real, device: devices.Device, toy: str, args: tuple[str, ...]
+    real: Real, device: devices.Device, toy: str, args: tuple[str, ...]
 ) -> None:
     argv: list[str | Path] = [
-        rpc.bin / "kv-check",
+        real.bin / "kv-check",
         "-m",
         real.toys / f"{toy}.gguf",
         "--quick",

@@ -174,10 +174,10 @@ def test_a_cmakelists_that_breaks_later_says_why(build: Run, tree: Path) -> None
     assert "no_such_command" in failed["error"]["why"]
 
 
-def test_backends_and_presets_have_directories_of_their_own(build: Run, tree: Path) -> None:
+def test_presets_have_directories_of_their_own(build: Run, tree: Path) -> None:
     build(tree, "--preset", "debug")
-    build(tree, "--rpc", "--preset", "asan", "-t", "llama-bench")
-    assert sorted(path.name for path in (tree / "build").iterdir()) == ["cpu-debug", "rpc-asan"]
+    build(tree, "--preset", "asan", "-t", "llama-bench")
+    assert sorted(path.name for path in (tree / "build").iterdir()) == ["cpu-asan", "cpu-debug"]
 
 
 def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None:

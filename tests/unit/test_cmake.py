@@ -23,7 +23,8 @@ def make(backend: str, preset: str = "release", **more: object) -> cmake.Plan:
 
 START = "cmake --fresh -S /t -B /t/build/{} -G Ninja -DCMAKE_MAKE_PROGRAM=ninja "
 COMMON = (
-    "-DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DGGML_CCACHE=OFF "
+    "-DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DGGML_RPC=ON "
+    "-DGGML_RPC_RDMA=OFF -DGGML_CCACHE=OFF "
     "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "
 )
 RELEASE = "-DCMAKE_BUILD_TYPE=Release " + COMMON
@@ -35,7 +36,6 @@ CONFIGURE = {
     "-DGGML_ACCELERATE=ON -DGGML_BLAS=ON -DGGML_BLAS_VENDOR=Apple -DGGML_NATIVE=ON",
     "cuda": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_CUDA=ON -DGGML_METAL=OFF",
     "vulkan": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_VULKAN=ON -DGGML_METAL=OFF",
-    "rpc": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_RPC=ON -DGGML_METAL=OFF",
 }
 SANITIZED = (
     "-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG "
@@ -69,9 +69,8 @@ def test_build_command_and_default_targets() -> None:
     plain = make("cpu")
     assert " ".join(plain.build(plain.targets)) == (
         "cmake --build /t/build/cpu-release --parallel 2 --target llama-server llama-cli llama-completion llama-bench "
-        "llama-perplexity kv-check test-llama-archs"
+        "llama-perplexity ggml-rpc-server kv-check test-llama-archs"
     )
-    assert make("rpc").targets == (*cmake.USER_TARGETS, "ggml-rpc-server", *cmake.VERIFY_TARGETS)
     assert make("cpu", chosen=("all",)).targets == ("all",)
 
 
@@ -93,7 +92,7 @@ def test_default_targets_take_our_unit_tests_from_cpp(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     for name in ("test-kv-growth.cpp", "test-kv-alloc.cpp", "helper.cpp", "test-kv.h"):
         (tmp_path / "tests" / name).touch()
-    ours = cmake.default_targets("cpu", "release", tmp_path)[len(cmake.USER_TARGETS) + len(cmake.VERIFY_TARGETS) :]
+    ours = cmake.default_targets("release", tmp_path)[len(cmake.USER_TARGETS) + len(cmake.VERIFY_TARGETS) :]
     assert ours == ("test-kv-alloc", "test-kv-growth")
 
 

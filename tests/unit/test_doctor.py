@@ -29,7 +29,7 @@ def test_ready_here(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "python", "git", "C compiler", "C++ compiler", "cmake", "ninja", "ccache", "npm", "disk", "tree", "cache",
     ]  # fmt: skip
     assert {check["name"] for check in doc["checks"] if not check["required"]} == {"ccache", "npm"}
-    assert list(doc["backends"]) == ["cpu", "metal", "cuda", "vulkan", "rpc"]
+    assert list(doc["backends"]) == ["cpu", "metal", "cuda", "vulkan"]
     assert doc["backends"]["cpu"] == ""
     assert not (place / "cache").exists(), "looking changes nothing"
 

@@ -56,7 +56,6 @@ def test_cpu_needs_compilers_cmake_and_ninja_and_no_more(machine: Machine) -> No
     assert (found.cmake, found.ninja) == (machine.python / "cmake", machine.python / "ninja")
     assert found.ccache is None
     assert found.flags == {}
-    assert toolchain.require("rpc", "Linux") == found
 
 
 def test_cmake_beside_python_wins_over_path(machine: Machine) -> None:
@@ -225,7 +224,7 @@ def test_vulkan_headers_that_are_too_old_are_passed_over(
 
 
 def test_a_dry_run_needs_nothing_installed(machine: Machine) -> None:
-    for backend in ("cpu", "metal", "cuda", "vulkan", "rpc"):
+    for backend in ("cpu", "metal", "cuda", "vulkan"):
         found = toolchain.for_dry_run(backend, "Linux")
         assert (found.cmake, found.ninja, found.ccache) == (Path("cmake"), Path("ninja"), None)
 
