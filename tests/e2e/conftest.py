@@ -11,14 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from kvtool.build import cmake
 from kvtool.verify import models
@@ -34,7 +32,6 @@ PROGRAMS = (
 MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 SUPPRESSED = ROOT / "ci" / "tsan.supp"
 REPORTS = ROOT / "report" / PRESET
-BUSY = "another kvtool is building"
 
 
 def pytest_configure() -> None:
@@ -98,31 +95,20 @@ class Real:
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
-    """A command line of kvtool in a process of its own: its exit code and its JSON document.
-
-    It is refused while another process of pytest builds, and then tried again until the test's time is over.
-    """
-    argv = [sys.executable, "-m", "kvtool", *args, "--json", "--project", str(ROOT)]
-    while True:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
-        document: dict[str, Any] = json.loads(done.stdout)
-        if done.returncode == 0 or BUSY not in str(document.get("error")):
-            return done.returncode, document
-        time.sleep(1)
+    """A command line of kvtool in a process of its own: its exit code and its JSON document."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kvtool", *args, "--json", "--project", str(ROOT)], stdout=subprocess.PIPE, text=True
+    )
+    document: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, document
 
 
 @pytest.fixture(scope="session")
 def real() -> Real:
-    """The patched tree as `kvtool build` left it, with everything that verify needs.
-
-    One process of pytest after the other: a second build at once is refused, and all use the same toys.
-    """
-    with FileLock(ROOT / "report" / "e2e.lock"):
-        toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
-        here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
-        made = Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")
-        assert made.toys.is_dir()
-    return made
+    """The patched tree as `kvtool build` left it, with everything that verify needs."""
+    toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
+    here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
+    return Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")
 
 
 def _built(preset: str, *targets: str) -> dict[str, Any]:
