@@ -159,10 +159,12 @@ protected:
     }
 
     // are the caches in the memory that --cache-ram is in, too?
+    // note: llama_supports_gpu_offload() is true for every build with the RPC backend, also without a server
     bool pool_is_in_ram() const {
         const auto & params = self().params_base;
 
-        return params.no_kv_offload || params.n_gpu_layers == 0 || !llama_supports_gpu_offload();
+        return params.no_kv_offload || params.n_gpu_layers == 0 ||
+            (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) && !ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU));
     }
 
 private:
