@@ -15,7 +15,7 @@ from kvtool.canary import SCHEMA, Breakage, Latest, Step, StepName, newest, of_e
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError
-from kvtool.options import Env, Mirror
+from kvtool.options import BACKENDS, Env, Mirror, refuse
 from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
 from kvtool.tree.apply import PatchReport
@@ -164,6 +164,8 @@ def command(env: Env, options: Options) -> CanaryResult:
     Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
     """
     project, console = env.project, env.console
+    names = ", ".join(BACKENDS)
+    refuse("canary", (options.backend not in BACKENDS, f"no backend is called {options.backend}: there are {names}"))
     toolchain.require_git()  # what this machine lacks is no breakage
     lock = load_lock(project.lock)
     known = Latest(options.tag, "given")

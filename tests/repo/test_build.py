@@ -174,10 +174,11 @@ def test_a_cmakelists_that_breaks_later_says_why(build: Run, tree: Path) -> None
     assert "no_such_command" in failed["error"]["why"]
 
 
-def test_presets_have_directories_of_their_own(build: Run, tree: Path) -> None:
+def test_backends_and_presets_have_directories_of_their_own(build: Run, tree: Path) -> None:
     build(tree, "--preset", "debug")
     build(tree, "--preset", "asan", "-t", "llama-bench")
     assert sorted(path.name for path in (tree / "build").iterdir()) == ["cpu-asan", "cpu-debug"]
+    assert Path(build(tree, "--vulkan", "--preset", "asan", "--dry-run")["build_dir"]).name == "vulkan-asan"
 
 
 def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None:

@@ -44,6 +44,12 @@ def test_what_the_machine_lacks_is_no_breakage(project: Tiny, kvtool: Any, tmp_p
     assert kvtool("rebase", "v2", "--dry-run").code == 7
 
 
+def test_a_backend_that_does_not_exist_is_refused_before_anything_runs(project: Tiny, kvtool: Any) -> None:
+    ran = kvtool("canary", "v2", "--backend", "rpc", "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (2, "usage")
+    assert ran.json["error"]["what"] == "no backend is called rpc: there are cpu, metal, cuda, vulkan"
+
+
 FAILING: list[str] = []
 
 
