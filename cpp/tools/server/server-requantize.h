@@ -89,7 +89,6 @@ public:
         }
 
         self().memory.show();
-        self().memory.update(ctx_tgt, ctx_dft);
 
         const auto after = state();
 
