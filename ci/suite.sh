@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What `make test` runs: build the real thing, then the Python tests, then our C++ unit tests. A step that fails does
 # not hide the others; the exit code is non-zero when anything failed. Reports for machines go to report/.
-# The unit and repo tests run in a process per core. The e2e tests, which need memory and all cores, come one at a time.
+# The unit and repo tests run in a process per core. The e2e tests need memory, and some of them all cores: two processes at
+# most, and a file stays in one of them, because its tests share servers.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export PATH="$PWD/.venv/bin:$PATH"
@@ -27,7 +28,8 @@ pytest tests/unit tests/repo --numprocesses auto --dist worksteal --junitxml=rep
 
 if [ -n "$build" ]; then
     section "pytest tests/e2e"
-    pytest tests/e2e --durations=15 --junitxml=report/pytest-e2e.xml || status=1
+    pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder \
+        --durations=15 --junitxml=report/pytest-e2e.xml || status=1
     section "ctest: the C++ unit tests"
     ctest --test-dir "$build" --label-regex '^kvtool$' --no-tests=error --output-on-failure \
         --output-junit "$PWD/report/ctest.xml" || status=1

@@ -11,12 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from kvtool.build import cmake
 from kvtool.verify import models
@@ -32,6 +34,7 @@ PROGRAMS = (
 MARKER = "<image>"  # for LLAMA_MEDIA_MARKER
 SUPPRESSED = ROOT / "ci" / "tsan.supp"
 REPORTS = ROOT / "report" / PRESET
+BUSY = "another kvtool is building"
 
 
 def pytest_configure() -> None:
@@ -59,9 +62,11 @@ def nothing_to_report() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """verify's tests first: they take a third of the time, and all cores at the end would leave one of them idle."""
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)
+    items.sort(key=lambda item: item.path.name != "test_verify.py")
 
 
 @dataclass(frozen=True)
@@ -95,20 +100,31 @@ class Real:
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
-    """A command line of kvtool in a process of its own: its exit code and its JSON document."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kvtool", *args, "--json", "--project", str(ROOT)], stdout=subprocess.PIPE, text=True
-    )
-    document: dict[str, Any] = json.loads(done.stdout)
-    return done.returncode, document
+    """A command line of kvtool in a process of its own: its exit code and its JSON document.
+
+    It is refused while another process of pytest builds, and then tried again until the test's time is over.
+    """
+    argv = [sys.executable, "-m", "kvtool", *args, "--json", "--project", str(ROOT)]
+    while True:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
+        document: dict[str, Any] = json.loads(done.stdout)
+        if done.returncode == 0 or BUSY not in str(document.get("error")):
+            return done.returncode, document
+        time.sleep(1)
 
 
 @pytest.fixture(scope="session")
 def real() -> Real:
-    """The patched tree as `kvtool build` left it, with everything that verify needs."""
-    toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
-    here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
-    return Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")
+    """The patched tree as `kvtool build` left it, with everything that verify needs.
+
+    One process of pytest after the other: a second build at once is refused, and all use the same toys.
+    """
+    with FileLock(ROOT / "report" / "e2e.lock"):
+        toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
+        here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
+        made = Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")
+        assert made.toys.is_dir()
+    return made
 
 
 def _built(preset: str, *targets: str) -> dict[str, Any]:
@@ -146,13 +162,3 @@ def sight(real: Real, model: Path) -> Path:
 def marker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a prompt has its images; a server makes up another name each time."""
     monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)
-
-
-@pytest.fixture(scope="session")
-def kv_checks(real: Real) -> dict[str, Any]:
-    """The document of kv-check over all toy models, run once: `kvtool verify --quick --models '*'`."""
-    saved = os.environ.get("KVTOOL_TEST_VERIFY_JSON")  # while writing tests: a document from before
-    if saved:
-        document: dict[str, Any] = json.loads(Path(saved).read_text("utf-8"))
-        return document
-    return kvtool("verify", "--quick", "--models", "*", "--junit", str(ROOT / "report" / "kv-check.xml"))[1]

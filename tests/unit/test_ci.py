@@ -43,11 +43,11 @@ def test_every_nightly_job_is_one_that_the_script_knows() -> None:
     assert set(jobs[1].split(", ")) == known
 
 
-def test_only_tests_that_need_little_run_at_once_and_ctest_has_the_last_word() -> None:
+def test_two_files_of_those_that_need_memory_run_at_once_and_ctest_has_the_last_word() -> None:
     runs = re.findall(r"^ *(?:pytest|ctest) .*", (ROOT / "ci" / "suite.sh").read_text(), re.MULTILINE)
-    assert [("tests/e2e" in run, "--numprocesses" in run, "ctest" in run) for run in runs] == [
-        (False, True, False),
-        (True, False, False),
+    assert [("tests/e2e" in run, "--maxprocesses 2 --dist loadfile" in run, "ctest" in run) for run in runs] == [
+        (False, False, False),
+        (True, True, False),
         (False, False, True),
     ]
 
