@@ -7,10 +7,11 @@
 #   soak      random requests for an hour, and whether the memory of all that came and went is back
 #   page      a chat through llama-server's web page
 #   cross     macOS, Windows and Linux arm64 from here
+#   vulkan    growth by copy in device memory, on Vulkan's software driver
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, page, cross or cuda}
+what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, page, cross, vulkan or cuda}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -63,6 +64,10 @@ page)
 cross)
     kvtool build --no-ui
     bash ci/cross.sh ;;
+vulkan)
+    kvtool build --vulkan --no-ui --target kv-check --target test-llama-archs --target test-kv-free
+    GGML_VK_VISIBLE_DEVICES=0 llama.cpp/build/vulkan-release/bin/test-kv-free
+    python ci/vulkan.py llama.cpp/build/vulkan-release/bin ;;
 cuda) bash ci/cuda.sh ;;
 *) echo "error: no $what" >&2; exit 2 ;;
 esac
