@@ -25,7 +25,11 @@ def texts(real: Real, log: Path, *args: str) -> list[str]:
     return [a["content"] for a in answers]
 
 
+@pytest.fixture(scope="module")
+def apart(real: Real, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return texts(real, tmp_path_factory.mktemp("apart") / "log", "--no-kv-unified")
+
+
 @pytest.mark.parametrize("dynamic", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
-def test_all_of_them_finish(real: Real, tmp_path: Path, dynamic: tuple[str, ...]) -> None:
-    shared = texts(real, tmp_path / "shared", "--kv-unified", *dynamic)
-    assert shared == texts(real, tmp_path / "apart", "--no-kv-unified")
+def test_all_of_them_finish(real: Real, tmp_path: Path, dynamic: tuple[str, ...], apart: list[str]) -> None:
+    assert apart == texts(real, tmp_path / "log", "--kv-unified", *dynamic)

@@ -25,8 +25,8 @@ ROWS = (
     Trap(
         "the compressed caches of DSV4 are written beyond their storage",
         Edit(DYNAMIC_CACHE, "kv->dyn->request_rows((pos_max + 1)/ratio);", ""),
-        copies("deepseek4-moe", "prompt", "--fill", "2300"),
-        "prompt",
+        copies("deepseek4-moe", "rows"),
+        "rows",
     ),
     Trap(
         "the rows of DSV4 have no cells, and a growth copies none of them",
@@ -35,8 +35,8 @@ ROWS = (
             "has_rows ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1()",
             "kv.v_cells[s].used_max_p1()",
         ),
-        copies("deepseek4-moe", "prompt", "--fill", "2300", "-c", "8192"),
-        "prompt",
+        copies("deepseek4-moe", "generate", "--fill", "2300", "-c", "8192"),
+        "generate",
     ),
     Trap(
         "the row of DSV4's dummy writes is copied by a growth, and is no longer the last one",

@@ -19,8 +19,8 @@ GROWING = (
             "std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); })",
             "caches[0]->grow(ahead)",
         ),
-        copies("deepseek32-moe", "prompt", "--fill", "1100"),
-        "prompt",
+        copies("deepseek32-moe", "generate", "--fill", "1100"),
+        "generate",
     ),
     Trap(
         "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
@@ -83,7 +83,7 @@ GROWING = (
     Trap(
         "a plan that was made before the growth is used after it",
         Edit(DYNAMIC_CACHE, "rows[0].first->try_resize(0)", "true"),
-        copies("deepseek4-moe", "prompt", "--fill", "2300"),
-        "prompt",
+        copies("deepseek4-moe", "rows"),
+        "rows",
     ),
 )
