@@ -29,7 +29,7 @@ DEVICE = "Vulkan0"
 CHECKS = ("--quick", "--checks", "prompt,generate,shift,state-self")
 # ggml leaves CPUs out unless they are named; without f16, as upstream's own CI; llvmpipe's threads are one of each lane
 ENVIRONMENT = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1", "LP_NUM_THREADS": "1"}
-TIMEOUT = 3600.0  # seconds a side
+TIMEOUT = 7200.0  # seconds a side
 
 
 def main(bin_dir: Path, globs: str = "*") -> int:
