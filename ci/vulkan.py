@@ -11,65 +11,65 @@ report/vulkan.xml. Exit code: 0 nothing differs, 1 something does, 2 there is no
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import os
-import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+from kvtool.errors import VerifyError
 from kvtool.machine import cores
 from kvtool.result import CheckOutcome
-from kvtool.verify import junit, models, runner
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding
-from kvtool.verify.devices import Lane
+from kvtool.verify import checks, junit, models, plan, runner
+from kvtool.verify.checks import Check, Finding
+from kvtool.verify.devices import device
 from kvtool.verify.journal import Journal
 
-DEVICE = "Vulkan0"
-CHECKS = ("--quick", "--checks", "prompt,generate,shift,state-self")
+CHECKS = ("--checks", "prompt,generate,shift,state-self")
 # ggml leaves CPUs out unless they are named; without f16, as upstream's own CI; llvmpipe's threads are one of each lane
 ENVIRONMENT = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1", "LP_NUM_THREADS": "1"}
 TIMEOUT = 7200.0  # seconds a side
 
 
-def main(bin_dir: Path, globs: str = "*") -> int:
+def main(bin_dir: Path, globs: str = "") -> int:
     os.environ.update(ENVIRONMENT)
-    program = bin_dir / "kv-check"
-    if f"{DEVICE}:" not in subprocess.check_output([program, "--list-devices"], text=True):
-        print(f"error: no {DEVICE} here; Debian and Ubuntu have it in mesa-vulkan-drivers", file=sys.stderr)
-        return 2
-    work = bin_dir.parent / "verify"
-    every = {toy.stem: toy for toy in models.toys(bin_dir / "test-llama-archs", work)}
-    names = [name for name in every if any(fnmatch.fnmatch(name, glob) for glob in globs.split(","))]
-    first = [name for name in CLASS_TOYS if name in names]
-    checks = [
-        Check(
-            f"kv-check/{name}/fa-{fa}/vulkan",
-            "kv-check",
-            every[name],
-            args=("-fa", fa, "-ngl", "99", *CHECKS),
-            timeout=TIMEOUT,
-        )
-        for name in (*first, *sorted(set(names) - set(first)))
-        for fa in ("on", "off")
-    ]
-    journal = Journal(work, models.fingerprint(models.programs(program), "vulkan"))
-    known = journal.known(checks)
+    program, work = bin_dir / "kv-check", bin_dir.parent / "verify"
+    with contextlib.ExitStack() as ends:
+        try:
+            on = ends.enter_context(device("vulkan", bin_dir, work, cores()))
+        except VerifyError as err:
+            print(f"error: {err.what}; Debian and Ubuntu have a driver in mesa-vulkan-drivers", file=sys.stderr)
+            return 2
+        toys = checks.toys_like(models.toys(bin_dir / "test-llama-archs", work), globs)
+        if not toys:
+            sys.exit(f"error: no toy model is called {globs}")
+        first = checks.named_toys(toys, checks.CLASS_TOYS)
+        parts = [planned(part, on.label) for part in (first, [toy for toy in toys if toy not in first])]
+        every = [check for part in parts for check in part]
+        journal = Journal(work, models.fingerprint(models.programs(program), on.label))
+        known = journal.known(every)
 
-    def told(check: Check, found: Finding) -> None:
-        journal.add(check, found)
-        grown = "grown" if found.grown else "not grown"
-        print(f"{found.outcome:8} {found.id} {found.status}, {grown}, {found.seconds:.0f} s {found.reason}", flush=True)
+        def told(check: Check, found: Finding) -> None:
+            journal.add(check, found)
+            grown = "grown" if found.grown else "not grown"
+            said = f"{found.status}, {grown}, {found.seconds:.0f} s {found.reason}"
+            print(f"{found.outcome:8} {found.id} {said}", flush=True)
 
-    # one after the other in each lane and in this order, classes first: what is left when time is over is the least
-    lanes = (Lane(("--device", DEVICE)),) * cores()
-    for part in ("classes", "others"):
-        here = [c for c in checks if c.id not in known and (c.id.split("/")[1] in first) == (part == "classes")]
-        known |= {found.id: found for found in runner.kv_checks(here, program, lanes, on_finding=told)}
-    findings = [known[check.id] for check in checks]
+        # the classes before the others: what is left when time is over is the least
+        for part in parts:
+            left = [check for check in part if check.id not in known]
+            known |= {found.id: found for found in runner.kv_checks(left, program, on.lanes, on_finding=told)}
+    findings = [known[check.id] for check in every]
     junit.write(Path("report/vulkan.xml"), findings)
+    journal.forget(every)
     print(f"{len(findings)} runs:", dict(Counter(found.status for found in findings)))
     return int(any(found.outcome is CheckOutcome.FAILED for found in findings))
+
+
+def planned(toys: list[Path], label: str) -> list[Check]:
+    each = plan.on_device(label, CHECKS, checks.toy_checks(toys, ("--quick",)))
+    return [replace(check, timeout=TIMEOUT) for check in each]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`kvtool verify`: is the dynamic cache equal to the static one, bit for bit and text for text?"""
 
 import contextlib
-import fnmatch
 import functools
 import os
 import platform
@@ -153,8 +152,7 @@ class Verification:
         generator, wanted = self.program("test-llama-archs"), self.options.models
         with self.console.progress("making upstream's toy models", None) as bar:
             toys = models.toys(generator, self.work, lambda made: bar.update(made, f"{made} models"))
-        globs = wanted.split(",") if wanted else ["*"]
-        chosen = tuple(t for t in toys if any(fnmatch.fnmatch(t.stem, glob) for glob in globs))
+        chosen = tuple(checks.toys_like(toys, wanted))
         if not chosen:
             raise UsageError(f"no toy model is called {wanted}", next_step="kvtool verify --models 'llama*'")
         return chosen

@@ -13,6 +13,7 @@ A Check is one comparison of a static with a dynamic cache; a Finding is what ca
 - preset: CMake reads the tree's presets, and the one for Metal is among them (`--patch` only)
 """
 
+import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,11 @@ def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:
     """Those of the names that are there, in that order."""
     by_name = {toy.stem: toy for toy in toys}
     return [by_name[name] for name in names if name in by_name]
+
+
+def toys_like(toys: Iterable[Path], globs: str) -> list[Path]:
+    """Those whose name fits one of the globs, which have commas between them; "": all."""
+    return [toy for toy in toys if any(fnmatch.fnmatch(toy.stem, glob) for glob in (globs or "*").split(","))]
 
 
 def class_rank(name: str) -> tuple[int, str]:

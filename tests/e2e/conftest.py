@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from kvtool.build import cmake
+from kvtool.console import Console
+from kvtool.locks import guard
 from kvtool.verify import models
 from kvtool.verify.projector import projector
 
@@ -66,7 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)
-    items.sort(key=lambda item: item.path.name != "test_verify.py")
+    first = Path(__file__).with_name("test_verify.py")
+    items.sort(key=lambda item: item.path != first)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def real() -> Real:
 
     One process of pytest after the other: a second build at once is refused, and all use the same toys.
     """
-    with FileLock(ROOT / "report" / "e2e.lock"):
+    with guard(ROOT / "report" / "e2e.lock", Console(quiet=True), "the build of these tests"):
         toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
         here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
         made = Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")

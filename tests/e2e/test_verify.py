@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvtool.machine import cores
+from kvtool.result import plain
 from kvtool.verify import checks, junit, plan, runner
 from kvtool.verify.devices import IN_MEMORY
 from tests.e2e.conftest import ROOT, Real, kvtool
@@ -15,12 +16,8 @@ from tests.e2e.conftest import ROOT, Real, kvtool
 CLASSES = {"plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA"}
 # A run takes more than ten seconds, a third of the time of all: without flash attention a few checks, and all at night.
 SLOW = {
-    f"{name}-{kind}"
-    for kind, names in {
-        "dense": "hrm_text jamba mamba",
-        "moe": "deepseek32 deepseek4 dots3note glm-dsa glm5-next hy_v4 llama4 qwen4exp",
-    }.items()
-    for name in names.split()
+    *("hrm_text-dense", "jamba-dense", "mamba-dense", "deepseek32-moe", "deepseek4-moe", "dots3note-moe"),
+    *("glm-dsa-moe", "glm5-next-moe", "hy_v4-moe", "llama4-moe", "qwen4exp-moe"),
 }
 FEW = ("--checks", "prompt,generate,copy,state-self")
 
@@ -43,7 +40,7 @@ def kv_checks(real: Real, quick: tuple[int, dict[str, Any]]) -> list[dict[str, A
     ]
     found = runner.kv_checks(planned, real.bin / "kv-check", (IN_MEMORY,) * cores())
     junit.write(ROOT / "report" / "kv-check.xml", found)
-    return [*known, *(asdict(one) for one in found)]
+    return [*known, *plain(found)]
 
 
 @pytest.mark.timeout(1800)
