@@ -17,7 +17,7 @@ COMMON_FLAGS: Mapping[str, str] = {
     "LLAMA_BUILD_TESTS": "ON",  # test-llama-archs, which writes the models that verify needs, and our own unit tests
     "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server; --ui turns it on, and npm then asks its registry
     "LLAMA_USE_PREBUILT_UI": "OFF",  # the same page, downloaded while the server is built
-    "LLAMA_OPENSSL": "OFF",  # a system library that may be there or not; -D LLAMA_OPENSSL=ON for https in llama-server
+    "LLAMA_OPENSSL": "OFF",  # https, which -hf needs: on where Toolchain.https says so
     "GGML_RPC": "ON",  # other machines' devices, and ggml-rpc-server: upstream's releases have them
     "GGML_RPC_RDMA": "OFF",  # as with OpenSSL: over a system library
     "GGML_CCACHE": "OFF",  # the launchers below are the one way to ccache
@@ -62,12 +62,13 @@ BACKENDS: Mapping[str, Backend] = {
 class Preset:
     """A kind of build. A debugger needs the true directory of the sources, so debug keeps it in ccache's key.
 
-    page: made with llama-server's web page where npm is; portable: for any machine of its kind, and not this one alone.
+    extras: with what else the machine lets llama-server have: its web page where npm is, https where OpenSSL is;
+    portable: for any machine of its kind, and not this one alone.
     """
 
     flags: Mapping[str, str]
     ccache_any_dir: bool = True
-    page: bool = False
+    extras: bool = False
     portable: bool = False
 
 
@@ -81,8 +82,8 @@ _SANITIZED: Mapping[str, str] = {
 
 # Upstream's sanitizer options do not reach ggml: both sets are needed.
 PRESETS: Mapping[str, Preset] = {
-    "release": Preset({"CMAKE_BUILD_TYPE": "Release"}, page=True),
-    "dist": Preset({"CMAKE_BUILD_TYPE": "Release"}, page=True, portable=True),
+    "release": Preset({"CMAKE_BUILD_TYPE": "Release"}, extras=True),
+    "dist": Preset({"CMAKE_BUILD_TYPE": "Release"}, extras=True, portable=True),
     "debug": Preset({"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
     "asan": Preset(
         {
@@ -114,13 +115,15 @@ _CMAKE_ENV = ("CC", "CXX", "CUDACXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAG
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What a plan needs; flags: cache variables that tell CMake where something was found."""
+    """What a plan needs; flags: cache variables that tell CMake where something was found; https: those that take
+    OpenSSL, none where there is no OpenSSL."""
 
     cmake: Path
     ninja: Path
     ccache: Path | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
     npm: Path | None = None
+    https: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,11 +158,18 @@ class Plan:
     def configure(self) -> tuple[str, ...]:
         npm = self.with_page and self.tools.npm is not None
         ours = flags(self.backend, self.preset, system=self.system, ccache=self.tools.ccache, page=npm)
-        values = {**ours, **self.tools.flags, **self.defines}
+        https = self.tools.https if self._https else {}
+        values = {**ours, **self.tools.flags, **https, **self.defines}
         # --fresh: forget what an earlier configure left behind; objects stay, ninja compares commands
         places = ("--fresh", "-S", str(self.tree), "-B", str(self.build_dir), "-G", "Ninja")
         tools = str(self.tools.cmake), *places, f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}"
         return (*tools, *(f"-D{name}={value}" for name, value in values.items()))
+
+    @property
+    def _https(self) -> bool:
+        """Not in a portable build for Macs: the system has no OpenSSL there, only who installed one."""
+        preset = PRESETS[self.preset]
+        return preset.extras and not (preset.portable and self.system == "Darwin")
 
     @property
     def env(self) -> dict[str, str]:

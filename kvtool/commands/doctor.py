@@ -120,7 +120,10 @@ def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
         *(_check(toolchain.find(name), required=True) for name in ("cmake", "ninja")),
         *(_check(tool, required=True) for tool in toolchain.backend_tools(backend, system)),
         _check(toolchain.find("ccache"), required=False, purpose="without it every rebuild compiles everything"),
-        _check(toolchain.find("npm"), required=False, purpose="one of the ways to fetch upstream"),
+        _check(
+            toolchain.find("npm"), required=False, purpose="for llama-server's web page, and a way to fetch upstream"
+        ),
+        _check(toolchain.find_openssl(), required=False, purpose="without it no https, which -hf needs"),
         _disk("disk", tree),
         _writable("tree", tree, "name another place with --tree DIR or KVTOOL_TREE"),
         _writable("cache", cache, "name another place with KVTOOL_CACHE=DIR"),

@@ -12,7 +12,7 @@ from kvtool.build import cmake
 
 TREE = Path("/t")
 CPP = Path("/nothing")
-TOOLS = ("ccache", "flags", "npm")
+TOOLS = ("ccache", "flags", "npm", "https")
 
 
 def make(backend: str, preset: str = "release", **more: object) -> cmake.Plan:
@@ -86,6 +86,15 @@ def test_the_page_is_made_by_an_npm_that_the_build_finds(monkeypatch: pytest.Mon
     planned = make("cpu", npm=Path("/venv/bin/npm"), with_page=True)
     assert "-DLLAMA_BUILD_UI=ON" in planned.configure
     assert planned.env["PATH"].split(os.pathsep) == ["/venv/bin", "/elsewhere"]
+
+
+def test_https_is_in_what_people_run_and_not_in_a_portable_build_for_macs() -> None:
+    def https(preset: str, **more: object) -> bool:
+        return "-DLLAMA_OPENSSL=ON" in make("cpu", preset, https={"LLAMA_OPENSSL": "ON"}, **more).configure
+
+    assert https("release") and https("dist") and https("release", system="Darwin")
+    assert not https("asan") and not https("debug") and not https("dist", system="Darwin")
+    assert not https("release", defines={"LLAMA_OPENSSL": "OFF"}), "the user's word wins"
 
 
 def test_default_targets_take_our_unit_tests_from_cpp(tmp_path: Path) -> None:

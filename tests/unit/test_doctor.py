@@ -26,9 +26,10 @@ def test_ready_here(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--json"]) == 0
     doc = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in doc["checks"]] == [
-        "python", "git", "C compiler", "C++ compiler", "cmake", "ninja", "ccache", "npm", "disk", "tree", "cache",
+        "python", "git", "C compiler", "C++ compiler", "cmake", "ninja", "ccache", "npm", "openssl", "disk", "tree",
+        "cache",
     ]  # fmt: skip
-    assert {check["name"] for check in doc["checks"] if not check["required"]} == {"ccache", "npm"}
+    assert {check["name"] for check in doc["checks"] if not check["required"]} == {"ccache", "npm", "openssl"}
     assert list(doc["backends"]) == ["cpu", "metal", "cuda", "vulkan"]
     assert doc["backends"]["cpu"] == ""
     assert not (place / "cache").exists(), "looking changes nothing"

@@ -40,7 +40,17 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(toolchain, "CUDA_BIN", tmp_path / "cuda" / "bin")
     monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))
     monkeypatch.setattr(toolchain, "SITE", tmp_path / "site-packages")
-    for name in ("CC", "CXX", "CUDACXX", "CUDA_PATH", "CUDA_HOME", "VULKAN_SDK", "CMAKE_PREFIX_PATH", "CPATH"):
+    for name in (
+        "CC",
+        "CXX",
+        "CUDACXX",
+        "CUDA_PATH",
+        "CUDA_HOME",
+        "VULKAN_SDK",
+        "CMAKE_PREFIX_PATH",
+        "CPATH",
+        "OPENSSL_ROOT_DIR",
+    ):
         monkeypatch.delenv(name, raising=False)
     return made
 
@@ -221,6 +231,24 @@ def test_vulkan_headers_that_are_too_old_are_passed_over(
         with monkeypatch.context() as named:
             named.setenv(variable, str(value))
             assert toolchain.require("vulkan", "Linux").flags == {"Vulkan_INCLUDE_DIR": str(new)}
+
+
+@pytest.mark.parametrize(
+    ("place", "more"),
+    [("usr", {}), ("usr/opt/openssl@3", {"OPENSSL_ROOT_DIR": "{root}/usr/opt/openssl@3"}), ("own", {})],
+)
+def test_https_is_there_with_openssls_headers(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, more: dict[str, str]
+) -> None:
+    monkeypatch.setenv("OPENSSL_ROOT_DIR", str(tmp_path / "own"))
+    assert toolchain.for_dry_run("cpu", "Linux").https == {}
+    assert "libssl-dev" in toolchain.find_openssl().how
+    header = tmp_path / place / "include/openssl/opensslv.h"
+    header.parent.mkdir(parents=True)
+    header.write_text('# define OPENSSL_VERSION_TEXT "OpenSSL 3.0.19 27 Jan 2026"')
+    assert toolchain.find_openssl().version == "3.0.19"
+    expected = {"LLAMA_OPENSSL": "ON", **{name: value.format(root=tmp_path) for name, value in more.items()}}
+    assert toolchain.for_dry_run("cpu", "Linux").https == expected
 
 
 def test_a_dry_run_needs_nothing_installed(machine: Machine) -> None:
