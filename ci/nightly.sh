@@ -5,13 +5,14 @@
 #   asan, tsan  under a sanitizer: a model of each memory class, the server's tests, the C++ unit tests; the first of
 #             them also with every allocation of a growth failing; then random requests (ci/soak.py)
 #   soak      random requests for an hour, and whether the memory of all that came and went is back
+#   older     the series on every older upstream: built, and quickly verified
 #   page      a chat through llama-server's web page
 #   cross     macOS, Windows and Linux arm64 from here
 #   vulkan    growth by copy in device memory, on Vulkan's software driver
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, page, cross, vulkan or cuda}
+what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, older, page, cross, vulkan or cuda}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -58,6 +59,19 @@ upstream)
     cmake --build "$plain/build"
     kvtool build --no-ui --target all
     python ci/upstream_tests.py "$plain/build" llama.cpp/build/cpu-release | tee report/upstream.md ;;
+older)
+    status=0
+    for tag in $(python -c 'from pathlib import Path; from kvtool.upstream.lock import load_lock
+lock = load_lock(Path("patches/upstream.lock")); print(*(tag for tag in reversed(lock.upstreams) if tag != lock.current))'); do
+        tree=$PWD/report/$tag
+        if ! { kvtool apply "$tag" --tree "$tree" && kvtool build --no-ui --tree "$tree" &&
+            kvtool verify --quick --tree "$tree" --json >"report/$tag.json"; }; then
+            echo "error: $tag" >&2
+            status=1
+        fi
+        rm -rf "$tree"
+    done
+    exit "$status" ;;
 page)
     kvtool build --ui
     python ci/page.py llama.cpp/build/cpu-release/bin llama.cpp/models/ggml-vocab-llama-spm.gguf ;;

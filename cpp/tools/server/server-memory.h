@@ -14,6 +14,7 @@
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 // is memory what the context lacks for n_cells more, rather than cells? ask after a batch or a state found no place
@@ -63,13 +64,14 @@ public:
     }
 
     // what all contexts may take together, may be null
-    void set_budget(const common_params & params) {
+    // the values, as common_params has them on the newest upstream alone, and this is for those before it, too
+    void set_budget(std::shared_ptr<llama_memory_budget> budget, const std::vector<ggml_type> & types) {
         std::lock_guard<std::mutex> lock(mutex);
 
-        budget = params.kv_budget;
+        this->budget = std::move(budget);
 
         budget_types = json::array();
-        for (const auto type : params.kv_auto_quant) {
+        for (const auto type : types) {
             budget_types.push_back(ggml_type_name(type));
         }
     }
