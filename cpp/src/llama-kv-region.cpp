@@ -232,12 +232,12 @@ void llama_kv_region::set_zero(const llama_kv_rows & rows) {
 }
 
 void llama_kv_region::copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst) {
-    for (const auto & [i0, i1] : rows.runs(ssrc)) {
+    for (const auto & run : rows.runs(ssrc)) {
         for (const auto & t : strips) {
             for (size_t j = 0; j < t.n; ++j) {
-                const auto offset = [&](uint32_t s) { return t.offset + ((s*t.n + j)*t.n_rows + i0)*t.size; };
+                const auto offset = [&](uint32_t s) { return t.offset + ((s*t.n + j)*t.n_rows + run.first)*t.size; };
 
-                mem.pages->copy(offset(ssrc), offset(sdst), (i1 - i0)*t.size);
+                mem.pages->copy(offset(ssrc), offset(sdst), (run.second - run.first)*t.size);
             }
         }
     }

@@ -5,6 +5,8 @@
 
 #include "test-kv.h"
 
+#include "ggml.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -261,6 +263,8 @@ static void test_address_space() {
 #endif
 
 int main() {
+    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+
     test_set();
     test_rows();
     test_commit();

@@ -42,16 +42,18 @@ struct cache {
         std::map<ggml_backend_dev_t, std::pair<ggml_context_ptr, std::vector<llama_kv_storage::layer>>> parts;
 
         for (ggml_backend_dev_t dev : devs) {
-            auto & [ctx, layers_dev] = parts[dev];
-            if (!ctx) {
-                ctx.reset(ggml_init({ devs.size()*size_t(2*(1 + n_stream))*ggml_tensor_overhead(), nullptr, true }));
+            auto & part = parts[dev];
+            if (!part.first) {
+                part.first.reset(ggml_init({ devs.size()*size_t(2*(1 + n_stream))*ggml_tensor_overhead(), nullptr, true }));
             }
+
+            ggml_context * ctx = part.first.get();
 
             llama_kv_storage::layer l;
             const auto add = [&](std::vector<ggml_tensor *> & views, int64_t n_embd) {
-                ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), type, n_embd, N_MAX, n_stream);
+                ggml_tensor * t = ggml_new_tensor_3d(ctx, type, n_embd, N_MAX, n_stream);
                 for (int64_t s = 0; s < n_stream; ++s) {
-                    views.push_back(ggml_view_2d(ctx.get(), t, n_embd, N_MAX, t->nb[1], s*t->nb[2]));
+                    views.push_back(ggml_view_2d(ctx, t, n_embd, N_MAX, t->nb[1], s*t->nb[2]));
                 }
                 return t;
             };
@@ -59,7 +61,7 @@ struct cache {
             l.v = add(l.v_stream, 2*N_EMBD);
 
             layers.push_back(l);
-            layers_dev.push_back(l);
+            part.second.push_back(l);
         }
 
         for (auto & [dev, part] : parts) {
@@ -347,6 +349,8 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
 }
 
 int main() {
+    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+
 #ifdef _WIN32
     _putenv_s("LLAMA_KV_DYNAMIC_MARGIN", "0");
 #else

@@ -523,6 +523,8 @@ static void test_inplace_fails() {
 }
 
 int main() {
+    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+
     std::vector<config> configs;
 
     for (const place where : { place::pages, place::host, place::device }) {

@@ -266,6 +266,8 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
 }
 
 int main() {
+    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+
     for (const kind what : { kind::fixed, kind::copy, kind::inplace }) {
         for (const int64_t n_stream : { 1, 3 }) {
             for (const bool has_memory : { true, false }) {

@@ -13,8 +13,8 @@
 void kv_check_usage(const char * prog) {
     printf("usage: %s -m MODEL [options]\n\n", prog);
     printf("Runs one model through a static and a dynamic KV cache with the same tokens and compares the results bit for bit.\n");
-    printf("Prints one line of JSON. Exit code: 0 no difference, 1 a difference or a failure of the dynamic side only,\n");
-    printf("2 bad arguments or a model that cannot be loaded.\n\n");
+    printf("Prints one line of JSON. Exit code: 0 no difference, 1 a difference, a failure of the dynamic side only,\n");
+    printf("or nothing is known, 2 bad arguments or a model that cannot be loaded.\n\n");
     printf("  -h,    --help                 show this help\n");
     printf("  -m,    --model FILE           the model\n");
     printf("         --override KEY=N       a number of the model's metadata, instead of the one in the file\n");
