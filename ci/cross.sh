@@ -12,6 +12,8 @@ export PATH="$PWD/.venv/bin:$PATH"
 [ -f "$tree/CMakeLists.txt" ] || { echo "error: no patched tree at $tree (kvtool fetch && kvtool apply)" >&2; exit 4; }
 [ "$(python -m ziglang version 2>/dev/null)" = "$zig" ] || python -m pip install --quiet "ziglang==$zig"
 
+base=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["base"])' "$tree/.git/kvtool/state.json")
+
 # what zig compiles of the C and C++ libraries stays beside the builds
 export ZIG_GLOBAL_CACHE_DIR="$tree/build/zig" ZIG_LOCAL_CACHE_DIR="$tree/build/zig"
 export CCACHE_COMPILERTYPE=clang CCACHE_COMPILERCHECK=content CCACHE_BASEDIR="$tree" CCACHE_NOHASHDIR=1
@@ -46,8 +48,7 @@ configure() { # DIR TARGET CMAKE-OPTION...
 
 # what ninja compiles from the C++ files that are ours or patched
 objects() { # DIR
-    { git -C "$tree" ls-files 'src/llama-kv-*.cpp' 'tests/test-kv-*.cpp' 'tools/kv-*.cpp'
-        sed -n 's,^+++ b/\(.*\.cpp\)$,\1,p' patches/*.patch; } | sort -u >"$1.sources"
+    git -C "$tree" diff --name-only "$base" HEAD -- '*.cpp' >"$1.sources"
     python - "$1" "$tree" <<'END'
 import json, pathlib, sys
 
@@ -77,7 +78,8 @@ print(*checks.named_toys(toys, checks.CLASS_TOYS), sep="\n")
 END
     while read -r model; do
         timeout 900 "$@" "$check" -m "$model" --quick </dev/null >"$tree/build/cross-result" 2>/dev/null || failed=1
-        printf '  %s: %s\n' "$(basename "$model" .gguf)" "$(grep -o '"status": *"[^"]*"' "$tree/build/cross-result" || echo died)"
+        printf '  %s: %s\n' "$(basename "$model" .gguf)" \
+            "$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["status"])' "$tree/build/cross-result" 2>/dev/null || echo died)"
     done <"$tree/build/cross-models"
     return "$failed"
 }
@@ -105,6 +107,11 @@ system() { # NAME
     [ "${#runner[@]}" -gt 0 ] || return 0
     command -v "${runner[0]}" >/dev/null || { echo "NOT RUN: ${runner[0]} is not installed"; return 0; }
     for unit in "${programs[@]:1}"; do
+        # it says that it has done what it does not do
+        if [ "${runner[0]} $unit" = "qemu-aarch64 test-kv-pages" ]; then
+            echo "  $unit: NOT RUN, as qemu-user has no MADV_POPULATE_WRITE and no RLIMIT_AS"
+            continue
+        fi
         timeout 300 "${runner[@]}" "$dir/bin/$unit$suffix" </dev/null >"$dir.log" 2>&1 ||
             { tail -20 "$dir.log"; echo "  $unit FAILED"; return 1; }
         echo "  $unit: $(tail -1 "$dir.log")"

@@ -38,6 +38,7 @@ done
 compile() { # NAME OF THE BUILD, CMAKE-OPTION...
     local dir=$tree/build/$1 configure
     shift
+    mkdir -p "$tree/build" # a tree that was never built has none
     configure=$(kvtool build --cuda --no-ui --dry-run -D "CMAKE_CUDA_ARCHITECTURES=$arch" "$@" | sed -n 1p)
     eval "${configure//"$tree/build/cuda-release"/"$dir"}" >"$dir.log" 2>&1 || { tail -30 "$dir.log"; return 7; }
     ninja -C "$dir" "${objects[@]}"
