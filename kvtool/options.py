@@ -80,8 +80,12 @@ class Shared:
     json: Annotated[bool, Option("--json", help="One JSON document on stdout, everything else on stderr.")] = False
     quiet: Annotated[bool, Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show each command that is run.")] = False
-    project: Annotated[Path | None, Option("--project", metavar="DIR", help="Where patches/series.toml is.")] = None
-    tree: Annotated[Path | None, Option("--tree", metavar="DIR", help="Patched tree [PROJECT/llama.cpp].")] = None
+    project: Annotated[
+        Path | None, Option("--project", metavar="DIR", help="Where patches/series.toml is (or KVTOOL_PROJECT).")
+    ] = None
+    tree: Annotated[
+        Path | None, Option("--tree", metavar="DIR", help="Patched tree (or KVTOOL_TREE) [PROJECT/llama.cpp].")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import KvtoolError
 from kvtool.options import Env, Mirror, Tag
-from kvtool.result import Result
+from kvtool.result import PatchOutcome, Result
 from kvtool.tree import checkout
 from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines
 from kvtool.tree.rebase_plan import Workshop
@@ -47,8 +47,9 @@ class ApplyResult(Result, command="apply"):
         if self.outcome == "conflict":
             return
         note = "nothing to do" if self.outcome == "unchanged" else f"{self.changed_files} files written"
+        there = sum(report.outcome is not PatchOutcome.SKIPPED for report in self.patches)
         console.line(
-            f"llama.cpp {self.tag} with {len(self.patches)} patches ({self.upstream_lines} changed lines in upstream's "
+            f"llama.cpp {self.tag} with {there} patches ({self.upstream_lines} changed lines in upstream's "
             f"files) at {self.tree}: {note}"
         )
 
