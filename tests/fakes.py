@@ -28,6 +28,14 @@ if "--memory" in args:
 print("llama_kv_cache: size =    1.00 MiB", file=sys.stderr)
 if name.startswith("iswa"):
     print("llama_kv_cache_iswa: creating non-SWA KV cache", file=sys.stderr)
+if "retype-quality" in args:
+    worse = 2.0 if name == "worse" else 1.0
+    lost = {"f16:q8_0 kl changed": 1.5e-8 * worse, "f16:q8_0 kl from the start": 1.5e-8, "f16:q8_0 kl": worse}
+    lost |= {"q8_0:f16 kl changed": 1e-12, "q8_0:f16 kl from the start": 1.5e-8}
+    status = "differs" if name == "worse" else "same"
+    check = {"name": "retype-quality", "status": status, "reason": "twice", "measured": lost}
+    print(json.dumps({"status": status, "grown": True, "checks": [check]}))
+    sys.exit(int(name == "worse"))
 ok = {"name": "prompt", "status": "same", "decodes": 3, "values": 300, "first_diff": None, "reason": ""}
 bad = dict(ok, status="differs", first_diff={"decode": 2, "row": 1, "index": 7, "static": 0.5, "dynamic": 0.25})
 says = {
@@ -214,8 +222,26 @@ def point(name, depth, cells, grown):
 def size(depth):
     return n_ctx if not dynamic else min(n_ctx, (depth + 255) // 256 * 256)
 def memory():
+    if "--budget" in args:
+        held = int(arg("--budget")) * mib // cell
+        points = [point("created", 0, size(1), 0), point("full", held, held, 1)]
+        points[1]["type"] = "f16"
+        if "--auto-quant" in args:
+            points[1].update(type="q4_0", depth=2 * held + (1 if fate == "wasteful" else 0))
+        if fate == "wasteful":
+            points[1]["usage"]["committed"] += mib
+        doc.update(n_layer=16, create_seconds=0.01, rss_before=10 * mib, points=points, growths=[])
+        return
     points = [point("created", 0, size(1), 0)]
     points += [point("depth", depth, size(depth), (i + 1) * dynamic) for i, depth in enumerate(depths)]
+    if "--retype" in args:
+        points[-1]["type"] = "f16"
+        for type in arg("--retype").split(","):
+            was, cells = points[-1], depths[-1] // (1 if type == "f16" else 2)
+            now = dict(point(type, depths[-1], cells, 1), usage=usage(cells, cells, 1, 0))
+            peak = max(was["rss"], now["rss"]) + (24 << 10) * (1 if fate != "wasteful" else 1 << 20)
+            now.update(type=type, seconds=0.5, memcpy=0.25, peak=peak)
+            points.append(now)
     points.append(point("after-clear", 1, size(1), len(depths) * dynamic))
     if fate == "no-rss":
         for p in points:

@@ -8,7 +8,7 @@ from kvtool.bench.runs import COPY, IN_PLACE, OFF, STATIC, Row, at
 from kvtool.bench.speed import Speed
 
 MIB = 2**20
-_SPARE = 32 * MIB  # that a bar in bytes allows for what is not the cache
+SPARE = 32 * MIB  # that a bar in bytes allows for what is not the cache
 _AFTER_CLEAR = 1.4  # of what the live cells need
 _SURE = 0.02  # how far a 95 % interval may reach beyond its bar
 
@@ -61,8 +61,8 @@ def _memory(rows: Sequence[Row], mode: str) -> list[Bar]:
     beside = _beside(rows, last)
     left = None if cleared.resident is None or beside is None else max(0, cleared.resident - beside)
     # by copy a layer is there twice while it is copied
-    transient = _SPARE + (last.committed // last.n_layer if mode == COPY else 0)
-    kept = _SPARE + _AFTER_CLEAR * cleared.used
+    transient = SPARE + (last.committed // last.n_layer if mode == COPY else 0)
+    kept = SPARE + _AFTER_CLEAR * cleared.used
     return [
         Bar("creation time / static", mode, over(created.create_seconds, seconds), most=0.02),
         Bar("resident after creation / static", mode, over(created.resident, size), most=0.005),

@@ -10,6 +10,7 @@ from kvtool.errors import MissingToolError
 
 if TYPE_CHECKING:
     from kvtool.bench.serve import Served
+    from kvtool.bench.types import Change, Held, Loss
 
 GIB = 2**30
 _COLOURS = {STATIC: "#777777", COPY: "#d9822b", IN_PLACE: "#1f77b4"}
@@ -44,6 +45,32 @@ def draw_serve(rows: Sequence["Served"]) -> dict[str, bytes]:
         axis.bar([row.mode for row in rows], values, color=_SERVED[: len(rows)])
         axis.set(title=title, ylim=(0, None))
     return _saved("serve", figure)
+
+
+def draw_types(changes: Sequence["Change"], held: Sequence["Held"], losses: Sequence["Loss"]) -> dict[str, bytes]:
+    """The time of each change beside memcpy's; tokens within the budget; what each model lost, both ways."""
+    figure, (times, tokens, lost) = _panel(3)
+    for shift, what, colour in ((-0.2, "seconds", _COLOURS[IN_PLACE]), (0.2, "memcpy", _COLOURS[STATIC])):
+        label = "change" if what == "seconds" else what
+        times.barh(
+            [i + shift for i in range(len(changes))],
+            [getattr(c, what) for c in changes],
+            0.4,
+            color=colour,
+            label=label,
+        )
+    times.set(yticks=range(len(changes)), yticklabels=[f"{c.types}\n{c.mode}" for c in changes], xlabel="seconds")
+    times.legend(fontsize=8)
+    tokens.bar([h.cache for h in held], [h.tokens for h in held], color=_SERVED[: len(held)])
+    tokens.set(ylabel=f"tokens in {held[0].budget / 2**20:.0f} MiB")
+    for types in dict.fromkeys(loss.types for loss in losses):
+        there = [loss for loss in losses if loss.types == types and min(loss.start, loss.changed) > 0]
+        lost.loglog([loss.start for loss in there], [loss.changed for loss in there], ".", label=types)
+    starts = [loss.start for loss in losses if loss.start > 0]
+    lost.loglog(ends := [min(starts, default=1), max(starts, default=1)], ends, "k:", linewidth=1)
+    lost.set(xlabel="KL with the types from the start", ylabel="KL of changed cells")
+    lost.legend(fontsize=8)
+    return _saved("types", figure)
 
 
 def _saved(name: str, figure: Any) -> dict[str, bytes]:

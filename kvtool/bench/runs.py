@@ -110,7 +110,7 @@ class KvBench:
                     skipped = skipped or too_large(found[IN_PLACE][0][0].reserved, available_memory())
                 if mode != STATIC or not skipped:
                     rows = functools.partial(rows_of, mode)
-                    found[mode].append(self._answer(rows, mode, n_ctx, depths, "--limit"))
+                    found[mode].append(self.answer(rows, mode, n_ctx, depths, "--limit"))
         return tuple(row for mode in MODES for row in medians(found[mode])), skipped
 
     def speeds(self, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None) -> tuple[Speed, ...]:
@@ -126,12 +126,12 @@ class KvBench:
                 bar.update(number, f"{mode}, flash attention {flash}")
                 other = ["--other", str(unpatched)] if mode == OFF else []
                 more = "--rounds", str(rounds), "-fa", flash, *other
-                pairs = self._answer(lambda doc: [read(Pair, p) for p in doc["pairs"]], mode, n_ctx, depths, *more)
+                pairs = self.answer(lambda doc: [read(Pair, p) for p in doc["pairs"]], mode, n_ctx, depths, *more)
                 kinds = (speed.GENERATE, speed.PROMPT, *([speed.CREATE] if mode == OFF else []))
                 out += speed.speeds(mode, flash == "on", kinds, pairs)
         return tuple(out)
 
-    def _answer(
+    def answer(
         self, parse: Callable[[dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str
     ) -> _T:
         """What one process says. Raises MeasureError when it fails, is too slow or says what is not understood."""

@@ -14,13 +14,15 @@ from kvtool.build import cmake
 from kvtool.commands import build
 from kvtool.errors import MeasureError
 from kvtool.locks import alone
+from kvtool.machine import cores
 from kvtool.options import BinDir, Env, refuse
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import models
+from kvtool.verify import checks, models
 
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
 SPEED_DEPTHS = (250, 1000, 3000)  # below 256 and 1024: the prompt goes over an edge of the storage
+_TOYS = ("kv-check", "test-llama-archs")  # what --types needs beside kv-bench
 ROOM = 1024  # tokens that are decoded beyond a depth
 
 
@@ -36,6 +38,7 @@ class Options:
     out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None
     serve: Annotated[bool, Option("--serve", help="Chats with llama-server: what sharing a prompt saves.")] = False
     chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: at once.")] = 8
+    types: Annotated[bool, Option("--types", help="Changes of the cells' types, a budget, and what is lost.")] = False
     strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False
     bin_dir: BinDir = None
 
@@ -46,12 +49,31 @@ def _check(options: Options) -> None:
         "bench",
         (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
         (options.chats < 2, "one chat has nobody to share with: --chats 2 or more"),
+        (options.types and options.serve, "--types and --serve are two choices"),
         (options.rounds and options.rounds < 2, "an interval takes two rounds: --rounds 2 or more"),
         (options.model and not options.model.is_file(), f"there is no {options.model}"),
         (no_library, f"there is no libllama.so in {options.baseline}: build the target llama, on Linux"),
     )
     if options.out:
         plots.require()
+
+
+def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
+    from kvtool.bench import types
+
+    model = options.model or models.cache_model(models.QWEN35_27B, work)
+    bench = runs.KvBench(program, model, env.console)
+    check, generator = (process.require_program(program.parent, name, MeasureError, "kvtool build") for name in _TOYS)
+    cells = max(2048, options.n_ctx // (16 if options.quick else 4))
+    changed, reserved = types.changes(bench, cells)
+    held = types.held(bench, cells, reserved)
+    with env.console.progress("making upstream's toy models", None) as bar:
+        toys = models.toys(generator, work, lambda made: bar.update(made, f"{made} models"))
+    chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if options.quick else toys
+    lost, failed = types.losses(check, chosen, cores(), bench)
+    name = options.model.name if options.model else models.QWEN35_27B.name
+    found = types.TypesResult(name, (), "", cells, changed, held, lost)
+    return replace(found, bars=types.bars(found, failed))
 
 
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
@@ -96,17 +118,24 @@ def command(env: Env, options: Options) -> Report:
 
         kvtool bench --serve --out bench --chats 16
 
+    With --types: the time and memory of changes of the cells' types against memcpy, how many tokens a budget holds with
+    f16 alone and with smaller types when it ends, and what that loses on llama.cpp's own toy models.
+
+        kvtool bench --types --quick
+
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
     started = time.monotonic()
     _check(options)
     name = "llama-server" if options.serve else cmake.BENCH_TARGET
-    bin_dir = options.bin_dir or build.command(env, build.Options(targets=(name,))).bin_dir
+    targets = (name, *_TOYS) if options.types else (name,)
+    bin_dir = options.bin_dir or build.command(env, build.Options(targets=targets)).bin_dir
     program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
     work = env.project.tree / "build" / "bench"
     work.mkdir(parents=True, exist_ok=True)
     with alone(work, MeasureError, "bench is running"):
-        found = (_serve if options.serve else _measure)(env, options, program, work)
+        measure = _serve if options.serve else _types if options.types else _measure
+        found = measure(env, options, program, work)
     tag, took = load_lock(env.project.lock).current, time.monotonic() - started
     result = replace(found, tag=tag, strict=options.strict, seconds=took)
     if options.out:

@@ -216,6 +216,8 @@ def _details(data: Mapping[str, Any]) -> dict[str, Any]:
         kept["values"] = sum(int(c.get("values") or 0) for c in named)
         if diffs := {str(c.get("name")): c["first_diff"] for c in named if c.get("first_diff")}:
             kept["first_diff"] = diffs
+        if measured := {str(c.get("name")): c["measured"] for c in named if c.get("measured")}:
+            kept["measured"] = measured
     return kept
 
 

@@ -540,6 +540,8 @@ void kv_check_retype_quality(side & s) {
         const error bound = { std::max(from.rms, to.rms), std::max(from.kl, to.kl) };
         s.out.measure(name + " rms", ratio(is.rms, bound.rms));
         s.out.measure(name + " kl",  ratio(is.kl,  bound.kl));
+        s.out.measure(name + " kl changed",        is.kl);
+        s.out.measure(name + " kl from the start", bound.kl);
         if (!(is.rms <= 1.5*bound.rms) || !(is.kl <= 1.5*bound.kl + kl_slack)) {
             throw check_failed(name + ": changed, the logits are off by " + std::to_string(ratio(is.rms, bound.rms)) +
                 " times what the type from the start costs, in KL divergence by " + std::to_string(ratio(is.kl, bound.kl)) + " times");

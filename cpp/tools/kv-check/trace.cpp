@@ -1,5 +1,6 @@
 #include "trace.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -107,7 +108,9 @@ void trace_writer::measure(const std::string & label, double val) {
     trace_record rec;
     rec.kind  = TRACE_MEASURE;
     rec.label = label;
-    rec.text  = std::to_string(val);
+    char text[64];
+    snprintf(text, sizeof(text), "%.9g", val); // a divergence of 1e-9 is none to std::to_string()
+    rec.text = text;
     write(rec, nullptr);
 }
 

@@ -1,0 +1,203 @@
+"""What a change of the cells' types takes, how much more a budget holds for it, and what is lost.
+
+Changes: in place and by copy, a cache that is full is given other types, one after the other; beside each, `memcpy` of
+as many bytes into fresh memory (half of what the cells took before and after, as each is read or written once). *Over
+steady* is what the process had at the most over what it had before or after.
+
+Budget: a quarter of what the context would take in f16. A static cache holds what fits by its size; the others are
+filled until they are full, with f16 alone and with the types f16, q8_0 and q4_0 one after the other.
+
+Loss: `kv-check --checks retype-quality` over llama.cpp's own toy models, whose weights are random: the Kullback-Leibler
+divergence of the next token's distribution from that of an f16 cache, median over the rows; with cells that were
+changed, and with the worse one of the two types from the start.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtool.bench import plots
+from kvtool.bench.bars import MIB, SPARE, Bar, over
+from kvtool.bench.report import Report, Table, as_mib, as_number
+from kvtool.bench.runs import COPY, IN_PLACE, STATIC, KvBench
+from kvtool.result import CheckOutcome
+from kvtool.verify import runner
+from kvtool.verify.checks import Check, Finding
+from kvtool.verify.devices import IN_MEMORY
+
+CHANGES = ("q8_0", "f16", "q4_0")
+LADDER = ("f16", "q8_0", "q4_0")
+_CHECK = "retype-quality"
+_NOTHING = 1e-9  # a divergence that is none: logits are floats
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the types of all cells. before, after: bytes of the cells, layer: of one layer before; over_steady:
+    bytes, None where resident memory is not known."""
+
+    mode: str
+    types: str
+    before: int
+    after: int
+    layer: int
+    seconds: float
+    memcpy: float
+    over_steady: int | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a budget held. type: at the end; committed, budget: bytes."""
+
+    cache: str
+    tokens: int
+    type: str
+    committed: int
+    budget: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Divergence from f16 of one model, in nats: after a change, and with the types from the start."""
+
+    model: str
+    types: str
+    changed: float
+    start: float
+
+    @property
+    def more(self) -> float:
+        """Times as much as with the types from the start; 0 where there is nothing to speak of."""
+        return self.changed / self.start if self.changed > _NOTHING and self.start else 0.0
+
+
+@dataclass(frozen=True)
+class TypesResult(Report):
+    """What `kvtool bench --types` found."""
+
+    name, how = "types", (__doc__ or "").partition("\n\n")[2]
+    cells: int
+    changes: tuple[Change, ...]
+    held: tuple[Held, ...]
+    losses: tuple[Loss, ...]
+
+    @property
+    def said(self) -> str:
+        return f"`-c {self.cells}`, {len({loss.model for loss in self.losses})} toy models, "
+
+    def pictures(self) -> dict[str, bytes]:
+        return plots.draw_types(self.changes, self.held, self.losses)
+
+    def tables(self) -> tuple[Table, ...]:
+        changes = [
+            (
+                *(c.mode, c.types, as_mib(c.before), as_mib(c.after), as_number(c.seconds), as_number(c.memcpy)),
+                *(as_number(over(c.seconds, c.memcpy)), as_mib(c.over_steady)),
+            )
+            for c in self.changes
+        ]
+        held = [(h.cache, str(h.tokens), h.type, as_mib(h.committed), as_mib(h.budget)) for h in self.held]
+        by_types: dict[str, list[Loss]] = {}
+        for loss in self.losses:
+            by_types.setdefault(loss.types, []).append(loss)
+        losses = [(types, *_summary(some)) for types, some in by_types.items()]
+        return (
+            *super().tables(),
+            ("Changes", ("cache", "types", ">MiB", ">then", ">s", ">memcpy s", ">ratio", ">over steady MiB"), changes),
+            ("Budget", ("cache", ">tokens", "type", ">committed MiB", ">budget MiB"), held),
+            ("Loss", ("types", ">models", ">KL changed", ">from the start", ">ratio, worst"), losses),
+        )
+
+
+def _summary(losses: Sequence[Loss]) -> tuple[str, ...]:
+    """Of one change of types: the models, the medians, the worst ratio."""
+    middle = len(losses) // 2
+    medians = (sorted(getattr(loss, name) for loss in losses)[middle] for name in ("changed", "start"))
+    return (str(len(losses)), *map(as_number, (*medians, max(loss.more for loss in losses))))
+
+
+def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
+    """What one kv-bench process with --retype says."""
+    points, found = said["points"], []
+    last = next(i for i, point in enumerate(points) if point["name"] in CHANGES)
+    for was, now in zip(points[last - 1 :], points[last : last + len(CHANGES)], strict=False):
+        known = min(was["rss"], now["peak"]) >= 0
+        before, after = was["usage"]["used"], now["usage"]["used"]
+        over_steady = max(0, now["peak"] - max(was["rss"], now["rss"])) if known else None
+        types, layer = f"{was['type']} to {now['type']}", before // said["n_layer"]
+        found.append(Change(mode, types, before, after, layer, now["seconds"], now["memcpy"], over_steady))
+    return found
+
+
+def changes(bench: KvBench, cells: int) -> tuple[tuple[Change, ...], int]:
+    """In place and by copy; and the bytes that the context would take in f16."""
+    found: list[Change] = []
+    modes = (IN_PLACE, COPY)
+    reserved = 0
+    with bench.console.progress("changing types", float(len(modes))) as bar:
+        for number, mode in enumerate(modes):
+            bar.update(number, mode)
+            said = bench.answer(dict, mode, cells, [cells], "--retype", ",".join(CHANGES))
+            found += _changes(mode, said)
+            reserved = said["points"][0]["usage"]["reserved"]
+    return tuple(found), reserved
+
+
+def held(bench: KvBench, cells: int, reserved: int) -> tuple[Held, ...]:
+    """What a quarter of the bytes that the context would take holds."""
+    budget = max(1, reserved // 4 // MIB) * MIB
+    size = reserved // cells
+    found = [Held(STATIC, budget // size, LADDER[0], budget // size * size, budget)]
+    kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}
+    with bench.console.progress("filling a budget", float(len(kinds))) as bar:
+        for number, (name, more) in enumerate(kinds.items()):
+            bar.update(number, name)
+            limit = ("--budget", str(budget // MIB), *more)
+            point = bench.answer(lambda doc: doc["points"][1], IN_PLACE, cells, [cells], *limit)
+            found.append(Held(name, point["depth"], point["type"], point["usage"]["committed"], budget))
+    return tuple(found)
+
+
+def losses_of(found: Finding) -> list[Loss]:
+    """What kv-check measured on one model; a change that begins with the types that it ends with costs nothing."""
+    measured: dict[str, float] = found.details.get("measured", {}).get(_CHECK, {})
+    ends = " kl changed", " kl from the start"
+    names = [name.removesuffix(ends[0]) for name in measured if name.endswith(ends[0])]
+    return [
+        Loss(found.model, name.replace(":", " to "), *(float(measured[name + end]) for end in ends)) for name in names
+    ]
+
+
+def losses(program: Path, toys: Sequence[Path], jobs: int, bench: KvBench) -> tuple[tuple[Loss, ...], list[Finding]]:
+    """Of every toy that can have the types, and what failed."""
+    args = ("--quick", "--checks", _CHECK)
+    checks = [Check(f"kv-check/{toy.stem}/types", "retype", toy, args=args) for toy in toys]
+    with bench.console.progress(f"what is lost, on {len(checks)} models", float(len(checks))) as bar:
+        found = runner.kv_checks(checks, program, (IN_MEMORY,) * jobs, bar.update)
+    failed = [finding for finding in found if finding.outcome is CheckOutcome.FAILED]
+    return tuple(loss for finding in found for loss in losses_of(finding)), failed
+
+
+def bars(found: TypesResult, failed: Sequence[Finding]) -> tuple[Bar, ...]:
+    """What was promised of changes and budgets."""
+    held = {h.cache: h for h in found.held}
+    spare = {IN_PLACE: 0, COPY: SPARE}
+    narrowing = [c for c in found.changes if c.after < c.before]
+    worst = max((loss.more for loss in found.losses), default=None)
+    note = failed[0].id + ": " + failed[0].reason if failed else ""
+    return (
+        *(
+            Bar(f"peak over steady, {c.types}", c.mode, over(c.over_steady, MIB), most=_most(c, spare), unit="MiB")
+            for c in narrowing
+        ),
+        *(Bar("committed / budget", h.cache, h.committed / h.budget, most=1) for h in found.held[1:]),
+        *(Bar("tokens / static", h.cache, over(h.tokens, held[STATIC].tokens), least=1) for h in found.held[1:]),
+        Bar("KL of changed cells / from the start, worst", "ladder", worst, most=1.5),
+        Bar("models that are worse", "ladder", float(len(failed)), most=0, note=note),
+    )
+
+
+def _most(change: Change, spare: Mapping[str, int]) -> float:
+    return round((change.layer + spare[change.mode]) / MIB, 1)

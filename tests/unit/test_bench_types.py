@@ -1,0 +1,106 @@
+"""kvtool bench --types against stand-ins for kv-bench and kv-check: what is measured, held against bars, and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtool.bench.types import TypesResult
+from kvtool.commands import bench
+from kvtool.console import Console
+from kvtool.errors import MeasureError, UsageError
+from kvtool.options import Env
+from kvtool.project import Project
+from kvtool.verify import models
+from tests import fakes
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    fakes.program(fakes.programs(tmp_path / "bin") / "kv-bench", fakes.KV_BENCH)
+    toys = [fakes.model(tmp_path, name) for name in ("llama-dense", "gemma3-dense", "no-cache")]
+    monkeypatch.setattr(models, "toys", lambda *_: tuple(toys))
+    monkeypatch.setenv("FAKE_BENCH_LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(bench, "load_lock", lambda _path: type("Lock", (), {"current": "v1"}))
+    return tmp_path
+
+
+def run(place: Path, **options: object) -> TypesResult:
+    project = Project(place, place / "patches", place / "cpp", place / "llama.cpp", place / "cache")
+    given = {"types": True, "bin_dir": place / "bin", "model": fakes.model(place, "small"), "n_ctx": 32768, **options}
+    result = bench.command(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
+    assert isinstance(result, TypesResult)
+    return result
+
+
+def test_each_change_is_measured_in_place_and_by_copy(place: Path) -> None:
+    found = run(place)
+    assert found.cells == 8192
+    assert [(c.mode, c.types) for c in found.changes] == [
+        (mode, types) for mode in ("in-place", "copy") for types in ("f16 to q8_0", "q8_0 to f16", "f16 to q4_0")
+    ]
+    first = found.changes[0]
+    assert (first.before, first.after, first.layer) == (2**29, 2**28, 2**25)
+    assert (first.seconds, first.memcpy, first.over_steady) == (0.5, 0.25, 24 * 2**10)
+
+
+def test_a_budget_is_a_quarter_of_what_the_context_would_take(place: Path) -> None:
+    static, alone, ladder = run(place).held
+    assert {h.budget for h in (static, alone, ladder)} == {2**27}
+    assert (static.tokens, alone.tokens, ladder.tokens) == (2048, 2048, 4096)
+    assert (alone.type, ladder.type) == ("f16", "q4_0")
+
+
+def test_what_is_lost_is_told_for_each_model_that_can_have_the_types(place: Path) -> None:
+    found = run(place)
+    assert [(loss.model, loss.types) for loss in found.losses] == [
+        (model, types)
+        for model in ("llama-dense", "gemma3-dense", "no-cache")
+        for types in ("f16 to q8_0", "q8_0 to f16")
+    ]
+    assert found.losses[0].more == 1 and found.losses[1].more == 0, "1e-12 is nothing"
+    assert all(bar.met for bar in found.bars) and found.failure is None
+
+
+def test_quick_takes_a_few_models(place: Path) -> None:
+    found = run(place, quick=True)
+    assert {loss.model for loss in found.losses} == {"llama-dense", "gemma3-dense"} and found.cells == 2048
+
+
+def test_bars_that_are_missed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_BENCH", "wasteful")
+    monkeypatch.setattr(models, "toys", lambda *_: (fakes.model(place, "worse"),))
+    found = run(place, strict=True)
+    assert [bar.name.partition(",")[0] for bar in found.missed] == [
+        *(["peak over steady"] * 4),
+        *(["committed / budget"] * 2),
+        "KL of changed cells / from the start",
+        "models that are worse",
+    ]
+    assert "worse/types: retype-quality: twice" in found.missed[-1].note
+    assert isinstance(found.failure, MeasureError)
+
+
+def test_without_resident_memory_the_rest_is_still_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_BENCH", "no-rss")
+    found = run(place)
+    assert {c.over_steady for c in found.changes} == {None}
+    assert {bar.name.partition(",")[0] for bar in found.bars if bar.met is None} == {"peak over steady"}
+
+
+def test_the_files_say_the_same(place: Path) -> None:
+    out = place / "out"
+    found = run(place, out=out)
+    assert {file.name for file in out.iterdir()} == {"types.md", "types.json", "types.svg", "types.png"}
+    text = (out / "types.md").read_text()
+    assert "| in-place | f16 to q8_0 | 512 | 256 | 0.5 | 0.25 | 2 | 0 |" in text and "| ladder | 4096 | q4_0 |" in text
+    document = json.loads((out / "types.json").read_text())
+    assert len(document["losses"]) == len(found.losses) == 6 and document["held"][2]["tokens"] == 4096
+    assert "tokens in 128 MiB" in (out / "types.svg").read_text()
+
+
+def test_two_choices_are_refused(place: Path) -> None:
+    with pytest.raises(UsageError, match="--types and --serve"):
+        run(place, serve=True)
