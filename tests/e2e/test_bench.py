@@ -66,3 +66,23 @@ def test_chats_with_a_server_are_all_answered(real: Real) -> None:
     assert static["used"] is None and 0 < dynamic["used"] <= dynamic["committed"]
     for row in shared:
         assert row["computed"] < dynamic["computed"] and row["used"] < dynamic["used"]
+
+
+def test_types_change_within_a_budget_and_lose_what_the_type_loses(real: Real) -> None:
+    toy = str(real.toys / "llama-dense.gguf")
+    code, document = kvtool("bench", "--types", "--quick", "--ctx", "65536", "--model", toy, "--bin", str(real.bin))
+    assert code == 0, document
+    types = ["f16 to q8_0", "q8_0 to f16", "f16 to q4_0"]
+    assert [(c["mode"], c["types"]) for c in document["changes"]] == [
+        (m, t) for m in ("in-place", "copy") for t in types
+    ]
+    assert all((c["before"] > c["after"]) == (c["types"] != "q8_0 to f16") for c in document["changes"])
+    static, alone, ladder = document["held"]
+    assert static["tokens"] == alone["tokens"] < ladder["tokens"] and ladder["type"] == "q4_0"
+    assert {loss["model"] for loss in document["losses"]} == {
+        "llama-dense",
+        "qwen35-dense",
+        "gemma3-dense",
+        "lfm2-dense",
+    }
+    assert [b["name"] for b in document["bars"] if b["met"] is not True and "peak" not in b["name"]] == []
