@@ -27,6 +27,7 @@ from kvtool.machine import cores
 from kvtool.verify.models import Geometry
 from kvtool.verify.server import LlamaServer, llama_server
 
+HOW = (__doc__ or "").partition("\n\n")[2]
 GEOMETRY = Geometry("serve", layers=8, kv_heads=4, head_size=128)  # 16 KiB a token
 STATIC, DYNAMIC, SHARED = "static", "dynamic", "shared"
 _SHARE = "--kv-share-prefix"
@@ -74,7 +75,7 @@ class Served:
 class ServeResult(Report):
     """What `kvtool bench --serve` found."""
 
-    name, how = "serve", (__doc__ or "").partition("\n\n")[2]
+    name, how = "serve", HOW
     load: Load
     rows: tuple[Served, ...]
 

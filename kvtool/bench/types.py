@@ -9,7 +9,7 @@ filled until they are full, with f16 alone and with the types f16, q8_0 and q4_0
 
 Loss: `kv-check --checks retype-quality` over llama.cpp's own toy models, whose weights are random: the Kullback-Leibler
 divergence of the next token's distribution from that of an f16 cache, median over the rows; with cells that were
-changed, and with the worse one of the two types from the start.
+changed, and with the worse one of the two types from the start. A ratio leaves out 1e-9, which is none to floats.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,11 @@ from kvtool.verify import runner
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.devices import IN_MEMORY
 
+HOW = (__doc__ or "").partition("\n\n")[2]
 CHANGES = ("q8_0", "f16", "q4_0")
 LADDER = ("f16", "q8_0", "q4_0")
 _CHECK = "retype-quality"
-_NOTHING = 1e-9  # a divergence that is none: logits are floats
+_NOTHING = 1e-9  # a divergence that is none, as kv-check has it: logits are floats
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,15 @@ class Loss:
 
     @property
     def more(self) -> float:
-        """Times as much as with the types from the start; 0 where there is nothing to speak of."""
-        return self.changed / self.start if self.changed > _NOTHING and self.start else 0.0
+        """Times as much as with the types from the start, but for what is nothing."""
+        return max(0.0, self.changed - _NOTHING) / self.start if self.start else 0.0
 
 
 @dataclass(frozen=True)
 class TypesResult(Report):
     """What `kvtool bench --types` found."""
 
-    name, how = "types", (__doc__ or "").partition("\n\n")[2]
+    name, how = "types", HOW
     cells: int
     changes: tuple[Change, ...]
     held: tuple[Held, ...]

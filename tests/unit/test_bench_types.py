@@ -60,7 +60,7 @@ def test_what_is_lost_is_told_for_each_model_that_can_have_the_types(place: Path
         for model in ("llama-dense", "gemma3-dense", "no-cache")
         for types in ("f16 to q8_0", "q8_0 to f16")
     ]
-    assert found.losses[0].more == 1 and found.losses[1].more == 0, "1e-12 is nothing"
+    assert found.losses[0].more == pytest.approx(14 / 15) and found.losses[1].more == 0, "1e-9 is nothing"
     assert all(bar.met for bar in found.bars) and found.failure is None
 
 
@@ -95,6 +95,7 @@ def test_the_files_say_the_same(place: Path) -> None:
     found = run(place, out=out)
     assert {file.name for file in out.iterdir()} == {"types.md", "types.json", "types.svg", "types.png"}
     text = (out / "types.md").read_text()
+    assert "Kullback-Leibler" in text
     assert "| in-place | f16 to q8_0 | 512 | 256 | 0.5 | 0.25 | 2 | 0 |" in text and "| ladder | 4096 | q4_0 |" in text
     document = json.loads((out / "types.json").read_text())
     assert len(document["losses"]) == len(found.losses) == 6 and document["held"][2]["tokens"] == 4096
