@@ -39,12 +39,23 @@ PAIR_CHECKS = "prompt,shift,state-self"
 # All its attention has a window, whose cache is small: only a window of full size grows.
 MORE: dict[str, tuple[str, ...]] = {"lfm2-dense": ("--swa-full",)}
 
+# A row of its compressed caches is for four positions, and by copy each sequence begins with 512.
+COMPRESSED = "deepseek4-moe"
+LONGER: dict[str, tuple[str, ...]] = {
+    "1": ("--fill", "2300", "-c", "8192"),
+    "4": ("--fill", "2300", "-c", "20480"),
+    "4-unified": ("--fill", "9200", "-c", "20480"),
+}
+
 _PREFIX = "matrix"
 
 
 def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], checks: str) -> Check:
     name = f"kv-check/{toy.stem}/{_PREFIX}/{cache}/{sequences}/{storage}"
-    return Check(name, "kv-check", toy, args=(*args, *MORE.get(toy.stem, ()), "--quick", "--checks", checks))
+    more = MORE.get(toy.stem, ())
+    if toy.stem == COMPRESSED and storage != STORAGES[0]:
+        more = LONGER.get(sequences, ())
+    return Check(name, "kv-check", toy, args=(*args, *more, "--quick", "--checks", checks))
 
 
 def _cache(fa: str, type_: str) -> tuple[str, tuple[str, ...]]:

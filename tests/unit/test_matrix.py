@@ -102,3 +102,13 @@ def test_a_model_that_has_only_windows_gets_them_in_full_size() -> None:
         (False, "llama-dense"),
         (True, "lfm2-dense"),
     }
+
+
+def test_a_model_of_compressed_caches_is_filled_until_they_grow_by_copy() -> None:
+    toy = Path(f"{matrix.COMPRESSED}.gguf")
+    planned = [*matrix.in_memory([toy, TOY]), *matrix.on_device([toy], "rpc")]
+    longer = [check for check in planned if "--fill" in check.args]
+    assert {tuple(check.id.split("/")[-2:]) for check in longer} == {
+        (sequences, how) for sequences in ("1", "4", "4-unified") for how in ("copy", "rpc")
+    }
+    assert {check.model for check in longer} == {toy}
