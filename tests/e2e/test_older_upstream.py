@@ -5,11 +5,11 @@ What the series changes and adds is compiled, and not linked, on the upstream be
 """
 
 import json
-import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from kvtool.machine import cores
 from kvtool.upstream.lock import load_lock
 from tests.e2e.conftest import ROOT, kvtool
 
@@ -39,6 +39,6 @@ def test_all_that_the_series_touches_compiles_on_the_upstream_before_the_base(tm
         done = subprocess.run(argv, shell=True, cwd=entry["directory"], stderr=subprocess.PIPE, text=True)
         return done.stderr if done.returncode else ""
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         wrong = [text for text in pool.map(compiled, commands) if text]
     assert not wrong, f"on {tag}:\n" + "\n".join(wrong)
