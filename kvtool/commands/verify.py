@@ -159,7 +159,7 @@ class Verification:
 
     def _kv_checks(self, toys: Sequence[Path], tag: str) -> list[Finding]:
         chosen, quick = bool(self.options.models), self.options.quick
-        wanted = plan.kv_checks(toys, quick=quick, chosen=chosen)
+        wanted = plan.kv_checks(toys, quick=quick, chosen=chosen, by_copy=bool(self.on.label))
         if quick or chosen:
             return self._all(plan.on_device(self.on.label, (), wanted), self.on.lanes)
         found = self._all(plan.on_device(self.on.label, (), [*wanted, *self._drafts(toys)]), self.on.lanes)

@@ -49,6 +49,14 @@ CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these without flash attention too
 # Their window caches reach their full size only with --swa-full; hybrid-iSWA has nothing else that could grow.
 WINDOW_TOYS = ("lfm2-dense", "gemma3-dense", "dots3note-moe", "deepseek4-moe")
 
+# A row of its compressed caches is for four positions, and by copy each sequence begins with 512.
+COMPRESSED = "deepseek4-moe"
+_LONGER: Mapping[str, tuple[str, ...]] = {
+    "1": ("--fill", "2300", "-c", "8192"),
+    "4": ("--fill", "2300", "-c", "20480"),
+    "4-unified": ("--fill", "9200", "-c", "20480"),
+}
+
 # How many toys must really grow with flash attention on, by upstream tag: what was measured when the patches were
 # written for it. Fewer means that a class quietly stopped growing, which every other check would call "same". Of
 # v0.5.0's 127 and b11549's 130, four have no cache, two only a recurrent state, and one (lfm2) only windows.
@@ -136,6 +144,12 @@ def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:
 def toys_like(toys: Iterable[Path], globs: str) -> list[Path]:
     """Those whose name fits one of the globs, which have commas between them; "": all."""
     return [toy for toy in toys if any(fnmatch.fnmatch(toy.stem, glob) for glob in (globs or "*").split(","))]
+
+
+def longer(toy: Path, sequences: str = "1") -> tuple[str, ...]:
+    """Arguments with which a toy grows by copy, beside what one has that grows anyhow. sequences: as the matrix names
+    them."""
+    return _LONGER.get(sequences, ()) if toy.stem == COMPRESSED else ()
 
 
 def class_rank(name: str) -> tuple[int, str]:

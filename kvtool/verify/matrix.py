@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvtool import markdown
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding, class_rank, failed, named_toys, passed
+from kvtool.verify.checks import CLASS_TOYS, Check, Finding, class_rank, failed, longer, named_toys, passed
 
 CHECKS = "generate,copy,shift,state-self"
 CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
@@ -39,23 +39,14 @@ PAIR_CHECKS = "prompt,shift,state-self"
 # All its attention has a window, whose cache is small: only a window of full size grows.
 MORE: dict[str, tuple[str, ...]] = {"lfm2-dense": ("--swa-full",)}
 
-# A row of its compressed caches is for four positions, and by copy each sequence begins with 512.
-COMPRESSED = "deepseek4-moe"
-LONGER: dict[str, tuple[str, ...]] = {
-    "1": ("--fill", "2300", "-c", "8192"),
-    "4": ("--fill", "2300", "-c", "20480"),
-    "4-unified": ("--fill", "9200", "-c", "20480"),
-}
-
 _PREFIX = "matrix"
 
 
 def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], checks: str) -> Check:
     name = f"kv-check/{toy.stem}/{_PREFIX}/{cache}/{sequences}/{storage}"
-    more = MORE.get(toy.stem, ())
-    if toy.stem == COMPRESSED and storage != STORAGES[0]:
-        more = LONGER.get(sequences, ())
-    return Check(name, "kv-check", toy, args=(*args, *more, "--quick", "--checks", checks))
+    more = () if storage == STORAGES[0] else longer(toy, sequences)
+    args = (*args, *MORE.get(toy.stem, ()), *more, "--quick", "--checks", checks)
+    return Check(name, "kv-check", toy, args=args)
 
 
 def _cache(fa: str, type_: str) -> tuple[str, tuple[str, ...]]:

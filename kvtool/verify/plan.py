@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, named_toys, toy_checks
+from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, longer, named_toys, toy_checks
 from kvtool.verify.conversation import BATCHED
 
 TRAINED = "llama-dense"
@@ -13,8 +13,9 @@ SERVED = ("llama-dense", "qwen35-dense", "gemma3-dense")  # plain, hybrid, iSWA:
 QUANTIZED = ("llama-dense", "qwen35-dense")
 
 
-def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool) -> list[Check]:
-    """kv-check runs. chosen: the user named the toys, so quick runs all of them."""
+def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool = False) -> list[Check]:
+    """kv-check runs. chosen: the user named the toys, so quick runs all of them; by_copy: the cache may grow so, and
+    what can grow is to."""
     short = ("--quick",)
     if quick and chosen:
         return toy_checks(toys, short)
@@ -25,7 +26,10 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool) -> list[Check]
             *toy_checks(named_toys(toys, WINDOW_TOYS[:1]), ("--swa-full", *short), ("on",)),
         ]
     # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
-    planned = [*toy_checks(toys, flash=("on",)), *toy_checks(toys, short, flash=("off",))]
+    planned = toy_checks(toys, flash=("on",))
+    if by_copy:
+        planned = [replace(check, args=(*check.args, *longer(check.model))) for check in planned]
+    planned += toy_checks(toys, short, flash=("off",))
     planned += toy_checks(named_toys(toys, WINDOW_TOYS), ("--swa-full", *short))
     planned += [
         Check(f"kv-check/{toy.stem}/train", "kv-check", toy, args=("-fa", "off", *TRAINING))

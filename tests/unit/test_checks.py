@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.result import CheckOutcome
-from kvtool.verify import checks
+from kvtool.verify import checks, plan
 from kvtool.verify.checks import Check, Finding
 
 CHECK = Check("kv-check/llama-dense/fa-on", "kv-check", Path("llama-dense.gguf"))
@@ -169,3 +169,11 @@ def test_toy_checks_name_the_variant() -> None:
 def test_a_toy_that_the_tree_lacks_is_left_out() -> None:
     toys = [Path("gemma3-dense.gguf"), Path("llama-dense.gguf"), Path("zebra.gguf")]
     assert [t.stem for t in checks.named_toys(toys, checks.CLASS_TOYS)] == ["llama-dense", "gemma3-dense"]
+
+
+def test_by_copy_every_toy_that_can_grow_is_filled_until_it_does() -> None:
+    toys = [Path("llama-dense.gguf"), Path(f"{checks.COMPRESSED}.gguf")]
+    in_place, by_copy = (plan.kv_checks(toys, quick=False, chosen=False, by_copy=how) for how in (False, True))
+    assert [check.id for check in in_place] == [check.id for check in by_copy]
+    assert not any("--fill" in check.args for check in in_place)
+    assert [check.id for check in by_copy if "--fill" in check.args] == [f"kv-check/{checks.COMPRESSED}/fa-on"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvtool.result import CheckOutcome
 from kvtool.verify import matrix
-from kvtool.verify.checks import Check, Finding
+from kvtool.verify.checks import COMPRESSED, Check, Finding
 
 TOY = Path("llama-dense.gguf")
 
@@ -105,7 +105,7 @@ def test_a_model_that_has_only_windows_gets_them_in_full_size() -> None:
 
 
 def test_a_model_of_compressed_caches_is_filled_until_they_grow_by_copy() -> None:
-    toy = Path(f"{matrix.COMPRESSED}.gguf")
+    toy = Path(f"{COMPRESSED}.gguf")
     planned = [*matrix.in_memory([toy, TOY]), *matrix.on_device([toy], "rpc")]
     longer = [check for check in planned if "--fill" in check.args]
     assert {tuple(check.id.split("/")[-2:]) for check in longer} == {
