@@ -235,7 +235,7 @@ def memory():
     points = [point("created", 0, size(1), 0)]
     points += [point("depth", depth, size(depth), (i + 1) * dynamic) for i, depth in enumerate(depths)]
     if "--retype" in args:
-        points[-1]["type"] = "f16"
+        points[-1].update({} if fate == "typeless" else {"type": "f16"})
         for type in arg("--retype").split(","):
             was, cells = points[-1], depths[-1] // (1 if type == "f16" else 2)
             now = dict(point(type, depths[-1], cells, 1), usage=usage(cells, cells, 1, 0))

@@ -12,6 +12,8 @@ divergence of the next token's distribution from that of an f16 cache, median ov
 changed, and with the worse one of the two types from the start. A ratio leaves out 1e-9, which is none to floats.
 """
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,31 +121,35 @@ def _summary(losses: Sequence[Loss]) -> tuple[str, ...]:
     return (str(len(losses)), *map(as_number, (*medians, max(loss.more for loss in losses))))
 
 
-def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
-    """What one kv-bench process with --retype says."""
-    points, found = said["points"], []
-    last = next(i for i, point in enumerate(points) if point["name"] in CHANGES)
-    for was, now in zip(points[last - 1 :], points[last : last + len(CHANGES)], strict=False):
+def _changes(mode: str, said: Mapping[str, Any]) -> tuple[list[Change], int]:
+    """What one kv-bench process with --retype says: its points are of the creation, the full cache, each change, ..."""
+    found = []
+    for was, now in itertools.pairwise(said["points"][1 : 2 + len(CHANGES)]):
         known = min(was["rss"], now["peak"]) >= 0
         before, after = was["usage"]["used"], now["usage"]["used"]
         over_steady = max(0, now["peak"] - max(was["rss"], now["rss"])) if known else None
         types, layer = f"{was['type']} to {now['type']}", before // said["n_layer"]
         found.append(Change(mode, types, before, after, layer, now["seconds"], now["memcpy"], over_steady))
-    return found
+    return found, said["points"][0]["usage"]["reserved"]
 
 
 def changes(bench: KvBench, cells: int) -> tuple[tuple[Change, ...], int]:
     """In place and by copy; and the bytes that the context would take in f16."""
     found: list[Change] = []
-    modes = (IN_PLACE, COPY)
-    reserved = 0
+    modes, reserved = (IN_PLACE, COPY), 0
     with bench.console.progress("changing types", float(len(modes))) as bar:
         for number, mode in enumerate(modes):
             bar.update(number, mode)
-            said = bench.answer(dict, mode, cells, [cells], "--retype", ",".join(CHANGES))
-            found += _changes(mode, said)
-            reserved = said["points"][0]["usage"]["reserved"]
+            read = functools.partial(_changes, mode)
+            some, reserved = bench.answer(read, mode, cells, [cells], "--retype", ",".join(CHANGES))
+            found += some
     return tuple(found), reserved
+
+
+def _held(name: str, budget: int, said: Mapping[str, Any]) -> Held:
+    """What one kv-bench process with --budget says: its points are of the creation, the full cache, ..."""
+    full = said["points"][1]
+    return Held(name, full["depth"], full["type"], full["usage"]["committed"], budget)
 
 
 def held(bench: KvBench, cells: int, reserved: int) -> tuple[Held, ...]:
@@ -155,14 +161,14 @@ def held(bench: KvBench, cells: int, reserved: int) -> tuple[Held, ...]:
     with bench.console.progress("filling a budget", float(len(kinds))) as bar:
         for number, (name, more) in enumerate(kinds.items()):
             bar.update(number, name)
+            read = functools.partial(_held, name, budget)
             limit = ("--budget", str(budget // MIB), *more)
-            point = bench.answer(lambda doc: doc["points"][1], IN_PLACE, cells, [cells], *limit)
-            found.append(Held(name, point["depth"], point["type"], point["usage"]["committed"], budget))
+            found.append(bench.answer(read, IN_PLACE, cells, [cells], *limit))
     return tuple(found)
 
 
 def losses_of(found: Finding) -> list[Loss]:
-    """What kv-check measured on one model; a change that begins with the types that it ends with costs nothing."""
+    """What kv-check measured on one model, by change of types; nothing where it was not run."""
     measured: dict[str, float] = found.details.get("measured", {}).get(_CHECK, {})
     ends = " kl changed", " kl from the start"
     names = [name.removesuffix(ends[0]) for name in measured if name.endswith(ends[0])]
@@ -181,24 +187,24 @@ def losses(program: Path, toys: Sequence[Path], jobs: int, bench: KvBench) -> tu
     return tuple(loss for finding in found for loss in losses_of(finding)), failed
 
 
-def bars(found: TypesResult, failed: Sequence[Finding]) -> tuple[Bar, ...]:
-    """What was promised of changes and budgets."""
-    held = {h.cache: h for h in found.held}
-    spare = {IN_PLACE: 0, COPY: SPARE}
-    narrowing = [c for c in found.changes if c.after < c.before]
-    worst = max((loss.more for loss in found.losses), default=None)
-    note = failed[0].id + ": " + failed[0].reason if failed else ""
+def bars(
+    changes: Sequence[Change], held: Sequence[Held], losses: Sequence[Loss], failed: Sequence[Finding]
+) -> tuple[Bar, ...]:
+    """What was promised of changes and budgets. held: the static one first; failed: models that lost too much."""
+    static, *dynamic = held
+    worst = max((loss.more for loss in losses), default=None)
+    note = f"{failed[0].id}: {failed[0].reason}" if failed else ""
     return (
-        *(
-            Bar(f"peak over steady, {c.types}", c.mode, over(c.over_steady, MIB), most=_most(c, spare), unit="MiB")
-            for c in narrowing
-        ),
-        *(Bar("committed / budget", h.cache, h.committed / h.budget, most=1) for h in found.held[1:]),
-        *(Bar("tokens / static", h.cache, over(h.tokens, held[STATIC].tokens), least=1) for h in found.held[1:]),
+        *(_peak(change) for change in changes if change.after < change.before),
+        *(Bar("committed / budget", h.cache, h.committed / h.budget, most=1) for h in dynamic),
+        *(Bar("tokens / static", h.cache, over(h.tokens, static.tokens), least=1) for h in dynamic),
         Bar("KL of changed cells / from the start, worst", "ladder", worst, most=1.5),
         Bar("models that are worse", "ladder", float(len(failed)), most=0, note=note),
     )
 
 
-def _most(change: Change, spare: Mapping[str, int]) -> float:
-    return round((change.layer + spare[change.mode]) / MIB, 1)
+def _peak(change: Change) -> Bar:
+    """One layer, and by copy what else the process may take."""
+    most = round((change.layer + (SPARE if change.mode == COPY else 0)) / MIB, 1)
+    value = over(change.over_steady, MIB)
+    return Bar(f"peak over steady, {change.types}", change.mode, value, most=most, unit="MiB")

@@ -68,12 +68,12 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
     changed, reserved = types.changes(bench, cells)
     held = types.held(bench, cells, reserved)
     with env.console.progress("making upstream's toy models", None) as bar:
-        toys = models.toys(generator, work, lambda made: bar.update(made, f"{made} models"))
+        # verify's: they take close to a GiB
+        toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))
     chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if options.quick else toys
     lost, failed = types.losses(check, chosen, cores(), bench)
     name = options.model.name if options.model else models.QWEN35_27B.name
-    found = types.TypesResult(name, (), "", cells, changed, held, lost)
-    return replace(found, bars=types.bars(found, failed))
+    return types.TypesResult(name, types.bars(changed, held, lost, failed), "", cells, changed, held, lost)
 
 
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:

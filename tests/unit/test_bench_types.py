@@ -105,3 +105,9 @@ def test_the_files_say_the_same(place: Path) -> None:
 def test_two_choices_are_refused(place: Path) -> None:
     with pytest.raises(UsageError, match="--types and --serve"):
         run(place, serve=True)
+
+
+def test_an_answer_without_types_is_not_understood(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_BENCH", "typeless")
+    with pytest.raises(MeasureError, match="not understood"):
+        run(place)
