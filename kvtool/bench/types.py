@@ -4,8 +4,9 @@ Changes: in place and by copy, a cache that is full is given other types, one af
 as many bytes into fresh memory (half of what the cells took before and after, as each is read or written once). *Over
 steady* is what the process had at the most over what it had before or after.
 
-Budget: a quarter of what the context would take in f16. A static cache holds what fits by its size; the others are
-filled until they are full, with f16 alone and with the types f16, q8_0 and q4_0 one after the other.
+Budget: 2 GiB, and cells as large as Llama-2-7B's (512 KiB: to fill it with small ones takes hours). A static cache
+holds what fits by its size; the others are filled until they are full, with f16 alone and with the types f16, q8_0 and
+q4_0 one after the other. With `--quick` an eighth, with a given model a quarter of what the context would take in f16.
 
 Loss: `kv-check --checks retype-quality` over llama.cpp's own toy models, whose weights are random: the Kullback-Leibler
 divergence of the next token's distribution from that of an f16 cache, median over the rows; with cells that were
@@ -23,14 +24,18 @@ from kvtool.bench import plots
 from kvtool.bench.bars import MIB, SPARE, Bar, over
 from kvtool.bench.report import Report, Table, as_mib, as_number
 from kvtool.bench.runs import COPY, IN_PLACE, STATIC, KvBench
+from kvtool.machine import cores
 from kvtool.result import CheckOutcome
 from kvtool.verify import runner
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.devices import IN_MEMORY
+from kvtool.verify.models import Geometry
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 CHANGES = ("q8_0", "f16", "q4_0")
 LADDER = ("f16", "q8_0", "q4_0")
+BUDGET = 2048 * MIB
+LARGE_CELLS = Geometry("Llama-2-7B", layers=32, kv_heads=32, head_size=128)
 _CHECK = "retype-quality"
 _NOTHING = 1e-9  # a divergence that is none, as kv-check has it: logits are floats
 
@@ -156,13 +161,14 @@ def held(bench: KvBench, cells: int, reserved: int) -> tuple[Held, ...]:
     """What a quarter of the bytes that the context would take holds."""
     budget = max(1, reserved // 4 // MIB) * MIB
     size = reserved // cells
-    found = [Held(STATIC, budget // size, LADDER[0], budget // size * size, budget)]
+    fits = budget // size // 256 * 256  # llama.cpp pads a context to 256 cells
+    found = [Held(STATIC, fits, LADDER[0], fits * size, budget)]
     kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}
     with bench.console.progress("filling a budget", float(len(kinds))) as bar:
         for number, (name, more) in enumerate(kinds.items()):
             bar.update(number, name)
             read = functools.partial(_held, name, budget)
-            limit = ("--budget", str(budget // MIB), *more)
+            limit = ("--budget", str(budget // MIB), "-t", str(cores()), *more)  # not timed
             found.append(bench.answer(read, IN_PLACE, cells, [cells], *limit))
     return tuple(found)
 

@@ -66,7 +66,12 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
     check, generator = (process.require_program(program.parent, name, MeasureError, "kvtool build") for name in _TOYS)
     cells = max(2048, options.n_ctx // (16 if options.quick else 4))
     changed, reserved = types.changes(bench, cells)
-    held = types.held(bench, cells, reserved)
+    if options.model:
+        held = types.held(bench, cells, reserved)
+    else:
+        wide = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
+        quarter = types.BUDGET // (8 if options.quick else 1)
+        held = types.held(wide, 4 * quarter // types.LARGE_CELLS.bytes_per_cell(), 4 * quarter)
     with env.console.progress("making upstream's toy models", None) as bar:
         # verify's: they take close to a GiB
         toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))

@@ -53,6 +53,23 @@ def test_a_budget_is_a_quarter_of_what_the_context_would_take(place: Path) -> No
     assert (alone.type, ladder.type) == ("f16", "q4_0")
 
 
+@pytest.mark.parametrize(("quick", "mib", "tokens"), [(False, 2048, 4096), (True, 256, 512)])
+def test_without_a_model_the_budget_is_filled_with_large_cells(
+    place: Path, monkeypatch: pytest.MonkeyPatch, quick: bool, mib: int, tokens: int
+) -> None:
+    made: list[str] = []
+
+    def cache_model(geometry: models.Geometry, _work: Path) -> Path:
+        made.append(geometry.name)
+        return fakes.model(place, "made")
+
+    monkeypatch.setattr(models, "cache_model", cache_model)
+    found = run(place, model=None, quick=quick)
+    assert made == ["Qwen3.5-27B", "Llama-2-7B"] and found.name == "types"
+    assert {h.budget for h in found.held} == {mib * 2**20} and found.held[0].tokens == tokens
+    assert f"tokens in {mib} MiB" in found.pictures()["types.svg"].decode()
+
+
 def test_what_is_lost_is_told_for_each_model_that_can_have_the_types(place: Path) -> None:
     found = run(place)
     assert [(loss.model, loss.types) for loss in found.losses] == [
