@@ -5,10 +5,12 @@
 #include "llama-impl.h"
 #include "llama-kv-compat.h"
 #include "llama-kv-fault.h"
+#include "llama-kv-layout.h"
 
 #include "ggml-backend.h"
 
 #include <algorithm>
+#include <exception>
 
 bool llama_kv_is_type(int32_t type) {
     switch (type) {
@@ -72,11 +74,7 @@ bool llama_kv_converter::reserve(const ggml_tensor * like, ggml_type type, uint3
     ggml_tensor from = *like;
     ggml_tensor to   = *like;
 
-    to.type  = type;
-    to.nb[0] = ggml_type_size(type);
-    to.nb[1] = ggml_row_size(type, to.ne[0]);
-    to.nb[2] = to.nb[1]*to.ne[1];
-    to.nb[3] = to.nb[2]*to.ne[2];
+    llama_kv_set_type(&to, type);
 
     const int64_t n = std::min(like->ne[1]*like->ne[2], n_lines(like->ne[0]));
 
@@ -112,7 +110,7 @@ bool llama_kv_converter::compute(const llama_kv_lines & from, const llama_kv_lin
     return res;
 }
 
-void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix) {
+void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix) try {
     const int64_t n = n_lines(from.n);
 
     for (int64_t l = 0; l < from.n_lines && !is_failed; l += n) {
@@ -126,4 +124,7 @@ void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines &
             LLAMA_LOG_ERROR("%s: failed to compute the KV cells in another type\n", __func__);
         }
     }
+} catch (const std::exception & err) { // the types of all tensors are to change, now that some have
+    LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
+    is_failed = true;
 }

@@ -142,7 +142,6 @@ bool llama_kv_dynamic_cache::restart() {
         if (!buf) {
             return false;
         }
-        ggml_backend_buffer_clear(buf.get(), 0);
     }
 
     return true;

@@ -105,13 +105,18 @@ void llama_kv_pages::give(size_t offset, size_t size) {
     const size_t i0 = (offset + size_page - 1)/size_page;
     const size_t i1 = (offset + size)/size_page;
 
-    if (i0 < i1) {
-        discard(i0, i1);
-
-        for (size_t i = i0; i < i1; ++i) {
-            n_committed -= committed.has(i);
+    for (size_t i = i0; i < i1; ++i) {
+        const size_t begin = i;
+        while (i < i1 && committed.has(i)) {
+            ++i;
         }
-        committed.remove(i0, i1);
+
+        if (i > begin) {
+            discard(begin, i);
+
+            committed.remove(begin, i);
+            n_committed -= i - begin;
+        }
     }
 }
 

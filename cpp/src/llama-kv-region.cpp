@@ -56,8 +56,8 @@ ggml_backend_buffer_t llama_kv_region::get_buffer() const {
     return buf;
 }
 
-void llama_kv_region::bind(tensors layers_new) {
-    layers = std::move(layers_new);
+void llama_kv_region::replace(llama_kv_region & from) {
+    layers.swap(from.layers);
     ctx.reset();
 }
 

@@ -52,6 +52,10 @@ public:
 
         ggml_backend_buffer_t res = is_fixed ? ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) : llama_kv_alloc_zero(ctx, buft);
 
+        if (res && is_fixed) {
+            ggml_backend_buffer_clear(res, 0);
+        }
+
         for (size_t i = 0; i < layers_ctx.size() && res; ++i) {
             layers.push_back({ layers_ctx[i], buft });
         }
@@ -147,6 +151,8 @@ public:
         next_v = type_v;
 
         try {
+            next_n_used = n_used;
+
             bufs.reserve(bufs.size() + layers.size()); // move_in() does not throw
 
             if (std::none_of(layers.begin(), layers.end(), [&](const own_layer & own) { return is_wider(own.l, type_k, type_v); })) {
@@ -169,7 +175,9 @@ public:
         return true;
     }
 
-    bool set_types(const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) override {
+    bool set_types(const llama_kv_convert & convert) override {
+        const auto & n_used = next_n_used;
+
         is_moved = true;
 
         for (size_t i = 0; i < layers.size(); ++i) {
@@ -194,6 +202,7 @@ public:
                 convert_rows(convert, t, &dst, t == own.l.v, n_used);
                 llama_kv_set_type(t, dst.type);
                 llama_kv_zero_rest(t, trans, n_used);
+                ggml_backend_buffer_init_tensor(t->buffer, t); // what is behind it, where kernels read that
             });
         }
 
@@ -383,9 +392,10 @@ private:
     std::vector<own_layer> layers;
 
     // by prepare_types()
-    ggml_type         next_k = GGML_TYPE_COUNT;
-    ggml_type         next_v = GGML_TYPE_COUNT;
-    std::vector<room> rooms; // of all layers, or of none
+    ggml_type             next_k = GGML_TYPE_COUNT;
+    ggml_type             next_v = GGML_TYPE_COUNT;
+    std::vector<uint32_t> next_n_used;
+    std::vector<room>     rooms; // of all layers, or of none
 };
 
 } // namespace

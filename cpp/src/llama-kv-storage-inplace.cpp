@@ -32,20 +32,16 @@ public:
         return "in place";
     }
 
-    ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override try {
+    ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
         GGML_ASSERT(llama_kv_pages::page_size(buft) > 0 && (is_soft <= llama_kv_pages::is_soft(buft)));
 
-        auto region = llama_kv_region::create(ctx, buft, tensors_of(layers_ctx), v_trans);
-
-        if (!region || !region->commit(start)) {
+        if (!add_part(ctx, buft, layers_ctx)) {
             for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
                 t->buffer = nullptr;
                 t->data   = nullptr;
             }
             return nullptr;
         }
-
-        parts.push_back({ layers_ctx, std::move(region), nullptr });
 
         set_bytes_cell();
         show();
@@ -56,8 +52,6 @@ public:
                 ggml_backend_buft_name(buft), own.n_bytes_reserved()/1024.0/1024.0, own.n_bytes_committed()/1024.0/1024.0);
 
         return parts.back().region->release();
-    } catch (const std::bad_alloc &) {
-        return nullptr;
     }
 
     bool has(uint32_t s, uint32_t i) const override {
@@ -116,7 +110,11 @@ public:
         (void) n_used;
 
         const auto commit = [&](const llama_kv_rows & to) {
-            return std::all_of(parts.begin(), parts.end(), [&](const part & part) { return part.region->commit(to); });
+            try {
+                return std::all_of(parts.begin(), parts.end(), [&](const part & part) { return part.region->commit(to); });
+            } catch (const std::bad_alloc &) {
+                return false;
+            }
         };
 
         // nothing goes before all is there
@@ -215,9 +213,7 @@ public:
         return false;
     }
 
-    bool set_types(const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) override {
-        (void) n_used; // to_runs
-
+    bool set_types(const llama_kv_convert & convert) override {
         is_moved = true;
 
         bool res = true;
@@ -239,8 +235,8 @@ public:
                 }
             }
 
+            part.to->replace(*part.region);
             part.region = std::move(part.to);
-            part.region->bind(tensors_of(part.layers));
         }
 
         set_bytes_cell();
@@ -278,13 +274,24 @@ private:
         std::unique_ptr<llama_kv_region> to; // by prepare_types()
     };
 
-    static llama_kv_region::tensors tensors_of(const std::vector<layer> & layers) {
-        llama_kv_region::tensors res;
+    // with the rows to start with. false: there is no memory
+    bool add_part(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) try {
+        llama_kv_region::tensors tensors;
         for (const auto & l : layers) {
-            res.emplace_back(l.k, l.v);
+            tensors.emplace_back(l.k, l.v);
         }
 
-        return res;
+        auto region = llama_kv_region::create(ctx, buft, std::move(tensors), v_trans);
+
+        if (!region || !region->commit(start)) {
+            return false;
+        }
+
+        parts.push_back({ layers, std::move(region), nullptr });
+
+        return true;
+    } catch (const std::bad_alloc &) {
+        return false;
     }
 
     void set_bytes_cell() {

@@ -74,7 +74,8 @@ public:
 
     virtual ~llama_kv_storage() = default;
 
-    // memory for the tensors of ctx, which are those of the layers and have all rows: ggml_backend_alloc_ctx_tensors_from_buft()
+    // memory for the tensors of ctx, which are those of the layers and have all rows: ggml_backend_alloc_ctx_tensors_from_buft().
+    // it is zero
     // the caller owns the buffer, and frees it before the storage, or after
     // null: there is none, and nothing has changed
     virtual ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) = 0;
@@ -133,7 +134,7 @@ public:
     virtual bool copy_stream(uint32_t ssrc, uint32_t sdst) { (void) ssrc; (void) sdst; return false; }
 
     // have the rows in other types, in two steps, so that several caches change together or not at all
-    // n_used: as for resize()
+    // n_used: as for resize(), and for both of them
     //
     // prepare_types(): have what is needed before any data moves. that is all of the memory if a row becomes larger, and next to
     // none if not. false: there is none, and nothing has changed
@@ -142,7 +143,7 @@ public:
     // forget_types():  instead of set_types()
     // no compute may be in flight that uses the tensors
     virtual bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) = 0;
-    virtual bool set_types    (const llama_kv_convert & convert, const std::vector<uint32_t> & n_used) = 0;
+    virtual bool set_types    (const llama_kv_convert & convert) = 0;
     virtual void forget_types () = 0;
 
     // what is there stays for good

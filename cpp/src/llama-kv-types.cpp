@@ -329,7 +329,7 @@ void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type
         converter.run(from, to, n_rot, rot_matrix(kv, n_rot, 0));
     };
 
-    if (!storage->set_types(convert, n_used())) {
+    if (!storage->set_types(convert)) {
         converter.set_failed();
     }
     storage->moved(); // the context knows

@@ -315,7 +315,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
             others.swap(more);   // what was free is gone
             more.release();      // never given back
         }
-    }, n_used);
+    });
 
     check(c.storage->moved(), what + ": the graphs are told");
 

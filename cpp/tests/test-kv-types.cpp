@@ -222,7 +222,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
         return;
     }
 
-    c.storage->set_types(convert, n_used);
+    c.storage->set_types(convert);
 
     set_fail("-1");
 
@@ -246,7 +246,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
 
     // and back, which loses what the type does
     check(c.storage->prepare_types(from, from, n_used), what + ": back is prepared");
-    c.storage->set_types(convert, n_used);
+    c.storage->set_types(convert);
     check(c.is_consistent(from) && c.is_rest_zero(n_used), what + ": back");
 
     const auto back = c.rows(n_used);
