@@ -147,7 +147,13 @@ def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change
 
 def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
     """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
-    if folder.exists() and (not folder.is_dir() or any(not _MAIL.fullmatch(p.name) for p in folder.iterdir())):
+
+    def is_ours(mail: Path) -> bool:  # no commit has this id: --zero-commit
+        return (
+            bool(_MAIL.fullmatch(mail.name)) and mail.is_file() and mail.read_bytes().startswith(b"From " + b"0" * 40)
+        )
+
+    if folder.exists() and (not folder.is_dir() or not all(map(is_ours, folder.iterdir()))):
         raise UsageError(
             f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
         )

@@ -172,3 +172,6 @@ def test_mailbox_is_a_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
     assert kvtool("export", "--mailbox", tmp_path / "mails").code == 2
     assert (tmp_path / "mails/note.txt").exists()
     assert kvtool("export", "--mailbox", tmp_path / "x", "--check").code == 2
+    (own := tmp_path / "own").mkdir()
+    (own / "0001-my-own-work.patch").write_text("From 1234567890123456789012345678901234567890 Mon Sep 17\n")
+    assert kvtool("export", "--mailbox", own).code == 2 and len(list(own.iterdir())) == 1

@@ -75,7 +75,12 @@ def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
     assert (ran.code, ran.json["outcome"]) == (0, "aborted"), ran
     assert everything(stopped) == before
     assert kvtool("status", "--json").json["state"] == "clean"
-    assert git(stopped.tree, "show", "refs/kvtool/rebase/kept:src/a.cpp") == "half a resolution"
+    # and again: the first work is still there
+    assert kvtool("rebase", "v3").code == 3
+    (stopped.tree / "src/a.cpp").write_text("another one")
+    assert kvtool("rebase", "--abort").code == 0
+    left = git(stopped.tree, "for-each-ref", "--format=%(refname)", "refs/kvtool/rebase/left").split()
+    assert {git(stopped.tree, "show", f"{ref}:src/a.cpp") for ref in left} >= {"half a resolution", "another one"}
 
 
 @pytest.fixture
