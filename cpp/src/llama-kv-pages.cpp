@@ -77,64 +77,60 @@ bool llama_kv_pages::assign(const llama_kv_set & set) {
     return true;
 }
 
-bool llama_kv_pages::take(size_t offset, size_t size) {
-    const size_t end = size > 0 ? (offset + size - 1)/size_page + 1 : 0;
-
-    for (size_t i = offset/size_page; i < end; ++i) {
-        if (committed.has(i)) {
-            continue;
-        }
-
-        const size_t i0 = i;
-        while (i < end && !committed.has(i)) {
+// f(first, last + 1) of each run of numbers in [i0, i1) that are in the set, or are not. it may change them
+// returns false when f has, and the rest is left
+template <typename F>
+static bool each_run(const llama_kv_set & set, size_t i0, size_t i1, bool in_set, F && f) {
+    for (size_t i = i0; i < i1; ++i) {
+        const size_t first = i;
+        while (i < i1 && set.has(i) == in_set) {
             ++i;
         }
 
-        if (!commit_late(i0, i)) {
+        if (i > first && !f(first, i)) {
             return false;
         }
-
-        committed.add(i0, i);
-        n_committed += i - i0;
     }
 
     return true;
 }
 
+bool llama_kv_pages::take(size_t offset, size_t size) {
+    const size_t end = size > 0 ? (offset + size - 1)/size_page + 1 : 0;
+
+    return each_run(committed, offset/size_page, end, false, [&](size_t i0, size_t i1) {
+        if (!commit_late(i0, i1)) {
+            return false;
+        }
+
+        committed.add(i0, i1);
+        n_committed += i1 - i0;
+
+        return true;
+    });
+}
+
 void llama_kv_pages::give(size_t offset, size_t size) {
-    const size_t i0 = (offset + size_page - 1)/size_page;
-    const size_t i1 = (offset + size)/size_page;
+    each_run(committed, (offset + size_page - 1)/size_page, (offset + size)/size_page, true, [&](size_t i0, size_t i1) {
+        discard(i0, i1);
 
-    for (size_t i = i0; i < i1; ++i) {
-        const size_t begin = i;
-        while (i < i1 && committed.has(i)) {
-            ++i;
-        }
+        committed.remove(i0, i1);
+        n_committed -= i1 - i0;
 
-        if (i > begin) {
-            discard(begin, i);
-
-            committed.remove(begin, i);
-            n_committed -= i - begin;
-        }
-    }
+        return true;
+    });
 }
 
 void llama_kv_pages::set_zero(size_t offset, size_t size) {
     const size_t end = offset + size;
 
-    for (size_t i = offset/size_page; i*size_page < end; ++i) {
-        const size_t i0 = i;
-        while (i*size_page < end && committed.has(i)) {
-            ++i;
-        }
+    each_run(committed, offset/size_page, (end + size_page - 1)/size_page, true, [&](size_t i0, size_t i1) {
+        const size_t first = std::max(offset, i0*size_page);
 
-        if (i > i0) {
-            const size_t first = std::max(offset, i0*size_page);
+        zero(first, std::min(end, i1*size_page) - first);
 
-            zero(first, std::min(end, i*size_page) - first);
-        }
-    }
+        return true;
+    });
 }
 
 //

@@ -57,7 +57,7 @@ ggml_backend_buffer_t llama_kv_region::get_buffer() const {
 }
 
 void llama_kv_region::replace(llama_kv_region & from) {
-    layers.swap(from.layers);
+    layers = std::move(from.layers);
     ctx.reset();
 }
 

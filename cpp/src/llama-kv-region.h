@@ -40,8 +40,7 @@ public:
 
     ggml_backend_buffer_t get_buffer() const;
 
-    // the memory that from.like() made is that of the tensors of from, which have become what its own are
-    // from has none any more
+    // the memory that from.like() made is that of the tensors of from, which have become what its own are. from has none any more
     void replace(llama_kv_region & from);
 
     const tensors & get_layers() const { return layers; }
