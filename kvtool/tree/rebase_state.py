@@ -25,7 +25,7 @@ from kvtool.tree.checkout import await_git, put_back, switch
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
 from kvtool.tree.status import dirty_paths, kvtool_dir, read_journal, write_json
 
-KEPT_REF = "refs/kvtool/rebase/left"
+KEPT_REFS = "refs/kvtool/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false", "-c", "merge.conflictStyle=zdiff3")
 _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)
 
@@ -130,7 +130,7 @@ def keep(tree: Path, git: Git) -> str:
     if content != git.resolve("HEAD^{tree}"):
         head = git.line("commit-tree", content, "-p", head, input="kvtool: what a rebase left in the tree\n")
         git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
-    git.run("update-ref", f"{KEPT_REF}/{head[:12]}", head)  # one each: the next must not let go of this one
+    git.run("update-ref", f"{KEPT_REFS}/{head[:12]}", head)  # one each: the next must not let go of this one
     for left in ("MERGE_MSG", "AUTO_MERGE", "CHERRY_PICK_HEAD"):
         (tree / ".git" / left).unlink(missing_ok=True)
     return head

@@ -79,8 +79,8 @@ def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "v3").code == 3
     (stopped.tree / "src/a.cpp").write_text("another one")
     assert kvtool("rebase", "--abort").code == 0
-    left = git(stopped.tree, "for-each-ref", "--format=%(refname)", "refs/kvtool/rebase/left").split()
-    assert {git(stopped.tree, "show", f"{ref}:src/a.cpp") for ref in left} >= {"half a resolution", "another one"}
+    kept = git(stopped.tree, "for-each-ref", "--format=%(refname)", "refs/kvtool/kept").split()
+    assert {git(stopped.tree, "show", f"{ref}:src/a.cpp") for ref in kept} >= {"half a resolution", "another one"}
 
 
 @pytest.fixture
