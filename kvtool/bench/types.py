@@ -157,10 +157,10 @@ def _held(name: str, budget: int, said: Mapping[str, Any]) -> Held:
     return Held(name, full["depth"], full["type"], full["usage"]["committed"], budget)
 
 
-def held(bench: KvBench, cells: int, reserved: int) -> tuple[Held, ...]:
-    """What a quarter of the bytes that the context would take holds."""
-    budget = max(1, reserved // 4 // MIB) * MIB
-    size = reserved // cells
+def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
+    """What a budget holds of cells that take `size` bytes in f16."""
+    budget = max(1, budget // MIB) * MIB
+    cells = 4 * budget // size  # more than fit in any type of the ladder
     fits = budget // size // 256 * 256  # llama.cpp pads a context to 256 cells
     found = [Held(STATIC, fits, LADDER[0], fits * size, budget)]
     kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}

@@ -67,11 +67,10 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
     cells = max(2048, options.n_ctx // (16 if options.quick else 4))
     changed, reserved = types.changes(bench, cells)
     if options.model:
-        held = types.held(bench, cells, reserved)
+        held = types.held(bench, reserved // 4, reserved // cells)
     else:
-        wide = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
-        quarter = types.BUDGET // (8 if options.quick else 1)
-        held = types.held(wide, 4 * quarter // types.LARGE_CELLS.bytes_per_cell(), 4 * quarter)
+        large = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
+        held = types.held(large, types.BUDGET // (8 if options.quick else 1), types.LARGE_CELLS.bytes_per_cell())
     with env.console.progress("making upstream's toy models", None) as bar:
         # verify's: they take close to a GiB
         toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))
