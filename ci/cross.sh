@@ -74,24 +74,26 @@ from kvtool.verify import checks, models
 
 build = pathlib.Path(sys.argv[1])
 toys = models.toys(build / "cpu-release" / "bin" / "test-llama-archs", build / "verify")
-print(*checks.named_toys(toys, checks.CLASS_TOYS), models.cache_model(models.QWEN35_27B, build / "verify"), sep="\n")
+print(models.cache_model(models.QWEN35_27B, build / "verify"), *checks.named_toys(toys, checks.CLASS_TOYS), sep="\n")
 END
-    # 2 GiB of cells take what they start with: nothing writes the rest
-    timeout 300 "$@" "$check" -m "$(tail -1 "$tree/build/cross-models")" --memory --kv-dynamic on -c 32768 </dev/null \
-        >"$tree/build/cross-result" 2>/dev/null || failed=1
-    python - "$tree/build/cross-result" <<'END' || failed=1
+    {
+        # 2 GiB of cells take what they start with: nothing writes the rest
+        read -r model
+        timeout 300 "$@" "$check" -m "$model" --memory --kv-dynamic on -c 32768 </dev/null \
+            >"$tree/build/cross-result" 2>/dev/null || failed=1
+        python - "$tree/build/cross-result" <<'END' || failed=1
 import json, sys
 
 said = json.load(open(sys.argv[1]))
 print(f"  of {said['reserved'] >> 20} MiB of cells {said['committed'] >> 20} are there, {said['rss_context'] >> 20} resident")
 sys.exit(said["rss_context"] > said["reserved"] // 8)
 END
-    sed -i '$d' "$tree/build/cross-models"
-    while read -r model; do
-        timeout 900 "$@" "$check" -m "$model" --quick </dev/null >"$tree/build/cross-result" 2>/dev/null || failed=1
-        printf '  %s: %s\n' "$(basename "$model" .gguf)" \
-            "$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["status"])' "$tree/build/cross-result" 2>/dev/null || echo died)"
-    done <"$tree/build/cross-models"
+        while read -r model; do
+            timeout 900 "$@" "$check" -m "$model" --quick </dev/null >"$tree/build/cross-result" 2>/dev/null || failed=1
+            printf '  %s: %s\n' "$(basename "$model" .gguf)" \
+                "$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["status"])' "$tree/build/cross-result" 2>/dev/null || echo died)"
+        done
+    } <"$tree/build/cross-models"
     return "$failed"
 }
 
