@@ -43,9 +43,10 @@ IN_PLACE = (
     Trap(
         "in place, the zeros that upstream writes at creation make the whole cache resident",
         Edit(
-            PAGES_HOST,
-            "(*(context *) buf->context)->clear();",
-            "memset((*(context *) buf->context)->data(), 0, (*(context *) buf->context)->size());",
+            INPLACE,
+            "return parts.back().region->release();",
+            "std::fill_n((char *) ggml_backend_buffer_get_base(own.get_buffer()), own.n_bytes_reserved(), 0); "
+            "return parts.back().region->release();",
         ),
         Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in all
         f"resident: {128 * 2**20}",
