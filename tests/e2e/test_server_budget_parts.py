@@ -14,7 +14,7 @@ from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, Watched, props, within
 from tests.e2e.conftest import Real
 from tests.e2e.projector import see
-from tests.e2e.servers import completion, part, refusal, until_it_generates, until_logged, weights
+from tests.e2e.servers import completion, part, refusal, until, until_it_generates, until_logged, weights
 
 
 class Seeing(Watched):
@@ -160,3 +160,28 @@ def test_a_projector_on_demand_makes_room_for_the_cells(
         assert watched.ask(0, 930)["tokens_predicted"] == 8  # 60 MiB of f16, and more than it leaves
         assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
         assert see(watched.server, 1, id_slot=0).status_code == 200
+
+
+@pytest.mark.usefixtures("marker")
+def test_an_image_does_not_keep_the_memory_that_a_text_before_it_waits_for(
+    real: Real, wide: Path, tmp_path: Path
+) -> None:
+    sight = projector(wide, real.work)
+    args = ("--kv-unified", "-np", "3", "--mmproj", sight, "--mmproj-lazy-auto", "0")
+    with within(real, wide, tmp_path, 64, *args) as watched, ThreadPoolExecutor(3) as pool:
+        server = watched.server
+
+        def is_waiting(slot: int) -> bool:
+            return bool(server.http.get("/slots").json()[slot].get("is_waiting"))
+
+        expected = see(server, 1, id_slot=2).json()["content"]
+        part(server, "mmproj", "unload")
+        running = pool.submit(completion, server, prompt(0, 200), 500, id_slot=0)
+        until_it_generates(server, running)
+        text = pool.submit(watched.ask, 1, 930)  # 60 MiB, and more than the projector leaves
+        until(lambda: is_waiting(1))
+        image = pool.submit(see, server, 1, id_slot=2, cache_prompt=False)
+        until(lambda: is_waiting(2))
+        assert not running.done()
+        assert text.result()["tokens_predicted"] == 8
+        assert image.result().json()["content"] == expected

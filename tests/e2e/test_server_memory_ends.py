@@ -81,12 +81,13 @@ def test_a_prompt_that_finds_no_memory_is_told_apart_from_one_that_is_too_long(
         assert completion(server, prompt(3, 20), 8)["tokens_predicted"] == 8
 
 
+@pytest.mark.parametrize("sees", [False, True])
 def test_the_same_prompt_goes_on_where_it_stopped(
-    real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Real, model: Path, sight: Path, sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(real, model, tmp_path / "static", *ONE) as server:
         expected = completion(server, LONG, 16)["content"]
-    files = ("--slot-save-path", tmp_path)
+    files = ("--slot-save-path", tmp_path, *(("--mmproj", sight) if sees else ()))
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", "1+")
     with serving(real, model, tmp_path / "log", *ONE, *files, "--kv-dynamic") as server:
@@ -144,9 +145,11 @@ def test_a_slot_that_cannot_be_restored(
     real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
 ) -> None:
     files = ("--slot-save-path", tmp_path)
-    with serving(real, model, tmp_path / "static", *ONE, *files) as server:
+    with serving(real, model, tmp_path / "static", *ONE, *files, "-c", "4096") as server:
         completion(server, LONG, 0)
         server.slot("save", 0, "slot.bin")
+        completion(server, prompt(1, 3000), 0)
+        server.slot("save", 0, "large.bin")
     (tmp_path / "broken.bin").write_bytes((tmp_path / "slot.bin").read_bytes()[:1000])
     no_growth(1)
     with serving(real, model, tmp_path / "log", *ONE, *files, "--kv-dynamic") as server:
@@ -156,6 +159,7 @@ def test_a_slot_that_cannot_be_restored(
             return answer.status_code, answer.json()["error"]["type"]
 
         assert restore("slot.bin") == (503, "out_of_memory_error")
+        assert restore("large.bin") == (400, "invalid_request_error")
         assert restore("missing.bin") == (400, "invalid_request_error")
         assert restore("broken.bin") == (400, "invalid_request_error")
         assert completion(server, prompt(5, 20), 4)["tokens_predicted"] == 4

@@ -151,3 +151,14 @@ def test_a_prompt_that_no_budget_holds(real: Real, wide: Path, tmp_path: Path) -
         assert (status, kind) == (400, "exceed_context_size_error")
         assert "exceeds what --kv-budget 16 holds" in message
         assert ask(server, 120).status_code == 200
+
+
+def test_what_comes_back_is_given_up_while_room_is_made_for_it(real: Real, wide: Path, tmp_path: Path) -> None:
+    """There are no cells for it; the idle slot is saved before it gives up its own, and --cache-ram has no room for both."""
+    args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # of 64 KiB a cell
+    long, first, second = ("Once upon a time " + prompt(i, n) for i, n in ((3, 1300), (1, 800), (2, 800)))
+    with serving(real, wide, tmp_path / "log", *args) as server:
+        for slot, text in enumerate((long, first, second)):
+            completion(server, text, 0, id_slot=slot % 2)
+        all_finish([completion(server, long, 8)], 8)
+    assert "failed to load prompt from cache" in server.log

@@ -111,6 +111,7 @@ public:
         draft .reset();
 
         budget_now.committed = 0;
+        budget_now.other     = 0;
     }
 
     // the same for the draft alone

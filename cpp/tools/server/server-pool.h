@@ -70,14 +70,25 @@ protected:
 
         const bool is_next = !first || first->task->id >= slot.task->id;
 
+        const bool lacks_mctx = slot.task->tokens.has_media() && !slot.mctx; // it gave it up, below
+
         // cells of its own are of no use to others in a cache of several streams. what is too long is refused at once
         const bool is_free = !self().params_base.kv_unified || n_tokens >= slot.n_ctx ||
-            (is_next && !is_full && (!has_ahead(slot) || find_place(slot, n_needed(slot))));
+            (is_next && !is_full && (!has_ahead(slot) || (!lacks_mctx && find_place(slot, n_needed(slot)))));
 
         if (slot.waits == is_free) {
             SLT_INF(slot, "%s, n_tokens = %d\n", is_free ? "has a place now" : "waits for cells", n_tokens);
         }
         slot.waits = !is_free;
+
+        if (!is_free && !is_next && is_never(first->task->n_tokens())) {
+            slot.mctx = {}; // the first waits for the memory of the projector
+        }
+        if (is_free && lacks_mctx && !self().take_mctx(slot, *slot.task)) {
+            slot.release();
+
+            return false;
+        }
 
         return is_free;
     }
@@ -116,7 +127,7 @@ protected:
             return &other == &slot || other.prompt.n_tokens() == 0;
         });
 
-        return is_alone && is_never(slot.task->n_tokens() + N_BLOCK);
+        return is_alone && is_never(slot.task->n_tokens() + N_BLOCK, n_cells_max());
     }
 
     // idle slots that have cells, the least recently used first
@@ -143,7 +154,7 @@ protected:
     }
 
     // what a slot had comes back: idle slots make room for it, and before cells take smaller types for it
-    // read: returns false if there is none
+    // read: returns false if there is none, and the slot has no cells then
     bool pool_read(const server_slot & slot, const std::function<bool()> & read) {
         while (!pool_idle_slots(&slot).empty()) {
             {
@@ -197,7 +208,8 @@ private:
     }
 
     // cells that the context can have: all, or what the budget holds of the smallest types
-    int32_t n_cells_max() const {
+    // ignore_draft: without what a draft's cells take, which go with the slots that have them
+    int32_t n_cells_max(bool ignore_draft = false) const {
         const auto & params = self().params_base;
         const auto   usage  = llama_get_memory_usage(self().ctx_tgt);
 
@@ -207,8 +219,8 @@ private:
 
         const auto budget = llama_memory_budget_get_usage(params.kv_budget.get());
 
-        const size_t n_others = budget.committed - std::min(budget.committed, usage.committed);
-        const size_t n_bytes  = budget.n_bytes   - std::min(budget.n_bytes,   n_others);
+        const size_t n_others = ignore_draft ? budget.other : budget.committed - std::min(budget.committed, usage.committed);
+        const size_t n_bytes  = budget.n_bytes - std::min(budget.n_bytes, n_others);
 
         return std::min<double>(usage.n_cells_max, n_bytes/(double(usage.reserved)/usage.n_cells_max*type_ratio()));
     }
@@ -232,11 +244,15 @@ private:
     }
 
     // note: a recurrent state is no part of the budget, but of the size of a cell above
-    bool is_never(int32_t n_tokens) const {
+    bool is_never(int32_t n_tokens, int32_t n_max) const {
         const auto * model = self().model_tgt;
 
-        return self().params_base.kv_budget_mib > 0 && n_tokens > n_cells_max() && n_cells_max() > 0 &&
+        return self().params_base.kv_budget_mib > 0 && n_tokens > n_max && n_max > 0 &&
             !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+    }
+
+    bool is_never(int32_t n_tokens) const {
+        return is_never(n_tokens, n_cells_max(true));
     }
 
     // cells of the slot that its prompt goes on with, or frees

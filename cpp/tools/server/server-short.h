@@ -204,8 +204,8 @@ protected:
             }
         }
 
-        const bool has_mtmd = slot.prompt.tokens.has_mtmd;
-        if (!has_mtmd) {
+        const bool has_media = slot.prompt.tokens.has_media();
+        if (!has_media) {
             const llama_pos pos_next = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) + 1;
 
             slot.prompt.tokens.keep_first(std::min<size_t>(slot.prompt.n_tokens(), pos_next));
@@ -223,7 +223,7 @@ protected:
         }
         slot.release();
 
-        if (has_mtmd) {
+        if (has_media) {
             slot.prompt_clear(); // may end within an image
         }
     }
