@@ -93,23 +93,6 @@ def test_a_draft_lacks_tokens_of_a_prompt_from_the_cache(
     assert told == whole
 
 
-def test_a_draft_still_lacks_tokens_after_a_context_shift(
-    real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = ("-c", "1024", "-np", "1", "--context-shift", "--spec-type", "draft-simple", "-md", model)
-
-    def text(log: Path, *more: str) -> tuple[str, str]:
-        with serving(real, model, log, *args, "--cache-ram", "0", "-lv", "4", *more) as server:
-            return completion(server, prompt(1, 600), 900)["content"], server.log
-
-    whole, _ = text(tmp_path / "static")
-    fail(monkeypatch, "4+")
-    told, log = text(tmp_path / "log", "--kv-dynamic")
-    assert "slot context shift" in log and "draft: still no memory" in log
-    assert "failed to initialize batch" not in log  # a gap between what the draft has and the next token
-    assert told == whole
-
-
 @pytest.mark.parametrize("which", ["3", "4+"])
 def test_an_mtp_layer_without_memory_goes_on(
     real: Real, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,11 @@ inline json server_part_post(const server_part & part, const server_part & other
         return res;
     } catch (const server_refusal &) {
         if (was_loaded) {
-            other.load();
+            try {
+                other.load();
+            } catch (const server_refusal & e) {
+                SRV_ERR("the %s that was unloaded for it is not there any more: %s\n", other.name.c_str(), e.what());
+            }
         }
         throw;
     }
