@@ -254,7 +254,7 @@ std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ran
     }
 
     for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        for (const auto & [i0, i1] : storage->rows().runs(s)) {
+        storage->rows().each_run(s, [&](uint32_t i0, uint32_t i1) {
             const int64_t ir = (int64_t) s*n_rows() + i0;
 
             if (!res.empty() && res.back().first + res.back().second == ir) {
@@ -262,7 +262,7 @@ std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ran
             } else {
                 res.emplace_back(ir, i1 - i0);
             }
-        }
+        });
     }
 
     std::stable_sort(res.begin(), res.end(), [](const row_range & a, const row_range & b) { return a.second > b.second; });

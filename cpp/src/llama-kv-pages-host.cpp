@@ -152,9 +152,8 @@ public:
     void clear() override {
         discard(0, n_bytes/size_page);
 
-        for (const auto & [i0, i1] : committed.runs()) {
-            commit(i0, i1); // they were there a moment ago. if they are not now, they come when they are written
-        }
+        // they were there a moment ago. if they are not now, they come when they are written
+        committed.each_run([this](size_t i0, size_t i1) { commit(i0, i1); });
     }
 
 protected:

@@ -81,13 +81,12 @@ bool llama_kv_pages::assign(const llama_kv_set & set) {
 // returns false when f has, and the rest is left
 template <typename F>
 static bool each_run(const llama_kv_set & set, size_t i0, size_t i1, bool in_set, F && f) {
-    for (size_t i = i0; i < i1; ++i) {
-        const size_t first = i;
-        while (i < i1 && set.has(i) == in_set) {
-            ++i;
-        }
+    i1 = std::min(i1, set.next(i1, in_set)); // not beyond all of them
 
-        if (i > first && !f(first, i)) {
+    for (size_t first = set.next(i0, in_set), end; first < i1; first = set.next(end, in_set)) {
+        end = std::min(i1, set.next(first, !in_set));
+
+        if (!f(first, end)) {
             return false;
         }
     }

@@ -110,13 +110,13 @@ void llama_kv_region::set_strips() {
 template <typename F>
 void llama_kv_region::each(const llama_kv_rows & rows, F && f) const {
     for (uint32_t s = 0; s < rows.n_stream(); ++s) {
-        for (const auto & [i0, i1] : rows.runs(s)) {
+        rows.each_run(s, [&](uint32_t i0, uint32_t i1) {
             for (const auto & t : strips) {
                 for (size_t j = 0; j < t.n; ++j) {
                     f(t, t.offset + ((s*t.n + j)*t.n_rows + i0)*t.size, (i1 - i0)*t.size);
                 }
             }
-        }
+        });
     }
 }
 
@@ -136,17 +136,15 @@ size_t llama_kv_region::n_pages(const strip & t, const llama_kv_rows & rows) con
     size_t last = 0; // after the last page that was counted
 
     for (uint32_t s = 0; s < rows.n_stream(); ++s) {
-        const auto runs = rows.runs(s);
-
         for (size_t j = 0; j < t.n; ++j) {
-            for (const auto & [i0, i1] : runs) {
+            rows.each_run(s, [&](uint32_t i0, uint32_t i1) {
                 const size_t offs = (s*t.n + j)*t.n_rows;
                 const size_t p0   = std::max(last, (offs + i0)*t.size/size_page);
                 const size_t p1   = ((offs + i1)*t.size + t.pad - 1)/size_page + 1;
 
                 res += p1 > p0 ? p1 - p0 : 0;
                 last = std::max(last, p1);
-            }
+            });
         }
     }
 
@@ -232,15 +230,15 @@ void llama_kv_region::set_zero(const llama_kv_rows & rows) {
 }
 
 void llama_kv_region::copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst) {
-    for (const auto & run : rows.runs(ssrc)) {
+    rows.each_run(ssrc, [&](uint32_t i0, uint32_t i1) {
         for (const auto & t : strips) {
             for (size_t j = 0; j < t.n; ++j) {
-                const auto offset = [&](uint32_t s) { return t.offset + ((s*t.n + j)*t.n_rows + run.first)*t.size; };
+                const auto offset = [&](uint32_t s) { return t.offset + ((s*t.n + j)*t.n_rows + i0)*t.size; };
 
-                mem.pages->copy(offset(ssrc), offset(sdst), (run.second - run.first)*t.size);
+                mem.pages->copy(offset(ssrc), offset(sdst), (i1 - i0)*t.size);
             }
         }
-    }
+    });
 }
 
 //

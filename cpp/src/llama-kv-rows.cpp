@@ -38,35 +38,44 @@ bool llama_kv_set::empty() const {
     return std::all_of(bits.begin(), bits.end(), [](uint64_t word) { return word == 0; });
 }
 
-llama_kv_set::runs_t llama_kv_set::runs() const {
-    runs_t res;
+size_t llama_kv_set::next(size_t i, bool in_set) const {
+    while (i < n) {
+        uint64_t word = (in_set ? bits[i/64] : ~bits[i/64]) >> i % 64;
 
-    for (size_t i = 0; i < n; ) {
-        const uint64_t word = bits[i/64] >> i % 64;
-        const bool     full = word == ~uint64_t(0); // only at the start of a word
-
-        if (word == 0 || full) {
-            const size_t i1 = std::min(n, (i/64 + 1)*64);
-            if (full) {
-                if (!res.empty() && res.back().second == i) {
-                    res.back().second = i1;
-                } else {
-                    res.emplace_back(i, i1);
-                }
-            }
-            i = i1;
+        if (word == 0) {
+            i = (i/64 + 1)*64;
             continue;
         }
 
-        if (word & 1) {
-            if (!res.empty() && res.back().second == i) {
-                res.back().second++;
-            } else {
-                res.emplace_back(i, i + 1);
-            }
+        while ((word & 1) == 0) {
+            word >>= 1;
+            i++;
         }
-        i++;
+
+        return std::min(i, n);
     }
+
+    return n;
+}
+
+size_t llama_kv_set::end() const {
+    size_t i = bits.size();
+    while (i > 0 && bits[i - 1] == 0) {
+        i--;
+    }
+
+    size_t res = i*64;
+    while (res > 0 && !has(res - 1)) {
+        res--;
+    }
+
+    return res;
+}
+
+llama_kv_set::runs_t llama_kv_set::runs() const {
+    runs_t res;
+
+    each_run([&](size_t i0, size_t i1) { res.emplace_back(i0, i1); });
 
     return res;
 }
@@ -132,24 +141,20 @@ uint32_t llama_kv_rows::size() const {
     uint32_t res = 0;
 
     for (uint32_t s = 0; s < n_stream(); ++s) {
-        for (const auto & [i0, i1] : runs(s)) {
-            res += i1 - i0;
-        }
+        each_run(s, [&](uint32_t i0, uint32_t i1) { res += i1 - i0; });
     }
 
     return res;
 }
 
 uint32_t llama_kv_rows::end() const {
-    uint32_t res = 0;
+    size_t res = 0;
 
-    for (uint32_t s = 0; s < n_stream(); ++s) {
-        const auto cur = runs(s);
-
-        res = std::max(res, cur.empty() ? 0 : cur.back().second);
+    for (const auto & stream : streams) {
+        res = std::max(res, stream.end());
     }
 
-    return res;
+    return std::min<uint64_t>(n_rows, uint64_t(res)*size_block);
 }
 
 uint32_t llama_kv_rows::n_stream() const {
@@ -163,9 +168,7 @@ uint32_t llama_kv_rows::n_block() const {
 llama_kv_rows::runs_t llama_kv_rows::runs(uint32_t s) const {
     runs_t res;
 
-    for (const auto & [i0, i1] : streams[s].runs()) {
-        res.emplace_back(i0*size_block, std::min<uint64_t>(n_rows, uint64_t(i1)*size_block));
-    }
+    each_run(s, [&](uint32_t i0, uint32_t i1) { res.emplace_back(i0, i1); });
 
     return res;
 }

@@ -2,6 +2,7 @@
 
 // Sets of the rows of a KV cache (--kv-dynamic), in blocks
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -20,6 +21,21 @@ public:
     bool has(size_t i) const;
 
     bool empty() const;
+
+    // the first number from i on that is in the set, or is not. where there is none, n
+    size_t next(size_t i, bool in_set) const;
+
+    // after the last number
+    size_t end() const;
+
+    // f(first, after the last) of each run, in ascending order. needs no memory, unlike a list of them
+    template <typename F>
+    void each_run(F && f) const {
+        for (size_t i0 = next(0, true), i1; i0 < n; i0 = next(i1, true)) {
+            i1 = next(i0, false);
+            f(i0, i1);
+        }
+    }
 
     runs_t runs() const;
 
@@ -57,6 +73,14 @@ public:
     uint32_t end()  const; // after the last row of any stream
     uint32_t n_stream() const;
     uint32_t n_block()  const;
+
+    // f(first row, after the last) of each run of a stream, in ascending order. needs no memory, unlike a list of them
+    template <typename F>
+    void each_run(uint32_t s, F && f) const {
+        streams[s].each_run([&](size_t i0, size_t i1) {
+            f(uint32_t(i0*size_block), (uint32_t) std::min<uint64_t>(n_rows, uint64_t(i1)*size_block));
+        });
+    }
 
     runs_t runs(uint32_t s) const;
 

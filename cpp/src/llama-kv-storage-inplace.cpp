@@ -191,9 +191,9 @@ public:
             }
 
             for (uint32_t s = 0; s < cur.n_stream(); ++s) {
-                for (const auto & [i0, i1] : cur.runs(s)) {
+                cur.each_run(s, [&](uint32_t i0, uint32_t i1) {
                     to_runs.push_back({ s, i0, std::max(i0, std::min(i1, n_used[s])) });
-                }
+                });
             }
 
             const auto prepare = [&](part & part) {

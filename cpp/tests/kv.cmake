@@ -19,6 +19,7 @@ target_sources(test-kv-reference PRIVATE ${KV_TESTS_DIR}/../tools/kv-check/refer
 if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(free)
     kv_test(growth)
+    kv_test(no-memory)
     kv_test(pages)
     kv_test(storage)
     kv_test(types)
