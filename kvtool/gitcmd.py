@@ -4,9 +4,13 @@ And where it works: whatever is built is built in a scratch repository, which se
 give() then hands over what is wanted of it.
 """
 
+import atexit
 import contextlib
+import functools
+import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,6 +90,9 @@ _OVERRIDES = {
 
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
 
+# What of the user's own configuration counts all the same: whose repositories to trust.
+_LET_IN = r"^safe\.directory$"
+
 
 def sealed_environment(extra: Environment | None = None) -> Environment:
     """What a git call changes in the environment: no GIT_* of the user's, fixed identity, dates and language."""
@@ -93,7 +100,23 @@ def sealed_environment(extra: Environment | None = None) -> Environment:
     configured = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
     for number, (key, value) in enumerate(_OVERRIDES.items()):
         configured |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return {**inherited, **_SEALED, **configured, **(extra or {})}
+    return {**inherited, **_SEALED, **_let_in(frozenset(os.environ.items())), **configured, **(extra or {})}
+
+
+@functools.cache
+def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
+    """_LET_IN in a file of their own: what stands in the environment does not reach the git at a mirror's end."""
+    asked = ["git", "-C", Path(sys.executable).anchor, "config", "-z", "--get-regexp", _LET_IN]
+    done = process.capture(asked, env={"GIT_DIR": os.devnull, "GIT_CONFIG": None}, check=False)
+    if not (entries := done.stdout.split("\0")[:-1]):
+        return {}
+    descriptor, name = tempfile.mkstemp(prefix="kvtool-", suffix=".gitconfig")
+    atexit.register(Path(name).unlink, missing_ok=True)
+    parts = (re.split(r"[.\n]", entry + "\n", maxsplit=2) for entry in entries)
+    said = (f"[{section}]\n{key} = {json.dumps(value[:-1], ensure_ascii=False)}\n" for section, key, value in parts)
+    os.write(descriptor, os.fsencode("".join(said)))
+    os.close(descriptor)
+    return {"GIT_CONFIG_GLOBAL": name}
 
 
 class Git:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit
+from tests.repo.fetches import fake, needs_posix
 from tests.repo.rebases import release
 
 
@@ -66,6 +67,18 @@ def test_same_ids_on_two_clones_under_other_settings(project: Tiny, kvtool, tmp_
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     second = kvtool("apply", "--project", copy, "--json").json["head"]
     assert first == second
+
+
+@needs_posix
+def test_what_others_own_is_used_where_the_users_git_uses_it(
+    project: Tiny, kvtool, tmp_path: Path, monkeypatch
+) -> None:
+    real = shutil.which("git")
+    fake(tmp_path, monkeypatch, "git", f'GIT_TEST_ASSUME_DIFFERENT_OWNER=1 exec {real} "$@"\n')
+    assert "dubious ownership" in str(kvtool("apply", "--json").json["error"])
+    (tmp_path / "config").write_text('[safe]\ndirectory = "*"\n[core]\nworktree = /nowhere\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
+    assert [kvtool(command).code for command in ("apply", "apply", "status", "export")] == [0, 0, 0, 0]
 
 
 def test_second_apply_changes_nothing(project: Tiny, kvtool) -> None:
