@@ -90,13 +90,14 @@ _OVERRIDES = {
 
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
 
-# What of the user's own configuration counts all the same: whose repositories to trust.
-_LET_IN = r"^safe\.directory$"
+# What of the user's own settings counts all the same: whose repositories to trust, and how ssh is called.
+_LET_IN = r"^(safe\.directory|core\.sshcommand|ssh\.variant)$"
+_SSH = ("GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT")
 
 
 def sealed_environment(extra: Environment | None = None) -> Environment:
     """What a git call changes in the environment: no GIT_* of the user's, fixed identity, dates and language."""
-    inherited = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), None)
+    inherited = dict.fromkeys((name for name in os.environ if name.startswith("GIT_") and name not in _SSH), None)
     configured = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
     for number, (key, value) in enumerate(_OVERRIDES.items()):
         configured |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
@@ -105,18 +106,24 @@ def sealed_environment(extra: Environment | None = None) -> Environment:
 
 @functools.cache
 def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
-    """_LET_IN in a file of their own: what stands in the environment does not reach the git at a mirror's end."""
+    """_LET_IN in a file of their own: what stands in the environment does not reach the git at a mirror's end.
+
+    An ssh that is nobody's choice asks for nothing: it would wait for a terminal that it cannot read.
+    """
     asked = ["git", "-C", Path(sys.executable).anchor, "config", "-z", "--get-regexp", _LET_IN]
     done = process.capture(asked, env={"GIT_DIR": os.devnull, "GIT_CONFIG": None}, check=False)
-    if not (entries := done.stdout.split("\0")[:-1]):
-        return {}
+    entries = done.stdout.split("\0")[:-1]
+    chosen = any(name in os.environ for name in _SSH[:2]) or any(entry.startswith("core.ssh") for entry in entries)
+    ssh = {} if chosen else {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
+    if not entries:
+        return ssh
     descriptor, name = tempfile.mkstemp(prefix="kvtool-", suffix=".gitconfig")
     atexit.register(Path(name).unlink, missing_ok=True)
     parts = (re.split(r"[.\n]", entry + "\n", maxsplit=2) for entry in entries)
     said = (f"[{section}]\n{key} = {json.dumps(value[:-1], ensure_ascii=False)}\n" for section, key, value in parts)
     os.write(descriptor, os.fsencode("".join(said)))
     os.close(descriptor)
-    return {"GIT_CONFIG_GLOBAL": name}
+    return {"GIT_CONFIG_GLOBAL": name, **ssh}
 
 
 class Git:

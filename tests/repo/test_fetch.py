@@ -126,6 +126,24 @@ def test_unreachable_url(project: Tiny, kvtool, tmp_path: Path) -> None:
     assert_clean(tmp_path)
 
 
+@needs_posix
+@pytest.mark.parametrize("chosen", ["", "GIT_SSH", "GIT_SSH_COMMAND", "core.sshCommand"])
+def test_ssh_asks_for_nothing_unless_the_user_calls_it_otherwise(
+    project: Tiny, kvtool, tmp_path: Path, monkeypatch, chosen: str
+) -> None:
+    said = tmp_path / "said"
+    for name in ("ssh", "mine"):
+        fake(tmp_path, monkeypatch, name, f'echo {name} "$@" > {said}; exit 255\n')
+    if chosen.startswith("GIT"):
+        monkeypatch.setenv(chosen, "mine")
+    elif chosen:
+        git(Path.home(), "config", "--global", chosen, "mine")
+    ran = kvtool("fetch", "--mirror", "ssh://host.invalid/llama.cpp", "--json")
+    assert ran.code == 9, ran
+    words = said.read_text().split()
+    assert words[0] == ("mine" if chosen else "ssh") and ("BatchMode=yes" in words) is not bool(chosen)
+
+
 def test_lock_that_moved_on_is_fetched_anew(project: Tiny, kvtool) -> None:
     kvtool("fetch")
     git(project.upstream, "tag", "-f", "v1", "v2^{commit}")
