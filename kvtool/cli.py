@@ -25,7 +25,7 @@ import typer
 
 from kvtool import __version__
 from kvtool.console import Console, escape
-from kvtool.errors import KvtoolError, UsageError
+from kvtool.errors import BisectAbort, KvtoolError, UsageError
 from kvtool.options import Env, Shared, Taken, taken
 from kvtool.project import find_project
 from kvtool.result import Result
@@ -135,6 +135,8 @@ def run(argv: list[str]) -> int:
     argv = _verb_first(argv)
     verb = argv[0] if argv[:1] and argv[0] in COMMANDS else ""
     edge = Console(json="--json" in argv, command=verb)
+    judged = verb == "bisect" or "--at" in argv  # git bisect run would take 1 and 2 for a verdict
+    usage, internal = (BisectAbort, BisectAbort) if judged else (UsageError, KvtoolError)
     try:
         code = build_app(verb)(args=argv, prog_name="kvtool", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -151,13 +153,13 @@ def run(argv: list[str]) -> int:
     except Exception as err:
         if hasattr(err, "format_message"):  # the parser's own usage errors, whichever click typer carries
             if message := err.format_message():
-                edge.error(UsageError(message, next_step=f"kvtool {verb} --help".replace("  ", " ")))
+                edge.error(usage(message, next_step=f"kvtool {verb} --help".replace("  ", " ")))
             elif hasattr(err, "show"):
                 err.show()
-            return 2
-        edge.error(KvtoolError(f"internal error: {type(err).__name__}", why=str(err), next_step="please report this"))
+            return usage.exit_code
+        edge.error(internal(f"internal error: {type(err).__name__}", why=str(err), next_step="please report this"))
         edge.traceback(traceback.format_exc())
-        return 1
+        return internal.exit_code
 
 
 class _Interrupted(KvtoolError, code="interrupted", exit_code=130):

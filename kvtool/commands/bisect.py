@@ -233,7 +233,7 @@ def command(
     """
     if at:
         if good or bad:
-            raise UsageError("--at judges one commit, --good and --bad are two ends", next_step="kvtool bisect --help")
+            raise BisectAbort("--at judges one commit, --good and --bad are two ends", next_step="kvtool bisect --help")
         try:  # whatever goes wrong is no verdict on the commit
             return run_at(env.project, env.console, patch, at, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or "."))
         except KvtoolError as err:

@@ -176,6 +176,14 @@ def test_internal_error_has_a_traceback_and_still_is_json(
     assert ran.code == 1 and ran.json["error"]["code"] == "internal" and "Traceback" in ran.err
 
 
+def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for args in (("bisect", "id", "--at", "HEAD", "--nope"), ("bisect", "id", "--att", "HEAD"), ("b", "--at", "HEAD")):
+        assert kvtool(*args).code == 128, args
+    monkeypatch.setattr(console.Console, "result", lambda *_: 1 / 0)
+    monkeypatch.setattr("kvtool.commands.bisect.run_at", lambda *_: None)
+    assert kvtool("bisect", "id", "--at", "HEAD").code == 128
+
+
 def test_interrupt(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(only: str = "") -> None:
         raise KeyboardInterrupt
