@@ -117,7 +117,8 @@ def build_app(only: str = "") -> typer.Typer:
     return app
 
 
-def _interrupted(_signal: int, _frame: object) -> NoReturn:
+def _interrupted(number: int, _frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not end the unwinding
     raise KeyboardInterrupt  # a `kill` unwinds like Ctrl-C: children ended, temporary files removed
 
 
@@ -167,5 +168,7 @@ class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
 
 
 def main() -> NoReturn:
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _interrupted)
     sys.exit(run(sys.argv[1:]))

@@ -202,8 +202,9 @@ def test_edit_after_a_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
     assert (project.tree / path).read_text() == "mine"
 
 
-def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, tmp_path: Path, monkeypatch) -> None:
-    """SIGTERM while git checks out: kvtool unwinds, and the tree is as it was."""
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, tmp_path: Path, name: str) -> None:
+    """SIGTERM, or the terminal is closed, while git checks out: kvtool unwinds, and the tree is as it was."""
     assert cli.run(["apply", "-q"]) == 0
     head = git(project.tree, "rev-parse", "HEAD")
     (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
@@ -218,7 +219,8 @@ def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, t
     process = start("apply", env={"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"})
     while not there.exists():
         assert process.poll() is None
-    process.terminate()
+    process.send_signal(getattr(signal, name))
+    process.send_signal(getattr(signal, name))  # the shell and the kernel both tell of a terminal that goes
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert not (project.state / "pending.json").exists()
