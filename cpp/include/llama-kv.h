@@ -99,7 +99,8 @@ extern "C" {
     // they are loaded and after they are freed
     // ctx: one of those that share the budget, or NULL. Its cells take the next types if that makes the room, and when there is
     //      more room and none is in use they go back to the first ones
-    // Returns false if there is no room: nothing has changed
+    // Returns false if there is no room: it takes what it did before. Cells that found no memory beside them to become smaller
+    // may have taken the next types all the same
     // Not thread-safe, as llama_decode()
     LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
 

@@ -19,6 +19,8 @@
 #include "llama-kv-dynamic-cache.h"
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -141,10 +143,11 @@ bool llama_kv_dynamic::step_down(bool is_full) {
 
         const int32_t res = set_types(next.first, next.second);
 
+        if ((res == LLAMA_MEMORY_TYPE_OK || res == LLAMA_MEMORY_TYPE_LOST) && types_first.first == GGML_TYPE_COUNT) {
+            types_first = first;
+        }
+
         if (res == LLAMA_MEMORY_TYPE_OK) {
-            if (types_first.first == GGML_TYPE_COUNT) {
-                types_first = first;
-            }
             budget->usage.n_down++;
 
             // without memory beside the cells, nothing goes back: another rung would not help either
@@ -165,10 +168,16 @@ void llama_kv_dynamic::step_up() {
         return;
     }
 
-    // the compute buffers do not shrink by themselves, and what they have grown by was for cells that are gone
+    const size_t n_bytes = n_bytes_next(false, types_first.first, types_first.second);
+
+    if (!is_within(n_bytes) && n_bytes_above(n_bytes) > n_bytes_compute()) {
+        return; // nor without what the compute buffers have grown by
+    }
+
+    // they do not shrink by themselves, and that was for cells that are gone
     new_sched();
 
-    if (is_within(n_bytes_next(false, types_first.first, types_first.second)) && set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {
+    if (is_within(n_bytes) && set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {
         types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
         budget->usage.n_up++;
     } else {
@@ -176,7 +185,7 @@ void llama_kv_dynamic::step_up() {
     }
 }
 
-bool llama_kv_dynamic::follow_budget_of(llama_context & ctx) {
+bool llama_kv_dynamic::follow_budget_of(llama_context & ctx) try {
     if (!ctx.memory || !ctx.kv_dynamic || !ctx.kv_dynamic->budget) {
         return false;
     }
@@ -189,13 +198,16 @@ bool llama_kv_dynamic::follow_budget_of(llama_context & ctx) {
     dyn.begin_account();
 
     return dyn.n_bytes_above(dyn.n_bytes_caches()) == 0 || (dyn.step_down(true) && dyn.n_bytes_above(dyn.n_bytes_caches()) == 0);
+} catch (const std::exception & err) { // none leaves a function of the interface
+    LLAMA_LOG_WARN("%s: no room is made: %s\n", __func__, err.what());
+    return false;
 }
 
 //
 // interface
 //
 
-llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type * types, size_t n_types) {
+llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type * types, size_t n_types) try {
     for (size_t i = 0; i < n_types; ++i) {
         if (!llama_kv_is_type(types[i])) {
             LLAMA_LOG_ERROR("%s: type %d is not one of KV cells\n", __func__, types[i]);
@@ -208,6 +220,9 @@ llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type *
     }
 
     return new llama_memory_budget(n_bytes, { types, types + n_types });
+} catch (const std::bad_alloc &) {
+    LLAMA_LOG_ERROR("%s: not enough host memory\n", __func__);
+    return nullptr;
 }
 
 void llama_memory_budget_free(llama_memory_budget * budget) {

@@ -212,7 +212,7 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
             rows.set_stream(sdst, storage->rows(), ssrc);
 
             const auto before = std::exchange(need, rows);
-            const bool fits   = dyn->fits(false);
+            const bool fits   = rows == storage->rows() || dyn->fits(false);
             need = before;
 
             if (fits && storage->resize(rows, {})) {

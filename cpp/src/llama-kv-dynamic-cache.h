@@ -166,7 +166,7 @@ public:
     // states of other types, which are converted when they are read. a state that is on the device is refused
     //
 
-    void begin_read     (llama_state_seq_flags flags);
+    void begin_read     (llama_seq_id seq_id, llama_state_seq_flags flags);
     void begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v); // what the types of the state wanted
 
     bool is_foreign(int32_t type, int32_t type_state, bool is_v) const;
@@ -216,6 +216,9 @@ private:
     bool mirrors(const llama_kv_dynamic_cache & other) const;
 
     bool grow_now(llama_io_read_i & io);
+
+    // copies of streams that found no memory and that nobody waits for any more
+    void drop_late_copies();
 
     // llama_kv_storage::resize(), after which graphs and compute buffers follow
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger);
@@ -291,6 +294,7 @@ private:
     bool is_rotated_v = false;
 
     bool     is_state_on_device = false;
+    std::optional<llama_seq_id> seq_id_read; // that a state is read for, -1: all
     uint32_t n_rot_k_state      = 0;
     uint32_t n_rot_v_state      = 0;
 

@@ -45,9 +45,7 @@ bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const
 
 void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
     for (uint32_t s = 0; mirrors(other) && other.need && s < kv.n_stream; ++s) {
-        for (const auto & [i0, i1] : other.need->runs(s)) {
-            want(s, i0, i1);
-        }
+        other.need->each_run(s, [&](uint32_t i0, uint32_t i1) { want(s, i0, i1); });
     }
 }
 
@@ -147,30 +145,35 @@ llama_kv_rows llama_kv_dynamic_cache::rest() const {
     return storage->may_shrink(n_cells, n_peak) ? storage->rest(used(), n_peak) : storage->rows();
 }
 
+void llama_kv_dynamic_cache::drop_late_copies() {
+    if (!std::exchange(has_late_copy, false)) {
+        return;
+    }
+
+    auto & sc_info = kv.sc_info;
+
+    llama_kv_cache::stream_copy_info rest;
+    for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
+        const uint32_t sdst = sc_info.sdst[i];
+        if (kv.v_cells[sdst].get_used() > 0 || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
+            rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
+            rest.sdst.insert(rest.sdst.begin(), sdst);
+        }
+    }
+    sc_info = std::move(rest);
+    has_late_copy = !sc_info.empty();
+}
+
 void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {
     if (!is_dynamic) {
         return;
     }
 
-    // a copy that found no memory and that nobody waits for any more
-    if (std::exchange(has_late_copy, false)) {
-        auto & sc_info = kv.sc_info;
-
-        llama_kv_cache::stream_copy_info rest;
-        for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
-            const uint32_t sdst = sc_info.sdst[i];
-            if (kv.v_cells[sdst].get_used() > 0 || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
-                rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
-                rest.sdst.insert(rest.sdst.begin(), sdst);
-            }
-        }
-        sc_info = std::move(rest);
-        has_late_copy = !sc_info.empty();
-    }
+    drop_late_copies();
 
     auto rows = rest();
     for (const auto * other : caches) {
-        if (mirrors(*other) && n_rows() < n_max_cells) {
+        if (mirrors(*other) && storage->has_size()) {
             rows.add(0, other->rest().end());
         }
     }

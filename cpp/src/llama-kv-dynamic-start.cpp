@@ -12,10 +12,17 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+bool llama_kv_dynamic_default() {
+    const char * LLAMA_KV_DYNAMIC = getenv("LLAMA_KV_DYNAMIC");
+
+    return LLAMA_KV_DYNAMIC && *LLAMA_KV_DYNAMIC && strcmp(LLAMA_KV_DYNAMIC, "0") != 0;
+}
 
 bool llama_kv_dynamic_cache::can_grow() const {
     if (!dyn || !dyn->is_enabled() || owner) {

@@ -2,9 +2,19 @@
 
 #include "llama-kv-dynamic-cache.h"
 
+#include "llama-context.h"
 #include "llama-io.h"
+#include "llama-memory.h"
 
 #include <stdexcept>
+
+void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
+    if (seq_id < 0) {
+        lctx->memory->clear(true);
+    } else {
+        lctx->memory->seq_rm(seq_id, -1, -1);
+    }
+}
 
 uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
     n = used_rows(n);
@@ -21,7 +31,8 @@ uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
 }
 
 void llama_kv_dynamic_cache::begin_write() {
-    if (!is_dynamic || !storage->reads_below() || kv.sc_info.empty()) {
+    // in a static cache the batch that found no memory for a copy would have made it
+    if (!is_dynamic || kv.sc_info.empty() || !(storage->reads_below() || has_late_copy)) {
         return;
     }
 
@@ -40,13 +51,34 @@ bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
     // rows that were read but not written yet have offsets in the current layout
     io.flush();
 
-    return dyn->grow(false);
+    if (dyn->grow(false)) {
+        return true;
+    }
+
+    // the other caches may have their part already
+    if (seq_id_read) {
+        dyn->drop_seq(*seq_id_read);
+    }
+
+    return false;
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo) {
     if (dyn) {
         dyn->forget(); // what a batch asked for that did not run
     }
+
+    // of what is about to be overwritten, or to it
+    drop_late_copies();
+    if (is_late()) {
+        io.flush();
+        dyn->update();
+
+        if (is_late()) {
+            return { 0 };
+        }
+    }
+
     request({ sinfo });
 
     return { grow_now(io) ? n_rows() : 0 };
@@ -63,6 +95,10 @@ bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::room(const llama_kv_cache::slot_info & sinfo) const {
+    if (is_late()) {
+        return { 0 }; // the copy that the state was refused for reads them yet
+    }
+
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {
         for (const uint32_t idx : sinfo.idxs[s]) {
             if (!storage->has(sinfo.strm[s], idx)) {

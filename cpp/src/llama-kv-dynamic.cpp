@@ -8,17 +8,10 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <exception>
+#include <new>
 #include <string>
 #include <utility>
-
-bool llama_kv_dynamic_default() {
-    const char * LLAMA_KV_DYNAMIC = getenv("LLAMA_KV_DYNAMIC");
-
-    return LLAMA_KV_DYNAMIC && *LLAMA_KV_DYNAMIC && strcmp(LLAMA_KV_DYNAMIC, "0") != 0;
-}
 
 static thread_local std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic_cur;
 
@@ -64,7 +57,11 @@ llama_kv_dynamic::scope::~scope() {
 
     if (dyn && dyn->lctx->get_memory()) {
         dyn->lctx->get_memory()->kv_dynamic = dyn;
-        dyn->account();
+
+        try {
+            dyn->account();
+        } catch (const std::bad_alloc &) { // none leaves a destructor: the next growth does
+        }
     }
 }
 
@@ -124,7 +121,7 @@ void llama_kv_dynamic::forget() {
     }
 }
 
-bool llama_kv_dynamic::grow(bool is_batch) {
+bool llama_kv_dynamic::grow(bool is_batch) try {
     const auto is_late = [this] {
         return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
     };
@@ -183,6 +180,10 @@ bool llama_kv_dynamic::grow(bool is_batch) {
     is_pending = is_larger;
 
     return res;
+} catch (const std::bad_alloc &) { // to say how many bytes it would take: nothing has changed yet
+    LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
+    forget();
+    return false;
 }
 
 bool llama_kv_dynamic::try_grow(bool ahead) {
@@ -359,6 +360,8 @@ void llama_kv_dynamic::set_lost() {
 }
 
 void llama_kv_dynamic::new_sched() {
+    synchronize(); // a batch that nobody has read may still use the compute buffers
+
     const uint32_t n_tokens = std::min(lctx->cparams.n_ctx, lctx->cparams.n_ubatch);
 
     lctx->sched.reset(ggml_backend_sched_new(lctx->backend_ptrs.data(), lctx->backend_buft.data(), lctx->backend_ptrs.size(),

@@ -24,12 +24,8 @@
 // which may be of cells that are free by now. The rows of DSV4 have no cells to be freed: theirs goes with clear() alone.
 // Compute buffers keep the size that they have grown to.
 //
-// Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, the
-// wrappers log an error for what is an ordinary growth, and a second prepare() is not the first one again: that of a sliding
-// window purges positions that it does not restore, which changes the bits.
-//
-// Known limit: for the same reason a batch that a window was prepared for and that then finds no memory to grow may have
-// purged positions of the window that a smaller batch, tried next, would still have seen.
+// Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, and the
+// wrappers log an error for what is an ordinary growth.
 //
 // All of it runs on the thread that uses the context.
 
@@ -159,6 +155,9 @@ public:
 
     // shifts and copies of streams that wait
     void update();
+
+    // a state of the sequence, or of all (-1), finds no memory in one cache: no other one keeps its part
+    void drop_seq(llama_seq_id seq_id);
 
     // bytes and cells of all caches, and the counters below
     llama_memory_usage usage() const;

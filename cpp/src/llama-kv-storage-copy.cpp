@@ -41,9 +41,7 @@ public:
         cur = start;
     }
 
-    const char * name() const override {
-        return is_fixed ? nullptr : "by copy";
-    }
+    const char * name() const override { return is_fixed ? nullptr : "by copy"; }
 
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
         for (size_t i = 0; i < layers_ctx.size() && !is_fixed; ++i) {
@@ -63,9 +61,9 @@ public:
         return res;
     }
 
-    uint32_t n_rows() const override {
-        return cur.end();
-    }
+    uint32_t n_rows() const override { return cur.end(); }
+
+    bool has_size() const override { return true; }
 
     bool has(uint32_t s, uint32_t i) const override {
         (void) s;
@@ -227,9 +225,8 @@ private:
 
     void convert_rows(const llama_kv_convert & convert, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<uint32_t> & n_used) const {
         for (int64_t s = 0; s < src->ne[2]; ++s) {
-            llama_kv_each_lines(src, dst, is_v && v_trans, s, 0, std::min(n_used[s], n_rows()), [&](const llama_kv_lines & from, const llama_kv_lines & to) {
-                convert(from, to, is_v);
-            });
+            llama_kv_each_lines(src, dst, is_v && v_trans, s, 0, std::min(n_used[s], n_rows()),
+                    [&](const llama_kv_lines & from, const llama_kv_lines & to) { convert(from, to, is_v); });
         }
     }
 
@@ -297,15 +294,9 @@ private:
     room make_room(const own_layer & own, uint32_t n, ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) const try {
         const layer & l = own.l;
 
-        ggml_init_params params = {
-            /*.mem_size   =*/ size_t(2 + 4*l.k->ne[2])*ggml_tensor_overhead(),
-            /*.mem_buffer =*/ NULL,
-            /*.no_alloc   =*/ true,
-        };
-
         room res = {};
 
-        res.ctx.reset(llama_kv_fault_alloc() ? nullptr : ggml_init(params));
+        res.ctx.reset(llama_kv_fault_alloc() ? nullptr : ggml_init({ size_t(2 + 4*l.k->ne[2])*ggml_tensor_overhead(), nullptr, true }));
         if (!res.ctx) {
             return {};
         }

@@ -92,6 +92,9 @@ public:
     // rows of a stream that the tensors have: what the strides are made of
     virtual uint32_t n_rows() const { return growth.n_max; }
 
+    // n_rows() is how many are there, be it all of them: caches from either of which a graph takes its size have to have the same
+    virtual bool has_size() const { return false; }
+
     // the row can be used, with those before it
     virtual bool has(uint32_t s, uint32_t i) const { (void) s; (void) i; return true; }
 

@@ -13,7 +13,9 @@
 #include <new>
 #include <stdexcept>
 
-void llama_kv_dynamic_cache::begin_read(llama_state_seq_flags flags) {
+void llama_kv_dynamic_cache::begin_read(llama_seq_id seq_id, llama_state_seq_flags flags) {
+    seq_id_read = seq_id;
+
     is_state_on_device = flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
 }
 

@@ -348,9 +348,13 @@ int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, gg
 
     ctx.synchronize();
 
-    ctx.kv_dynamic->types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // nothing to step up to: it was wanted so
+    const int32_t res = ctx.kv_dynamic->set_types(type_k, type_v);
 
-    return ctx.kv_dynamic->set_types(type_k, type_v);
+    if (res == LLAMA_MEMORY_TYPE_OK) {
+        ctx.kv_dynamic->types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // nothing to step up to: it was wanted so
+    }
+
+    return res;
 }
 
 std::pair<ggml_type, ggml_type> llama_kv_dynamic::types_of(const llama_context & ctx) {

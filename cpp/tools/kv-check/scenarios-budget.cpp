@@ -187,6 +187,9 @@ void copy_beyond(side & s, session_params sp, const std::vector<ggml_type> & lad
     if (cur.rc != 0 || (n_after > n_before && rung(ladder, cur.types) == 0)) {
         throw check_failed("copied, the batch returns " + std::to_string(cur.rc) + ", with " + to_string(cur.types));
     }
+    if (n_after == n_before && rung(ladder, cur.types) > 0) {
+        throw check_failed("copied, a step down to " + to_string(cur.types) + " for a copy that takes nothing");
+    }
     retype_by_hand(other, ladder, cur.types, usage.n_down);
     if (copy_and_go_on(other).logits != cur.logits) {
         throw check_failed("copied, the answer is not what it is after a change by hand");
@@ -233,7 +236,10 @@ void kv_check_retype_budget(side & s) {
             }
         }
 
-        // empty, it is what it was at the start
+        // empty, it is what it was at the start, also after a change that was refused
+        if (is.try_retype({ GGML_TYPE_Q4_K, GGML_TYPE_Q4_K }) == LLAMA_MEMORY_TYPE_OK) {
+            throw check_failed("cells can have a type that they cannot have");
+        }
         is.clear(true);
         if (!(is.types() == sp.types)) {
             throw check_failed("empty, the types are " + to_string(is.types()));

@@ -52,6 +52,78 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
     c.generate(3);
 }
 
+enum class late_state { none, saved, into_source, into_copy };
+
+struct after_late_state {
+    bool                 is_refused;
+    std::vector<uint8_t> copy; // the second sequence in the end, whose copy waits when a state is saved or read
+};
+
+after_late_state try_late_state(side & s, const session_params & sp, late_state what, const std::vector<uint8_t> & state, bool is_short) {
+    after_late_state res = {};
+
+    session c(s, sp, "copy, state");
+    c.fill_seq(0, 300);
+    c.rm(0, 0, 50);
+    {
+        const short_of_memory scope(s.params, is_short);
+        c.cp(0, 1);
+
+        const auto before = c.positions();
+        c.try_fill(4);
+        c.go_back(before);
+
+        if (what == late_state::saved) {
+            res.copy       = c.try_state_get(1);
+            res.is_refused = res.copy.empty();
+            return res;
+        }
+        if (what != late_state::none) {
+            res.is_refused = c.try_state(state, what == late_state::into_source ? 0 : 1) == 0;
+        }
+    }
+    c.go_back(c.positions()); // no further than they were, and known from here on
+
+    const auto before = c.positions();
+    if (c.try_fill(4) != 0) {
+        throw check_failed("no batch runs after a state that was read while a copy waited");
+    }
+    c.go_back(before);
+
+    res.copy = c.try_state_get(1);
+
+    return res;
+}
+
+// a state that meets a copy which has found no memory: as if there had been memory, or refused, which does not harm the copy.
+// what is read into the place of the copy needs no memory for it
+void late_copy_state(side & s, const session_params & sp) {
+    if (!s.dynamic) {
+        return;
+    }
+    trace_writer out(nullptr);
+    side         nowhere(s, out); // the static side has none of this
+
+    session other(nowhere, sp, "other");
+    other.salt(1);
+    other.fill_seq(0, 200);
+    const auto state = other.try_state_get(0);
+
+    for (const auto what : { late_state::saved, late_state::into_source, late_state::into_copy }) {
+        const auto is = try_late_state(nowhere, sp, what, state, true);
+
+        if (is.is_refused && what == late_state::saved) {
+            continue;
+        }
+        if (is.is_refused && what == late_state::into_copy) {
+            throw check_failed("a state is refused for a copy that nobody waits for any more");
+        }
+        if (is.copy != try_late_state(nowhere, sp, is.is_refused ? late_state::none : what, state, false).copy) {
+            throw check_failed(std::string("a state that was ") + (what == late_state::saved ? "saved" : "read") + " while a copy waited is wrong, or the copy");
+        }
+    }
+}
+
 } // namespace
 
 void kv_check_no_memory(side & s) {
@@ -98,13 +170,16 @@ void kv_check_no_memory(side & s) {
     if (keeps && sp.n_streams() > 1) {
         late_copy(s, sp, "copy", false);
         late_copy(s, sp, "copy, shifted", true);
+        late_copy_state(s, sp);
     }
 
     session d(s, sp, "state");
     d.fill(20);
     {
         const short_of_memory scope(s.params, s.dynamic);
-        d.try_state(state);
+        if (d.try_state(state) == 0 && s.dynamic && llama_get_memory_usage(d.ctx).n_cells_used > 0) {
+            throw check_failed("a state that was refused has left cells behind");
+        }
     }
     d.clear(true);
     d.fill(n_before);

@@ -387,8 +387,14 @@ size_t session::state_set(const std::vector<uint8_t> & data) {
     return n;
 }
 
-void session::try_state(const std::vector<uint8_t> & data) {
-    llama_state_set_data(ctx, data.data(), data.size());
+size_t session::try_state(const std::vector<uint8_t> & data, llama_seq_id seq) {
+    return seq < 0 ? llama_state_set_data(ctx, data.data(), data.size()) : llama_state_seq_set_data(ctx, data.data(), data.size(), seq);
+}
+
+std::vector<uint8_t> session::try_state_get(llama_seq_id seq) {
+    std::vector<uint8_t> res(llama_state_seq_get_size(ctx, seq));
+    res.resize(llama_state_seq_get_data(ctx, res.data(), res.size(), seq));
+    return res;
 }
 
 std::vector<uint8_t> session::state_seq_get(llama_seq_id seq, llama_state_seq_flags flags) {

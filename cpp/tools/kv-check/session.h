@@ -104,9 +104,10 @@ class session {
     // fill() whose results are not read: the next call finds the device at work
     void fill_unread(uint32_t n);
 
-    // fill() and state_set() of which nothing is written down: on one side they may fail
+    // fill(), state_set() and state_seq_get() of which nothing is written down: on one side they may fail
     int32_t try_fill(uint32_t n);
-    void try_state(const std::vector<uint8_t> & data);
+    size_t  try_state(const std::vector<uint8_t> & data, llama_seq_id seq = -1); // -1: of all sequences
+    std::vector<uint8_t> try_state_get(llama_seq_id seq);
 
     // next position of each sequence, and back to it
     std::vector<llama_pos> positions() const { return n_past; }

@@ -23,6 +23,12 @@ GROWING = (
         "generate",
     ),
     Trap(
+        "caches that mirror each other shrink apart when all of their rows are there",
+        Edit(DYNAMIC_GROW, "storage->has_size()", "n_rows() < n_max_cells"),
+        copies("qwen4exp-moe", "shrink-full"),
+        "shrink-full",
+    ),
+    Trap(
         "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
         Edit(DYNAMIC_GROW, "dyn->n_bytes_row(n_max_cells)", "usage().reserved/n_max_cells"),
         Run(

@@ -10,6 +10,7 @@ from tests.e2e.traps.base import (
     DYNAMIC_CACHE,
     DYNAMIC_CELLS,
     DYNAMIC_GROW,
+    DYNAMIC_STATE,
     LAYOUT,
     STORAGE,
     Run,
@@ -18,6 +19,7 @@ from tests.e2e.traps.base import (
     unit,
 )
 
+LATE_COPY = Run("llama-dense", ("--quick", "--checks", "no-memory", "--seqs", "2", "--fail", "1+"))
 RANDOM = ("--quick", "--checks", "random", "--seqs", "3")
 
 NO_MEMORY = (
@@ -38,6 +40,45 @@ NO_MEMORY = (
         Edit(DYNAMIC_CACHE, "dyn->fits(false)", "true"),
         Run("llama-dense", RANDOM),
         "random",
+    ),
+    Trap(
+        "a sequence is saved whose copy waits for memory",
+        Edit(DYNAMIC_STATE, "storage->reads_below() || has_late_copy", "storage->reads_below()"),
+        LATE_COPY,
+        "no-memory",
+    ),
+    Trap(
+        "a state is read over what a copy that waits has not read yet",
+        Edit(DYNAMIC_STATE, "is_late()", "false", after="// of what is about to be overwritten"),
+        LATE_COPY,
+        "no-memory",
+    ),
+    Trap(
+        "a state that is refused for a copy that waits zeroes what that has not read yet",
+        Edit(DYNAMIC_STATE, "is_late()", "false", after="llama_kv_dynamic_cache::room("),
+        LATE_COPY,
+        "no-memory",
+    ),
+    Trap(
+        "a copy that nobody waits for is made after a state was read into its place",
+        Edit(DYNAMIC_STATE, "drop_late_copies();", ""),
+        LATE_COPY,
+        "no-memory",
+    ),
+    Trap(
+        "a state that finds no memory in a window leaves its part in the other cache",
+        Edit(DYNAMIC_STATE, "dyn->drop_seq(*seq_id_read);", ""),
+        Run(
+            "gemma3-dense",
+            ("--quick", "--checks", "no-memory", "--fail", "21+", "--override", "gemma3.attention.sliding_window=1024"),
+        ),
+        "no-memory",
+    ),
+    Trap(
+        "a copy by copy asks the budget for rows that nobody needs",
+        Edit(DYNAMIC_CACHE, "rows == storage->rows()", "false"),
+        copies("llama-dense", "retype-budget"),
+        "retype-budget",
     ),
     Trap(
         "a growth that fails half way leaves layers of two sizes",

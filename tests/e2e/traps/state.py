@@ -8,7 +8,7 @@ from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_GROW, DYNAMIC_STATE, PA
 STATE = (
     Trap(
         "rows of a state that was read into one stream are written after the growth for the next stream moved them",
-        Edit(DYNAMIC_STATE, "io.flush();", ""),
+        Edit(DYNAMIC_STATE, "io.flush();", "", after="rows that were read but not written yet"),
         copies("llama-dense", "state-self", "--seqs", "4", "-fa", "off"),
         "state-self",
     ),

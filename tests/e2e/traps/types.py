@@ -124,6 +124,12 @@ TYPES = (
         "retype-budget",
     ),
     Trap(
+        "a change of types that was refused forgets the types to step up to",
+        Edit(TYPES_FILE, "res == LLAMA_MEMORY_TYPE_OK", "true", after="ctx.kv_dynamic->set_types(type_k, type_v);"),
+        inplace("llama-dense", "retype-budget"),
+        "retype-budget",
+    ),
+    Trap(
         "a context that goes leaves what it had in the budget",
         Edit(BUDGET, "this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);", "(void) 0;"),
         inplace("llama-dense", "retype-budget"),
