@@ -15,10 +15,12 @@ import copy
 import dataclasses
 import importlib
 import inspect
+import io
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args
 
 import typer
@@ -140,6 +142,8 @@ def run(argv: list[str]) -> int:
     usage, internal = (BisectAbort, BisectAbort) if judged else (UsageError, KvtoolError)
     try:
         code = build_app(verb)(args=argv, prog_name="kvtool", standalone_mode=False)
+        if code == _Interrupted.exit_code:  # typer makes an exit of it
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except KvtoolError as err:
         edge.error(err)
@@ -167,8 +171,21 @@ class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
     """Ctrl-C, or a kill."""
 
 
+def _no_place() -> int:
+    what = UsageError("the current directory is not there any more", next_step="cd to one that is, and again")
+    Console().error(what)
+    return what.exit_code
+
+
 def main() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path need not be text
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupted)
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        sys.exit(_no_place())
     sys.exit(run(sys.argv[1:]))

@@ -143,7 +143,7 @@ def find_compiler(language: str) -> Tool:
         "C++": ("CXX", ("c++", "g++", "cl", "clang++")),
     }[language]
     name = f"{language} compiler"
-    if chosen := os.environ.get(variable, ""):
+    if chosen := os.environ.get(variable, "").strip():
         # the variable may carry arguments after the program
         path = process.which(chosen) or process.which(chosen.split()[0])
         return look(name, path, HINTS["compiler"], f"${variable} names {chosen}, which is not there")

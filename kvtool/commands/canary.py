@@ -14,7 +14,7 @@ from kvtool.build import toolchain
 from kvtool.canary import SCHEMA, Breakage, Latest, Step, StepName, newest, of_error, of_patches, of_verified, tail
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
-from kvtool.errors import ConflictError, KvtoolError
+from kvtool.errors import ConflictError, KvtoolError, writing
 from kvtool.options import BACKENDS, Env, Mirror, refuse
 from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result, plain
@@ -148,6 +148,15 @@ class _Run:
         return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
 
 
+def _must_be_writable(report: Path) -> None:
+    """DiskError now, and not after an hour. A report that is there stays until there is a new one."""
+    with writing(str(report)):
+        report.parent.mkdir(parents=True, exist_ok=True)
+        if report.is_dir():
+            raise IsADirectoryError("it is a directory")
+        tempfile.TemporaryFile(dir=report.parent).close()
+
+
 def command(env: Env, options: Options) -> CanaryResult:
     """Say whether the series still holds on an upstream tag, without touching anything.
 
@@ -167,6 +176,8 @@ def command(env: Env, options: Options) -> CanaryResult:
     names = ", ".join(BACKENDS)
     refuse("canary", (options.backend not in BACKENDS, f"no backend is called {options.backend}: there are {names}"))
     toolchain.require_git()  # what this machine lacks is no breakage
+    if options.report is not None:
+        _must_be_writable(options.report.absolute())
     lock = load_lock(project.lock)
     known = Latest(options.tag, "given")
     if options.tag == "latest":

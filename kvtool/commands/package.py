@@ -12,7 +12,6 @@ from typer import Option
 from kvtool.build import toolchain
 from kvtool.commands import build, export
 from kvtool.console import Console
-from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.options import Backend, Env, Jobs
 from kvtool.package import archive
@@ -61,7 +60,7 @@ def _check(project: Project, console: Console, file: Path) -> None:
     try:
         with console.progress("running it from another folder", None):
             check(file, project.tree / "models" / VOCABULARY)
-    except KvtoolError:
+    except BaseException:  # an interrupt too
         file.unlink()  # nobody is to find it and think that it works
         raise
 

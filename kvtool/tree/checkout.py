@@ -231,9 +231,13 @@ def finish_interrupted(tree: Path, git: Git) -> None:
     journal = kvtool_dir(tree) / "pending.json"
     if not journal.exists():
         return
-    data = json.loads(journal.read_text(encoding="utf-8"))
-    applied, old = read(Applied, data["applied"]), str(data["from"])
     await_git(tree)
+    try:
+        data = json.loads(journal.read_text(encoding="utf-8"))
+        applied, old = read(Applied, data["applied"]), str(data["from"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        journal.unlink()  # the machine went down before it was on the disk: the ordinary checks decide
+        return
     dirty = dirty_paths(git)
     head = git.resolve("HEAD")
     if head == applied.head and not dirty:

@@ -154,7 +154,7 @@ def test_a_prompt_that_no_budget_holds(real: Real, wide: Path, tmp_path: Path) -
 
 
 def test_what_comes_back_is_given_up_while_room_is_made_for_it(real: Real, wide: Path, tmp_path: Path) -> None:
-    """There are no cells for it. The idle slot is saved before it gives up its own, and --cache-ram cannot hold both."""
+    """There are no cells for it. The idle slot is saved before it gives up its own, --cache-ram cannot hold both."""
     args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # of 64 KiB a cell
     long, first, second = ("Once upon a time " + prompt(i, n) for i, n in ((3, 1300), (1, 800), (2, 800)))
     with serving(real, wide, tmp_path / "log", *args) as server:

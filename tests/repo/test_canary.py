@@ -85,6 +85,13 @@ def test_all_is_well_on_a_tag_that_the_lock_does_not_know(good: Tiny, kvtool: An
     assert good.snapshot() == before and not good.tree.exists()
 
 
+def test_a_report_that_cannot_be_written_is_told_first(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "file/report.json"):
+        (tmp_path / "file").write_text("")
+        ran = kvtool("canary", "b100", "--json", "--report", place)
+        assert ran.code == 1 and ran.json["error"]["what"] == f"cannot write {place}", ran
+
+
 def test_what_is_built_is_the_moved_series(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
     release(good, "b100", ("src/b.h", "bool one;", "bool one; // first"))
     assert kvtool("canary", "b100", "--work", tmp_path / "work").code == 0

@@ -192,6 +192,14 @@ def test_kill_in_the_middle_of_the_checkout(project: Tiny, kvtool) -> None:
     assert (project.tree / "src/new.cpp").read_text() == "int brand_newer = 1;\n"
 
 
+@pytest.mark.parametrize("text", ["", '{"from": ', "{}", "[]"])
+def test_a_journal_that_never_reached_the_disk(project: Tiny, kvtool, text: str) -> None:
+    kvtool("apply")
+    (project.state / "pending.json").write_text(text)
+    assert kvtool("apply").code == 0
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
 @pytest.mark.parametrize("path", ["src/new.cpp", "src/b.h", "src/untracked.cpp"])
 def test_edit_after_a_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
     kvtool("apply")

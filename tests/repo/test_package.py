@@ -98,15 +98,19 @@ def test_a_tree_with_changes_is_not_packed(tiny: Tiny, kvtool: Any, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("ends", "code", "says"),
+    [(VerifyError("it does not run there"), 8, "it does not run there"), (KeyboardInterrupt(), 130, "interrupted")],
+)
 def test_an_archive_that_fails_its_check_does_not_stay(
-    tiny: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException, code: int, says: str
 ) -> None:
     kvtool("apply")
 
     def fails(*_args: object) -> None:
-        raise VerifyError("it does not run there")
+        raise ends
 
     monkeypatch.setattr("kvtool.package.check.check", fails)
     failed = package(kvtool, tmp_path / "out", "--check")
-    assert (failed.code, failed.json["error"]["what"]) == (8, "it does not run there")
+    assert (failed.code, failed.json["error"]["what"]) == (code, says)
     assert not list((tmp_path / "out").iterdir())

@@ -184,6 +184,16 @@ def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch
     assert kvtool("bisect", "id", "--at", "HEAD").code == 128
 
 
+def test_places_that_are_none_or_no_text(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"odd-\xff")
+    odd.mkdir()
+    ran = subprocess.run([sys.executable, "-m", "kvtool", "status", "--project", odd], capture_output=True)
+    assert ran.returncode == 2 and b"odd-" in ran.stderr and b"internal" not in ran.stderr, ran
+    gone = f"cd {tmp_path} && mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m kvtool status"
+    ran = subprocess.run(["sh", "-c", gone], capture_output=True)
+    assert ran.returncode == 2 and b"is not there any more" in ran.stderr, ran
+
+
 def test_interrupt(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(only: str = "") -> None:
         raise KeyboardInterrupt

@@ -128,6 +128,8 @@ def test_cxx_decides_and_may_carry_arguments(machine: Machine, monkeypatch: pyte
     other = machine.add("mycxx", says="mycxx 9.9")
     monkeypatch.setenv("CXX", "mycxx -m64")
     assert toolchain.find_compiler("C++") == toolchain.Tool("C++ compiler", other, "9.9")
+    monkeypatch.setenv("CXX", " ")  # as if it were not set
+    assert toolchain.find_compiler("C++").found
     monkeypatch.setenv("CXX", "nowhere")
     with pytest.raises(MissingToolError, match=r"\$CXX names nowhere"):
         toolchain.require("cpu", "Linux")
