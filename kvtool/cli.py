@@ -119,8 +119,12 @@ def build_app(only: str = "") -> typer.Typer:
     return app
 
 
-def _interrupted(number: int, _frame: object) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not end the unwinding
+_ENDS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows has no SIGHUP
+
+
+def _interrupted(_number: int, _frame: object) -> NoReturn:
+    for each in _ENDS:
+        signal.signal(each, signal.SIG_IGN)  # a second one must not end the unwinding
     raise KeyboardInterrupt  # a `kill` unwinds like Ctrl-C: children ended, temporary files removed
 
 
@@ -141,6 +145,10 @@ def run(argv: list[str]) -> int:
     judged = verb == "bisect" or "--at" in argv  # git bisect run would take 1 and 2 for a verdict
     usage, internal = (BisectAbort, BisectAbort) if judged else (UsageError, KvtoolError)
     try:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            raise usage("the current directory is not there any more", next_step="cd to one that is") from None
         code = build_app(verb)(args=argv, prog_name="kvtool", standalone_mode=False)
         if code == _Interrupted.exit_code:  # typer makes an exit of it
             raise KeyboardInterrupt
@@ -171,21 +179,11 @@ class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
     """Ctrl-C, or a kill."""
 
 
-def _no_place() -> int:
-    what = UsageError("the current directory is not there any more", next_step="cd to one that is, and again")
-    Console().error(what)
-    return what.exit_code
-
-
 def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path need not be text
-    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
+    for number in _ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupted)
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        sys.exit(_no_place())
     sys.exit(run(sys.argv[1:]))

@@ -72,8 +72,19 @@ public:
 
     bool has_shift() const; // that is to be done
 
-    // a state is about to be written: no copy waits whose rows are not there. throws std::runtime_error when there is no memory
-    void begin_write();
+    // the same for the copy to the stream of a sequence, or to any (-1), also if its rows are not there yet
+    bool is_late(llama_seq_id seq_id) const;
+
+    bool has_cells(uint32_t s) const; // in use, in a stream
+
+    // a state of a sequence is about to be written: its copy is made. throws std::runtime_error when there is no memory
+    void begin_write(llama_seq_id seq_id);
+
+    // copies of streams that found no memory and that nobody waits for any more
+    void drop_late_copies();
+
+    // what a state was read into, or all (-1)
+    void drop_seq(llama_seq_id seq_id);
 
     // K-shift runs over the rows that are there: a graph for each range. the largest first: if there is no memory for a graph,
     // then for the first one, and nothing was shifted
@@ -217,8 +228,7 @@ private:
 
     bool grow_now(llama_io_read_i & io);
 
-    // copies of streams that found no memory and that nobody waits for any more
-    void drop_late_copies();
+    void drop_read(); // what the state that is read has in the caches so far
 
     // llama_kv_storage::resize(), after which graphs and compute buffers follow
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger);
@@ -252,6 +262,12 @@ private:
         return n > 0 ? kv.attn_rot_hadamard.at(n).data() : nullptr;
     }
     template <typename T> static void          init_rot  (T &, ggml_type, ggml_type, long) {}
+
+    // nor to clear what a failed restore wrote
+    template <typename T> static auto state_clear(T & kv, llama_seq_id seq_id, int) -> decltype(kv.state_clear(seq_id)) {
+        kv.state_clear(seq_id);
+    }
+    template <typename T> static void state_clear(T &, llama_seq_id, long) {}
     template <typename T> static uint32_t      n_rot_k   (const T &, long)                 { return 0; }
     template <typename T> static uint32_t      n_rot_v   (const T &, long)                 { return 0; }
     template <typename T> static const float * rot_matrix(const T &, uint32_t, long)       { return nullptr; }

@@ -155,7 +155,10 @@ void llama_kv_dynamic_cache::drop_late_copies() {
     llama_kv_cache::stream_copy_info rest;
     for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
         const uint32_t sdst = sc_info.sdst[i];
-        if (kv.v_cells[sdst].get_used() > 0 || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
+        // compressed rows (DSV4) go with the cells of other caches
+        const bool is_wanted = has_rows ? dyn->has_cells(sdst) : has_cells(sdst);
+
+        if (is_wanted || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
             rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
             rest.sdst.insert(rest.sdst.begin(), sdst);
         }

@@ -6,9 +6,33 @@
 #include "llama-io.h"
 #include "llama-memory.h"
 
+#include <algorithm>
 #include <stdexcept>
 
+void llama_kv_dynamic::drop_late_copies() {
+    for (auto * cache : caches) {
+        cache->drop_late_copies();
+    }
+}
+
+bool llama_kv_dynamic::is_late() const {
+    return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
+}
+
+bool llama_kv_dynamic::is_late(llama_seq_id seq_id) const {
+    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->is_late(seq_id); });
+}
+
+bool llama_kv_dynamic::has_cells(uint32_t s) const {
+    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->has_cells(s); });
+}
+
 void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
+    // what was read is zero again: attention reads what is masked, too
+    for (auto * cache : caches) {
+        cache->drop_seq(seq_id);
+    }
+
     if (seq_id < 0) {
         lctx->memory->clear(true);
     } else {
@@ -30,16 +54,31 @@ uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
     return n;
 }
 
-void llama_kv_dynamic_cache::begin_write() {
-    // in a static cache the batch that found no memory for a copy would have made it
-    if (!is_dynamic || kv.sc_info.empty() || !(storage->reads_below() || has_late_copy)) {
+bool llama_kv_dynamic_cache::is_late(llama_seq_id seq_id) const {
+    const auto & sdst = kv.sc_info.sdst;
+
+    return is_dynamic && !sdst.empty() && (storage->reads_below() || has_late_copy) &&
+        (seq_id < 0 || std::find(sdst.begin(), sdst.end(), kv.seq_to_stream[seq_id]) != sdst.end());
+}
+
+bool llama_kv_dynamic_cache::has_cells(uint32_t s) const {
+    return s < kv.n_stream && kv.v_cells[s].get_used() > 0;
+}
+
+void llama_kv_dynamic_cache::drop_seq(llama_seq_id seq_id) {
+    state_clear(kv, seq_id, 0);
+}
+
+void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {
+    if (!is_dynamic || !dyn->is_late(seq_id)) {
         return;
     }
 
+    // in a static cache the batch that found no memory for the copy would have made it
     dyn->update();
 
-    if (!kv.sc_info.empty()) {
-        throw std::runtime_error("a copy of a sequence waits for memory");
+    if (dyn->is_late(seq_id)) {
+        throw std::runtime_error("a copy of the sequence waits for memory");
     }
 }
 
@@ -55,12 +94,16 @@ bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
         return true;
     }
 
+    drop_read();
+
+    return false;
+}
+
+void llama_kv_dynamic_cache::drop_read() {
     // the other caches may have their part already
     if (seq_id_read) {
         dyn->drop_seq(*seq_id_read);
     }
-
-    return false;
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, const llama_kv_cache::slot_info & sinfo) {
@@ -69,12 +112,14 @@ llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, cons
     }
 
     // of what is about to be overwritten, or to it
-    drop_late_copies();
-    if (is_late()) {
+    if (is_dynamic && dyn->is_late()) {
+        dyn->drop_late_copies();
+
         io.flush();
         dyn->update();
 
-        if (is_late()) {
+        if (dyn->is_late()) {
+            drop_read();
             return { 0 };
         }
     }

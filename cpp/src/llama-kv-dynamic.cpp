@@ -122,10 +122,6 @@ void llama_kv_dynamic::forget() {
 }
 
 bool llama_kv_dynamic::grow(bool is_batch) try {
-    const auto is_late = [this] {
-        return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
-    };
-
     // in smaller types there can be room for the copy that waits
     while (is_batch && is_late()) {
         if (!step_down()) {

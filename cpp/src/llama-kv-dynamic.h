@@ -156,6 +156,14 @@ public:
     // shifts and copies of streams that wait
     void update();
 
+    // a copy of a stream waits for memory in a cache: any, or that to the stream of a sequence
+    bool is_late() const;
+    bool is_late(llama_seq_id seq_id) const;
+
+    void drop_late_copies(); // that nobody waits for any more
+
+    bool has_cells(uint32_t s) const; // in use, in a stream of any cache
+
     // a state of the sequence, or of all (-1), finds no memory in one cache: no other one keeps its part
     void drop_seq(llama_seq_id seq_id);
 

@@ -74,6 +74,9 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
         c.go_back(before);
 
         if (what == late_state::saved) {
+            if (c.try_state_get(0).empty()) {
+                throw check_failed("a sequence is not saved, as the copy of another one waits");
+            }
             res.copy       = c.try_state_get(1);
             res.is_refused = res.copy.empty();
             return res;

@@ -376,7 +376,8 @@ private:
 
             const auto read = [&](llama_context * ctx, std::vector<uint8_t> & data) {
                 data.resize(size(ctx));
-                return data.empty() || llama_state_seq_get_data(ctx, data.data(), data.size(), slot.id) == data.size();
+                // none although there are cells: a copy of them waits for memory
+                return !ctx || (!data.empty() && llama_state_seq_get_data(ctx, data.data(), data.size(), slot.id) == data.size());
             };
 
             return read(slot.ctx_tgt, res->data.main) && read(slot.ctx_dft, res->data.drft) ? std::move(res) : nullptr;

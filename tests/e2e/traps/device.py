@@ -42,7 +42,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, a state is saved of a sequence whose copy waits, and has no rows yet",
-        Edit(DYNAMIC_STATE, "dyn->update();", "return;", after="::begin_write()"),
+        Edit(DYNAMIC_STATE, "dyn->update();", "return;", after="::begin_write("),
         there("llama-dense", "uneven", "--seqs", "4"),
         "uneven",
     ),

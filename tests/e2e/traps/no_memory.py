@@ -48,8 +48,14 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
+        "no sequence is saved while the copy of another one waits for memory",
+        Edit(DYNAMIC_STATE, "std::find(sdst.begin(), sdst.end(), kv.seq_to_stream[seq_id]) != sdst.end()", "true"),
+        LATE_COPY,
+        "no-memory",
+    ),
+    Trap(
         "a state is read over what a copy that waits has not read yet",
-        Edit(DYNAMIC_STATE, "is_late()", "false", after="// of what is about to be overwritten"),
+        Edit(DYNAMIC_STATE, "dyn->is_late()", "false", after="// of what is about to be overwritten"),
         LATE_COPY,
         "no-memory",
     ),
@@ -61,7 +67,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a copy that nobody waits for is made after a state was read into its place",
-        Edit(DYNAMIC_STATE, "drop_late_copies();", ""),
+        Edit(DYNAMIC_STATE, "dyn->drop_late_copies();", ""),
         LATE_COPY,
         "no-memory",
     ),
