@@ -7,7 +7,6 @@ give() then hands over what is wanted of it.
 import atexit
 import contextlib
 import functools
-import json
 import os
 import re
 import sys
@@ -119,10 +118,9 @@ def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
         return ssh
     descriptor, name = tempfile.mkstemp(prefix="kvtool-", suffix=".gitconfig")
     atexit.register(Path(name).unlink, missing_ok=True)
-    parts = (re.split(r"[.\n]", entry + "\n", maxsplit=2) for entry in entries)
-    said = (f"[{section}]\n{key} = {json.dumps(value[:-1], ensure_ascii=False)}\n" for section, key, value in parts)
-    os.write(descriptor, os.fsencode("".join(said)))
     os.close(descriptor)
+    for key, _, value in (entry.partition("\n") for entry in entries):
+        process.capture(["git", "config", "--file", name, "--add", key, value])  # git knows how it is quoted
     return {"GIT_CONFIG_GLOBAL": name, **ssh}
 
 

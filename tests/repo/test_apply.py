@@ -76,7 +76,7 @@ def test_what_others_own_is_used_where_the_users_git_uses_it(
     real = shutil.which("git")
     fake(tmp_path, monkeypatch, "git", f'GIT_TEST_ASSUME_DIFFERENT_OWNER=1 exec {real} "$@"\n')
     assert "dubious ownership" in str(kvtool("apply", "--json").json["error"])
-    (tmp_path / "config").write_text('[safe]\ndirectory = "*"\n[core]\nworktree = /nowhere\n')
+    (tmp_path / "config").write_text('[safe]\ndirectory = "/odd\x01"\ndirectory = "*"\n[core]\nworktree = /nowhere\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
     assert [kvtool(command).code for command in ("apply", "apply", "status", "export")] == [0, 0, 0, 0]
 
