@@ -262,15 +262,15 @@ private:
         return n > 0 ? kv.attn_rot_hadamard.at(n).data() : nullptr;
     }
     template <typename T> static void          init_rot  (T &, ggml_type, ggml_type, long) {}
+    template <typename T> static uint32_t      n_rot_k   (const T &, long)                 { return 0; }
+    template <typename T> static uint32_t      n_rot_v   (const T &, long)                 { return 0; }
+    template <typename T> static const float * rot_matrix(const T &, uint32_t, long)       { return nullptr; }
 
-    // nor to clear what a failed restore wrote
+    // nor has every one a way to clear what a failed restore wrote
     template <typename T> static auto state_clear(T & kv, llama_seq_id seq_id, int) -> decltype(kv.state_clear(seq_id)) {
         kv.state_clear(seq_id);
     }
     template <typename T> static void state_clear(T &, llama_seq_id, long) {}
-    template <typename T> static uint32_t      n_rot_k   (const T &, long)                 { return 0; }
-    template <typename T> static uint32_t      n_rot_v   (const T &, long)                 { return 0; }
-    template <typename T> static const float * rot_matrix(const T &, uint32_t, long)       { return nullptr; }
 
     llama_kv_cache & kv;
 
