@@ -37,7 +37,12 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
         std::max<uint64_t>(n_cur/8, std::min<uint64_t>(n_cur, n_bytes_step/size_cell));
 
     // rounded up: at least a block
-    const uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());
+    uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());
+
+    // an odd number of blocks, if it has not to be more for that
+    if (!in_place && n_grown/block() % 2 == 0 && n_grown - block() > n_cur) {
+        n_grown -= block();
+    }
 
     return std::max(smallest(n_need), (uint32_t) std::min<uint64_t>(n_max, n_grown));
 }

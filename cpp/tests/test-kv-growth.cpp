@@ -26,23 +26,24 @@ static void test_next() {
 
     check_eq("does not grow when it fits",      512,  g.next(512, 256));
     check_eq("does not shrink",                 512,  g.next(512, 1));
-    check_eq("the spare block is not used",     1024, g.next(512, 257));
-    check_eq("doubles from 1024",               2048, g.next(1024, 769));
-    check_eq("doubles from 2048",               4096, g.next(2048, 2049));
+    check_eq("the spare block is not used",     768,  g.next(512, 257));
+    check_eq("doubles, but for a block",        1280, g.next(768, 513));
+    check_eq("doubles from 1024",               1792, g.next(1024, 769));
+    check_eq("doubles from 2304",               4352, g.next(2304, 2049));
     check_eq("one growth per batch",            2560, g.next(512, 2049));
-    check_eq("doubles up to a step of 1 GiB",   32768, g.next(16384, 16384));
-    check_eq("a step of 1 GiB from there",      49152, g.next(32768, 32768));
-    check_eq("a step of 1 GiB, later",          65536 + 16384, g.next(65536, 65537));
+    check_eq("doubles up to a step of 1 GiB",   32512, g.next(16384, 16384));
+    check_eq("a step of 1 GiB from there",      32512 + 16384, g.next(32512, 32512));
+    check_eq("a step of 1 GiB, later",          65792 + 16384, g.next(65792, 65537));
     check_eq("never above the maximum",         131072, g.next(122880, 122881));
     check_eq("a need above the maximum",        131072, g.next(512, 1u << 31));
     check_eq("the last cell",                   131072, g.next(512, 131072));
     check_eq("the maximum has no spare block",  131072, g.next(131072, 131072));
 
     const llama_kv_growth small_step = { 131072, 1, SIZE_CELL_QWEN, false, size_t(1) << 28 };
-    check_eq("a step of 256 MiB",               8192 + 4096, small_step.next(8192, 8193));
+    check_eq("a step of 256 MiB",               8448 + 4096, small_step.next(8448, 8449));
 
     const llama_kv_growth streams = { 131072, 1, 8*SIZE_CELL_QWEN };
-    check_eq("an eighth where that is more",    65536 + 8192, streams.next(65536, 65537));
+    check_eq("an eighth where that is more",    65536 + 8192 - 256, streams.next(65536, 65537));
 
     const llama_kv_growth fat = { 131072, 1, size_t(1) << 40 };
     check_eq("cells of more than 1 GiB still grow", 1024 + 256, fat.next(1024, 1000));

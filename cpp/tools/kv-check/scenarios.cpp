@@ -403,11 +403,11 @@ static void check_shrink_full(side & s) {
     sp.n_cells = 6912;
 
     session c(s, sp, "shrink-full");
-    for (const uint32_t n : { 200, 200, 600, 1100 }) { // 512 to 4096 rows
+    for (const uint32_t n : { 200, 200, 200, 500, 1000 }) { // 512 to 4352 rows
         c.fill_seq(0, n);
     }
-    c.fill_seq(1, 1800); // all of them
-    c.fill_seq(1, 750);
+    c.fill_seq(1, 2000); // all of them
+    c.fill_seq(1, 600);
     c.rm(1, -1, -1);
     c.fill_seq(0, 1100);
     c.generate(2);

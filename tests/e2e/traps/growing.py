@@ -34,7 +34,7 @@ GROWING = (
         Run(
             "qwen4exp-moe",
             ("-c", "16384", "--kv-dynamic", "on", "-d", "4400"),
-            {**COPY, "LLAMA_KV_DYNAMIC_STEP": "200000"},
+            {**COPY, "LLAMA_KV_DYNAMIC_STEP": "400000"},
             "kv-bench",
         ),
         "exit",
