@@ -72,8 +72,11 @@ public:
 
     bool has_shift() const; // that is to be done
 
-    // the same for the copy to the stream of a sequence, or to any (-1), also if its rows are not there yet
-    bool is_late(llama_seq_id seq_id) const;
+    // one of those is from or to one of these streams
+    bool is_late_in(const std::vector<llama_seq_id> & strm) const;
+
+    // a copy to the stream of a sequence, or to any (-1), is still to be made, also one that waits for nothing but the next batch
+    bool awaits_copy(llama_seq_id seq_id) const;
 
     bool has_cells(uint32_t s) const; // in use, in a stream
 
@@ -234,7 +237,7 @@ private:
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger);
 
     std::vector<uint32_t> n_used() const; // rows of each stream that hold something, at most
-    llama_kv_rows         used() const;   // the same, block by block
+    llama_kv_rows         used() const;   // the same, block by block. not of rows without cells
 
     // the size of the blocks of a row that are rotated in one of both, but not in the other. 0: no change of the basis
     struct rotations {

@@ -6,6 +6,9 @@
 #include <array>
 
 llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::slot_info sinfo) const {
+    // cells of an image can have one position, also that of one that is overwritten (M-RoPE)
+    const bool is_shared_pos = kv.hparams.n_pos_per_embd() > 1;
+
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {
         const auto & cells = kv.v_cells[sinfo.strm[s]];
 
@@ -19,7 +22,7 @@ llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::sl
             for (llama_seq_id seq_id = 0; seq_id < LLAMA_MAX_SEQ && !cells.is_empty(idx); ++seq_id) {
                 if (cells.seq_has(idx, seq_id)) {
                     pos_max[seq_id] = std::max(pos_max[seq_id], cells.pos_get(idx));
-                    is_more         = is_more || cells.seq_pos_min(seq_id) < pos_max[seq_id];
+                    is_more         = is_more || is_shared_pos || cells.seq_pos_min(seq_id) < pos_max[seq_id];
                 }
             }
         }

@@ -36,6 +36,13 @@ llama_kv_rows llama_kv_dynamic_cache::used() const {
         }
     }
 
+    // what a copy that waits is to read
+    for (size_t i = kv.sc_info.ssrc.size(); i-- > 0; ) {
+        auto read = res.none();
+        read.set_stream(kv.sc_info.ssrc[i], res, kv.sc_info.sdst[i]);
+        res |= read;
+    }
+
     return res;
 }
 
@@ -131,8 +138,7 @@ void llama_kv_dynamic_cache::pin() {
 }
 
 llama_kv_rows llama_kv_dynamic_cache::rest() const {
-    // copies of streams that are still to be done can be of cells that are free by now
-    if (!kv.sc_info.empty() || (has_rows && n_rows_used > 0)) {
+    if (has_rows && (n_rows_used > 0 || !kv.sc_info.empty())) {
         return storage->rows();
     }
 

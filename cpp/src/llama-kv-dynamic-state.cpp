@@ -19,8 +19,12 @@ bool llama_kv_dynamic::is_late() const {
     return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
 }
 
-bool llama_kv_dynamic::is_late(llama_seq_id seq_id) const {
-    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->is_late(seq_id); });
+bool llama_kv_dynamic::is_late_in(const std::vector<llama_seq_id> & strm) const {
+    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->is_late_in(strm); });
+}
+
+bool llama_kv_dynamic::awaits_copy(llama_seq_id seq_id) const {
+    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->awaits_copy(seq_id); });
 }
 
 bool llama_kv_dynamic::has_cells(uint32_t s) const {
@@ -54,7 +58,15 @@ uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
     return n;
 }
 
-bool llama_kv_dynamic_cache::is_late(llama_seq_id seq_id) const {
+bool llama_kv_dynamic_cache::is_late_in(const std::vector<llama_seq_id> & strm) const {
+    const auto has = [&](const auto & streams) {
+        return std::find_first_of(streams.begin(), streams.end(), strm.begin(), strm.end()) != streams.end();
+    };
+
+    return is_late() && (has(kv.sc_info.ssrc) || has(kv.sc_info.sdst));
+}
+
+bool llama_kv_dynamic_cache::awaits_copy(llama_seq_id seq_id) const {
     const auto & sdst = kv.sc_info.sdst;
 
     return is_dynamic && !sdst.empty() && (storage->reads_below() || has_late_copy) &&
@@ -70,14 +82,14 @@ void llama_kv_dynamic_cache::drop_seq(llama_seq_id seq_id) {
 }
 
 void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {
-    if (!is_dynamic || !dyn->is_late(seq_id)) {
+    if (!is_dynamic || !dyn->awaits_copy(seq_id)) {
         return;
     }
 
     // in a static cache the batch that found no memory for the copy would have made it
     dyn->update();
 
-    if (dyn->is_late(seq_id)) {
+    if (dyn->awaits_copy(seq_id)) {
         throw std::runtime_error("a copy of the sequence waits for memory");
     }
 }
@@ -112,13 +124,13 @@ llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, cons
     }
 
     // of what is about to be overwritten, or to it
-    if (is_dynamic && dyn->is_late()) {
+    if (is_dynamic && dyn->is_late_in(sinfo.strm)) {
         dyn->drop_late_copies();
 
         io.flush();
         dyn->update();
 
-        if (dyn->is_late()) {
+        if (dyn->is_late_in(sinfo.strm)) {
             drop_read();
             return { 0 };
         }
@@ -140,7 +152,7 @@ bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::room(const llama_kv_cache::slot_info & sinfo) const {
-    if (is_late()) {
+    if (is_late_in(sinfo.strm)) {
         return { 0 }; // the copy that the state was refused for reads them yet
     }
 

@@ -20,8 +20,8 @@
 // alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
 //
 // Memory goes back when llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, as llama-kv-growth.h says, and not
-// from within the caches: prepare() removes cells that it puts back. Not while a copy of a stream waits for the next batch,
-// which may be of cells that are free by now. The rows of DSV4 have no cells to be freed: theirs goes with clear() alone.
+// from within the caches: prepare() removes cells that it puts back. A copy of a stream that waits for the next batch
+// may be of cells that are free by now: their rows stay. The rows of DSV4 have no cells to be freed: theirs goes with clear() alone.
 // Compute buffers keep the size that they have grown to.
 //
 // Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, and the
@@ -156,9 +156,10 @@ public:
     // shifts and copies of streams that wait
     void update();
 
-    // a copy of a stream waits for memory in a cache: any, or that to the stream of a sequence
+    // in any cache, see llama_kv_dynamic_cache
     bool is_late() const;
-    bool is_late(llama_seq_id seq_id) const;
+    bool is_late_in(const std::vector<llama_seq_id> & strm) const;
+    bool awaits_copy(llama_seq_id seq_id) const;
 
     void drop_late_copies(); // that nobody waits for any more
 

@@ -52,7 +52,7 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
     c.generate(3);
 }
 
-enum class late_state { none, saved, into_source, into_copy };
+enum class late_state { none, saved, into_source, into_copy, into_other };
 
 struct after_late_state {
     bool                 is_refused;
@@ -63,8 +63,14 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
     after_late_state res = {};
 
     session c(s, sp, "copy, state");
+
+    const bool in_place = c.is_in_place();
+
     c.fill_seq(0, 300);
     c.rm(0, 0, 50);
+    if (what == late_state::into_other) {
+        c.fill_seq(2, 800);
+    }
     {
         const short_of_memory scope(s.params, is_short);
         c.cp(0, 1);
@@ -81,8 +87,18 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
             res.is_refused = res.copy.empty();
             return res;
         }
+        if (what == late_state::into_other) {
+            const size_t n_taken = llama_get_memory_usage(c.ctx).committed;
+
+            c.rm(0, -1, -1);
+            c.rm(2, -1, -1);
+
+            if (in_place && llama_get_memory_usage(c.ctx).committed >= n_taken) {
+                throw check_failed("nothing goes back while a copy of other cells waits");
+            }
+        }
         if (what != late_state::none) {
-            res.is_refused = c.try_state(state, what == late_state::into_source ? 0 : 1) == 0;
+            res.is_refused = c.try_state(state, what == late_state::into_source ? 0 : what == late_state::into_copy ? 1 : 2) == 0;
         }
     }
     c.go_back(c.positions()); // no further than they were, and known from here on
@@ -99,7 +115,8 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
 }
 
 // a state that meets a copy which has found no memory: as if there had been memory, or refused, which does not harm the copy.
-// what is read into the place of the copy needs no memory for it
+// what is read into the place of the copy needs no memory for it, and what is
+// read into another place has nothing to do with it
 void late_copy_state(side & s, const session_params & sp) {
     if (!s.dynamic) {
         return;
@@ -112,7 +129,10 @@ void late_copy_state(side & s, const session_params & sp) {
     other.fill_seq(0, 200);
     const auto state = other.try_state_get(0);
 
-    for (const auto what : { late_state::saved, late_state::into_source, late_state::into_copy }) {
+    for (const auto what : { late_state::saved, late_state::into_source, late_state::into_copy, late_state::into_other }) {
+        if (what == late_state::into_other && sp.n_streams() < 3) {
+            continue;
+        }
         const auto is = try_late_state(nowhere, sp, what, state, true);
 
         if (is.is_refused && what == late_state::saved) {
@@ -120,6 +140,9 @@ void late_copy_state(side & s, const session_params & sp) {
         }
         if (is.is_refused && what == late_state::into_copy) {
             throw check_failed("a state is refused for a copy that nobody waits for any more");
+        }
+        if (is.is_refused && what == late_state::into_other) {
+            throw check_failed("a state is refused for a copy of other cells");
         }
         if (is.copy != try_late_state(nowhere, sp, is.is_refused ? late_state::none : what, state, false).copy) {
             throw check_failed(std::string("a state that was ") + (what == late_state::saved ? "saved" : "read") + " while a copy waited is wrong, or the copy");

@@ -20,6 +20,7 @@ from tests.e2e.traps.base import (
 )
 
 LATE_COPY = Run("llama-dense", ("--quick", "--checks", "no-memory", "--seqs", "2", "--fail", "1+"))
+LATE_COPY_OF_OTHERS = Run("llama-dense", ("--quick", "--checks", "no-memory", "--seqs", "3", "--fail", "1+"))
 RANDOM = ("--quick", "--checks", "random", "--seqs", "3")
 
 NO_MEMORY = (
@@ -55,13 +56,13 @@ NO_MEMORY = (
     ),
     Trap(
         "a state is read over what a copy that waits has not read yet",
-        Edit(DYNAMIC_STATE, "dyn->is_late()", "false", after="// of what is about to be overwritten"),
+        Edit(DYNAMIC_STATE, "dyn->is_late_in(sinfo.strm)", "false", after="// of what is about to be overwritten"),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
         "a state that is refused for a copy that waits zeroes what that has not read yet",
-        Edit(DYNAMIC_STATE, "is_late()", "false", after="llama_kv_dynamic_cache::room("),
+        Edit(DYNAMIC_STATE, "is_late_in(sinfo.strm)", "false", after="llama_kv_dynamic_cache::room("),
         LATE_COPY,
         "no-memory",
     ),
@@ -69,6 +70,24 @@ NO_MEMORY = (
         "a copy that nobody waits for is made after a state was read into its place",
         Edit(DYNAMIC_STATE, "dyn->drop_late_copies();", ""),
         LATE_COPY,
+        "no-memory",
+    ),
+    Trap(
+        "a state is refused for a copy of other cells that waits",
+        Edit(DYNAMIC_STATE, "is_late() && (has(kv.sc_info.ssrc) || has(kv.sc_info.sdst))", "is_late()"),
+        LATE_COPY_OF_OTHERS,
+        "no-memory",
+    ),
+    Trap(
+        "nothing goes back while a copy waits",
+        Edit(DYNAMIC_GROW, "has_rows && (n_rows_used > 0 || !kv.sc_info.empty())", "!kv.sc_info.empty()"),
+        LATE_COPY_OF_OTHERS,
+        "no-memory",
+    ),
+    Trap(
+        "what a copy that waits is to read goes back with its cells",
+        Edit(DYNAMIC_GROW, "res |= read;", ""),
+        LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
     Trap(
