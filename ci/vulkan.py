@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """kv-check on Vulkan's software driver (Mesa's llvmpipe), where a growth is by copy in device memory.
 
-    ci/vulkan.py BIN [GLOB,...]      over upstream's toy models, default: all of them; BIN: the programs of
-                                     kvtool build --vulkan --target kv-check --target test-llama-archs
+    ci/vulkan.py BIN [GLOB,...]         over upstream's toy models, default: all of them; BIN: the programs of
+                                        kvtool build --vulkan --target kv-check --target test-llama-archs
+    ci/vulkan.py BIN --full [GLOB,...]  one of each memory class: every check, quantized, in four streams, with types
+                                        that change, and with allocations that fail
 
 With and without flash attention; the memory classes first. Mesa 25 takes 20 seconds a run, Mesa 22.3 five times as
 long, so only the checks that grow while commands are in flight, go over cells that moved, and restore. An interrupted
@@ -29,6 +31,16 @@ from kvtool.verify.devices import device
 from kvtool.verify.journal import Journal
 
 CHECKS = ("--checks", "prompt,generate,shift,state-self")
+VARIANTS = {
+    "fa-on": ("-fa", "on"),
+    "fa-off": ("-fa", "off"),
+    "q8_0": ("-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0", "--quick"),
+    "streams": ("-fa", "on", "--seqs", "4", "--quick"),
+    "streams/fa-off": ("-fa", "off", "--seqs", "4", "--quick"),
+    "retype": ("-fa", "on", "--quick", *plan.RETYPE),
+    "no-memory": ("-fa", "on", "--quick", "--seqs", "3", "--fail", "3+", "--checks", "no-memory"),
+    "no-memory/late": ("-fa", "off", "--quick", "--seqs", "3", "--fail", "1+", "--checks", "no-memory"),
+}
 # ggml leaves CPUs out unless they are named; without f16, as upstream's own CI; llvmpipe's threads are one of each lane
 ENVIRONMENT = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1", "LP_NUM_THREADS": "1"}
 # its buffers come and go with each graph: by mmap(), half of the time is the kernel's
@@ -36,7 +48,7 @@ ENVIRONMENT |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**10), 
 TIMEOUT = 7200.0  # seconds a side
 
 
-def main(bin_dir: Path, globs: str = "") -> int:
+def main(bin_dir: Path, globs: str = "", *, full: bool = False) -> int:
     os.environ.update(ENVIRONMENT)
     program, work = bin_dir / "kv-check", bin_dir.parent / "verify"
     if preload := waits_for_fences(work):
@@ -51,7 +63,10 @@ def main(bin_dir: Path, globs: str = "") -> int:
         if not toys:
             sys.exit(f"error: no toy model is called {globs}")
         first = checks.named_toys(toys, checks.CLASS_TOYS)
-        parts = [planned(part, on.label) for part in (first, [toy for toy in toys if toy not in first])]
+        if full:
+            parts = [planned(variants(first), on.label)]
+        else:
+            parts = [planned(quick(part), on.label) for part in (first, [toy for toy in toys if toy not in first])]
         every = [check for part in parts for check in part]
         journal = Journal(work, models.fingerprint(models.programs(program), on.label))
         known = journal.known(every)
@@ -85,12 +100,24 @@ def waits_for_fences(work: Path) -> Path | None:
     return made
 
 
-def planned(toys: list[Path], label: str) -> list[Check]:
-    each = plan.on_device(label, CHECKS, checks.toy_checks(toys, ("--quick",)))
-    return [replace(check, timeout=TIMEOUT) for check in each]
+def quick(toys: list[Path]) -> list[Check]:
+    return [replace(check, args=(*check.args, *CHECKS)) for check in checks.toy_checks(toys, ("--quick",))]
+
+
+def variants(toys: list[Path]) -> list[Check]:
+    return [
+        Check(f"kv-check/{toy.stem}/{name}", "retype" if name == "retype" else "kv-check", toy, args=args)
+        for name, args in VARIANTS.items()
+        for toy in toys
+    ]
+
+
+def planned(each: list[Check], label: str) -> list[Check]:
+    return [replace(check, timeout=TIMEOUT) for check in plan.on_device(label, (), each)]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
+    args = [arg for arg in sys.argv[1:] if arg != "--full"]
+    if len(args) not in (1, 2):
         sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
+    sys.exit(main(Path(args[0]), *args[1:], full="--full" in sys.argv))
