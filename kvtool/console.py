@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape as escape
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +25,7 @@ from kvtool import process
 from kvtool.errors import KvtoolError
 from kvtool.result import Result
 
+_T = TypeVar("_T")
 _QUIET_SECONDS = 10.0  # how often a progress is told where nobody sees a bar (CI logs)
 _PLAIN = str.maketrans("█▓░", "#=.")  # bars where the terminal has no such characters
 
@@ -91,15 +92,17 @@ class Console:
             self.step(text)
             yield _Lines(self, text, total)
             return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
-        )
+        what, share, note = "{task.description}", "{task.percentage:>3.0f}%", "[dim]{task.fields[note]}"
+        columns = (what, BarColumn(), share, TimeElapsedColumn(), note)
         with RichProgress(*columns, console=self._err, transient=True) as bars:
             yield _Bar(bars, bars.add_task(escape(text), total=total, note=""))
+
+    def each(self, text: str, items: Sequence[_T], note: Callable[[_T], str] = str) -> Iterator[_T]:
+        """One item after the other, with a progress of what came before, and the note of the one that is under way."""
+        with self.progress(text, len(items)) as bar:
+            for number, item in enumerate(items):
+                bar.update(number, note(item))
+                yield item
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line of a result, on stdout; for Result.render() only. style: a rich style such as "bold red"."""
@@ -172,13 +175,6 @@ class Console:
 
 def drawn(lines: Sequence[Line], *, plain: bool = False) -> Group:
     """A picture for rich: no line is broken, and of one that is too long the end is left out."""
-    return Group(
-        *(
-            Text.assemble(
-                *((text.translate(_PLAIN) if plain else text, style) for text, style in line),
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-            for line in lines
-        )
-    )
+    marks = _PLAIN if plain else {}
+    pieces = ([(text.translate(marks), style) for text, style in line] for line in lines)
+    return Group(*(Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in pieces))

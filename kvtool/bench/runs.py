@@ -4,7 +4,6 @@ tables, files and plots show, and pairs of calls for speed.py.
 Sizes in bytes, times in seconds unless a name ends in _us.
 """
 
-import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -103,14 +102,11 @@ class KvBench:
         found: dict[str, list[list[Row]]] = {mode: [] for mode in MODES}
         turns = [MODES[(turn + i) % len(MODES)] for turn in range(repeats) for i in range(len(MODES))]
         skipped = ""
-        with self.console.progress("measuring memory", float(len(turns))) as bar:
-            for number, mode in enumerate(turns):
-                bar.update(number, f"{mode} {number // len(MODES) + 1}")
-                if mode == STATIC:
-                    skipped = skipped or too_large(found[IN_PLACE][0][0].reserved, available_memory())
-                if mode != STATIC or not skipped:
-                    rows = functools.partial(rows_of, mode)
-                    found[mode].append(self.answer(rows, mode, n_ctx, depths, "--limit"))
+        for mode in self.console.each("measuring memory", turns):
+            if mode == STATIC:
+                skipped = skipped or too_large(found[IN_PLACE][0][0].reserved, available_memory())
+            if mode != STATIC or not skipped:
+                found[mode].append(self.answer(rows_of, mode, n_ctx, depths, "--limit"))
         return tuple(row for mode in MODES for row in medians(found[mode])), skipped
 
     def speeds(self, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None) -> tuple[Speed, ...]:
@@ -121,20 +117,19 @@ class KvBench:
         modes = (IN_PLACE, COPY, OFF) if unpatched else (IN_PLACE, COPY)
         turns = [(mode, flash) for mode in modes for flash in ("on", "off")]
         out: list[Speed] = []
-        with self.console.progress("measuring speed", float(len(turns))) as bar:
-            for number, (mode, flash) in enumerate(turns):
-                bar.update(number, f"{mode}, flash attention {flash}")
-                other = ["--other", str(unpatched)] if mode == OFF else []
-                more = "--rounds", str(rounds), "-fa", flash, *other
-                pairs = self.answer(lambda doc: [read(Pair, p) for p in doc["pairs"]], mode, n_ctx, depths, *more)
-                kinds = (speed.GENERATE, speed.PROMPT, *([speed.CREATE] if mode == OFF else []))
-                out += speed.speeds(mode, flash == "on", kinds, pairs)
+        for mode, flash in self.console.each("measuring speed", turns, ", flash attention ".join):
+            other = ["--other", str(unpatched)] if mode == OFF else []
+            more = "--rounds", str(rounds), "-fa", flash, *other
+            pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
+            kinds = (speed.GENERATE, speed.PROMPT, *([speed.CREATE] if mode == OFF else []))
+            out += speed.speeds(mode, flash == "on", kinds, pairs)
         return tuple(out)
 
     def answer(
-        self, parse: Callable[[dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str
+        self, parse: Callable[[str, dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str
     ) -> _T:
-        """What one process says. Raises MeasureError when it fails, is too slow or says what is not understood."""
+        """What one process says, parsed for its mode. Raises MeasureError when it fails, is too slow or says what is
+        not understood."""
         dynamic = "on" if mode in _STORAGE else "off"
         argv: list[str | Path] = [self.program, "-m", self.model, "--kv-dynamic", dynamic, "-t", "1"]
         argv += ["-c", str(n_ctx), "-d", ",".join(map(str, depths)), *more]
@@ -150,7 +145,7 @@ class KvBench:
                 output=done.stderr[-2000:],
             )
         try:
-            return parse(doc)
+            return parse(mode, doc)
         except (KeyError, TypeError) as err:
             why = f"{type(err).__name__}: {err}"
             raise MeasureError("kv-bench's answer is not understood", why=why, next_step="kvtool build") from err

@@ -71,6 +71,9 @@ class Served:
     seconds: float
 
 
+_COLUMNS = ("cache", ">asked", ">errors", ">prompt", ">computed", ">first s", ">worst", ">KV MiB", ">taken", ">RSS")
+
+
 @dataclass(frozen=True)
 class ServeResult(Report):
     """What `kvtool bench --serve` found."""
@@ -89,24 +92,12 @@ class ServeResult(Report):
         return plots.draw_serve(self.rows)
 
     def tables(self) -> tuple[Table, ...]:
-        columns = (
-            "cache",
-            ">asked",
-            ">errors",
-            ">prompt",
-            ">computed",
-            ">first s",
-            ">worst",
-            ">KV MiB",
-            ">taken",
-            ">RSS",
-        )
         rows = []
         for row in self.rows:
             counts = map(str, (row.requests, row.errors, row.prompt_tokens, row.computed))
             sizes = map(as_mib, (row.used, row.committed, row.resident))
             rows.append((row.mode, *counts, as_number(row.first), as_number(row.worst), *sizes))
-        return (*super().tables(), ("Chats", columns, rows))
+        return (*super().tables(), ("Chats", _COLUMNS, rows))
 
 
 @dataclass(frozen=True)
@@ -185,12 +176,9 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
 def serve_all(binary: Path, model: Path, work: Path, load: Load, console: Console) -> tuple[tuple[Served, ...], str]:
     """Each kind of cache; and why one is left out."""
     known = _SHARE in process.capture([binary, "--help"], error=MeasureError, timeout=60).stdout
-    rows = []
-    with console.progress("talking to llama-server", float(len(FLAGS))) as bar:
-        for number, mode in enumerate(mode for mode in FLAGS if known or mode != SHARED):
-            bar.update(number, mode)
-            rows.append(serve(binary, model, work, load, mode))
-    return tuple(rows), "" if known else f"this llama-server has no {_SHARE}"
+    modes = console.each("talking to llama-server", [mode for mode in FLAGS if known or mode != SHARED])
+    rows = tuple(serve(binary, model, work, load, mode) for mode in modes)
+    return rows, "" if known else f"this llama-server has no {_SHARE}"
 
 
 def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:

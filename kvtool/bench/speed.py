@@ -77,10 +77,9 @@ class Speed:
 def interval(ratios: Sequence[float]) -> Figure:
     """The geometric mean of one ratio a round, and its 95 % interval; of a single round it is 0 to infinity."""
     logs = [math.log(r) for r in ratios]
-    middle = statistics.fmean(logs)
-    if len(logs) < 2:
-        return Figure(math.exp(middle), 0.0, math.inf)
-    half = _T[min(len(logs) - 2, len(_T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle, half = statistics.fmean(logs), math.inf
+    if len(logs) > 1:
+        half = _T[min(len(logs) - 2, len(_T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
     return Figure(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 
@@ -95,20 +94,16 @@ def _time(pairs: Sequence[Pair]) -> float | None:
     return statistics.median(p.test / p.base for p in pairs) if pairs else None
 
 
-def _apart(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """Those without a growth, and those with one."""
-    return [p for p in pairs if not p.n_grow], [p for p in pairs if p.n_grow]
-
-
 def steady(pairs: Sequence[Pair]) -> float | None:
     """Speed of the pairs without a growth."""
-    time = _time(_apart(pairs)[0])
+    time = _time([p for p in pairs if not p.n_grow])
     return 1 / time if time else None
 
 
 def whole(pairs: Sequence[Pair]) -> float:
     """Speed with growths as often as they come."""
-    (still, growing), grew = map(_time, _apart(pairs)), _apart(pairs)[1]
+    grew = [p for p in pairs if p.n_grow]
+    still, growing = _time([p for p in pairs if not p.n_grow]), _time(grew)
     if growing is None or still is None:
         return 1 / (still or growing or math.nan)
     share = min(1.0, statistics.median(p.n_tokens / p.n_added if p.n_added else 1.0 for p in grew))
@@ -123,7 +118,7 @@ def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pa
 
 
 def _speed(mode: str, flash_attn: bool, pairs: Sequence[Pair]) -> Speed:
-    first, grew = pairs[0], _apart(pairs)[1]
+    first, grew = pairs[0], [p for p in pairs if p.n_grow]
     ratio = by_round(pairs, whole)
     assert ratio is not None  # whole() has a value wherever there is a pair
     return Speed(

@@ -13,8 +13,8 @@ divergence of the next token's distribution from that of an f16 cache, median ov
 changed, and with the worse one of the two types from the start. A ratio leaves out 1e-9, which is none to floats.
 """
 
-import functools
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,10 +107,8 @@ class TypesResult(Report):
             for c in self.changes
         ]
         held = [(h.cache, str(h.tokens), h.type, as_mib(h.committed), as_mib(h.budget)) for h in self.held]
-        by_types: dict[str, list[Loss]] = {}
-        for loss in self.losses:
-            by_types.setdefault(loss.types, []).append(loss)
-        losses = [(types, *_summary(some)) for types, some in by_types.items()]
+        kinds = dict.fromkeys(loss.types for loss in self.losses)
+        losses = [_summary([loss for loss in self.losses if loss.types == types]) for types in kinds]
         return (
             *super().tables(),
             ("Changes", ("cache", "types", ">MiB", ">then", ">s", ">memcpy s", ">ratio", ">over steady MiB"), changes),
@@ -121,9 +119,8 @@ class TypesResult(Report):
 
 def _summary(losses: Sequence[Loss]) -> tuple[str, ...]:
     """Of one change of types: the models, the medians, the worst ratio."""
-    middle = len(losses) // 2
-    medians = (sorted(getattr(loss, name) for loss in losses)[middle] for name in ("changed", "start"))
-    return (str(len(losses)), *map(as_number, (*medians, max(loss.more for loss in losses))))
+    medians = (statistics.median_high(getattr(loss, name) for loss in losses) for name in ("changed", "start"))
+    return losses[0].types, str(len(losses)), *map(as_number, (*medians, max(loss.more for loss in losses)))
 
 
 def _changes(mode: str, said: Mapping[str, Any]) -> tuple[list[Change], int]:
@@ -140,21 +137,15 @@ def _changes(mode: str, said: Mapping[str, Any]) -> tuple[list[Change], int]:
 
 def changes(bench: KvBench, cells: int) -> tuple[tuple[Change, ...], int]:
     """In place and by copy; and the bytes that the context would take in f16."""
-    found: list[Change] = []
-    modes, reserved = (IN_PLACE, COPY), 0
-    with bench.console.progress("changing types", float(len(modes))) as bar:
-        for number, mode in enumerate(modes):
-            bar.update(number, mode)
-            read = functools.partial(_changes, mode)
-            some, reserved = bench.answer(read, mode, cells, [cells], "--retype", ",".join(CHANGES))
-            found += some
-    return tuple(found), reserved
+    modes, retype = bench.console.each("changing types", (IN_PLACE, COPY)), ("--retype", ",".join(CHANGES))
+    (in_place, reserved), (copy, _) = [bench.answer(_changes, mode, cells, [cells], *retype) for mode in modes]
+    return (*in_place, *copy), reserved
 
 
-def _held(name: str, budget: int, said: Mapping[str, Any]) -> Held:
+def _full(_mode: str, said: Mapping[str, Any]) -> tuple[int, str, int]:
     """What one kv-bench process with --budget says: its points are of the creation, the full cache, ..."""
     full = said["points"][1]
-    return Held(name, full["depth"], full["type"], full["usage"]["committed"], budget)
+    return full["depth"], full["type"], full["usage"]["committed"]
 
 
 def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
@@ -164,12 +155,9 @@ def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
     fits = budget // size // 256 * 256  # llama.cpp pads a context to 256 cells
     found = [Held(STATIC, fits, LADDER[0], fits * size, budget)]
     kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}
-    with bench.console.progress("filling a budget", float(len(kinds))) as bar:
-        for number, (name, more) in enumerate(kinds.items()):
-            bar.update(number, name)
-            read = functools.partial(_held, name, budget)
-            limit = ("--budget", str(budget // MIB), "-t", str(cores()), *more)  # not timed
-            found.append(bench.answer(read, IN_PLACE, cells, [cells], *limit))
+    for name in bench.console.each("filling a budget", list(kinds)):
+        limit = ("--budget", str(budget // MIB), "-t", str(cores()), *kinds[name])  # not timed
+        found.append(Held(name, *bench.answer(_full, IN_PLACE, cells, [cells], *limit), budget))
     return tuple(found)
 
 
@@ -177,17 +165,15 @@ def losses_of(found: Finding) -> list[Loss]:
     """What kv-check measured on one model, by change of types; nothing where it was not run."""
     measured: dict[str, float] = found.details.get("measured", {}).get(_CHECK, {})
     ends = " kl changed", " kl from the start"
-    names = [name.removesuffix(ends[0]) for name in measured if name.endswith(ends[0])]
-    return [
-        Loss(found.model, name.replace(":", " to "), *(float(measured[name + end]) for end in ends)) for name in names
-    ]
+    kinds = [name.removesuffix(ends[0]) for name in measured if name.endswith(ends[0])]
+    return [Loss(found.model, kind.replace(":", " to "), *(measured[kind + end] for end in ends)) for kind in kinds]
 
 
 def losses(program: Path, toys: Sequence[Path], jobs: int, bench: KvBench) -> tuple[tuple[Loss, ...], list[Finding]]:
     """Of every toy that can have the types, and what failed."""
     args = ("--quick", "--checks", _CHECK)
     checks = [Check(f"kv-check/{toy.stem}/types", "retype", toy, args=args) for toy in toys]
-    with bench.console.progress(f"what is lost, on {len(checks)} models", float(len(checks))) as bar:
+    with bench.console.progress(f"what is lost, on {len(checks)} models", len(checks)) as bar:
         found = runner.kv_checks(checks, program, (IN_MEMORY,) * jobs, bar.update)
     failed = [finding for finding in found if finding.outcome is CheckOutcome.FAILED]
     return tuple(loss for finding in found for loss in losses_of(finding)), failed
