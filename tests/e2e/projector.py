@@ -1,19 +1,39 @@
-"""Requests with images, and their answers."""
+"""Requests with images, and their answers; projectors of other kinds than verify's."""
 
 from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from kvtool.verify.projector import image
+from kvtool.verify.models import write_model
+from kvtool.verify.projector import EMBD, LAYERS, image, keys, shapes, width_of
 from kvtool.verify.server import LlamaServer
 from tests.e2e.conftest import MARKER
 from tests.e2e.servers import part, refusal
 
 APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
+
+
+def projector_of_width(out: Path, width: int) -> Path:
+    """Verify's for models of another width."""
+    write_model(out, "clip", keys(width), shapes(width))
+    return out
+
+
+def merging_projector(out: Path, model: Path) -> Path:
+    """One of Qwen2-VL's kind: two by two patches become a token, of an image of any size, and with M-RoPE these take as
+    many positions as its longer side has tokens."""
+    tensors = shapes(width := width_of(model))
+    del tensors["v.position_embd.weight"]
+    hidden, _ = tensors["mm.0.weight"]
+    tensors |= {"v.patch_embd.weight.1": tensors["v.patch_embd.weight"], "mm.0.weight": (hidden, 4 * EMBD)}
+    tensors |= {f"v.blk.{il}.attn_{name}.bias": (EMBD,) for il in range(LAYERS) for name in "qkv"}
+    write_model(out, "clip", {**keys(width), "projector_type": "qwen2vl_merger"}, tensors)
+    return out
 
 
 def looking(*seeds: int, before: str = "", after: str = " what is it?", **of_each: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, Watched, props, within
 from tests.e2e.conftest import Real
-from tests.e2e.projector import see
+from tests.e2e.projector import projector_of_width, see
 from tests.e2e.servers import completion, part, refusal, until, until_it_generates, until_logged, weights
 
 
@@ -90,7 +90,7 @@ def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
 
 
 def test_a_projector_for_which_there_is_no_room(real: Real, wide: Path, tmp_path: Path) -> None:
-    large = projector(wide, real.work, width=1024)  # 68 MiB; another model's, which nobody gets to see
+    large = projector_of_width(tmp_path / "projector.gguf", 1024)  # 68 MiB; another model's, which nobody gets to see
     with within(real, wide, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
         watched.ask(0, 100)
         for _ in range(2):

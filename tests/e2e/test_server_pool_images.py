@@ -12,7 +12,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import looking, see
+from tests.e2e.projector import looking, merging_projector, see
 from tests.e2e.servers import completion, refusal, serving, until_it_generates
 
 N = 80  # tokens that a request generates
@@ -63,7 +63,7 @@ def test_an_image_that_cannot_wait_is_told_so(real: Real, toy: str, args: tuple[
 def test_an_image_with_more_cells_than_positions(real: Real, tmp_path: Path) -> None:
     """With M-RoPE one of 16 x 16 tokens has 16 positions. Its cells are there: no place is kept for them once more."""
     model = real.spoken("qwen35-dense")
-    sight = projector(model, real.work, merging=True)
+    sight = merging_projector(tmp_path / "projector.gguf", model)
     args = ("-np", "2", "--kv-unified", "--no-warmup", "-c", "1024", "--mmproj", sight)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, size=256), "n_predict": 150, "ignore_eos": True, "id_slot": 0}

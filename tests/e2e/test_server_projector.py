@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from kvtool.verify.projector import image_url, projector
+from kvtool.verify.projector import image_url
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import APART, act, is_unloaded, looking, see, state
+from tests.e2e.projector import APART, act, is_unloaded, looking, projector_of_width, see, state
 from tests.e2e.servers import (
     completion,
     memory_is_plain,
@@ -262,7 +262,7 @@ def lazy(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[Lazy]
 
 
 def test_a_file_that_is_no_longer_right(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    other = projector(model, tmp_path, width=64).read_bytes()
+    other = projector_of_width(tmp_path / "other.gguf", 64).read_bytes()
     with lazy(real, model, sight, tmp_path) as it:
         assert is_unloaded(see(it.server, 1))
         it.file.unlink()
@@ -279,7 +279,7 @@ def test_a_file_that_is_no_longer_right(real: Real, model: Path, sight: Path, tm
 
 @memory_is_plain
 def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path) -> None:
-    other = projector(model, tmp_path, width=64)
+    other = projector_of_width(tmp_path / "other.gguf", 64)
     with lazy(real, model, other, tmp_path) as it:
         it.fails()
         before = resident(it.server)
