@@ -98,7 +98,9 @@ class Console:
             yield _Bar(bars, bars.add_task(escape(text), total=total, note=""))
 
     def each(self, text: str, items: Sequence[_T], note: Callable[[_T], str] = str) -> Iterator[_T]:
-        """One item after the other, with a progress of what came before, and the note of the one that is under way."""
+        """One item after the other, with a progress (none for no items) and the note of the one that is under way."""
+        if not items:
+            return
         with self.progress(text, len(items)) as bar:
             for number, item in enumerate(items):
                 bar.update(number, note(item))

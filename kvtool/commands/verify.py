@@ -1,7 +1,6 @@
 """`kvtool verify`: is the dynamic cache equal to the static one, bit for bit and text for text?"""
 
 import contextlib
-import functools
 import os
 import platform
 import time
@@ -24,22 +23,10 @@ from kvtool.project import Project
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
-from kvtool.verify import (
-    checks,
-    conversation,
-    devices,
-    drafts,
-    junit,
-    matrix,
-    models,
-    named,
-    parts,
-    plan,
-    runner,
-    texts,
-)
+from kvtool.verify import checks, conversation, devices, drafts, matrix, models, named, parts, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
+from kvtool.verify.junit import write_junit
 from kvtool.verify.report import Verified, class_rows
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
@@ -137,12 +124,9 @@ class Verification:
         """What a patch can name beside the comparisons."""
         units = [name for name in named.unit_tests(self.project.cpp) if name in self.kinds]
         found: list[Finding] = []
-        if units:
-            with self.console.progress("C++ unit tests", float(len(units))) as bar:
-                for name in units:
-                    bar.update(len(found), name)
-                    unit = Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
-                    found.append(named.unit(unit))
+        for name in self.console.each("C++ unit tests", units):
+            unit = Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
+            found.append(named.unit(unit))
         if "preset" in self.kinds:
             presets = Check("preset", "preset", self.project.tree, "presets")
             found.append(named.preset(presets, toolchain.find("cmake").path))
@@ -150,7 +134,7 @@ class Verification:
 
     def _toys(self) -> tuple[Path, ...]:
         generator, wanted = self.program("test-llama-archs"), self.options.models
-        with self.console.progress("making upstream's toy models", None) as bar:
+        with self.console.progress("making upstream's toy models") as bar:
             toys = models.toys(generator, self.work, lambda made: bar.update(made, f"{made} models"))
         chosen = tuple(checks.toys_like(toys, wanted))
         if not chosen:
@@ -172,7 +156,7 @@ class Verification:
         on_finding: Callable[[Check, Finding], None] = lambda _check, _finding: None,
     ) -> list[Finding]:
         title = f"kv-check on {len({check.model for check in planned})} models"
-        with self.console.progress(title, float(len(planned))) as bar:
+        with self.console.progress(title, len(planned)) as bar:
             return runner.kv_checks(planned, self.program("kv-check"), lanes, bar.update, on_finding)
 
     def _drafts(self, toys: Sequence[Path]) -> list[Check]:
@@ -211,30 +195,18 @@ class Verification:
         """Models that read and write text: of every memory class, or two for --quick."""
         wanted = checks.named_toys(toys, checks.CLASS_TOYS[:2] if self.options.quick else checks.CLASS_TOYS)
         vocabulary = self.project.tree / "models" / models.VOCABULARY
-        speakers: dict[str, Path] = {}
         if wanted and not vocabulary.is_file():
             raise VerifyError("upstream's vocabulary file is missing", why=f"{vocabulary} does not exist")
-        with self.console.progress("making models that speak", float(len(wanted))) as bar:
-            for number, toy in enumerate(wanted):
-                bar.update(number, toy.stem)
-                speakers[toy.stem] = models.spoken(toy, vocabulary, self.work)
-        return speakers
+        each = self.console.each("making models that speak", wanted, lambda toy: toy.stem)
+        return {toy.stem: models.spoken(toy, vocabulary, self.work) for toy in each}
 
     def _texts(self, toys: Sequence[Path]) -> list[Finding]:
         texts = plan.texts(self._speakers(toys), quick=self.options.quick)
         planned = plan.on_device(self.on.label, self.on.tools, [check for check in texts if check.kind in self.kinds])
-        found: list[Finding] = []
-        with self.console.progress("texts with and without the flag", float(len(planned))) as bar:
+        title = "texts with and without the flag"
+        return [self._text(check) for check in self.console.each(title, planned, lambda check: check.id)]
 
-            def note(check: str, run: str) -> None:
-                bar.update(len(found), f"{check} {run}")
-
-            for check in planned:
-                bar.update(len(found), check.id)
-                found.append(self._text(check, functools.partial(note, check.id)))
-        return found
-
-    def _text(self, check: Check, on_run: Callable[[str], None]) -> Finding:
+    def _text(self, check: Check) -> Finding:
         work = self.work / "runs"
         work.mkdir(parents=True, exist_ok=True)
         if check.kind == "completion":
@@ -244,12 +216,12 @@ class Verification:
         if check.kind == "parts":
             return parts.parts(check, self.program("llama-server"), work)
         script = conversation.QUICK_SCRIPT if self.options.quick else conversation.FULL_SCRIPT
-        return conversation.serve(check, self.program("llama-server"), work, script, on_run)
+        return conversation.serve(check, self.program("llama-server"), work, script)
 
     def _memory(self) -> list[Finding]:
         model = models.cache_model(models.QWEN35_27B, self.work)
         check = Check(f"memory/{models.QWEN35_27B.name}/131072", "memory", model, timeout=300)
-        with self.console.progress("resident memory of a 131072-token context", None):
+        with self.console.progress("resident memory of a 131072-token context"):
             return [runner.memory(check, self.program("kv-check"), available_memory())]
 
 
@@ -299,17 +271,10 @@ def command(env: Env, options: Options) -> Verified:
         under_way = Verification(project, console, options, kinds, bin_dir, work, on)
         everything = under_way.run(tag)
     if options.junit is not None:
-        junit.write(options.junit, everything)
+        write_junit(options.junit, everything)
     if options.markdown is not None:
         table = matrix.table(everything)
         options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
     under_way.told.close()
-    return Verified(
-        tag,
-        options.mode,
-        bin_dir,
-        class_rows(everything),
-        tuple(everything),
-        options.junit,
-        time.monotonic() - started,
-    )
+    took = time.monotonic() - started
+    return Verified(tag, options.mode, bin_dir, class_rows(everything), tuple(everything), options.junit, took)

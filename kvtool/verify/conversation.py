@@ -10,7 +10,7 @@ most (measured over 120 starts). So concurrent requests are compared with those 
 at least, and a dynamic answer must be one that a static run gave. What static cannot repeat is unstable, not equal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,20 +92,13 @@ class _Run:
 
 
 @trial
-def serve(
-    check: Check,
-    binary: Path,
-    work: Path,
-    script: Script,
-    on_run: Callable[[str], None] = lambda _name: None,
-) -> Finding:
+def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
     """The script on a static server, a dynamic one, and static ones again as the control."""
     slots = work / "slots"
     slots.mkdir(parents=True, exist_ok=True)
     base = [*f"-c {CELLS} -np {SLOTS} -t 1 -lv 4 --context-shift --slot-save-path".split(), f"{slots}/"]
 
     def run(name: str, other: str, *more: str) -> _Run:
-        on_run(name)
         log = work / f"{check.id.replace('/', '-')}-{name}.log"
         with llama_server(binary, check.model, [*base, *check.args, *more], log) as server:
             steps = converse(server, script, f"{name}.bin", f"{other}.bin", at_once=not check.exact)

@@ -90,18 +90,11 @@ def kv_checks(
 
     with _pool(len(lanes)) as (pool, stop):
         # The large models first: they take longest, and one that starts last would run alone at the end.
-        heavy_first = sorted(range(len(checks)), key=lambda i: -_size(checks[i].model))
+        heavy_first = sorted(range(len(checks)), key=lambda i: -checks[i].model.stat().st_size)
         started = {i: pool.submit(one, checks[i]) for i in heavy_first}
         for future in as_completed(started.values()):
             future.result()  # an exception here is a bug of ours, and ends the run
         return [started[i].result() for i in range(len(checks))]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 @trial

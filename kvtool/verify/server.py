@@ -80,10 +80,10 @@ class LlamaServer:
     def log(self) -> str:
         return self._log.read_text("utf-8", "replace")
 
-    def _failed(self, what: str, why: str = "") -> VerifyError:
+    def _failed(self, what: str, why: str = "", kind: type[VerifyError] = VerifyError) -> VerifyError:
         code = self._process.poll()
         died = "" if code is None else f"the server ended with exit code {code}"
-        return VerifyError(what, why="; ".join(filter(None, (why, died))), output=self.log[-3000:])
+        return kind(what, why="; ".join(filter(None, (why, died))), output=self.log[-3000:])
 
     def wait_ready(self, seconds: float) -> None:
         """Until the model is loaded. Raises VerifyError when the server dies first or takes longer."""
@@ -108,8 +108,8 @@ class LlamaServer:
         except ValueError:
             data = None
         if answer.status_code != 200 or not isinstance(data, dict):
-            said = self._failed(f"llama-server answered {path} with HTTP {answer.status_code}", answer.text[:500])
-            raise RefusedError(said.what, why=said.why, output=said.output)
+            what = f"llama-server answered {path} with HTTP {answer.status_code}"
+            raise self._failed(what, answer.text[:500], RefusedError)
         return data
 
     def get(self, path: str) -> str:
