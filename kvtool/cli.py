@@ -106,9 +106,7 @@ def build_app(only: str = "") -> typer.Typer:
     )
 
     @app.callback(invoke_without_command=True)
-    def root(
-        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    ) -> None:
+    def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
         if version:
             Console().line(f"kvtool {__version__}")
             raise typer.Exit(0)

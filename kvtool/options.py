@@ -61,10 +61,7 @@ Mirror = Annotated[
     str | None,
     Option("--mirror", metavar="PATH|URL", help="A git repository to take upstream from (or KVTOOL_UPSTREAM)."),
 ]
-BinDir = Annotated[
-    Path | None,
-    Option("--bin", metavar="DIR", help="Take the programs in DIR; build nothing."),
-]
+BinDir = Annotated[Path | None, Option("--bin", metavar="DIR", help="Take the programs in DIR; build nothing.")]
 
 
 def refuse(command: str, *rules: tuple[object, str]) -> None:

@@ -22,6 +22,7 @@ from typing import IO, TypeAlias
 from kvtool.errors import KvtoolError, MissingToolError
 
 Process: TypeAlias = subprocess.Popen[bytes]
+_Stream: TypeAlias = int | IO[bytes]
 Environment: TypeAlias = Mapping[str, str | None]  # merged over os.environ; None removes a variable
 
 _observer: Callable[[Sequence[str]], None] | None = None
@@ -71,9 +72,8 @@ def _resolve(argv: Sequence[str | Path]) -> list[str]:
     if os.sep not in out[0] and (os.altsep is None or os.altsep not in out[0]):
         found = which(out[0])
         if found is None:
-            raise MissingToolError(
-                f"{out[0]} is not installed", why=f"it is not on PATH and not beside {sys.executable}"
-            )
+            why = f"it is not on PATH and not beside {sys.executable}"
+            raise MissingToolError(f"{out[0]} is not installed", why=why)
         out[0] = str(found)
     if _observer is not None:
         _observer(out)
@@ -120,21 +120,16 @@ def capture(
 
 
 def _start(
-    args: Sequence[str],
-    cwd: Path | None,
-    env: Environment | None,
-    *,
-    stdin: int | IO[bytes],
-    stdout: int | IO[bytes],
-    stderr: int,
+    args: Sequence[str], cwd: Path | None, env: Environment | None, *, stdin: _Stream, stdout: _Stream, stderr: int
 ) -> Process:
     """Start in a process group of its own, so that the whole family can be ended at once."""
     windows = sys.platform == "win32"
+    merged = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
     try:
         return subprocess.Popen(
             args,
             cwd=cwd,
-            env={k: v for k, v in {**os.environ, **(env or {})}.items() if v is not None},
+            env=merged,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

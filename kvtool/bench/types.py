@@ -99,13 +99,10 @@ class TypesResult(Report):
         return plots.draw_types(self.changes, self.held, self.losses)
 
     def tables(self) -> tuple[Table, ...]:
-        changes = [
-            (
-                *(c.mode, c.types, as_mib(c.before), as_mib(c.after), as_number(c.seconds), as_number(c.memcpy)),
-                *(as_number(over(c.seconds, c.memcpy)), as_mib(c.over_steady)),
-            )
-            for c in self.changes
-        ]
+        changes = []
+        for c in self.changes:
+            sizes, times = (c.before, c.after), (c.seconds, c.memcpy, over(c.seconds, c.memcpy))
+            changes.append((c.mode, c.types, *map(as_mib, sizes), *map(as_number, times), as_mib(c.over_steady)))
         held = [(h.cache, str(h.tokens), h.type, as_mib(h.committed), as_mib(h.budget)) for h in self.held]
         kinds = dict.fromkeys(loss.types for loss in self.losses)
         losses = [_summary([loss for loss in self.losses if loss.types == types]) for types in kinds]

@@ -187,9 +187,6 @@ def _advice(output: str) -> str:
 
 def ccache_counts(stats: Path) -> tuple[int, int]:
     """(hits, misses) from the file that CCACHE_STATSLOG names; (0, 0) without one."""
-    try:
-        words = stats.read_text().split("\n")
-    except OSError:
-        return 0, 0
+    words = stats.read_text().split("\n") if stats.is_file() else []
     hits = sum(word in ("direct_cache_hit", "preprocessed_cache_hit") for word in words)
     return hits, words.count("cache_miss")

@@ -136,12 +136,12 @@ def find(name: str) -> Tool:
     return look(name, path if path and os.access(path, os.X_OK) else process.which(name), HINTS[name])
 
 
+_COMPILERS = {"C": ("CC", ("cc", "gcc", "cl", "clang")), "C++": ("CXX", ("c++", "g++", "cl", "clang++"))}
+
+
 def find_compiler(language: str) -> Tool:
     """The compiler CMake will take: $CC or $CXX, or the first of the usual names."""
-    variable, names = {
-        "C": ("CC", ("cc", "gcc", "cl", "clang")),
-        "C++": ("CXX", ("c++", "g++", "cl", "clang++")),
-    }[language]
+    variable, names = _COMPILERS[language]
     name = f"{language} compiler"
     if chosen := os.environ.get(variable, "").strip():
         # the variable may carry arguments after the program

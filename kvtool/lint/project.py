@@ -52,11 +52,7 @@ def _loaded(load: Callable[[], _T], found: list[LintFinding], file: str, rule: s
 
 
 def _patches(
-    project: Project,
-    patches: list[Patch | None],
-    lines: SeriesText,
-    paths: tuple[str, ...],
-    found: list[LintFinding],
+    project: Project, patches: list[Patch | None], lines: SeriesText, paths: tuple[str, ...], found: list[LintFinding]
 ) -> dict[str, Mail]:
     """Lint each listed patch file; the mails that could be read, by id."""
     mails: dict[str, Mail] = {}

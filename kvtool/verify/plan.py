@@ -47,23 +47,19 @@ def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
     """Changes of the cells' types: in place and by copy, four streams, and V transposed (without flash attention)."""
     few = named_toys(toys, CHEAP_TOYS[:2]) if quick else toys
     slow = named_toys(toys, CLASS_TOYS[2:]) if quick else []
-    return [
-        *_retype(few, "inplace", "on", IN_PLACE, quick=quick),
-        *_retype(slow, "inplace", "on", IN_PLACE, RETYPE_BYTES, quick=quick),
-        *_retype(few, "copy", "on", BY_COPY, quick=quick),
-        *_retype(few, "streams", "on", STREAMS, quick=quick),
-        *_retype(few, "inplace", "off", IN_PLACE, quick=quick),
-        *_retype(few, "copy-streams", "off", (*BY_COPY, *STREAMS), quick=quick),
-    ]
-
-
-def _retype(
-    toys: Sequence[Path], how: str, fa: str, args: Sequence[str], checks: Sequence[str] = RETYPE, *, quick: bool
-) -> list[Check]:
     short = ("--quick",) if quick else ()
+    variants = (
+        (few, "inplace", "on", (*IN_PLACE, *short, *RETYPE)),
+        (slow, "inplace", "on", (*IN_PLACE, *short, *RETYPE_BYTES)),
+        (few, "copy", "on", (*BY_COPY, *short, *RETYPE)),
+        (few, "streams", "on", (*STREAMS, *short, *RETYPE)),
+        (few, "inplace", "off", (*IN_PLACE, *short, *RETYPE)),
+        (few, "copy-streams", "off", (*BY_COPY, *STREAMS, *short, *RETYPE)),
+    )
     return [
-        Check(f"kv-check/{toy.stem}/retype/{how}/fa-{fa}", "retype", toy, args=("-fa", fa, *args, *short, *checks))
-        for toy in toys
+        Check(f"kv-check/{toy.stem}/retype/{how}/fa-{fa}", "retype", toy, args=("-fa", fa, *args))
+        for some, how, fa, args in variants
+        for toy in some
     ]
 
 

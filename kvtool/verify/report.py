@@ -1,6 +1,6 @@
 """The result of verify: what a person reads in ten seconds, and what a machine wants to know."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -37,14 +37,9 @@ def is_model_run(finding: Finding) -> bool:
 
 
 def tally(findings: Sequence[Finding]) -> Tally:
-    same = [f for f in findings if f.outcome is CheckOutcome.PASSED]
-    return Tally(
-        len(findings),
-        len(same),
-        sum(f.grown for f in same),
-        sum(f.outcome is CheckOutcome.SKIPPED for f in findings),
-        sum(f.outcome is CheckOutcome.FAILED for f in findings),
-    )
+    of = Counter(f.outcome for f in findings)
+    grown = sum(f.grown for f in findings if f.outcome is CheckOutcome.PASSED)
+    return Tally(len(findings), of[CheckOutcome.PASSED], grown, of[CheckOutcome.SKIPPED], of[CheckOutcome.FAILED])
 
 
 def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
@@ -52,15 +47,12 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
     by_class: dict[str, dict[str, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     for found in filter(is_model_run, findings):
         by_class[found.group][found.id.split("/", 2)[2]].append(found)
-
-    return tuple(
-        ClassRow(
-            name,
-            len({f.model for runs in by_class[name].values() for f in runs}),
-            {variant: tally(runs) for variant, runs in by_class[name].items()},
-        )
-        for name in sorted(by_class, key=class_rank)
-    )
+    rows = []
+    for name in sorted(by_class, key=class_rank):
+        models = {f.model for runs in by_class[name].values() for f in runs}
+        variants = {variant: tally(runs) for variant, runs in by_class[name].items()}
+        rows.append(ClassRow(name, len(models), variants))
+    return tuple(rows)
 
 
 @dataclass(frozen=True)

@@ -34,20 +34,13 @@ def prompt(seed: int, length: int) -> str:
     return " ".join(rng.choice(words) for _ in range(length))
 
 
-_COMPLETION = (
-    "-c 4096 -n 256 -t 1 --temp 0 --seed 1 --ignore-eos -no-cnv --no-display-prompt --no-warmup -lv 4"  # 4: INFO
-)
-
-
+_COMPLETION = "-c 4096 -n 256 -t 1 --temp 0 --seed 1 --ignore-eos -no-cnv --no-display-prompt --no-warmup -lv 4"  # INFO
 _BENCH = "-p 512 -n 8 -r 1 -t 1 -o json -v"
 
 
 def growths(log: str) -> list[list[int]]:
     """[from, to] in cells of each growth that the log tells of."""
     return [[int(a), int(b)] for a, b in GREW.findall(log)]
-
-
-# ---- llama-completion ------------------------------------------------------------------------------------------------
 
 
 @trial
@@ -82,9 +75,6 @@ def judge_logs(statics: Sequence[str], dynamic: str, details: dict[str, object])
     if not growths(dynamic):
         reason = f"with {FLAG} the log has no 'resizing KV cache': nothing grew, so nothing was tested"
         raise Failed("not-grown", reason, {**details, "log": dynamic[-LOG:]})
-
-
-# ---- llama-bench -----------------------------------------------------------------------------------------------------
 
 
 @trial
