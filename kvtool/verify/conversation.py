@@ -32,7 +32,7 @@ class Step:
     numbers: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        text = "" if self.answer is None else f" {self.answer.text[:60]!r}"
+        text = "" if self.answer is None else f" {self.answer.content[:60]!r}"
         return f"{self.name}{text} {' '.join(str(n) for n in self.numbers)}".rstrip()
 
 

@@ -18,6 +18,7 @@ import httpx
 from kvtool import process
 from kvtool.errors import VerifyError
 from kvtool.machine import kib_of
+from kvtool.result import read
 
 START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a sanitizer needs most of it
 REQUEST_SECONDS = 300.0
@@ -39,13 +40,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. tokens: ids of what was generated; reused: prompt tokens that the slot's cache had already."""
+    """What came back, in the server's words. cache_n: tokens of the prompt that the slot's cache had already."""
 
-    text: str
+    content: str
     tokens: tuple[int, ...]
-    prompt_tokens: int
-    reused: int
-    truncated: bool
+    tokens_evaluated: int
+    cache_n: int = 0
+    truncated: bool = False
 
 
 def free_port() -> int:
@@ -59,29 +60,25 @@ def free_port() -> int:
 class LlamaServer:
     """A running server. Methods raise VerifyError with the log's end when it dies or answers with an error.
 
-    http: the client, for requests that have no method here.
+    process: what runs; http: the client, for requests that have no method here.
     """
 
     def __init__(self, running: process.Process, port: int, log: Path) -> None:
-        self._process, self._log = running, log
+        self.process, self._log = running, log
         self.url = f"http://127.0.0.1:{port}"
         # No proxy from the environment: loopback must stay loopback.
         self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def resident(self) -> int | None:
         """The bytes of the process in memory, None where the system does not tell."""
-        return kib_of(f"/proc/{self.pid}/smaps_rollup", "Rss")
+        return kib_of(f"/proc/{self.process.pid}/smaps_rollup", "Rss")
 
     @property
     def log(self) -> str:
         return self._log.read_text("utf-8", "replace")
 
     def _failed(self, what: str, why: str = "", kind: type[VerifyError] = VerifyError) -> VerifyError:
-        code = self._process.poll()
+        code = self.process.poll()
         died = "" if code is None else f"the server ended with exit code {code}"
         return kind(what, why="; ".join(filter(None, (why, died))), output=self.log[-3000:])
 
@@ -89,7 +86,7 @@ class LlamaServer:
         """Until the model is loaded. Raises VerifyError when the server dies first or takes longer."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
+            if self.process.poll() is not None:
                 raise self._failed("llama-server did not start")
             with contextlib.suppress(httpx.TransportError):
                 if self.http.get("/health", timeout=5).status_code == 200:
@@ -125,14 +122,8 @@ class LlamaServer:
         always = {"temperature": 0.0, "seed": 1, "cache_prompt": True, "ignore_eos": True, "return_tokens": True}
         data = self.post("/completion", {**asked, **always})
         try:
-            return Answer(
-                text=str(data["content"]),
-                tokens=tuple(int(t) for t in data["tokens"]),
-                prompt_tokens=int(data["tokens_evaluated"]),
-                reused=int(data.get("timings", {}).get("cache_n", 0)),
-                truncated=bool(data.get("truncated", False)),
-            )
-        except (KeyError, TypeError, ValueError) as err:
+            return read(Answer, {**data, **data.get("timings", {})})
+        except (KeyError, TypeError) as err:
             raise self._failed("llama-server's answer is not a completion", f"{type(err).__name__}: {err}") from err
 
     def together(self, requests: Sequence[Request]) -> tuple[Answer, ...]:
@@ -148,16 +139,6 @@ class LlamaServer:
         """save, restore or erase a slot; filename is relative to --slot-save-path."""
         return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
 
-    def end(self, seconds: float) -> int:
-        """Let it end by itself, as a sanitizer says last what has leaked; its exit code. VerifyError when it stays."""
-        self._process.terminate()
-        deadline = time.monotonic() + seconds
-        while (code := self._process.poll()) is None:
-            if time.monotonic() > deadline:
-                raise self._failed("llama-server does not end", f"not within {seconds:g} s")
-            time.sleep(0.05)
-        return code
-
     def __enter__(self) -> Self:
         return self
 
@@ -166,19 +147,17 @@ class LlamaServer:
 
 
 @contextlib.contextmanager
-def llama_server(
-    binary: Path, model: Path, args: Sequence[str], log: Path, *, start_seconds: float = START_SECONDS
-) -> Iterator[LlamaServer]:
+def llama_server(binary: Path, model: Path, args: Sequence[str], log: Path) -> Iterator[LlamaServer]:
     """A ready server on a free loopback port, its output in `log`; ended on the way out, by Ctrl-C too.
 
-    Raises VerifyError when it does not get ready within start_seconds.
+    Raises VerifyError when it does not get ready.
     """
     for attempt in range(_PORT_TRIES):
         port = free_port()
         argv: list[str | Path] = [binary, "-m", model, "--host", "127.0.0.1", "--port", str(port), *args]
         with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
             try:
-                server.wait_ready(start_seconds)
+                server.wait_ready(START_SECONDS)
             except VerifyError:
                 if attempt + 1 < _PORT_TRIES and "couldn't bind" in server.log:
                     continue  # someone took the port between our look and the server's bind

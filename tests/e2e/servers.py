@@ -99,13 +99,13 @@ def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
     import resource
 
     assert sys.platform == "linux"
-    pages = int(Path(f"/proc/{server.pid}/statm").read_text("ascii").split()[0])
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text("ascii").split()[0])
     limit = (pages * resource.getpagesize() + more, resource.RLIM_INFINITY)
-    before = resource.prlimit(server.pid, resource.RLIMIT_AS, limit)
+    before = resource.prlimit(server.process.pid, resource.RLIMIT_AS, limit)
     try:
         yield
     finally:
-        resource.prlimit(server.pid, resource.RLIMIT_AS, before)
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, before)
 
 
 def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:

@@ -128,7 +128,7 @@ def test_in_a_terminal(real: Real, model: Path, tmp_path: Path, width: int) -> N
             server.slot("erase", 1)
             shown.until(lambda lines: any(re.search(r"  target gave back once: .* cells, -", line) for line in lines))
 
-            server._process.terminate()
+            server.process.terminate()
             shown.until(lambda lines: lines[1].startswith("waiting for it: ") and "refused" in lines[1])
             shown.keys("C-c")
             lines = shown.until(lambda lines: "exit code 9" in lines)

@@ -32,10 +32,10 @@ def test_requests_at_once_are_answered_in_order_and_the_server_is_ended(binary: 
         asked = [Request(f"prompt {i}", 8, i) for i in range(4)]
         together = server.together(asked)
         assert together == tuple(server.complete(r) for r in asked)
-        assert len({a.text for a in together}) == 4
-        assert together[0].prompt_tokens == 2
+        assert len({a.content for a in together}) == 4
+        assert together[0].tokens_evaluated == 2
         assert server.slot("save", 0, "a.bin") == {"n_saved": 7, "n_restored": 7}
-        pid = server._process.pid
+        pid = server.process.pid
     assert gone(pid)
 
 
@@ -43,7 +43,7 @@ def test_requests_at_once_are_answered_in_order_and_the_server_is_ended(binary: 
 def test_the_server_is_ended_whatever_happens_inside(binary: Path, tmp_path: Path, error: type[BaseException]) -> None:
     pid = 0
     with pytest.raises(error), llama_server(binary, fakes.model(tmp_path, "good"), [], tmp_path / "log") as server:
-        pid = server._process.pid
+        pid = server.process.pid
         raise error
     assert pid and gone(pid)
 
@@ -58,10 +58,13 @@ def test_a_server_that_dies_says_why(binary: Path, tmp_path: Path) -> None:
     assert "no such model" in caught.value.output
 
 
-def test_a_server_that_never_gets_ready_is_given_up(binary: Path, tmp_path: Path) -> None:
+def test_a_server_that_never_gets_ready_is_given_up(
+    binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtool.verify.server.START_SECONDS", 1)
     with (
         pytest.raises(VerifyError, match="did not start") as caught,
-        llama_server(binary, fakes.model(tmp_path, "never-ready"), [], tmp_path / "log", start_seconds=1),
+        llama_server(binary, fakes.model(tmp_path, "never-ready"), [], tmp_path / "log"),
     ):
         pass
     assert "not ready after 1 s" in caught.value.why
@@ -69,7 +72,7 @@ def test_a_server_that_never_gets_ready_is_given_up(binary: Path, tmp_path: Path
 
 def test_a_port_that_someone_took_is_tried_again_on_another(binary: Path, tmp_path: Path) -> None:
     with llama_server(binary, fakes.model(tmp_path, "port-taken"), [], tmp_path / "log") as server:
-        assert server.complete(Request("hello", 1)).text
+        assert server.complete(Request("hello", 1)).content
     assert (tmp_path / "port-taken.starts").read_text() == "xxx"
 
 
@@ -86,8 +89,8 @@ def test_an_answer_that_is_none_is_an_error(binary: Path, tmp_path: Path, name: 
 
 def test_a_server_that_goes_away_is_an_error_with_its_exit_code(binary: Path, tmp_path: Path) -> None:
     with llama_server(binary, fakes.model(tmp_path, "good"), [], tmp_path / "log") as server:
-        server._process.kill()
-        server._process.wait()
+        server.process.kill()
+        server.process.wait()
         with pytest.raises(VerifyError, match="did not answer /completion") as caught:
             server.complete(Request("hello", 1))
         assert "exit code -9" in caught.value.why
@@ -96,10 +99,10 @@ def test_a_server_that_goes_away_is_an_error_with_its_exit_code(binary: Path, tm
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 def test_what_it_has_in_memory_is_what_the_system_says(binary: Path, tmp_path: Path) -> None:
     with llama_server(binary, fakes.model(tmp_path, "good"), [], tmp_path / "log") as server:
-        pages = int(Path(f"/proc/{server.pid}/statm").read_text("ascii").split()[1])
+        pages = int(Path(f"/proc/{server.process.pid}/statm").read_text("ascii").split()[1])
         assert server.resident() == pytest.approx(pages * os.sysconf("SC_PAGESIZE"), rel=0.2)
-        server._process.kill()
-        server._process.wait()
+        server.process.kill()
+        server.process.wait()
         assert server.resident() is None
 
 
