@@ -101,23 +101,19 @@ def version_of(path: Path) -> str | None:
     The compiler that macOS ships is a stub that fails until the command line tools are installed.
     """
     # Microsoft's cl knows no --version; called with nothing it prints its banner
-    ask = () if path.stem.lower() == "cl" else ("--version",)
-    try:
-        done = process.capture([path, *ask], check=False, timeout=30)
-    except KvtoolError:
-        return None
-    if done.returncode != 0:
+    done = _ran(path) if path.stem.lower() == "cl" else _ran(path, "--version")
+    if done is None:
         return None
     numbers = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr)
     return numbers[0] if numbers else ""
 
 
-def _said(*argv: str) -> str:
-    """What a program prints, "" where it cannot run."""
+def _ran(*argv: str | Path) -> process.Completed | None:
+    """What a program prints, None where it cannot run or fails."""
     try:
-        return process.capture(argv, check=False, timeout=30).stdout.strip()
+        return process.capture(argv, timeout=30)
     except KvtoolError:
-        return ""
+        return None
 
 
 def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
@@ -208,7 +204,8 @@ def find_nvcc() -> Tool:
     # CMake looks for nvcc on PATH and in $CUDACXX only; upstream builds for the GPU it finds, and where there is none
     # that fails in the middle of the build
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
-    models = {} if "GPU" in _said("nvidia-smi", "-L") else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
+    gpus = _ran("nvidia-smi", "-L")
+    models = {} if gpus and "GPU" in gpus.stdout else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
     return replace(tool, flags={**where, **models}) if tool.found else tool
 
 
@@ -291,8 +288,8 @@ def _find_metal(system: str) -> Tool:
     if system != "Darwin":
         return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", how=_ON_A_MAC)
     # the frameworks come with the command line tools; Xcode itself is not needed
-    if sdk := _said("xcrun", "--show-sdk-path"):
-        return Tool("Metal", Path(sdk))
+    if sdk := _ran("xcrun", "--show-sdk-path"):
+        return Tool("Metal", Path(sdk.stdout.strip()))
     return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -110,9 +110,8 @@ class Verification:
                 found += self._matrix(toys) if self.options.matrix else self._kv_checks(toys, tag)
             if "retype" in self.kinds:
                 # the reference is the CPU's: what a device rounds may differ
-                found += self._all(
-                    plan.retypes(toys, quick=self.options.quick), (devices.IN_MEMORY,) * len(self.on.lanes)
-                )
+                retypes = plan.retypes(toys, quick=self.options.quick)
+                found += self._all(retypes, (devices.IN_MEMORY,) * len(self.on.lanes))
             if self.kinds & _TEXTS:
                 found += self._texts(toys)
         return found + self._memory() if "memory" in self.kinds else found
@@ -150,10 +149,7 @@ class Verification:
         return [*found, checks.judge_grown(found, tag, self.on.label)]
 
     def _all(
-        self,
-        planned: Sequence[Check],
-        lanes: Sequence[devices.Lane],
-        on_finding: Callable[[Check, Finding], None] = lambda _check, _finding: None,
+        self, planned: Sequence[Check], lanes: Sequence[devices.Lane], on_finding: runner.OnFinding = lambda *_: None
     ) -> list[Finding]:
         title = f"kv-check on {len({check.model for check in planned})} models"
         with self.console.progress(title, len(planned)) as bar:

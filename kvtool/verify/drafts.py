@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvtool.verify.models import (
-    attention_keys,
-    copy_keys,
-    fingerprint,
-    finish,
-    random_weight,
-    read,
-    write_model,
-    written,
-)
+from kvtool.verify import models
+from kvtool.verify.models import attention_keys, fingerprint, write_model, written
 
 _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
 _DRAFT_EMBD = 64
@@ -61,7 +53,7 @@ def mtp(toy: Path, work: Path) -> Path:
 def _write_mtp(toy: Path, out: Path) -> None:
     from gguf import GGUFValueType, GGUFWriter
 
-    body = read(toy)
+    body = models.read(toy)
     arch = body.fields["general.architecture"].contents()
     n_layer = body.fields[f"{arch}.block_count"].contents()
     embd = body.fields[f"{arch}.embedding_length"].contents()
@@ -69,7 +61,7 @@ def _write_mtp(toy: Path, out: Path) -> None:
     by_layer = ("attention.recurrent_layers", "swiglu_clamp_exp", "swiglu_clamp_shexp")
     ours = {f"{arch}.{name}" for name in (*numbers, *by_layer)}
     writer = GGUFWriter(out, arch)
-    copy_keys(body, writer, lambda name: name not in ours)
+    models.copy_keys(body, writer, lambda name: name not in ours)
     for name, number in numbers.items():
         writer.add_uint32(f"{arch}.{name}", number)
     for name in by_layer:
@@ -83,8 +75,8 @@ def _write_mtp(toy: Path, out: Path) -> None:
             writer.add_tensor(tensor.name.replace(last, f"blk.{n_layer}."), tensor.data)
     shapes = {"eh_proj": (embd, 2 * embd), "enorm": (embd,), "hnorm": (embd,), "shared_head_norm": (embd,)}
     for name, shape in shapes.items():
-        writer.add_tensor(f"blk.{n_layer}.nextn.{name}.weight", random_weight(name, shape))
-    finish(writer)
+        writer.add_tensor(f"blk.{n_layer}.nextn.{name}.weight", models.random_weight(name, shape))
+    models.finish(writer)
 
 
 def _keys(embd: int, **more: int) -> dict[str, Any]:
@@ -98,10 +90,10 @@ def _keys(embd: int, **more: int) -> dict[str, Any]:
     return {**keys, **heads, **rope, **window, **none, **more}
 
 
-def _layer(il: int, embd: int, *, keys: bool) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer, rows first. keys: it has keys and values of its own."""
+def _shapes(embd: int, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model, rows first. keys: its layers have keys and values of their own; more: those besides."""
     width = _HEADS * _HEAD
-    shapes: dict[str, tuple[int, ...]] = {
+    layer: dict[str, tuple[int, ...]] = {
         "attn_norm": (embd,),
         "attn_q": (width, embd),
         "attn_q_norm": (_HEAD,),
@@ -115,14 +107,8 @@ def _layer(il: int, embd: int, *, keys: bool) -> dict[str, tuple[int, ...]]:
         "post_ffw_norm": (embd,),
     }
     if keys:
-        shapes |= {"attn_k": (width, embd), "attn_v": (width, embd), "attn_k_norm": (_HEAD,)}
-    return {f"blk.{il}.{name}.weight": shape for name, shape in shapes.items()}
-
-
-def _shapes(embd: int, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a model; more: those it has besides."""
+        layer |= {"attn_k": (width, embd), "attn_v": (width, embd), "attn_k_norm": (_HEAD,)}
     shapes = {"token_embd": (_VOCAB, embd), "output_norm": (embd,), "rope_freqs": (_HEAD // 2,), **more}
-    weights = {f"{name}.weight": shape for name, shape in shapes.items()}
     for il in range(len(_PATTERN)):
-        weights |= _layer(il, embd, keys=keys)
-    return weights
+        shapes |= {f"blk.{il}.{name}": shape for name, shape in layer.items()}
+    return {f"{name}.weight": shape for name, shape in shapes.items()}

@@ -24,8 +24,6 @@ class Journal:
     def __init__(self, work: Path, of: str) -> None:
         self._file = work / f"matrix-{of}.jsonl"
         self._known: dict[_Key, Finding] = dict(_read(self._file))
-        if self._known:
-            self._write()
 
     def known(self, checks: Iterable[Check]) -> dict[str, Finding]:
         """By check id: what an earlier run found out about these checks."""
@@ -36,22 +34,18 @@ class Journal:
         self._known[_key(check)] = finding
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as out:
-            out.write(_line(_key(check), finding))
+            out.write("\n" + _line(_key(check), finding))  # ends a line that was cut off
 
     def forget(self, checks: Sequence[Check]) -> None:
         """The run over these checks is complete and told: the next one starts anew. What other runs left stays."""
         for check in checks:
             self._known.pop(_key(check), None)
-        if self._known:
-            self._write()
-        else:
+        if not self._known:
             self._file.unlink(missing_ok=True)
-
-    def _write(self) -> None:
-        lines = [_line(key, finding) for key, finding in self._known.items()]
+            return
         fresh = self._file.with_name(f"{self._file.name}.new")
         with fresh.open("w", encoding="utf-8") as out:
-            out.writelines(lines)
+            out.writelines(_line(key, finding) for key, finding in self._known.items())
             out.flush()
             os.fsync(out.fileno())  # before it replaces the one that is there
         fresh.replace(self._file)

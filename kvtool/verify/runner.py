@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from kvtool.machine import too_large
 from kvtool.result import last_document
@@ -14,6 +15,7 @@ from kvtool.verify.devices import IN_MEMORY, Lane
 from kvtool.verify.models import QWEN35_27B
 from kvtool.verify.trial import LOG, Failed, run, trial
 
+OnFinding: TypeAlias = Callable[[Check, Finding], None]
 _GRACE = 30.0  # seconds for what kv-check does beside its two sides
 
 
@@ -59,8 +61,8 @@ def kv_checks(
     checks: Sequence[Check],
     binary: Path,
     lanes: Sequence[Lane],
-    on_progress: Callable[[int, str], None] = lambda _done, _running: None,
-    on_finding: Callable[[Check, Finding], None] = lambda _check, _finding: None,
+    on_progress: Callable[[int, str], None] = lambda *_: None,
+    on_finding: OnFinding = lambda *_: None,
 ) -> list[Finding]:
     """All of them, one at a time in each lane; the findings in the order of the checks.
 
