@@ -26,6 +26,7 @@ from kvtool.errors import KvtoolError
 from kvtool.result import Result
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 _QUIET_SECONDS = 10.0  # how often a progress is told where nobody sees a bar (CI logs)
 _PLAIN = str.maketrans("█▓░", "#=.")  # bars where the terminal has no such characters
 
@@ -97,14 +98,15 @@ class Console:
         with RichProgress(*columns, console=self._err, transient=True) as bars:
             yield _Bar(bars, bars.add_task(escape(text), total=total, note=""))
 
-    def each(self, text: str, items: Sequence[_T], note: Callable[[_T], str] = str) -> Iterator[_T]:
-        """One item after the other, with a progress (none for no items) and the note of the one that is under way."""
-        if not items:
-            return
-        with self.progress(text, len(items)) as bar:
-            for number, item in enumerate(items):
-                bar.update(number, note(item))
-                yield item
+    def each(self, text: str, items: Sequence[_T], do: Callable[[_T], _R], note: Callable[[_T], str] = str) -> list[_R]:
+        """Do something with one item after the other, and show a progress (none for no items) that notes which."""
+        found: list[_R] = []
+        if items:
+            with self.progress(text, len(items)) as bar:
+                for item in items:
+                    bar.update(len(found), note(item))
+                    found.append(do(item))
+        return found
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line of a result, on stdout; for Result.render() only. style: a rich style such as "bold red"."""

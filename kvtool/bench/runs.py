@@ -102,11 +102,13 @@ class KvBench:
         found: dict[str, list[list[Row]]] = {mode: [] for mode in MODES}
         turns = [MODES[(turn + i) % len(MODES)] for turn in range(repeats) for i in range(len(MODES))]
         skipped = ""
-        for mode in self.console.each("measuring memory", turns):
-            if mode == STATIC:
-                skipped = skipped or too_large(found[IN_PLACE][0][0].reserved, available_memory())
-            if mode != STATIC or not skipped:
-                found[mode].append(self.answer(rows_of, mode, n_ctx, depths, "--limit"))
+        with self.console.progress("measuring memory", len(turns)) as bar:
+            for number, mode in enumerate(turns):
+                bar.update(number, f"{mode} {number // len(MODES) + 1}")
+                if mode == STATIC:
+                    skipped = skipped or too_large(found[IN_PLACE][0][0].reserved, available_memory())
+                if mode != STATIC or not skipped:
+                    found[mode].append(self.answer(rows_of, mode, n_ctx, depths, "--limit"))
         return tuple(row for mode in MODES for row in medians(found[mode])), skipped
 
     def speeds(self, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None) -> tuple[Speed, ...]:
@@ -116,14 +118,16 @@ class KvBench:
         """
         modes = (IN_PLACE, COPY, OFF) if unpatched else (IN_PLACE, COPY)
         turns = [(mode, flash) for mode in modes for flash in ("on", "off")]
-        out: list[Speed] = []
-        for mode, flash in self.console.each("measuring speed", turns, ", flash attention ".join):
-            other = ["--other", str(unpatched)] if mode == OFF else []
-            more = "--rounds", str(rounds), "-fa", flash, *other
-            pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
-            kinds = (speed.GENERATE, speed.PROMPT, *([speed.CREATE] if mode == OFF else []))
-            out += speed.speeds(mode, flash == "on", kinds, pairs)
-        return tuple(out)
+        found: list[Speed] = []
+        with self.console.progress("measuring speed", len(turns)) as bar:
+            for number, (mode, flash) in enumerate(turns):
+                bar.update(number, f"{mode}, flash attention {flash}")
+                other = ["--other", str(unpatched)] if mode == OFF else []
+                more = "--rounds", str(rounds), "-fa", flash, *other
+                pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
+                kinds = (speed.GENERATE, speed.PROMPT, *([speed.CREATE] if mode == OFF else []))
+                found += speed.speeds(mode, flash == "on", kinds, pairs)
+        return tuple(found)
 
     def answer(
         self, parse: Callable[[str, dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str

@@ -4,6 +4,7 @@ A closed loop: each chat asks again when it has its answer, a given number of ti
 a server that has been asked before; then all chats are at it. The tokens are drawn at random.
 """
 
+import functools
 import itertools
 import json
 import random
@@ -176,9 +177,9 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
 def serve_all(binary: Path, model: Path, work: Path, load: Load, console: Console) -> tuple[tuple[Served, ...], str]:
     """Each kind of cache; and why one is left out."""
     known = _SHARE in process.capture([binary, "--help"], error=MeasureError, timeout=60).stdout
-    modes = console.each("talking to llama-server", [mode for mode in FLAGS if known or mode != SHARED])
-    rows = tuple(serve(binary, model, work, load, mode) for mode in modes)
-    return rows, "" if known else f"this llama-server has no {_SHARE}"
+    modes = [mode for mode in FLAGS if known or mode != SHARED]
+    rows = console.each("talking to llama-server", modes, functools.partial(serve, binary, model, work, load))
+    return tuple(rows), "" if known else f"this llama-server has no {_SHARE}"
 
 
 def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:

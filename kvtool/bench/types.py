@@ -134,8 +134,11 @@ def _changes(mode: str, said: Mapping[str, Any]) -> tuple[list[Change], int]:
 
 def changes(bench: KvBench, cells: int) -> tuple[tuple[Change, ...], int]:
     """In place and by copy; and the bytes that the context would take in f16."""
-    modes, retype = bench.console.each("changing types", (IN_PLACE, COPY)), ("--retype", ",".join(CHANGES))
-    (in_place, reserved), (copy, _) = [bench.answer(_changes, mode, cells, [cells], *retype) for mode in modes]
+
+    def change(mode: str) -> tuple[list[Change], int]:
+        return bench.answer(_changes, mode, cells, [cells], "--retype", ",".join(CHANGES))
+
+    (in_place, reserved), (copy, _) = bench.console.each("changing types", (IN_PLACE, COPY), change)
     return (*in_place, *copy), reserved
 
 
@@ -150,12 +153,14 @@ def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
     budget = max(1, budget // MIB) * MIB
     cells = 4 * budget // size  # more than fit in any type of the ladder
     fits = budget // size // 256 * 256  # llama.cpp pads a context to 256 cells
-    found = [Held(STATIC, fits, LADDER[0], fits * size, budget)]
     kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}
-    for name in bench.console.each("filling a budget", list(kinds)):
+
+    def fill(name: str) -> Held:
         limit = ("--budget", str(budget // MIB), "-t", str(cores()), *kinds[name])  # not timed
-        found.append(Held(name, *bench.answer(_full, IN_PLACE, cells, [cells], *limit), budget))
-    return tuple(found)
+        return Held(name, *bench.answer(_full, IN_PLACE, cells, [cells], *limit), budget)
+
+    static = Held(STATIC, fits, LADDER[0], fits * size, budget)
+    return (static, *bench.console.each("filling a budget", list(kinds), fill))
 
 
 def losses_of(found: Finding) -> list[Loss]:

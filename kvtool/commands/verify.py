@@ -122,10 +122,12 @@ class Verification:
     def _units(self) -> list[Finding]:
         """What a patch can name beside the comparisons."""
         units = [name for name in named.unit_tests(self.project.cpp) if name in self.kinds]
-        found: list[Finding] = []
-        for name in self.console.each("C++ unit tests", units):
-            unit = Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
-            found.append(named.unit(unit))
+
+        def unit(name: str) -> Finding:
+            program = self.program(name)
+            return named.unit(Check(f"unit/{name}", "unit", program, "unit tests", timeout=named.UNIT_SECONDS))
+
+        found = self.console.each("C++ unit tests", units, unit)
         if "preset" in self.kinds:
             presets = Check("preset", "preset", self.project.tree, "presets")
             found.append(named.preset(presets, toolchain.find("cmake").path))
@@ -193,14 +195,16 @@ class Verification:
         vocabulary = self.project.tree / "models" / models.VOCABULARY
         if wanted and not vocabulary.is_file():
             raise VerifyError("upstream's vocabulary file is missing", why=f"{vocabulary} does not exist")
-        each = self.console.each("making models that speak", wanted, lambda toy: toy.stem)
-        return {toy.stem: models.spoken(toy, vocabulary, self.work) for toy in each}
+
+        def speaker(toy: Path) -> tuple[str, Path]:
+            return toy.stem, models.spoken(toy, vocabulary, self.work)
+
+        return dict(self.console.each("making models that speak", wanted, speaker, lambda toy: toy.stem))
 
     def _texts(self, toys: Sequence[Path]) -> list[Finding]:
         texts = plan.texts(self._speakers(toys), quick=self.options.quick)
         planned = plan.on_device(self.on.label, self.on.tools, [check for check in texts if check.kind in self.kinds])
-        title = "texts with and without the flag"
-        return [self._text(check) for check in self.console.each(title, planned, lambda check: check.id)]
+        return self.console.each("texts with and without the flag", planned, self._text, lambda check: check.id)
 
     def _text(self, check: Check) -> Finding:
         work = self.work / "runs"
