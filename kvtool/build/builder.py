@@ -114,9 +114,8 @@ def _cmake_reason(output: str) -> str:
 
 def _existing_targets(planned: Plan) -> tuple[str, ...]:
     """The targets to build: the default ones that this upstream has, or the named ones, which must exist."""
-    listing = _capture_build(
-        (planned.tools.ninja, "-C", planned.build_dir, "-t", "targets", "all"), planned, "cannot list the targets"
-    )
+    listed = (planned.tools.ninja, "-C", planned.build_dir, "-t", "targets", "all")
+    listing = _capture_build(listed, planned, "cannot list the targets")
     known = ninja.parse_targets(listing.stdout) | {"all"}
     unknown = [target for target in planned.targets if target not in known]
     if unknown and planned.chosen:

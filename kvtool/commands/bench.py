@@ -29,9 +29,7 @@ ROOM = 1024  # tokens that are decoded beyond a depth
 @dataclass(frozen=True)
 class Options:
     quick: Annotated[bool, Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
-    model: Annotated[
-        Path | None, Option("--model", "-m", metavar="FILE", help="Another model than the one made here.")
-    ] = None
+    model: Annotated[Path | None, Option("--model", "-m", metavar="FILE", help="Instead of the one made here.")] = None
     rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0
     n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
     baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None

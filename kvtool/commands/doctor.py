@@ -59,10 +59,8 @@ class Diagnosis(Result, command="doctor"):
         ]
         console.table(("", "needed", "found"), rows)
         console.line()
-        console.table(
-            ("", "backend", ""),
-            [("-" if why else "ok", f"kvtool build --{name}", why) for name, why in self.backends.items()],
-        )
+        backends = [("-" if why else "ok", f"kvtool build --{name}", why) for name, why in self.backends.items()]
+        console.table(("", "backend", ""), backends)
         for check in self.checks:
             # what is required and missing comes in the error below
             if not check.ok and not check.required and check.how:

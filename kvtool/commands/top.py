@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.errors import NetworkError, UsageError
@@ -61,16 +61,11 @@ def _first(server: Server) -> View:
 
 def command(
     env: Env,
-    url: Annotated[str, typer.Argument(help="Where the server listens.")] = DEFAULT_URL,
-    once: Annotated[
-        bool, typer.Option("--once", help="Look once and end, as with --json or without a terminal.")
-    ] = False,
-    interval: Annotated[float, typer.Option("--interval", "-i", metavar="SECONDS", help="Between two looks.")] = 1.0,
+    url: Annotated[str, Argument(help="Where the server listens.")] = DEFAULT_URL,
+    once: Annotated[bool, Option("--once", help="Look once and end, as with --json or without a terminal.")] = False,
+    interval: Annotated[float, Option("--interval", "-i", metavar="SECONDS", help="Between two looks.")] = 1.0,
     api_key: Annotated[
-        str,
-        typer.Option(
-            "--api-key", metavar="KEY", envvar="LLAMA_API_KEY", help="A key of the server.", show_default=False
-        ),
+        str, Option("--api-key", metavar="KEY", envvar="LLAMA_API_KEY", help="A key of the server.", show_default=False)
     ] = "",
 ) -> TopResult:
     """Watch a llama-server that runs with --kv-dynamic.

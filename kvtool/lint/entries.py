@@ -57,9 +57,8 @@ def lint_entries(
         for key in ("id", "file"):
             name = getattr(patch, key)
             if any(other and getattr(other, key) == name for other in patches[:number]):
-                yield text.finding(
-                    number, key, "twice", f"another patch has the {key} {name!r}", f"give it its own {key}"
-                )
+                what = f"another patch has the {key} {name!r}"
+                yield text.finding(number, key, "twice", what, f"give it its own {key}")
         if patch.status != "local" and not patch.pr:
             what = f"{patch.id} is {patch.status} upstream, and no pr says where"
             yield text.finding(number, "upstream", "pr", what, "add pr = the pull request's address, or number as #123")
@@ -81,6 +80,5 @@ def _span(number: int, patch: Patch, lock: Lock, text: SeriesText) -> Iterator[L
     both = patch.since in known and patch.until in known
     if both and known[patch.since].order >= known[patch.until].order:
         what = f"{patch.id}: it applies from {patch.since} and only until {patch.until}, which is no tag at all"
-        yield text.finding(
-            number, "until", "span", what, "until is the first tag it no longer applies to; put it later"
-        )
+        todo = "until is the first tag it no longer applies to; put it later"
+        yield text.finding(number, "until", "span", what, todo)

@@ -86,13 +86,11 @@ class Server:
         try:
             answer = self._http.get(path)
         except httpx.TimeoutException as err:
-            raise NetworkError(
-                f"{self.url} does not answer", why=f"nothing came within {SECONDS:g} s", next_step=_START_IT
-            ) from err
+            why = f"nothing came within {SECONDS:g} s"
+            raise NetworkError(f"{self.url} does not answer", why=why, next_step=_START_IT) from err
         except httpx.HTTPError as err:
-            raise NetworkError(
-                f"no server answers at {self.url}", why=str(err) or type(err).__name__, next_step=_START_IT
-            ) from err
+            why = str(err) or type(err).__name__
+            raise NetworkError(f"no server answers at {self.url}", why=why, next_step=_START_IT) from err
         self._judge(path, answer)
         try:
             return answer.json()

@@ -69,9 +69,8 @@ class View:
         """The server has not answered."""
         if self.trouble:
             return replace(self, trouble=err)
-        return replace(
-            self, speeds=None, events=self._with([f"it does not answer: {why(err)}"]), trouble=err, since=now
-        )
+        events = self._with([f"it does not answer: {why(err)}"])
+        return replace(self, speeds=None, events=events, trouble=err, since=now)
 
     def _with(self, told: list[str]) -> tuple[tuple[str, str], ...]:
         stamp = time.strftime("%H:%M:%S")

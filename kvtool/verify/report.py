@@ -76,25 +76,21 @@ class Verified(Result, command="verify"):
 
     @property
     def failure(self) -> KvtoolError | None:
-        wrong = self.failed
-        if not wrong and not any(f.outcome is CheckOutcome.PASSED for f in self.findings):
+        every = len(self.findings)
+        if wrong := self.failed:
+            first = wrong[0]
+            again = f"kvtool verify --models {first.model} --json" if is_model_run(first) else "kvtool verify --json"
             return VerifyError(
-                "nothing was compared",
-                why=f"none of {len(self.findings)} checks could be done: {self.findings[0].reason}"
-                if self.findings
-                else "there was nothing to check",
-                next_step="kvtool verify --quick, which takes models that a static cache can run",
+                f"{len(wrong)} of {every} checks failed",
+                why=f"{first.id}: {first.reason}",
+                next_step=f"{again} (its details end with the program's log)",
             )
-        if not wrong:
+        if any(f.outcome is CheckOutcome.PASSED for f in self.findings):
             return None
-        first = wrong[0]
-        model = first.model if is_model_run(first) else ""
-        again = f"kvtool verify --models {model} --json" if model else "kvtool verify --json"
-        return VerifyError(
-            f"{len(wrong)} of {len(self.findings)} checks failed",
-            why=f"{first.id}: {first.reason}",
-            next_step=f"{again} (its details end with the program's log)",
-        )
+        none = "there was nothing to check"
+        why = f"none of {every} checks could be done: {self.findings[0].reason}" if every else none
+        next_step = "kvtool verify --quick, which takes models that a static cache can run"
+        return VerifyError("nothing was compared", why=why, next_step=next_step)
 
     def render(self, console: Console) -> None:
         if self.classes:
