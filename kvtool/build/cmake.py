@@ -155,15 +155,25 @@ class Plan:
         return self.chosen or default_targets(self.preset, self.cpp)
 
     @property
-    def configure(self) -> tuple[str, ...]:
-        npm = self.with_page and self.tools.npm is not None
-        ours = flags(self.backend, self.preset, system=self.system, ccache=self.tools.ccache, page=npm)
-        https = self.tools.https if self._https else {}
-        values = {**ours, **self.tools.flags, **https, **self.defines}
-        # --fresh: forget what an earlier configure left behind; objects stay, ninja compares commands
-        places = ("--fresh", "-S", str(self.tree), "-B", str(self.build_dir), "-G", "Ninja")
-        tools = str(self.tools.cmake), *places, f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}"
-        return (*tools, *(f"-D{name}={value}" for name, value in values.items()))
+    def flags(self) -> dict[str, str]:
+        """Every cache variable, in the order in which they are given to CMake."""
+        backend, preset, tools = BACKENDS[self.backend], PRESETS[self.preset], self.tools
+        system = backend.system or self.system
+        out = {**preset.flags, **COMMON_FLAGS}
+        if system in _RPATH:
+            out["CMAKE_INSTALL_RPATH"] = _RPATH[system]
+        else:
+            del out["CMAKE_BUILD_WITH_INSTALL_RPATH"]
+        out |= backend.flags
+        if preset.portable:
+            out |= _PORTABLE_ON_A_MAC if system == "Darwin" else _PORTABLE
+        if self.with_page and tools.npm:
+            out["LLAMA_BUILD_UI"] = "ON"
+        if tools.ccache:
+            out |= {f"CMAKE_{language}_COMPILER_LAUNCHER": str(tools.ccache) for language in backend.languages}
+            # upstream compiles its models in batches, whose generated files must not name the tree they were made in
+            out["CMAKE_UNITY_BUILD_RELOCATABLE"] = "ON"
+        return {**out, **tools.flags, **(tools.https if self._https else {}), **self.defines}
 
     @property
     def _https(self) -> bool:
@@ -172,10 +182,22 @@ class Plan:
         return preset.extras and not (preset.portable and self.system == "Darwin")
 
     @property
+    def configure(self) -> tuple[str, ...]:
+        # --fresh: forget what an earlier configure left behind; objects stay, ninja compares commands
+        places = ("--fresh", "-S", str(self.tree), "-B", str(self.build_dir), "-G", "Ninja")
+        tools = str(self.tools.cmake), *places, f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}"
+        return (*tools, *(f"-D{name}={value}" for name, value in self.flags.items()))
+
+    @property
     def env(self) -> dict[str, str]:
-        npm = self.tools.npm if self.with_page else None
-        ccache = ccache_env(self.tree, self.build_dir, self.preset) if self.tools.ccache else {}
-        return {**ccache, **(npm_env(npm) if npm else {})}
+        out: dict[str, str] = {}
+        if self.tools.ccache:
+            # it hits in a checkout at another path: paths below the tree count relative to the build
+            out |= {"CCACHE_BASEDIR": str(self.tree), "CCACHE_STATSLOG": str(self.build_dir / "ccache.stats")}
+            out |= {"CCACHE_NOHASHDIR": "1"} if PRESETS[self.preset].ccache_any_dir else {}
+        if self.with_page and self.tools.npm:
+            out |= _npm_env(self.tools.npm)
+        return out
 
     @property
     def page(self) -> bool:
@@ -205,38 +227,9 @@ def default_targets(preset: str, cpp: Path) -> tuple[str, ...]:
     return (*USER_TARGETS, *VERIFY_TARGETS, *tests)
 
 
-def flags(backend: str, preset: str, *, system: str, ccache: Path | None = None, page: bool = False) -> dict[str, str]:
-    """Every cache variable of a build, in the order in which they are given to CMake."""
-    chosen = BACKENDS[backend]
-    out = {**PRESETS[preset].flags, **COMMON_FLAGS}
-    target_system = chosen.system or system
-    if target_system in _RPATH:
-        out["CMAKE_INSTALL_RPATH"] = _RPATH[target_system]
-    else:
-        del out["CMAKE_BUILD_WITH_INSTALL_RPATH"]
-    out.update(chosen.flags)
-    if PRESETS[preset].portable:
-        out.update(_PORTABLE_ON_A_MAC if target_system == "Darwin" else _PORTABLE)
-    if page:
-        out["LLAMA_BUILD_UI"] = "ON"
-    if ccache is not None:
-        out.update({f"CMAKE_{language}_COMPILER_LAUNCHER": str(ccache) for language in chosen.languages})
-        # upstream compiles its models in batches; the generated batch files must not name the tree they were made in
-        out["CMAKE_UNITY_BUILD_RELOCATABLE"] = "ON"
-    return out
-
-
-def npm_env(npm: Path) -> dict[str, str]:
+def _npm_env(npm: Path) -> dict[str, str]:
     """What upstream's script that calls npm needs: npm on PATH, and no long wait for a registry that is away."""
     env = {"npm_config_fetch_retries": "1", "npm_config_audit": "false", "npm_config_fund": "false"}
     if shutil.which("npm") is None:
         env["PATH"] = os.pathsep.join((str(npm.parent), os.environ.get("PATH", "")))
-    return env
-
-
-def ccache_env(tree: Path, directory: Path, preset: str) -> dict[str, str]:
-    """What makes ccache hit in a checkout at another path: paths below the tree count relative to the build."""
-    env = {"CCACHE_BASEDIR": str(tree), "CCACHE_STATSLOG": str(directory / "ccache.stats")}
-    if PRESETS[preset].ccache_any_dir:
-        env["CCACHE_NOHASHDIR"] = "1"
     return env

@@ -75,7 +75,7 @@ def test_build_command_and_default_targets() -> None:
 
 
 def test_a_build_for_other_machines_is_not_for_this_one() -> None:
-    on_a_mac = cmake.flags("metal", "dist", system="Darwin")
+    on_a_mac = make("metal", "dist", system="Darwin").flags
     assert (on_a_mac["GGML_NATIVE"], on_a_mac["CMAKE_OSX_DEPLOYMENT_TARGET"]) == ("OFF", "13.3")
     assert "GGML_BACKEND_DL" not in on_a_mac
     assert "llama-quantize" in make("cpu", "dist").targets
@@ -107,14 +107,14 @@ def test_default_targets_take_our_unit_tests_from_cpp(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("system", "rpath"), [("Linux", "$ORIGIN"), ("Darwin", "@loader_path"), ("Windows", None)])
 def test_programs_find_their_libraries_beside_themselves(system: str, rpath: str | None) -> None:
-    flags = cmake.flags("cpu", "release", system=system)
+    flags = make("cpu", system=system).flags
     assert flags.get("CMAKE_INSTALL_RPATH") == rpath
     assert ("CMAKE_BUILD_WITH_INSTALL_RPATH" in flags) == (rpath is not None)
 
 
 def test_nothing_in_a_build_downloads_but_the_page() -> None:
     for backend in cmake.BACKENDS:
-        flags = cmake.flags(backend, "release", system="Linux")
+        flags = make(backend).flags
         assert {flags["LLAMA_BUILD_UI"], flags["LLAMA_USE_PREBUILT_UI"]} == {"OFF"}
         assert not any("FETCH" in name or "BORINGSSL" in name for name in flags)
 
@@ -127,10 +127,10 @@ def test_sanitizers_reach_ggml_too() -> None:
 
 
 def test_ccache_is_the_launcher_of_every_language() -> None:
-    flags = cmake.flags("cuda", "release", system="Linux", ccache=Path("/c/ccache"))
+    flags = make("cuda", ccache=Path("/c/ccache")).flags
     launchers = {name: value for name, value in flags.items() if "LAUNCHER" in name}
     assert launchers == {f"CMAKE_{name}_COMPILER_LAUNCHER": "/c/ccache" for name in ("C", "CXX", "CUDA")}
-    assert "CMAKE_CUDA_COMPILER_LAUNCHER" not in cmake.flags("cpu", "release", system="Linux", ccache=Path("/c/ccache"))
+    assert "CMAKE_CUDA_COMPILER_LAUNCHER" not in make("cpu", ccache=Path("/c/ccache")).flags
 
 
 def test_ccache_counts_paths_from_the_tree_and_debug_keeps_its_directory() -> None:
@@ -182,7 +182,7 @@ def _added_presets() -> dict[str, dict[str, object]]:
 def test_upstream_metal_preset_says_what_kvtool_builds() -> None:
     """`cmake --preset apple-metal-release` and `kvtool build --metal` must not drift apart."""
     presets = _added_presets()
-    ours = cmake.flags("metal", "release", system="Darwin")
+    ours = make("metal", system="Darwin").flags
     # kvtool's own choices (tests, no downloads) are no business of the preset
     expected = {name: value for name, value in ours.items() if name not in cmake.COMMON_FLAGS}
     expected["CMAKE_BUILD_WITH_INSTALL_RPATH"] = "ON"
