@@ -140,7 +140,7 @@ def run(argv: list[str]) -> int:
     argv = _verb_first(argv)
     verb = argv[0] if argv[:1] and argv[0] in COMMANDS else ""
     edge = Console(json="--json" in argv, command=verb)
-    judged = verb == "bisect" or "--at" in argv  # git bisect run would take 1 and 2 for a verdict
+    judged = any(word.startswith("--at") for word in argv)  # git bisect run would take 1 and 2 for a verdict
     usage, internal = (BisectAbort, BisectAbort) if judged else (UsageError, KvtoolError)
     try:
         try:

@@ -177,8 +177,11 @@ def test_internal_error_has_a_traceback_and_still_is_json(
 
 
 def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for args in (("bisect", "id", "--at", "HEAD", "--nope"), ("bisect", "id", "--att", "HEAD"), ("b", "--at", "HEAD")):
+    judging = (("bisect", "id", "--at", "HEAD", "--nope"), ("bisect", "id", "--att", "HEAD"), ("b", "--at=HEAD"))
+    for args in judging:
         assert kvtool(*args).code == 128, args
+    for args in (("bisect",), ("bisect", "id", "--nope"), ("bisect", "id", "--good")):
+        assert kvtool(*args).code == 2, args
     monkeypatch.setattr(console.Console, "result", lambda *_: 1 / 0)
     monkeypatch.setattr("kvtool.commands.bisect.run_at", lambda *_: None)
     assert kvtool("bisect", "id", "--at", "HEAD").code == 128
