@@ -64,8 +64,8 @@ class _Group:
 def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Series) -> Folded:
     """Fold base..head into a series with the same final tree.
 
-    TreeError: a merge, a patch that lost its commit, a fixup of nothing, a file cpp/ cannot hold. ConflictError: a
-    fixup that does not go into its patch because it needs a later one.
+    TreeError: a merge, a subject twice, a patch that lost its commit, a fixup of nothing, a file cpp/ cannot hold.
+    ConflictError: a fixup that does not go into its patch because it needs a later one.
     """
     git = scratch.git
     if not git.ok("merge-base", "--is-ancestor", applied.base, head):
@@ -160,6 +160,7 @@ def _groups(
         elif known:
             known.commits.append((commit, diff))
         elif patch or diff:
+            _refuse_twice(groups, commit, tree, applied)
             groups.append(_Group(patch, [(commit, diff)], commit.message))
     _refuse_lost(groups, applied, series)
     return groups
@@ -176,6 +177,16 @@ def _add_fixup(group: _Group | None, commit: Commit, diff: bytes, kind: str, tar
             f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
             why=f"no patch before it has the subject or id {target!r}",
             next_step="give it the subject of a patch (kvtool status lists them), or one of its own",
+        )
+
+
+def _refuse_twice(groups: list[_Group], commit: Commit, tree: Path, applied: Applied) -> None:
+    """Two commits that become patches must not have one subject: nothing else tells them apart later."""
+    if first := next((group.first for group in groups if group.first.subject == commit.subject), None):
+        raise TreeError(
+            f"commits {first.id[:10]} and {commit.id[:10]} have the same subject: {commit.subject}",
+            why="export tells commits apart by their subject",
+            next_step=f"reword one, or make it a fixup of the other: git -C {tree} rebase -i {applied.base[:10]}",
         )
 
 

@@ -176,7 +176,11 @@ def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
         steps.append(Step(patch, parse_mail(raw, f"patch {patch.id!r} ({path})"), patch.wanted(lock, upstream)))
     subjects = [step.mail.subject for step in steps]
     if double := next((s for s in subjects if subjects.count(s) > 1), None):
-        raise UsageError(f"two patches have the subject {double!r}", why="export tells commits apart by their subject")
+        raise UsageError(
+            f"two patches have the subject {double!r}",
+            why="export tells commits apart by their subject",
+            next_step="give one of them another, in the Subject: line of its file",
+        )
     files = new_files(project.cpp)
     return Series(upstream, files, tuple(steps), _digest(upstream, files, tuple(steps)))
 

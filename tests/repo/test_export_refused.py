@@ -69,6 +69,19 @@ def test_fixup_of_nothing(applied: Tiny, kvtool) -> None:
     refused(applied, kvtool, 4, "fixes nothing", "no such patch")
 
 
+def test_a_subject_twice(applied: Tiny, kvtool) -> None:
+    edit(applied, "src/b.h", "bool three;", "bool four;", "wip")
+    edit(applied, "src/a.cpp", "x + 6;", "x + 66;", "wip")
+    refused(applied, kvtool, 4, "have the same subject: wip", "rebase -i", "reword", "fixup")
+    assert "reword" in kvtool("export", "--check").err
+
+
+def test_a_subject_twice_in_patches(applied: Tiny, kvtool) -> None:
+    file = applied.root / "patches/use.patch"
+    file.write_text(file.read_text().replace("Subject: use:", "Subject: flag:"))
+    refused(applied, kvtool, 2, "two patches have the subject 'flag: a patch'", "Subject: line")
+
+
 def test_fixup_that_needs_a_later_patch(applied: Tiny, kvtool) -> None:
     edit(applied, "src/a.cpp", "x + 2 + grown();", "x + 2 + grown(1);", "fixup! flag")
     refused(applied, kvtool, 3, "does not go into its patch", "later patch")
