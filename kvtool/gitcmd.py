@@ -56,7 +56,6 @@ _OVERRIDES = {
     "core.eol": "lf",
     "core.safecrlf": "false",
     "core.attributesFile": os.devnull,
-    "core.excludesFile": os.devnull,
     "core.quotePath": "false",
     "core.fsmonitor": "false",
     "diff.noprefix": "false",
@@ -89,8 +88,8 @@ _OVERRIDES = {
 
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
 
-# What of the user's own settings counts all the same: whose repositories to trust, and how ssh is called.
-_LET_IN = r"^(safe\.directory|core\.sshcommand|ssh\.variant)$"
+# What of the user's own settings counts all the same: what to ignore, whose repositories to trust, how ssh is called.
+_LET_IN = r"^(core\.excludesfile|safe\.directory|core\.sshcommand|ssh\.variant)$"
 _SSH = ("GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT")
 
 

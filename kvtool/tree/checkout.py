@@ -11,9 +11,10 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError, writing
@@ -188,6 +189,7 @@ def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -
 
 def move(tree: Path, git: Git, console: Console, head: str, applied: Applied) -> None:
     """Move branch and checkout from `head` to the new series; on any failure the tree is put back."""
+    refuse_untracked(git, head, applied.head)
     journal = kvtool_dir(tree) / "pending.json"
     write_json(journal, {"from": head, "applied": asdict(applied)})
     try:
@@ -258,19 +260,40 @@ def await_git(tree: Path) -> None:
         lock.unlink(missing_ok=True)
 
 
+def refuse_untracked(git: Git, old: str, new: str) -> None:
+    """TreeError for a file in the way from `old` to `new` that git does not track, be it ignored or not.
+
+    Whatever is found there after a kill was then written by kvtool, or edited since.
+    """
+    if found := _untracked(git, git.entries("diff", "--name-only", "--no-renames", "--diff-filter=A", "-z", old, new)):
+        raise TreeError(
+            f"{git.repo}: the checkout cannot move",
+            why="files that git does not track are in the way; nothing was changed",
+            next_step="move them away, or commit them (git add --force, where they are ignored)",
+            output="\n".join(sorted(found)),
+        )
+
+
+def _untracked(git: Git, paths: Collection[str]) -> set[str]:
+    """The files at or below some paths that git does not track, ignored ones too."""
+    wanted = set(paths)
+    others = git.entries("ls-files", "--others", "-z")
+    return {path for path in others if wanted & {path, *map(str, PurePosixPath(path).parents)}}
+
+
 def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
     """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
     moved = set(git.entries("diff", "--name-only", "--no-renames", "-z", old, new))
-    if edited := [path for path in dirty if path not in moved or not _ours(tree / path, git, path, old, new)]:
+    changed = sorted({*dirty, *_untracked(git, moved)})
+    if edited := [path for path in changed if path not in moved or not _ours(tree / path, git, path, old, new)]:
         raise TreeError(
             f"{tree}: a kvtool {verb} was interrupted, and files were edited since",
             why=", ".join(edited),
             next_step=f"keep them elsewhere, then: git -C {tree} reset --hard {old[:10]} && kvtool {verb}",
         )
     git.run("reset", "--quiet", "--hard", old)
-    for path in dirty_paths(git):  # files that only the new series has are untracked now
-        if path in moved:
-            (tree / path).unlink(missing_ok=True)
+    for path in _untracked(git, moved):  # files that only the new series has
+        (tree / path).unlink(missing_ok=True)
 
 
 def _ours(file: Path, git: Git, path: str, old: str, new: str) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
-from kvtool.tree.checkout import await_git, put_back, switch
+from kvtool.tree.checkout import await_git, put_back, refuse_untracked, switch
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
 from kvtool.tree.status import dirty_paths, kvtool_dir, read_journal, write_json
 
@@ -71,6 +71,9 @@ def write_state(tree: Path, state: RebaseState) -> RebaseState:
 def stop_at(tree: Path, git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
     """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
     to = stop.commit or stop.parent
+    refuse_untracked(git, state.at, to)
+    if stop.origin:
+        refuse_untracked(git, f"{stop.origin}^", stop.origin)
     state = write_state(tree, replace(state, phase="stopping", to=to, stop=stop))
     switch(git, console, "--detach", to)
     if stop.origin and not stop.commit:
@@ -186,6 +189,7 @@ def abort(tree: Path, git: Git, console: Console, state: RebaseState) -> None:
             at = keep(tree, git)
     else:
         at = recover(tree, git, state).at
+    refuse_untracked(git, at, state.head)
     write_state(tree, replace(state, phase="aborting", at=at, to=state.head))
     switch(git, console, *state.back)
     if git.resolve("HEAD^{commit}") != state.head:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import Tiny, git, write_files
@@ -49,6 +52,43 @@ def test_ignored_file_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:
     change_series(project)
     assert kvtool("apply").code == 0
     assert (project.tree / "build/x").read_text() == "object"
+
+
+@pytest.fixture(params=["core.excludesFile", "the usual place"])
+def ignored_everywhere(request: pytest.FixtureRequest) -> None:
+    """The user's own git ignores notes*, in every repository."""
+    if request.param == "core.excludesFile":
+        write_files(Path.home(), {"my-ignore": "notes*\n"})
+        git(Path.home(), "config", "--global", "core.excludesFile", "~/my-ignore")
+    else:
+        write_files(Path.home(), {".config/git/ignore": "notes*\n"})
+
+
+@pytest.mark.usefixtures("ignored_everywhere")
+def test_what_the_user_ignores_everywhere_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:
+    kvtool("apply")
+    write_files(project.tree, {"notes.txt": "mine", "src/notes/x": "mine"})
+    assert kvtool("status", "--json").json["state"] == "clean"
+    change_series(project)
+    assert kvtool("apply").code == 0
+    assert kvtool("export", "--check").code == 0
+    assert (project.tree / "notes.txt").read_text() == (project.tree / "src/notes/x").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("ignored_everywhere")
+@pytest.mark.parametrize("path", ["src/notes.cpp", "src/notes.cpp/mine"])
+def test_what_the_user_ignores_everywhere_is_kept_even_in_the_way(project: Tiny, kvtool, path: str) -> None:
+    kvtool("apply")
+    before = git(project.tree, "rev-parse", "HEAD")
+    write_files(project.tree, {path: "mine"})
+    write_files(project.root, {"cpp/src/notes.cpp": "theirs", "cpp/src/new.cpp": "int newer;\n"})
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and path in ran.json["error"]["output"], ran
+    assert (project.tree / path).read_text() == "mine"
+    assert git(project.tree, "rev-parse", "HEAD") == before
+    shutil.rmtree(project.tree / "src/notes.cpp", ignore_errors=True)
+    (project.tree / "src/notes.cpp").unlink(missing_ok=True)
+    assert kvtool("apply").code == 0
 
 
 def test_commit_of_the_users_is_kept(project: Tiny, kvtool) -> None:

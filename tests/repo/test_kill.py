@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvtool import cli
-from tests.conftest import Tiny, git
+from tests.conftest import Tiny, git, write_files
 from tests.repo.kills import KILLS, SEED, Killer, kill_family, moments, needs_posix, restore
 
 pytestmark = needs_posix
@@ -183,7 +183,13 @@ def half_written(project: Tiny) -> tuple[str, str]:
     return before, after
 
 
-def test_kill_in_the_middle_of_the_checkout(project: Tiny, kvtool) -> None:
+def ignore_everywhere(pattern: str) -> None:
+    write_files(Path.home(), {".config/git/ignore": f"{pattern}\n"})
+
+
+@pytest.mark.parametrize("ignored", ["", "other*"])
+def test_kill_in_the_middle_of_the_checkout(project: Tiny, kvtool, ignored: str) -> None:
+    ignore_everywhere(ignored)
     kvtool("apply")
     _, after = half_written(project)
     assert kvtool("apply").code == 0
@@ -207,6 +213,20 @@ def test_edit_after_a_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
     (project.tree / path).write_text("mine")
     ran = kvtool("apply", "--json")
     assert ran.code == 4 and path in ran.json["error"]["why"]
+    assert (project.tree / path).read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["src/other.cpp", "src/new.cpp/other"])
+def test_edit_after_a_kill_is_kept_where_it_is_ignored(project: Tiny, kvtool, path: str) -> None:
+    """An ignored file that kvtool might have written is another by now; one stands where a file is to be put back."""
+    ignore_everywhere("other*")
+    kvtool("apply")
+    half_written(project)
+    if path.startswith("src/new.cpp/"):
+        (project.tree / "src/new.cpp").unlink()
+    write_files(project.tree, {path: "mine"})
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and path in ran.json["error"]["why"], ran
     assert (project.tree / path).read_text() == "mine"
 
 

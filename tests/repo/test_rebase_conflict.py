@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Tiny, git
+from tests.conftest import Tiny, git, write_files
 from tests.repo.rebases import ALL, BLOCK, everything, finished, outcomes, release, resolve
 
 # --- a conflict, to the end ---------------------------------------------------------------------------------------
@@ -64,6 +64,25 @@ def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
     (applied.tree / "CMakeLists.txt").write_text("project(tiny)\nadd_library(a src/a.cpp x src/new.cpp)\n")
     assert kvtool("rebase", "--continue").code == 0
     finished(applied, kvtool)
+
+
+def test_ignored_file_where_the_next_conflict_would_be_written_is_kept(applied: Tiny, kvtool: Any) -> None:
+    """git cherry-pick overwrites ignored files without a word."""
+    work = applied.root.parent / "patch-work"
+    write_files(work, {"build-x/file": "the patch's"})
+    git(work, "add", "-f", "build-x/file")
+    applied.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n"))
+    assert kvtool("apply").code == 0
+    release(applied, "v3", ("src/b.h", "bool two;", "bool twenty;"), ("src/a.cpp", "x + 4;\n", "x + 44;\n"))
+    assert kvtool("rebase", "v3", "--json").json["stopped_at"] == "flag"
+    resolve(applied, "src/b.h", "bool twenty;", "bool twenty;\n    bool dynamic;")
+    write_files(applied.tree, {"build-x/file": "mine"})
+    ran = kvtool("rebase", "--continue", "--json")
+    assert ran.code == 4 and "build-x/file" in ran.json["error"]["output"], ran
+    assert (applied.tree / "build-x/file").read_text() == "mine"
+    (applied.tree / "build-x/file").unlink()
+    assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
+    assert (applied.tree / "build-x/file").read_text() == "the patch's"
 
 
 def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
