@@ -17,10 +17,16 @@ class Project:
     """All paths are absolute. tree and cache need not exist yet."""
 
     root: Path
-    patches: Path
-    cpp: Path
     tree: Path
     cache: Path
+
+    @property
+    def patches(self) -> Path:
+        return self.root / "patches"
+
+    @property
+    def cpp(self) -> Path:
+        return self.root / "cpp"
 
     @property
     def series(self) -> Path:
@@ -65,10 +71,9 @@ def _root(start: Path | None) -> Path:
             )
         return root
     here = Path.cwd()
-    candidates = (here, *here.parents, _PACKAGE.parent, PACKAGED)
-    for candidate in candidates:
-        if _is_project(candidate):
-            return candidate
+    for place in (here, *here.parents, _PACKAGE.parent, PACKAGED):
+        if _is_project(place):
+            return place
     raise UsageError(
         "no kvtool project found",
         why=f"there is no patches/series.toml in {here} or above, and this kvtool carries none",
@@ -84,7 +89,7 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
     """
     root = _root(start)
     checkout = _named("KVTOOL_TREE", tree) or (Path.cwd() if root == PACKAGED else root) / "llama.cpp"
-    return Project(root, root / "patches", root / "cpp", checkout, user_cache())
+    return Project(root, checkout, user_cache())
 
 
 def read_text(path: Path) -> str:

@@ -46,7 +46,7 @@ def create(source: Project, place: Path, *, empty: bool = False) -> Project:
     root = place.expanduser().absolute()
     if there := [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]:
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
-    made = Project(root, root / "patches", root / "cpp", root / "llama.cpp", source.cache)
+    made = Project(root, root / "llama.cpp", source.cache)
     with writing(str(root), "name another place"):
         _write(source, made, empty=empty)
     return made

@@ -51,16 +51,14 @@ def put_file(path: Path, change: Change) -> None:
 
 def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
     """The project as it will be, put together in an empty directory."""
-    copy = replace(project, root=place, patches=place / "patches", cpp=place / "cpp")
-    copy.patches.mkdir()
-    files = [project.series, project.lock, *(project.patches / patch.file for patch in load_patches(project))]
-    pairs = [(file, copy.patches / file.name) for file in files]
-    for source, target in (*pairs, *((file.source, copy.cpp / file.path) for file in new_files(project.cpp))):
+    patches = (project.patches / patch.file for patch in load_patches(project))
+    for source in (project.series, project.lock, *patches, *(file.source for file in new_files(project.cpp))):
+        target = place / source.relative_to(project.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
     for change in todo:
         put_file(place / change.path, change)
-    return copy
+    return replace(project, root=place)
 
 
 class Stage:

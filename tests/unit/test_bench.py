@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def project(place: Path) -> Project:
-    return Project(place, place / "patches", place / "cpp", place / "llama.cpp", place / "cache")
+    return Project(place, place / "llama.cpp", place / "cache")
 
 
 def run(place: Path, **options: object) -> Benched:

@@ -69,7 +69,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(place: Path, **options: object) -> ServeResult:
-    project = Project(place, place / "patches", place / "cpp", place / "llama.cpp", place / "cache")
+    project = Project(place, place / "llama.cpp", place / "cache")
     given = {
         "serve": True,
         "quick": True,
