@@ -11,46 +11,34 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 from kvtool import process
+from kvtool.console import Progress
 from kvtool.errors import DiskError, KvtoolError, MissingToolError
 from kvtool.process import Completed, Environment
 
 # One identity and one moment for everything kvtool commits itself.
-IDENTITY_NAME = "kvtool"
-IDENTITY_EMAIL = "kvtool@localhost"
-EPOCH = "1767225600 +0000"  # 2026-01-01T00:00:00Z
+IDENTITY = {"NAME": "kvtool", "EMAIL": "kvtool@localhost", "DATE": "1767225600 +0000"}  # 2026-01-01T00:00:00Z
 
 _SEALED = {
     "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_SYSTEM": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_ATTR_NOSYSTEM": "1",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_EDITOR": "false",
-    "GIT_SEQUENCE_EDITOR": "false",
-    "GIT_PAGER": "cat",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_AUTHOR_NAME": IDENTITY_NAME,
-    "GIT_AUTHOR_EMAIL": IDENTITY_EMAIL,
-    "GIT_AUTHOR_DATE": EPOCH,
-    "GIT_COMMITTER_NAME": IDENTITY_NAME,
-    "GIT_COMMITTER_EMAIL": IDENTITY_EMAIL,
-    "GIT_COMMITTER_DATE": EPOCH,
+    **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in IDENTITY.items()},
     "LC_ALL": "C",
-    "LANGUAGE": "C",
     "TZ": "UTC",
 }
 
 # What a repository's own .git/config could still set; configuration in the environment wins over it.
 _OVERRIDES = {
     "commit.gpgsign": "false",
-    "tag.gpgsign": "false",
     "core.hooksPath": os.devnull,
     "core.autocrlf": "false",
     "core.eol": "lf",
@@ -58,15 +46,10 @@ _OVERRIDES = {
     "core.attributesFile": os.devnull,
     "core.quotePath": "false",
     "core.fsmonitor": "false",
-    "diff.noprefix": "false",
-    "diff.mnemonicPrefix": "false",
-    "diff.renames": "false",
     "diff.orderFile": os.devnull,
     "diff.suppressBlankEmpty": "false",
     "diff.submodule": "short",
-    "diff.algorithm": "myers",
     "diff.indentHeuristic": "true",
-    "diff.interHunkContext": "0",
     "apply.whitespace": "nowarn",
     "apply.ignoreWhitespace": "no",
     "i18n.commitEncoding": "UTF-8",
@@ -77,13 +60,9 @@ _OVERRIDES = {
     "merge.directoryRenames": "false",
     "merge.renames": "true",
     "merge.renormalize": "false",
-    "gc.auto": "0",
     "maintenance.auto": "false",
     "fetch.fsckObjects": "false",
     "fetch.unpackLimit": "1",
-    "protocol.file.allow": "always",
-    "advice.detachedHead": "false",
-    "init.defaultBranch": "main",
 }
 
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
@@ -169,8 +148,14 @@ class Git:
     def ok(self, *args: str | Path) -> bool:
         return self.run(*args, check=False).returncode == 0
 
-    def watch(self, *args: str | Path, on_line: Callable[[str], None]) -> Completed:
-        """Run with each line of output (progress included) given to on_line; the exit code is the caller's."""
+    def watch(self, *args: str | Path, bar: Progress, phases: Sequence[str]) -> Completed:
+        """Run with git's own progress on the bar, 100 for each of these phases of it; the exit code is the caller's."""
+
+        def on_line(line: str) -> None:
+            for number, phase in enumerate(phases):
+                if found := re.search(rf"{phase}:\s+(\d+)%", line):
+                    bar.update(100 * number + int(found[1]))
+
         return process.stream(self._located(args), env=sealed_environment(), on_line=on_line)
 
     def resolve(self, revision: str) -> str | None:
@@ -201,19 +186,16 @@ def _failure(args: tuple[str | Path, ...], done: Completed, error: type[KvtoolEr
     return error(f"git {args[0]} failed with exit code {done.returncode}", why=verb, output=output)
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """git: a bare repository; folder: a directory beside it that goes with it."""
-
-    git: Git
-    folder: Path
+class Scratch(Git):
+    """A bare repository that goes away, and all in the directory around it."""
 
     def place(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self.folder))
+        """An empty directory."""
+        return Path(tempfile.mkdtemp(dir=self.repo.parent))
 
     def give(self, git: Git, *revisions: str) -> None:
         """Copy commits to another repository. No ref of it points to them yet."""
-        git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", self.git.repo, *revisions)
+        git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", self.repo, *revisions)
 
 
 @contextlib.contextmanager
@@ -223,8 +205,7 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
     One that does not exist yet is taken to become a bare one: git looks again in each call. below: where to make it.
     """
     with tempfile.TemporaryDirectory(prefix="kvtool-", dir=below) as name:
-        folder = Path(name).resolve()
-        git = Git.create(folder / "repo.git")
+        scratch = Scratch.create(Path(name).resolve() / "repo.git")
         objects, shallow = [], set[str]()
         for repository in repositories:
             if not repository.exists():
@@ -235,11 +216,9 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
             cut = _inside(there, "shallow")
             if cut.is_file():  # where its history ends; without it git would look for parents that nobody has
                 shallow |= set(cut.read_text("ascii").split())
-        (git.repo / "objects/info/alternates").write_text("".join(f"{path}\n" for path in objects), encoding="utf-8")
+        (scratch.repo / "objects/info/alternates").write_text("".join(f"{path}\n" for path in objects), "utf-8")
         if shallow:
-            (git.repo / "shallow").write_text("".join(f"{commit}\n" for commit in sorted(shallow)), encoding="ascii")
-        scratch = Scratch(git, folder / "scratch")
-        scratch.folder.mkdir()
+            (scratch.repo / "shallow").write_text("".join(f"{commit}\n" for commit in sorted(shallow)), "ascii")
         yield scratch
 
 

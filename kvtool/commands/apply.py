@@ -86,9 +86,6 @@ def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
     shop = Workshop(project, console, mirror)
     upstream = shop.lock.upstream(tag)
     base = shop.base(upstream)  # what takes long comes before the tree is locked
-    outcome = checkout.bring(shop, upstream, pinned=tag is not None)
-    applied, replayed = outcome.applied, outcome.replayed
-    reports = applied.patches if applied else replayed.reports if replayed else ()
-    word = "created" if outcome.created else "unchanged" if replayed is None else "moved" if applied else "conflict"
-    head, lines = applied.head if applied else "", upstream_lines(reports)
-    return ApplyResult(upstream.tag, project.tree, word, base, head, outcome.changed, lines, reports)
+    done = checkout.bring(shop, upstream, pinned=tag is not None)
+    head, lines = done.applied.head if done.applied else "", upstream_lines(done.patches)
+    return ApplyResult(upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)

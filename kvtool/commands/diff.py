@@ -66,7 +66,7 @@ def command(
         repositories.append(project.tree)
     with scratch_repository(*repositories) as scratch:
         old, new = (compare.snapshot(shop, name, scratch) for name in names)
-        pairs = compare.range_diff(scratch.git, old, new)
+        pairs = compare.range_diff(scratch, old, new)
         same = all(pair.change == "same" for pair in pairs)
-        text = compare.code_diff(scratch.git, old, new) if code else "" if same else compare.text(pairs)
+        text = compare.code_diff(scratch, old, new) if code else "" if same else compare.text(pairs)
     return DiffResult(old, new, same, pairs, text)

@@ -12,7 +12,7 @@ from kvtool.console import Console
 from kvtool.errors import DriftError, KvtoolError, TreeError, UsageError, writing
 from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
-from kvtool.options import Env
+from kvtool.options import Env, refuse
 from kvtool.project import Project
 from kvtool.result import FileChange, Result
 from kvtool.tree.apply import commits_of
@@ -94,17 +94,13 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     shop.known[upstream.tag] = applied.base
     series = shop.series(upstream)
     explained = stage.path.exists() and not stage.edited()
-    was = _as_moved(scratch.git, applied) if applied.tree != shop.lock.upstream().tree else {}
+    moved = commits_of(scratch, applied.base, applied.head) if applied.tree != shop.lock.upstream().tree else {}
+    was = {report.id: moved[report.commit].diff for report in applied.patches if report.commit in moved}
     if series.digest != applied.digest and not explained and not only_dropped(scratch, project, state, series, was):
         replayed = shop.build(scratch, upstream)
-        if not replayed.complete or replayed.tree != scratch.git.resolve(f"{state.head}^{{tree}}"):
+        if not replayed.complete or replayed.tree != scratch.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)
     return _Source(state, applied, shop, series, stage, was)
-
-
-def _as_moved(git: Git, applied: Applied) -> dict[str, bytes]:
-    made = commits_of(git, applied.base, applied.head)
-    return {report.id: made[report.commit].diff for report in applied.patches if report.commit}
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
@@ -186,8 +182,7 @@ def command(
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """
     project, console = env.project, env.console
-    if check and mailbox:
-        raise UsageError("--check and --mailbox exclude each other", next_step="kvtool export --help")
+    refuse("export", (check and mailbox, "--check and --mailbox exclude each other"))
     if not (check or mailbox):
         project.refuse_packaged()
     if not (project.tree / ".git").is_dir():
@@ -202,7 +197,7 @@ def command(
         applied, head = source.applied, source.state.head
         folded = fold(scratch, project.tree, applied, head, source.series)
         if mailbox:
-            mails = _write_mailbox(scratch.git, applied.base, folded.head, mailbox)
+            mails = _write_mailbox(scratch, applied.base, folded.head, mailbox)
             return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
         todo = changes(project, scratch, folded, source.series, source.was)
         files = tuple(FileChange(change.path, change.action) for change in todo)

@@ -20,10 +20,10 @@ from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
 from kvtool.tree.checkout import base_ref, scratch_below, take_base
 from kvtool.tree.compare import range_diff_path, write_range_diff
 from kvtool.tree.export import rebased
-from kvtool.tree.rebase_plan import Choices, Rehearsal, Stop, Workshop
+from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
 from kvtool.tree.rebase_state import RebaseState
 from kvtool.tree.series import load_patches
-from kvtool.tree.status import branch_of, require_applied
+from kvtool.tree.status import branch_of, not_clean, require_applied, tree_state
 from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
@@ -54,10 +54,6 @@ class Options:
     def choices(self) -> Choices:
         return Choices(skip=self.skip, drop=self.drop, accept=self.accept)
 
-    @property
-    def named(self) -> tuple[str, ...]:
-        return (*self.skip, *self.drop, *self.accept)
-
 
 def _check(options: Options) -> None:
     dry = options.dry_run
@@ -68,9 +64,9 @@ def _check(options: Options) -> None:
         (options.markdown and not options.all, "--markdown needs --all"),
         (dry and (options.go_on or options.abort), "--dry-run begins anew"),
         (options.go_on and (options.abort or options.tag), "--continue stands alone"),
-        (options.abort and (options.tag or options.named), "--abort stands alone"),
+        (options.abort and (options.tag or options.choices.named), "--abort stands alone"),
         (dry and not options.tag and not options.all, "--dry-run needs a TAG or --all"),
-        (not (options.tag or options.all or options.go_on or options.abort or options.named), "name a TAG"),
+        (not (options.tag or options.all or options.go_on or options.abort or options.choices.named), "name a TAG"),
     )
 
 
@@ -107,7 +103,7 @@ def _rehearse(shop: Workshop, upstream: Upstream, options: Options) -> Rehearsal
 
 def _dry_run(project: Project, console: Console, options: Options) -> RebaseResult:
     shop = Workshop(project, console, options.mirror)
-    refuse_unknown(project, options.named)
+    refuse_unknown(project, options.choices.named)
     assert options.tag is not None
     upstream = shop.find(options.tag)
     done = _rehearse(shop, upstream, options)
@@ -140,22 +136,21 @@ def _span(project: Project, console: Console, options: Options) -> SpanResult:
 def begin(project: Project, console: Console, options: Options) -> RebaseResult:
     """A rebase from the beginning; the tree is first brought to the locked upstream, or made."""
     shop = Workshop(project, console, options.mirror)
-    refuse_unknown(project, options.named)
-    if (project.tree / ".git").is_dir() and (under_way := rebase_state.read_state(project.tree)):
-        raise TreeError(
-            f"a rebase onto {under_way.tag} is under way",
-            next_step="go on: kvtool rebase --continue; or give it up: kvtool rebase --abort",
-        )
+    refuse_unknown(project, options.choices.named)
+    if rebase_state.read_state(project.tree):
+        raise not_clean(tree_state(project))
     assert options.tag is not None
     upstream, locked, tag = shop.find(options.tag), shop.lock.upstream(), options.tag
-    outcome = checkout.bring(shop, locked, pinned=False)
-    if outcome.applied is None:
-        assert outcome.replayed is not None
-        raise conflict_error(outcome.replayed.reports, locked.tag) or KvtoolError("the series does not apply")
+    brought = checkout.bring(shop, locked, pinned=False)
+    if brought.applied is None:
+        raise conflict_error(brought.patches, locked.tag) or KvtoolError("the series does not apply")
     with hold_tree(project, console):
         there = require_applied(project)
+        if tag == locked.tag:
+            return RebaseResult(tag, tag, project.tree, "unchanged", head=there.head, patches=brought.patches)
         git = Git(project.tree)
         take_base(git, shop.cache, tag)
+        checkout.keep_branch(git, branch_of(tag), (there.head,))
         state = RebaseState(
             phase="begun",
             tag=tag,
@@ -163,27 +158,21 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
             date=upstream.date,
             head=there.head,
             branch=there.branch,
-            digest=outcome.applied.digest,
+            digest=brought.applied.digest,
             mirror=options.mirror or "",
             at=there.head,
             choices=options.choices,
         )
-        if tag == locked.tag:
-            patches = outcome.applied.patches
-            return RebaseResult(tag, tag, project.tree, "unchanged", head=there.head, patches=patches)
-        checkout.keep_branch(git, branch_of(tag), (there.head,))
         return _advance(shop, git, state)
 
 
 def resume(project: Project, console: Console, options: Options) -> RebaseResult:
     """--continue, --abort, --skip, --drop, --accept-shrink in a rebase that stopped or was killed."""
     tree = project.tree
-    if not (tree / ".git").is_dir() or rebase_state.read_state(tree) is None:
-        raise UsageError("no rebase is under way", next_step="begin one: kvtool rebase TAG")
     with hold_tree(project, console):
         state = rebase_state.read_state(tree)
         if state is None:
-            raise UsageError("no rebase is under way any more", next_step="kvtool status")
+            raise UsageError("no rebase is under way", next_step="begin one: kvtool rebase TAG")
         git = Git(tree)
         if options.abort:
             return _abort(project, console, git, state)
@@ -215,7 +204,7 @@ def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> 
 
 def _decide(tree: Path, git: Git, state: RebaseState, options: Options) -> RebaseState:
     """Take what the person did in the tree and what they said on the command line."""
-    for name in options.named:
+    for name in options.choices.named:
         if name != state.stop.id:
             raise UsageError(
                 f"the rebase stopped at patch {state.stop.id!r}, not at {name!r}",
@@ -226,7 +215,7 @@ def _decide(tree: Path, git: Git, state: RebaseState, options: Options) -> Rebas
     with rebase_state.taking(tree, state) as stopped:
         left_out = options.skip or options.drop
         at = replace(stopped, at=rebase_state.keep(tree, git)) if left_out else rebase_state.take(tree, git, stopped)
-        return replace(at, choices=at.choices.with_more(options.skip, options.drop, options.accept))
+        return replace(at, choices=at.choices.plus(options.choices))
 
 
 def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
@@ -239,9 +228,11 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
             done = shop.rehearse(scratch, upstream, choices=state.choices)
         if stop := done.stop:
             scratch.give(git, *filter(None, (stop.parent, stop.commit, stop.origin)))
-            return _stop(shop, git, state, done, stop)
+            rebase_state.stop_at(project.tree, git, shop.console, state, stop)
+            result = _told(shop, upstream, done, "stopped", state.mirror or None)
+            return replace(result, filled_in=rebase_state.filled_in(project.tree, git))
         changes, applied = rebased(shop, scratch, upstream, done)
-        write_range_diff(project.tree, scratch.git, shop.lock.current, done)
+        write_range_diff(project.tree, scratch, shop.lock.current, done)
         scratch.give(git, applied.head)
     written = transaction.write(project, git, shop.console, state, changes, applied)
     return _finished(project, written, done.reports, done.seconds)
@@ -261,13 +252,6 @@ def _finished(
         patches=reports,
         seconds=round(seconds, 3),
     )
-
-
-def _stop(shop: Workshop, git: Git, state: RebaseState, done: Rehearsal, stop: Stop) -> RebaseResult:
-    tree = shop.project.tree
-    rebase_state.stop_at(tree, git, shop.console, state, stop)
-    result = _told(shop, shop.lock.upstream(state.tag), done, "stopped", state.mirror or None)
-    return replace(result, filled_in=rebase_state.filled_in(tree, git))
 
 
 def command(env: Env, options: Options) -> Result:

@@ -80,6 +80,14 @@ class Blob(NamedTuple):
     path: str
 
 
+def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
+    """The files of cpp/, written into a repository."""
+    names = "".join(f"{file.source.absolute()}\n" for file in files)
+    ids = git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
+    modes = ("100755" if file.executable else "100644" for file in files)
+    return [Blob(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)]
+
+
 @dataclass(frozen=True)
 class Origin:
     """A patch as a commit: where it was made. diff: as DIFF_FLAGS write it."""
@@ -128,7 +136,7 @@ class Builder:
     """A growing chain of commits, and an index of its own. commit, tree: the last one."""
 
     def __init__(self, scratch: Scratch, commit: str) -> None:
-        self.git, self.commit = scratch.git, commit
+        self.git, self.commit = scratch, commit
         self._env = {"GIT_INDEX_FILE": str(scratch.place() / "index")}
         self.tree = self.git.line("rev-parse", f"{commit}^{{tree}}")
         self.reset()
@@ -147,10 +155,7 @@ class Builder:
                 )
         if odd := next((f for f in files if "\n" in f.path), None):
             raise UsageError(f"{odd.source} has a line break in its name")
-        names = "".join(f"{file.source.absolute()}\n" for file in files)
-        ids = self.git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
-        modes = ("100755" if file.executable else "100644" for file in files)
-        self.commit_blobs([Blob(mode, blob, file.path) for mode, blob, file in zip(modes, ids, files, strict=True)])
+        self.commit_blobs(blobs_of(self.git, files))
 
     def commit_blobs(self, blobs: Sequence[Blob]) -> None:
         """Commit new files, if any."""

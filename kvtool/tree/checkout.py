@@ -7,7 +7,6 @@ renamed into it.
 """
 
 import json
-import re
 import shutil
 import tempfile
 import time
@@ -18,10 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError, writing
-from kvtool.gitcmd import IDENTITY_EMAIL, Git, Scratch, scratch_repository
+from kvtool.gitcmd import IDENTITY, Git, Scratch, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.result import read
-from kvtool.tree.apply import Replayed
+from kvtool.tree.apply import PatchReport, Replayed
 from kvtool.tree.rebase_plan import Workshop
 from kvtool.tree.series import Series
 from kvtool.tree.status import (
@@ -41,15 +40,15 @@ from kvtool.upstream.lock import Upstream
 
 @dataclass(frozen=True)
 class Brought:
-    """applied: what the tree holds now (None: a conflict, the tree is as it was); changed: files that were written.
+    """outcome: created | moved | unchanged | conflict; applied: what the tree holds now, None after a conflict.
 
-    replayed: None when the series had not changed and nothing was built.
+    patches: a report each; changed: files that were written.
     """
 
+    outcome: str
     applied: Applied | None
-    replayed: Replayed | None
-    changed: int
-    created: bool = False
+    patches: tuple[PatchReport, ...]
+    changed: int = 0
 
 
 def bring(shop: Workshop, upstream: Upstream, *, pinned: bool) -> Brought:
@@ -107,7 +106,7 @@ def _create(shop: Workshop, series: Series, pinned: bool) -> Brought:
         git.run("config", "core.autocrlf", "false")  # for the user's own git calls there: upstream's bytes as they are
         replayed = _built(shop, series.upstream, git)
         if not replayed.complete:
-            return Brought(None, replayed, 0)
+            return Brought("conflict", None, replayed.reports)
         switch(git, shop.console, "-B", branch_of(series.upstream.tag), replayed.head)
         applied = applied_of(series, replayed, pinned=pinned)
         write_applied(fresh, applied)
@@ -116,7 +115,7 @@ def _create(shop: Workshop, series: Series, pinned: bool) -> Brought:
             tree.rmdir()
         fresh.rename(tree)
         files = len(Git(tree).entries("ls-files", "-z"))
-        return Brought(applied, replayed, files, created=True)
+        return Brought("created", applied, applied.patches, files)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -154,12 +153,12 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
         if pinned != before.pinned:
             before = replace(before, pinned=pinned)
             write_applied(tree, before)
-        return Brought(before, None, 0)
+        return Brought("unchanged", before, before.patches)
     if state.dirty:
         raise not_clean(state)
     replayed = _built(shop, series.upstream, git)
     if not replayed.complete:
-        return Brought(None, replayed, 0)
+        return Brought("conflict", None, replayed.reports)
     # no commit of the user's may fall off the branch, unless the new series has all that it holds
     if state.head not in (before.head, replayed.head) and git.resolve(f"{state.head}^{{tree}}") != replayed.tree:
         raise not_clean(state)
@@ -167,7 +166,7 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
     applied = applied_of(series, replayed, pinned=pinned)
     changed = len(git.entries("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head))
     move(tree, git, shop.console, state.head, applied)
-    return Brought(applied, replayed, changed)
+    return Brought("moved", applied, applied.patches, changed)
 
 
 def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -> None:
@@ -176,7 +175,7 @@ def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -
     if tip is None or tip in known or git.resolve(f"{tip}^{{tree}}") == tree:
         return
     committers = set(git.run("log", "--format=%ce", tip).stdout.split())
-    if committers != {IDENTITY_EMAIL}:  # what kvtool made from an earlier series, it may replace
+    if committers != {IDENTITY["EMAIL"]}:  # what kvtool made from an earlier series, it may replace
         raise TreeError(
             f"{git.repo}: branch {branch} has commits that are not of the series",
             why=f"it is at {tip[:10]}, and is not checked out",
@@ -201,18 +200,11 @@ def move(tree: Path, git: Git, console: Console, head: str, applied: Applied) ->
     journal.unlink()
 
 
-_PERCENT = re.compile(r"Updating files:\s+(\d+)%")
-
-
 def switch(git: Git, console: Console, *where: str) -> None:
     """`git checkout WHERE`: writes the files that differ; TreeError rather than overwrite untracked or ignored ones."""
     with console.progress(f"checking out {where[1] if where[0].startswith('-') else where[0]}", 100) as bar:
-
-        def on_line(line: str) -> None:
-            if found := _PERCENT.search(line):
-                bar.update(int(found[1]))
-
-        done = git.watch("checkout", "--progress", "--no-overwrite-ignore", *where, "--", on_line=on_line)
+        options = ("--progress", "--no-overwrite-ignore")
+        done = git.watch("checkout", *options, *where, "--", bar=bar, phases=("Updating files",))
     if done.returncode != 0:
         if "No space left" in done.stdout:
             raise DiskError("the disk is full", why="git checkout could not write", output=done.stdout)

@@ -61,11 +61,11 @@ def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
     if revision:
         place = scratch.place()
         commit = _extract(shop.project, revision, place)
-        there = replace(shop.project, root=place, patches=place / "patches", cpp=place / "cpp")
-        shop = Workshop(there, shop.console, shop.mirror)
+        shop = Workshop(replace(shop.project, root=place), shop.console, shop.mirror)
     upstream = shop.lock.upstream(tag or None)
     made = shop.build(scratch, upstream)
-    return Snapshot(name, commit, upstream.tag, made.base, made.head, _missing(made.reports), _ids(made.reports))
+    missing = tuple(f"{r.id}: {r.outcome}" for r in made.reports if r.outcome is not PatchOutcome.APPLIED)
+    return Snapshot(name, commit, upstream.tag, made.base, made.head, missing, _ids(made.reports))
 
 
 def _tree(project: Project, name: str) -> Snapshot:
@@ -78,10 +78,6 @@ def _tree(project: Project, name: str) -> Snapshot:
 
 def _ids(reports: tuple[PatchReport, ...]) -> dict[str, str]:
     return {report.commit: report.id for report in reports if report.commit}
-
-
-def _missing(reports: tuple[PatchReport, ...]) -> tuple[str, ...]:
-    return tuple(f"{report.id}: {report.outcome}" for report in reports if report.outcome is not PatchOutcome.APPLIED)
 
 
 def _extract(project: Project, revision: str, place: Path) -> str:

@@ -17,7 +17,7 @@ from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project, read_text
 from kvtool.result import PatchOutcome
-from kvtool.tree.apply import Blob, Builder, replay
+from kvtool.tree.apply import Blob, Builder, blobs_of, replay
 from kvtool.tree.checkout import applied_of
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
@@ -67,7 +67,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     TreeError: a merge, a subject twice, a patch that lost its commit, a fixup of nothing, a file cpp/ cannot hold.
     ConflictError: a fixup that does not go into its patch because it needs a later one.
     """
-    git = scratch.git
+    git = scratch
     if not git.ok("merge-base", "--is-ancestor", applied.base, head):
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
     commits = commits_since(git, applied.base, head)
@@ -93,7 +93,7 @@ def only_dropped(
 ) -> bool:
     """Whether the project is what the tree was made of, except that it lists no more what the tree has no commit of
     either: there is nothing to be undone."""
-    git, applied = scratch.git, state.applied
+    git, applied = scratch, state.applied
     assert applied is not None
     wanted = {step.patch.id: step for step in series.steps if step.wanted}
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
@@ -239,7 +239,7 @@ def changes(
         if name not in steps:
             added[name] = patch.subject
     gone = [patch.id for patch in folded.patches if not patch.commit and patch.id in steps]
-    found = [*_cpp_changes(project, scratch.git, folded.files), *_mails(scratch, steps, made, gone, was)]
+    found = [*_cpp_changes(project, scratch, folded.files), *_mails(scratch, steps, made, gone, was)]
     found += _saying(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
     return _in_order(found)
 
@@ -288,20 +288,14 @@ def _saying(file: Path, text: str) -> list[Change]:
 
 def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Change]:
     """What makes cpp/ these files."""
-    ours = {file.path: file for file in new_files(project.cpp)}
-    names = "".join(f"{file.source.absolute()}\n" for file in ours.values())
-    ids = git.run("hash-object", "--no-filters", "--stdin-paths", input=names).stdout.split() if ours else []
-    known = dict(zip(ours, ids, strict=True))
+    ours = {blob.path: blob for blob in blobs_of(git, new_files(project.cpp))}
     found: list[Change] = []
     for blob in blobs:
-        executable = blob.mode == "100755"
-        same_mode = os.name == "nt" or (blob.path in ours and ours[blob.path].executable == executable)
-        if known.get(blob.path) == blob.id and same_mode:
-            continue
-        content = git.raw("cat-file", "blob", blob.id)
-        found.append(Change(f"cpp/{blob.path}", "change" if blob.path in ours else "add", content, executable))
-    there = {blob.path for blob in blobs}
-    return found + [Change(f"cpp/{path}", "remove", None) for path in ours if path not in there]
+        known = ours.pop(blob.path, None)
+        if known is None or known.id != blob.id or (known.mode != blob.mode and os.name != "nt"):
+            content = git.raw("cat-file", "blob", blob.id)
+            found.append(Change(f"cpp/{blob.path}", "change" if known else "add", content, blob.mode == "100755"))
+    return found + [Change(f"cpp/{path}", "remove", None) for path in ours]
 
 
 def _mails(
@@ -317,9 +311,9 @@ def _mails(
     for name, commit in made.items():
         step = steps.get(name)
         if step is None:
-            found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch.git, commit)))
+            found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch, commit)))
         elif not _says_the_same(scratch, step, commit, was.get(name, b"")):
-            found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch.git, commit)))
+            found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch, commit)))
     return found + [Change(f"patches/{steps[name].patch.file}", "remove", None) for name in gone]
 
 
@@ -333,7 +327,7 @@ def _says_the_same(scratch: Scratch, step: Step, commit: str, was: bytes = b"") 
 
     was: what it gave when it was moved to this upstream.
     """
-    fresh = parse_mail(_as_mail(scratch.git, commit), commit)
+    fresh = parse_mail(_as_mail(scratch, commit), commit)
     if _identity(fresh) != _identity(step.mail):
         return False
     if was and changed_rows(was) == changed_rows(fresh.diff):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
-from kvtool.tree.apply import Blob, Builder, FailedHunk, Origin, failed_hunks
+from kvtool.tree.apply import Blob, Builder, FailedHunk, Origin, diff_of, failed_hunks
 from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, parse_diff, pieces_of
 from kvtool.tree.placement import Landing, LineMap, check
 from kvtool.tree.source import SourceFile
@@ -164,28 +164,26 @@ def _realigned(git: Git, base: SourceFile, ours: SourceFile, theirs: SourceFile)
     return (b"".join(old), b"".join(new)), note if touched else ""
 
 
-def apply_alone(builder: Builder, diff: bytes, *flags: str) -> str | None:
+def apply_alone(builder: Builder, diff: bytes) -> str | None:
     """The tree with a diff applied to builder.tree by its context, None when it does not apply."""
     builder.reset()
-    return builder.write_tree() if builder.apply(diff, *flags) else None
+    return builder.write_tree() if builder.apply(diff) else None
 
 
 def _is_there(builder: Builder, origin: Origin) -> bool:
     """Whether upstream has the whole patch: it can be taken back, and each hunk from the place where it belongs."""
-    without = apply_alone(builder, origin.diff, "--reverse")
-    if without is None:
-        return False
-    back = replace(origin, parent=origin.commit, commit=origin.parent)
-    return not any(f.wrong for f in inspect(builder.git, back, builder.tree, without, reverse=True))
+    back = Origin(origin.commit, origin.parent, diff_of(builder.git, origin.commit, origin.parent))
+    without = apply_alone(builder, back.diff)
+    return without is not None and not any(f.wrong for f in inspect(builder.git, back, builder.tree, without))
 
 
 # --- the placement check, fed from git ----------------------------------------------------------------------------
 
 
-def inspect(git: Git, origin: Origin, onto: str, result: str, *, reverse: bool = False) -> tuple[Landing, ...]:
+def inspect(git: Git, origin: Origin, onto: str, result: str) -> tuple[Landing, ...]:
     """Hold every hunk against the place where it landed, `onto` and `result` being the tree before and after.
 
-    A hunk that upstream has already is left out. reverse: the patch was taken back, origin.parent being its commit.
+    A hunk that upstream has already is left out.
     """
     files = [file for file in parse_diff(origin.diff) if file.hunks]
     landings: list[Landing] = []
@@ -195,7 +193,7 @@ def inspect(git: Git, origin: Origin, onto: str, result: str, *, reverse: bool =
         places = ((origin.parent, file.path), (origin.commit, file.path), (onto, there), (result, there))
         base, patched, now, after = (SourceFile(git.blob(tree, path) or b"", path) for tree, path in places)
         moved = compare(git, base, now)
-        pieces = [piece for piece in pieces_of(file, reverse=reverse) if not _had(piece, patched, now, moved)]
+        pieces = [piece for piece in pieces_of(file) if not _had(piece, patched, now, moved)]
         landings += check(base, patched, now, after, pieces, moved)
     return tuple(landings)
 

@@ -162,12 +162,12 @@ def headings(diff: bytes) -> list[tuple[str, str]]:
     return [(hunk.path, hunk.heading) for file in parse_diff(diff) for hunk in file.hunks]
 
 
-def pieces_of(file: FileDiff, *, reverse: bool = False) -> tuple[Piece, ...]:
-    """The hunks of one file of a diff; reverse: of the diff that takes it back."""
-    return tuple(_piece(hunk, reverse) for hunk in file.hunks)
+def pieces_of(file: FileDiff) -> tuple[Piece, ...]:
+    """The hunks of one file of a diff."""
+    return tuple(map(_piece, file.hunks))
 
 
-def _piece(hunk: Hunk, reverse: bool) -> Piece:
+def _piece(hunk: Hunk) -> Piece:
     before: list[bytes] = []
     after: list[bytes] = []
     marks = b""
@@ -175,7 +175,7 @@ def _piece(hunk: Hunk, reverse: bool) -> Piece:
         mark, line = row[:1], row[1:]
         if mark == b"\\":  # the line before this one has no line end
             for side, kinds in ((before, b" -"), (after, b" +")):
-                if marks[-1:] in (kinds[:1], kinds[1:]) and side:
+                if side and marks[-1:] in kinds:
                     side[-1] = side[-1].removesuffix(b"\n")
             continue
         marks += mark
@@ -183,8 +183,5 @@ def _piece(hunk: Hunk, reverse: bool) -> Piece:
             before.append(line)
         if mark != b"-":
             after.append(line)
-    start, made = hunk.old, hunk.new
     lead, trail = len(marks) - len(marks.lstrip(b" ")), len(marks) - len(marks.rstrip(b" "))
-    if reverse:
-        start, made, before, after = made, start, after, before
-    return Piece(hunk, start, made, tuple(before), tuple(after), lead, trail)
+    return Piece(hunk, hunk.old, hunk.new, tuple(before), tuple(after), lead, trail)

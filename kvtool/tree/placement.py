@@ -88,16 +88,9 @@ class LineMap:
 
     def region(self, start: int, stop: int) -> range:
         """What stands in the new file in the place of lines [start, stop): between the nearest lines still there."""
-        first, last = start - 1, stop
-        while first >= 0 and self.line(first) is None:
-            first -= 1
-        before = self.line(first) if first >= 0 else -1
-        assert before is not None
-        end = max((b.old + b.removed for b in self.blocks), default=0)
-        while last < end and self.line(last) is None:
-            last += 1
-        after = self.line(last)
-        assert after is not None
+        above, below = range(start - 1, -1, -1), itertools.count(stop)
+        before = next((line for number in above if (line := self.line(number)) is not None), -1)
+        after = next(line for number in below if (line := self.line(number)) is not None)
         return range(before + 1, after)
 
 

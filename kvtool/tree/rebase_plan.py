@@ -10,7 +10,7 @@ rebase. A Workshop is what every command asks for the series on some upstream.
 import contextlib
 import copy
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -60,8 +60,12 @@ class Choices:
     drop: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
 
-    def with_more(self, skip: Iterable[str], drop: Iterable[str], accept: Iterable[str]) -> "Choices":
-        return Choices(self.resolved, (*self.skip, *skip), (*self.drop, *drop), (*self.accept, *accept))
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.skip + self.drop + self.accept
+
+    def plus(self, more: "Choices") -> "Choices":
+        return replace(self, skip=self.skip + more.skip, drop=self.drop + more.drop, accept=self.accept + more.accept)
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class Workshop:
                 why=error.why,
                 next_step="kvtool apply says more; correct it before moving to another upstream",
             )
-        commits = commits_of(scratch.git, locked.base, locked.head)
+        commits = commits_of(scratch, locked.base, locked.head)
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
         mover = _Mover(Builder(scratch, there), origins, choices or Choices())
         mover.builder.commit_files(series.files)
@@ -194,7 +198,7 @@ class _Mover:
         if name in self._choices.skip or not step.wanted:
             return PatchReport(name, PatchOutcome.SKIPPED)
         if made := next((made for made in self._choices.resolved if made.patch == name), None):
-            return self._take(step, self._fitting(made), origin)
+            return self._take(step, Picked(self._fitting(made)), origin)
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
             return replay_step(self.builder, step, self._trouble, strict=True)
@@ -205,26 +209,26 @@ class _Mover:
             return PatchReport(name, PatchOutcome.MERGED)
         return self._take(step, attempt, origin)
 
-    def _take(self, step: Step, attempt: Picked | Resolution, origin: Origin | None) -> PatchReport:
+    def _take(self, step: Step, attempt: Picked, origin: Origin | None) -> PatchReport:
         assert attempt.tree is not None
         before = self.builder.tree
         commit = self.builder.commit_index(step.mail.message, mail=step.mail, tree=attempt.tree)
         diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
-        notes = attempt.notes if isinstance(attempt, Picked) else ()
+        notes = attempt.notes
         if lost and step.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
         return PatchReport(step.patch.id, outcome, commit or "", *size_of(diff), moved=notes, lost=lost)
 
-    def _fitting(self, made: Resolution) -> Resolution:
+    def _fitting(self, made: Resolution) -> str:
         if made.parent != self.builder.commit:
             raise TreeError(
                 f"the resolution of patch {made.patch!r} was made on another tree",
                 why="patches/ or cpp/ changed since, or an earlier patch is now left out",
                 next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
             )
-        return made
+        return made.tree
 
 
 def _lost(was: bytes, now: bytes) -> str:

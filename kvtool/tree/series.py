@@ -5,6 +5,7 @@ that start with a dot or end with a tilde.
 """
 
 import hashlib
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -208,11 +209,8 @@ def _digest(upstream: Upstream, files: tuple[NewFile, ...], steps: tuple[Step, .
 def new_id(subject: str, taken: set[str]) -> str:
     """A patch id from a subject: lower-case words and dashes, unique."""
     stem = "-".join(re.findall(r"[a-z0-9]+", subject.lower()))[:40].strip("-") or "patch"
-    number, name = 1, stem
-    while name in taken:
-        number += 1
-        name = f"{stem}-{number}"
-    return name
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[str]) -> str:

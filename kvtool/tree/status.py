@@ -180,25 +180,15 @@ def tree_state(project: Project) -> TreeState:
     if head is None:
         raise TreeError(f"{tree} has no usable HEAD", next_step=f"look with git -C {tree} status")
     branch = git.run("symbolic-ref", "--quiet", "--short", "HEAD", check=False).stdout.strip()
-    names = (name for name in _OPERATIONS if (tree / ".git" / name).exists())
-    operation = next((_OPERATIONS[name] for name in names), "")
+    operation = next((words for name, words in _OPERATIONS.items() if (tree / ".git" / name).exists()), "")
     interrupted = next((verb for name, verb in _JOURNALS if (kvtool_dir(tree) / name).exists()), "")
     if interrupted == "rebase" and (stopped := _stopped_rebase(tree)):
         interrupted, operation = "", stopped
     extra: tuple[str, ...] = ()
     if head != applied.head:
         extra = tuple(f"{c.id[:10]} {c.subject}" for c in commits_since(git, applied.head, head))
-    return TreeState(
-        tree,
-        applied,
-        head,
-        branch,
-        dirty_paths(git),
-        extra,
-        _stale(project, applied),
-        operation,
-        interrupted,
-    )
+    stale = _stale(project, applied)
+    return TreeState(tree, applied, head, branch, dirty_paths(git), extra, stale, operation, interrupted)
 
 
 def _stopped_rebase(tree: Path) -> str:

@@ -161,8 +161,6 @@ def _explain(output: str, what: str = "") -> KvtoolError:
 
 # --- git ---------------------------------------------------------------------------------------------------------
 
-_PERCENT = re.compile(r"(Receiving objects|Resolving deltas):\s+(\d+)%")
-
 
 def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirror: bool) -> str:
     """Fetch one tag of a repository (path, bundle or URL), without its history; the id of its tree.
@@ -176,12 +174,8 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
     ref = _advertised(repo, where, upstream, is_mirror=is_mirror)
     depth = () if local.is_file() else ("--depth=1",)
     bar.set_total(200)
-
-    def on_line(line: str) -> None:
-        if found := _PERCENT.search(line):
-            bar.update(int(found[2]) + (100 if found[1].startswith("Resolving") else 0))
-
-    done = repo.watch("fetch", "--progress", "--no-tags", *depth, where, ref, on_line=on_line)
+    phases = ("Receiving objects", "Resolving deltas")
+    done = repo.watch("fetch", "--progress", "--no-tags", *depth, where, ref, bar=bar, phases=phases)
     if done.returncode != 0:
         raise _explain(done.stdout, f"{url} at {upstream.tag}" if is_mirror else "")
     tree = repo.resolve("FETCH_HEAD^{tree}")

@@ -47,7 +47,7 @@ def pick(tmp_path: Path) -> Pick:
         old, new = commit(path, base), commit(path, upstream)
         patch = commit(path, patched, old)
         diff = Git(repo).raw("diff-tree", "-p", *DIFF_FLAGS, old, patch)
-        done = cherry_pick(Builder(Scratch(Git(repo), tmp_path), new), Origin(old, patch, diff))
+        done = cherry_pick(Builder(Scratch(repo), new), Origin(old, patch, diff))
         return (git(repo, "show", f"{done.tree}:{path}", strip=False) if done.tree else None), done
 
     return run

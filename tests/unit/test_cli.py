@@ -180,8 +180,8 @@ def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch
     judging = (("bisect", "id", "--at", "HEAD", "--nope"), ("bisect", "id", "--att", "HEAD"), ("b", "--at=HEAD"))
     for args in judging:
         assert kvtool(*args).code == 128, args
-    for args in (("bisect",), ("bisect", "id", "--nope"), ("bisect", "id", "--good")):
-        assert kvtool(*args).code == 2, args
+    for other in (("bisect",), ("bisect", "id", "--nope"), ("bisect", "id", "--good")):
+        assert kvtool(*other).code == 2, other
     monkeypatch.setattr(console.Console, "result", lambda *_: 1 / 0)
     monkeypatch.setattr("kvtool.commands.bisect.run_at", lambda *_: None)
     assert kvtool("bisect", "id", "--at", "HEAD").code == 128
