@@ -17,7 +17,6 @@ from kvtool.upstream.lock import Lock
 from kvtool.verify.report import Verified
 
 SCHEMA = 1  # of the JSON document; raised when a field changes its meaning or goes away
-_TAIL = 40  # lines of a failed step's log to keep
 
 
 class StepName(enum.StrEnum):
@@ -86,10 +85,6 @@ def of_error(step: StepName, err: KvtoolError) -> Breakage:
     """An error that ended a step: a build names its object in `what`, anything else is told by its kind."""
     where = err.what if step is StepName.BUILD else err.code
     return Breakage(step, "", "", where, str(err))
-
-
-def tail(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-_TAIL:])
 
 
 # --- upstream's newest tag -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """How git is called: sealed, so that no user's configuration shows and ids are the same on every machine.
 
 And where it works: whatever is built is built in a scratch repository, which sees the objects of others and goes away;
-give() then hands over what is wanted of it.
+fetch() then takes over what is wanted of it.
 """
 
 import atexit
@@ -145,6 +145,14 @@ class Git:
         """The files of a tree or commit."""
         return frozenset(self.entries("ls-tree", "-r", "-z", "--name-only", tree))
 
+    def changed(self, old: str, new: str, *flags: str) -> list[str]:
+        """The paths that differ between two trees or commits."""
+        return self.entries("diff", "--name-only", "--no-renames", "-z", *flags, old, new)
+
+    def fetch(self, repo: Path, *refspecs: str) -> None:
+        """Copy commits out of another repository; what has no target in its refspec gets no ref."""
+        self.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", repo, *refspecs)
+
     def ok(self, *args: str | Path) -> bool:
         return self.run(*args, check=False).returncode == 0
 
@@ -192,10 +200,6 @@ class Scratch(Git):
     def place(self) -> Path:
         """An empty directory."""
         return Path(tempfile.mkdtemp(dir=self.repo.parent))
-
-    def give(self, git: Git, *revisions: str) -> None:
-        """Copy commits to another repository. No ref of it points to them yet."""
-        git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", self.repo, *revisions)
 
 
 @contextlib.contextmanager

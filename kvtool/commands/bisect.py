@@ -139,8 +139,6 @@ class BisectAt(Result, command="bisect"):
 
 def _rehearsal(shop: Workshop, upstream: Upstream, *clones: Path) -> Rehearsal:
     """clones: repositories that have the upstream's commit, where the cache has not."""
-    for wanted in (shop.lock.upstream(), upstream):
-        shop.base(wanted)
     with scratch_repository(shop.cache.repo, *clones) as scratch:
         return shop.rehearse(scratch, upstream)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from kvtool.build import toolchain
-from kvtool.canary import SCHEMA, Breakage, Latest, Step, StepName, newest, of_error, of_patches, of_verified, tail
+from kvtool.canary import SCHEMA, Breakage, Latest, Step, StepName, newest, of_error, of_patches, of_verified
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, writing
@@ -119,7 +119,8 @@ class _Run:
         except KvtoolError as err:
             self.error, self.breakages = err, (of_error(name, err),)
         if self.error is not None:
-            summary, log = summary or self.error.what, tail(self.error.output)
+            summary = summary or self.error.what
+            log = "\n".join(self.error.output.strip().splitlines()[-40:])
         outcome = CheckOutcome.FAILED if self.error else CheckOutcome.PASSED
         return Step(name, outcome, round(time.monotonic() - started, 1), summary, log)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +88,7 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
         raise not_clean(state)
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
-        raise not_clean(TreeState(state.path, applied, state.head, dirty=state.dirty, operation=state.operation))
+        raise not_clean(replace(state, interrupted=""))
     shop, stage = Workshop(project, console), Stage(project, "export")
     upstream = shop.lock.upstream(applied.tag)
     shop.known[upstream.tag] = applied.base
@@ -125,7 +125,7 @@ def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change
     if not replayed.complete or replayed.tree != folded.tree:
         raise KvtoolError("the exported series does not give the tree back", why="this is a bug; nothing was written")
     git = Git(project.tree)
-    scratch.give(git, replayed.head)
+    git.fetch(scratch.repo, replayed.head)
     source.stage.put_aside(todo)
     with writing("the project", "nothing was changed"):
         try:

@@ -70,18 +70,18 @@ def _check(options: Options) -> None:
     )
 
 
-def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str, mirror: str | None) -> RebaseResult:
+def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> RebaseResult:
     """What became of each patch; behind each hunk that found no place stands upstream's commit."""
     locked, name = shop.lock.upstream(), done.stop.id if done.stop else ""
-    history = History.between(mirror, locked, upstream)
+    history = History.between(shop.mirror, locked, upstream)
 
     def behind(hunk: FailedHunk) -> FailedHunk:
         gone = tuple(line for line in hunk.expected if line not in hunk.found) or hunk.expected
         return replace(hunk, behind=history.behind(hunk.path, gone) if history else NONE)
 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
-    result = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
-    return replace(result, seconds=round(done.seconds, 3))
+    told = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
+    return replace(told, seconds=round(done.seconds, 3))
 
 
 def refuse_unknown(project: Project, names: tuple[str, ...]) -> None:
@@ -107,7 +107,7 @@ def _dry_run(project: Project, console: Console, options: Options) -> RebaseResu
     assert options.tag is not None
     upstream = shop.find(options.tag)
     done = _rehearse(shop, upstream, options)
-    result = _told(shop, upstream, done, "rehearsed", options.mirror)
+    result = _told(shop, upstream, done, "rehearsed")
     return replace(result, head=done.head if done.complete else "")
 
 
@@ -227,13 +227,13 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
         with shop.console.progress(f"moving the series to llama.cpp {state.tag}"):
             done = shop.rehearse(scratch, upstream, choices=state.choices)
         if stop := done.stop:
-            scratch.give(git, *filter(None, (stop.parent, stop.commit, stop.origin)))
+            git.fetch(scratch.repo, *filter(None, (stop.parent, stop.commit, stop.origin)))
             rebase_state.stop_at(project.tree, git, shop.console, state, stop)
-            result = _told(shop, upstream, done, "stopped", state.mirror or None)
+            result = _told(shop, upstream, done, "stopped")
             return replace(result, filled_in=rebase_state.filled_in(project.tree, git))
         changes, applied = rebased(shop, scratch, upstream, done)
         write_range_diff(project.tree, scratch, shop.lock.current, done)
-        scratch.give(git, applied.head)
+        git.fetch(scratch.repo, applied.head)
     written = transaction.write(project, git, shop.console, state, changes, applied)
     return _finished(project, written, done.reports, done.seconds)
 

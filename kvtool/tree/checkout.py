@@ -93,7 +93,7 @@ def _built(shop: Workshop, upstream: Upstream, git: Git) -> Replayed:
         replayed = shop.build(scratch, upstream)
         if replayed.complete:
             take_base(git, shop.cache, upstream.tag)
-            scratch.give(git, replayed.head)
+            git.fetch(scratch.repo, replayed.head)
         return replayed
 
 
@@ -133,7 +133,7 @@ def take_base(git: Git, cache: Cache, tag: str) -> None:
     """
     for left in (*(git.repo / ".git/refs/kvtool").rglob("*.lock"), *(git.repo / ".git/objects/pack").glob("tmp_*")):
         left.unlink(missing_ok=True)
-    git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", cache.repo, f"+{ref_of(tag)}:{base_ref(tag)}")
+    git.fetch(cache.repo, f"+{ref_of(tag)}:{base_ref(tag)}")
 
 
 def base_ref(tag: str) -> str:
@@ -164,7 +164,7 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
         raise not_clean(state)
     keep_branch(git, branch_of(series.upstream.tag), (state.head, before.head, replayed.head), replayed.tree)
     applied = applied_of(series, replayed, pinned=pinned)
-    changed = len(git.entries("diff", "--name-only", "--no-renames", "-z", state.head, replayed.head))
+    changed = len(git.changed(state.head, replayed.head))
     move(tree, git, shop.console, state.head, applied)
     return Brought("moved", applied, applied.patches, changed)
 
@@ -257,7 +257,7 @@ def refuse_untracked(git: Git, old: str, new: str) -> None:
 
     Whatever is found there after a kill was then written by kvtool, or edited since.
     """
-    if found := _untracked(git, git.entries("diff", "--name-only", "--no-renames", "--diff-filter=A", "-z", old, new)):
+    if found := _untracked(git, git.changed(old, new, "--diff-filter=A")):
         raise TreeError(
             f"{git.repo}: the checkout cannot move",
             why="files that git does not track are in the way; nothing was changed",
@@ -275,7 +275,7 @@ def _untracked(git: Git, paths: Collection[str]) -> set[str]:
 
 def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
     """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
-    moved = set(git.entries("diff", "--name-only", "--no-renames", "-z", old, new))
+    moved = set(git.changed(old, new))
     changed = sorted({*dirty, *_untracked(git, moved)})
     if edited := [path for path in changed if path not in moved or not _ours(tree / path, git, path, old, new)]:
         raise TreeError(
@@ -292,9 +292,5 @@ def _ours(file: Path, git: Git, path: str, old: str, new: str) -> bool:
     """Whether a file is what the move may have left: absent, the old one, or the new one written in part."""
     if not file.is_file():
         return not file.exists()
-    content = file.read_bytes()
-    for commit in (old, new):
-        was = git.blob(commit, path)
-        if was is not None and was.startswith(content):
-            return True
-    return False
+    content, versions = file.read_bytes(), (git.blob(old, path), git.blob(new, path))
+    return any(version is not None and version.startswith(content) for version in versions)

@@ -165,7 +165,7 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     """The patched files themselves: those that either state touches, so that upstream's own news stay out."""
     paths: set[str] = set()
     for side in (before, after):
-        paths.update(git.entries("diff", "--name-only", "--no-renames", "-z", side.base, side.head))
+        paths.update(git.changed(side.base, side.head))
     if not paths:
         return ""
     spec = [f":(literal){path}" for path in sorted(paths)]

@@ -79,10 +79,9 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     patches = tuple(_build(builder, tree, group) for group in groups)
     wanted = git.line("rev-parse", f"{head}^{{tree}}")
     if builder.tree != wanted:
-        differ = git.run("diff", "--name-only", builder.tree, wanted).stdout.split()
         raise ConflictError(
             "the commits cannot be folded into a series with the same result",
-            why=f"these files would differ: {', '.join(differ)}",
+            why=f"these files would differ: {', '.join(git.changed(builder.tree, wanted))}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
     return Folded(blobs, patches, builder.commit, builder.tree)

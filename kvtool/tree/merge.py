@@ -205,7 +205,7 @@ def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> 
 
 def _renamed(git: Git, files: Sequence[FileDiff], onto: str, result: str) -> dict[str, str]:
     """Where each file of a patch is in the other upstream: the merge follows renames, one for one."""
-    touched = git.entries("diff-tree", "-r", "--name-only", "--no-renames", "-z", onto, result)
+    touched = git.changed(onto, result)
     ours = {file.path for file in files}
     gone, fresh = sorted(ours - set(touched)), sorted(set(touched) - ours)
     names = {path: path for path in ours}

@@ -27,7 +27,7 @@ _OPERATIONS = {
 _REBASING = "a kvtool rebase"
 _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
 # what a kvtool command leaves when it is killed; a rebase has the others' journals while it finishes
-_JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage", "export"))
+_JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
 
 
 def branch_of(tag: str) -> str:

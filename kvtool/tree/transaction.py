@@ -66,40 +66,33 @@ class Stage:
 
     def __init__(self, project: Project, verb: str) -> None:
         self.project = project
-        self.path = kvtool_dir(project.tree) / f"{verb}-stage"
+        self.path = kvtool_dir(project.tree) / f"{verb}-stage.json"
 
     def put_aside(self, changes: Sequence[Change], **more: object) -> None:
         """Begin. From now on the changes are known, also after a kill."""
-        fresh = self.path.with_name(self.path.name + ".new")
-        for left in (fresh, self.path):
-            shutil.rmtree(left, ignore_errors=True)
-        fresh.mkdir(parents=True)
         files = []
-        for number, change in enumerate(changes):
-            path = self.project.root / change.path
-            old = _content(path)
-            for side, content in (("old", old), ("new", change.content)):
-                if content is not None:
-                    (fresh / f"{number}.{side}").write_bytes(content)
-            modes = {"old": old is not None and _runs(path), "new": change.executable}
-            files.append({**asdict(replace(change, content=None)), "modes": modes})
-        write_json(fresh / "plan.json", {"files": files, **more})
-        fresh.rename(self.path)
+        for change in changes:
+            new = None if change.content is None else [change.content.decode("latin-1"), change.executable]
+            files.append({"path": change.path, "action": change.action, "old": self._now(change.path), "new": new})
+        write_json(self.path, {"files": files, **more})
 
     @property
     def plan(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads((self.path / "plan.json").read_text(encoding="utf-8"))
+        data: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
         return data
 
-    def _sides(self, number: int) -> dict[str, bytes | None]:
-        places = {side: self.path / f"{number}.{side}" for side in ("old", "new")}
-        return {side: _content(place) for side, place in places.items()}
+    def _now(self, name: str) -> list[Any] | None:
+        """A file of the project as it is put aside: its bytes, each a character, and whether it can be run."""
+        path = self.project.root / name
+        if not path.is_file():
+            return None
+        return [path.read_bytes().decode("latin-1"), os.name != "nt" and bool(path.stat().st_mode & 0o100)]
 
     def edited(self) -> str:
         """A file that is neither what it was nor what it is to be, "" for none."""
-        for number, file in enumerate(self.plan["files"]):
-            path = self.project.root / file["path"]
-            if _content(path) not in self._sides(number).values():
+        for file in self.plan["files"]:
+            now, old, new = (state and state[0] for state in (self._now(file["path"]), file["old"], file["new"]))
+            if now not in (old, new):
                 return str(file["path"])
         return ""
 
@@ -107,24 +100,15 @@ class Stage:
         """Write the project's files as they are to be ("new"), in their order, or as they were, in the reverse."""
         for left in (*self.project.patches.glob(".*.kvtool-new"), *self.project.cpp.rglob(".*.kvtool-new")):
             left.unlink()
-        files = list(enumerate(self.plan["files"]))
-        for number, file in files if side == "new" else reversed(files):
-            path, content, mode = self.project.root / file["path"], self._sides(number)[side], file["modes"][side]
-            there = _content(path)
-            if (there, there is not None and _runs(path)) != (content, mode):
-                put_file(path, Change(file["path"], side, content, mode))
+        files = self.plan["files"]
+        for file in files if side == "new" else reversed(files):
+            if (wanted := file[side]) != self._now(file["path"]):
+                content, executable = (wanted[0].encode("latin-1"), wanted[1]) if wanted else (None, False)
+                put_file(self.project.root / file["path"], Change(file["path"], side, content, executable))
 
     def clear(self) -> None:
         """All is done, or undone."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
-
-
-def _runs(path: Path) -> bool:
-    return os.name != "nt" and bool(path.stat().st_mode & 0o100)
+        self.path.unlink()
 
 
 # --- the end of a rebase -----------------------------------------------------------------------------------------

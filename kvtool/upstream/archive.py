@@ -37,15 +37,6 @@ def extract_file(package: Path, member: str, target: Path) -> None:
             shutil.copyfileobj(source, out)
 
 
-def _path_below(name: str, folder: PurePosixPath) -> str | None:
-    """The path of a member relative to <top directory>/<folder>, or None when it is elsewhere."""
-    parts = PurePosixPath(name).parts[1:]
-    depth = len(folder.parts)
-    if parts[:depth] != folder.parts or len(parts) == depth:
-        return None
-    return "/".join(parts[depth:])
-
-
 def write_import(package: Path, folder: str, target: Path, ref: str) -> None:
     """Turn a folder of a source archive into a `git fast-import` stream that makes one commit at `ref`.
 
@@ -56,10 +47,10 @@ def write_import(package: Path, folder: str, target: Path, ref: str) -> None:
     with _reading(package) as tar, target.open("wb") as out:
         out.write(f"commit {ref}\ncommitter kvtool <kvtool@localhost> 0 +0000\ndata 0\n".encode())
         for member in tar:
-            path = _path_below(member.name, PurePosixPath(folder))
-            if path is None or member.isdir() or path.split("/")[0] == ".git":
+            path = PurePosixPath(*PurePosixPath(member.name).parts[1:])  # without the archive's top directory
+            if member.isdir() or PurePosixPath(folder) not in path.parents or path.is_relative_to(f"{folder}/.git"):
                 continue
-            _write_entry(tar, member, path, out)
+            _write_entry(tar, member, str(path.relative_to(folder)), out)
             count += 1
         out.write(b"done\n")
     if count == 0:

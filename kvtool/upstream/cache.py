@@ -87,7 +87,7 @@ class Cache:
             shutil.rmtree(self.repo, ignore_errors=True)
         if not self.repo.exists():
             Git.create(scratch / "upstream.git").repo.rename(self.repo)
-        self.git.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", source.repo, f"+{ref}:{ref}")
+        self.git.fetch(source.repo, f"+{ref}:{ref}")
         if self.base(upstream) is None:
             raise LockError(f"the cache at {self.root} is damaged", next_step=f"remove {self.repo} and fetch again")
         return commit

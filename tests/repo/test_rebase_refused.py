@@ -28,7 +28,7 @@ def commit(project: Tiny) -> None:
 
 
 def killed_export(project: Tiny) -> None:
-    (project.state / "export-stage").mkdir()
+    (project.state / "export-stage.json").touch()
 
 
 def users_rebase(project: Tiny) -> None:
