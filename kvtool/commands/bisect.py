@@ -236,9 +236,6 @@ def command(
             return run_at(env.project, env.console, patch, at, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or "."))
         except KvtoolError as err:
             raise BisectAbort(err.what, why=err.why, next_step=err.next_step, output=err.output) from err
-        except Exception as err:
-            why = f"{type(err).__name__}: {err}"
-            raise BisectAbort("internal error", why=why, next_step="please report this") from err
     if not bad:
         raise UsageError("--bad is missing", next_step="kvtool bisect ID --good TAG --bad TAG, or --at REV")
     return run(env.project, env.console, patch, good or load_lock(env.project.lock).current, bad, mirror)

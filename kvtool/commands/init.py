@@ -48,23 +48,18 @@ def create(source: Project, place: Path, *, empty: bool = False) -> Project:
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
     made = Project(root, root / "llama.cpp", source.cache)
     with writing(str(root), "name another place"):
-        _write(source, made, empty=empty)
+        if empty:
+            made.patches.mkdir(parents=True)
+            shutil.copyfile(source.lock, made.lock)
+            shutil.copyfile(_TEMPLATES / "series.toml", made.series)
+        else:
+            shutil.copytree(source.patches, made.patches)
+            if source.cpp.is_dir():
+                shutil.copytree(source.cpp, made.cpp, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, target in _FILES.items():
+            (root / target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(_TEMPLATES / name, root / target)
     return made
-
-
-def _write(source: Project, made: Project, *, empty: bool) -> None:
-    if empty:
-        made.patches.mkdir(parents=True)
-        shutil.copyfile(source.lock, made.lock)
-        shutil.copyfile(_TEMPLATES / "series.toml", made.series)
-    else:
-        shutil.copytree(source.patches, made.patches)
-        if source.cpp.is_dir():
-            shutil.copytree(source.cpp, made.cpp, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, target in _FILES.items():
-        path = made.root / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_TEMPLATES / name, path)
 
 
 def command(

@@ -7,9 +7,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kvtool.build import toolchain
-from kvtool.commands.rebase_results import RebaseResult, SpanResult, span_row
+from kvtool.commands.rebase_results import RebaseResult, SpanResult, SpanRow
 from kvtool.console import Console
-from kvtool.errors import KvtoolError, TreeError, UsageError
+from kvtool.errors import KvtoolError, NetworkError, TreeError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.options import Env, Mirror, refuse
@@ -120,9 +120,12 @@ def _span(project: Project, console: Console, options: Options) -> SpanResult:
         for number, (tag, upstream) in enumerate(lock.upstreams.items()):
             bar.update(number, tag)
             try:
-                rows.append(span_row(upstream, _rehearse(shop, upstream, options)))
+                done = _rehearse(shop, upstream, options)
+                word = "complete" if done.complete else "conflict"
+                rows.append(SpanRow(tag, upstream.date, word, done.reports, round(done.seconds, 3)))
             except KvtoolError as err:
-                rows.append(span_row(upstream, err))
+                word = "unreachable" if isinstance(err, NetworkError) else "failed"
+                rows.append(SpanRow(tag, upstream.date, word, error=str(err)))
     ids = tuple(patch.id for patch in load_patches(project))
     result = SpanResult(lock.current, ids, tuple(rows))
     if options.markdown:

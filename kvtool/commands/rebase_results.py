@@ -9,8 +9,6 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
 from kvtool.result import FileChange, PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk, PatchReport
-from kvtool.tree.rebase_plan import Rehearsal
-from kvtool.upstream.lock import Upstream
 
 _BAD = (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)
 
@@ -131,17 +129,9 @@ class SpanRow:
     tag: str
     date: str
     outcome: str
-    patches: tuple[PatchReport, ...]
-    seconds: float
-    error: str
-
-
-def span_row(upstream: Upstream, got: Rehearsal | KvtoolError) -> SpanRow:
-    if isinstance(got, Rehearsal):
-        word = "complete" if got.complete else "conflict"
-        return SpanRow(upstream.tag, upstream.date, word, got.reports, round(got.seconds, 3), "")
-    word = "unreachable" if isinstance(got, NetworkError) else "failed"
-    return SpanRow(upstream.tag, upstream.date, word, (), 0.0, str(got))
+    patches: tuple[PatchReport, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
 
 
 @dataclass(frozen=True)

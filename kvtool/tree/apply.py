@@ -166,10 +166,10 @@ class Builder:
         if lines := "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs):
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
-    def fits(self, diff: bytes, *flags: str) -> tuple[bool, str]:
-        """Whether a diff applies to the index as it is; what git said otherwise."""
+    def refusal(self, diff: bytes, *flags: str) -> str | None:
+        """What git says of a diff that does not apply to the index as it is; None when it does."""
         done = self.git.run("apply", "--cached", "--check", "-C1", *flags, "-", input=diff, env=self._env, check=False)
-        return done.returncode == 0, done.stderr
+        return done.stderr if done.returncode != 0 else None
 
     def apply(self, diff: bytes, *flags: str) -> bool:
         """Apply a diff to the index, whole or not at all (with --3way a failure leaves the index unmerged)."""
@@ -254,7 +254,7 @@ def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool 
             return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)
         return PatchReport(name, PatchOutcome.APPLIED, commit, *size_of(mail.diff), moved=notes)
-    if builder.fits(mail.diff, "--reverse")[0]:
+    if builder.refusal(mail.diff, "--reverse") is None:
         return PatchReport(name, PatchOutcome.MERGED)
     return trouble.report(builder, name, mail.diff, failed_hunks(builder, mail.diff))
 
@@ -265,13 +265,12 @@ def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:
     files = parse_diff(diff)
     for file in files:
         for hunk in file.hunks:
-            fits, said = builder.fits(file.head + hunk.text)
-            if not fits:
+            if (said := builder.refusal(file.head + hunk.text)) is not None:
                 failed.append(FailedHunk.of(hunk, _reason(said)))
-        if not file.hunks and not (tried := builder.fits(file.head))[0]:
-            failed.append(FailedHunk(file.path, 0, 0, "", _reason(tried[1])))
+        if not file.hunks and (said := builder.refusal(file.head)) is not None:
+            failed.append(FailedHunk(file.path, 0, 0, "", _reason(said)))
     # or each fits alone, and together they do not
-    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _reason(builder.fits(diff)[1])),)
+    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _reason(builder.refusal(diff) or "")),)
 
 
 def _reason(said: str) -> str:

@@ -26,7 +26,7 @@ from kvtool.tree.rebase_plan import Choices, Resolution, Stop
 from kvtool.tree.status import dirty_paths, kvtool_dir, read_journal, write_json
 
 KEPT_REFS = "refs/kvtool/kept"
-_CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false", "-c", "merge.conflictStyle=zdiff3")
+_CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false")
 _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)
 
 

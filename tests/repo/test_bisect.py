@@ -163,8 +163,8 @@ def test_any_other_trouble_is_128_and_never_a_verdict(
     assert kvtool("bisect", "use", "--at", "HEAD", "--bad", "v9").code == 128
     assert kvtool("bisect", "use", "--at", "HEAD", "--mirror", tmp_path / "none").code == 128
     monkeypatch.setattr("kvtool.tree.rebase_plan.Workshop.rehearse", lambda *_, **__: 1 / 0)
-    code, why = at(kvtool, long, "use", "v5")
-    assert code == 128 and "ZeroDivisionError" in why
+    ran = kvtool("bisect", "use", "--at", "v5", "--mirror", long.upstream, "--json")
+    assert ran.code == 128 and "ZeroDivisionError" in ran.json["error"]["what"], ran
 
 
 def test_git_bisect_run_finds_the_commit(long: Tiny, kvtool: Any, tmp_path: Path) -> None:
