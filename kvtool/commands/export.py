@@ -93,10 +93,10 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     upstream = shop.lock.upstream(applied.tag)
     shop.known[upstream.tag] = applied.base
     series = shop.series(upstream)
-    explained = stage.path.exists() and not stage.edited()
+    explained = series.digest == applied.digest or (stage.path.exists() and not stage.edited())
     moved = commits_of(scratch, applied.base, applied.head) if applied.tree != shop.lock.upstream().tree else {}
     was = {report.id: moved[report.commit].diff for report in applied.patches if report.commit in moved}
-    if series.digest != applied.digest and not explained and not only_dropped(scratch, project, state, series, was):
+    if not explained and not only_dropped(scratch, project, applied, state.head, series, was):
         replayed = shop.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)

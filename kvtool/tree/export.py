@@ -22,7 +22,7 @@ from kvtool.tree.checkout import applied_of
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.series import Series, Step, edit_series, hidden, limit_series, new_files, new_id
-from kvtool.tree.status import Applied, Commit, TreeState, changed_rows, commits_since
+from kvtool.tree.status import Applied, Commit, changed_rows, commits_since
 from kvtool.tree.transaction import Change, written
 from kvtool.upstream.lock import Upstream, pin
 
@@ -67,45 +67,40 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     TreeError: a merge, a subject twice, a patch that lost its commit, a fixup of nothing, a file cpp/ cannot hold.
     ConflictError: a fixup that does not go into its patch because it needs a later one.
     """
-    git = scratch
-    if not git.ok("merge-base", "--is-ancestor", applied.base, head):
+    if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
-    commits = commits_since(git, applied.base, head)
-    theirs = git.paths(applied.base)
-    blobs = _new_blobs(git, tree, head, theirs)
-    groups = _groups(git, tree, commits, applied, series, theirs)
+    theirs = scratch.paths(applied.base)
+    blobs = _new_blobs(scratch, tree, head, theirs)
+    groups = _groups(scratch, tree, commits_since(scratch, applied.base, head), applied, series, theirs)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
     patches = tuple(_build(builder, tree, group) for group in groups)
-    wanted = git.line("rev-parse", f"{head}^{{tree}}")
+    wanted = scratch.line("rev-parse", f"{head}^{{tree}}")
     if builder.tree != wanted:
         raise ConflictError(
             "the commits cannot be folded into a series with the same result",
-            why=f"these files would differ: {', '.join(git.changed(builder.tree, wanted))}",
+            why=f"these files would differ: {', '.join(scratch.changed(builder.tree, wanted))}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
     return Folded(blobs, patches, builder.commit, builder.tree)
 
 
 def only_dropped(
-    scratch: Scratch, project: Project, state: TreeState, series: Series, was: Mapping[str, bytes]
+    scratch: Scratch, project: Project, applied: Applied, head: str, series: Series, was: Mapping[str, bytes]
 ) -> bool:
     """Whether the project is what the tree was made of, except that it lists no more what the tree has no commit of
     either: there is nothing to be undone."""
-    git, applied = scratch, state.applied
-    assert applied is not None
     wanted = {step.patch.id: step for step in series.steps if step.wanted}
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
     made = {report.id: report.commit for report in tried if report.id in wanted}
     gone = {report.commit for report in applied.patches if report.id not in wanted}
-    subjects = {commit.subject for commit in commits_since(git, applied.base, applied.head) if commit.id in gone}
+    subjects = {commit.subject for commit in commits_since(scratch, applied.base, applied.head) if commit.id in gone}
+    theirs = scratch.paths(applied.base)
     return (
         list(made) == list(wanted)
-        and not any(commit.subject in subjects for commit in commits_since(git, applied.base, state.head))
-        and not _cpp_changes(project, git, _new_blobs(git, project.tree, applied.head, git.paths(applied.base)))
-        and all(
-            _says_the_same(scratch, wanted[name], commit, was.get(name, b"")) for name, commit in made.items() if commit
-        )
+        and not any(commit.subject in subjects for commit in commits_since(scratch, applied.base, head))
+        and not _cpp_changes(project, scratch, _new_blobs(scratch, project.tree, applied.head, theirs))
+        and not _mails(scratch, wanted, {name: commit for name, commit in made.items() if commit}, (), was)
     )
 
 
