@@ -10,8 +10,6 @@ from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
 from kvtool.result import FileChange, PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk, PatchReport
 
-_BAD = (PatchOutcome.CONFLICT, PatchOutcome.BLOCKED)
-
 
 @dataclass(frozen=True)
 class RebaseResult(Result, command="rebase"):
@@ -40,7 +38,7 @@ class RebaseResult(Result, command="rebase"):
         if not self.stopped_at:
             return None
         report = next(report for report in self.patches if report.id == self.stopped_at)
-        others = [r.id for r in self.patches if r is not report and (r.outcome in _BAD or r.lost)]
+        others = [r.id for r in self.patches if r is not report and r.in_the_way]
         also = f"; also in the way: {', '.join(others)}" if others else ""
         if report.lost:
             return ConflictError(

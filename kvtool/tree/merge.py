@@ -219,8 +219,7 @@ def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
     if old.text == new.text:
         return LineMap(())
     blobs = (git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
-    files = parse_diff(git.raw("diff", "--text", *MAP_FLAGS, *blobs))
-    return LineMap.of(files[0] if files else None).refined(old.keys, new.keys)
+    return LineMap.of(git.raw("diff", "--text", *MAP_FLAGS, *blobs)).refined(old.keys, new.keys)
 
 
 _MOST = 40  # lines of a region worth showing

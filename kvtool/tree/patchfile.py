@@ -144,22 +144,27 @@ def _path(head: bytes) -> str:
     return found[1].decode("utf-8", "surrogateescape") if found else ""
 
 
+def hunks_of(diff: bytes) -> list[Hunk]:
+    """The hunks of all files of a diff."""
+    return [hunk for file in parse_diff(diff) for hunk in file.hunks]
+
+
 def size_of(diff: bytes) -> tuple[int, int, int]:
     """Hunks, added and removed lines."""
-    hunks = [hunk for file in parse_diff(diff) for hunk in file.hunks]
+    hunks = hunks_of(diff)
     marks = [row[:1] for hunk in hunks for row in hunk.rows]
     return len(hunks), marks.count(b"+"), marks.count(b"-")
 
 
-def runs(file: FileDiff) -> int:
-    """How many runs of changed lines a diff of one file has: unlike its hunks, no matter of how much context it has."""
-    marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in file.hunks)
+def runs(diff: bytes) -> int:
+    """How many runs of changed lines a diff has: unlike its hunks, no matter of how much context it has."""
+    marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in hunks_of(diff))
     return sum(len(re.findall(rb"[-+]+", text)) for text in marks)
 
 
 def headings(diff: bytes) -> list[tuple[str, str]]:
     """The function of each hunk, as git names it, with its file."""
-    return [(hunk.path, hunk.heading) for file in parse_diff(diff) for hunk in file.hunks]
+    return [(hunk.path, hunk.heading) for hunk in hunks_of(diff)]
 
 
 def pieces_of(file: FileDiff) -> tuple[Piece, ...]:

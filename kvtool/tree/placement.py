@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from kvtool.tree.patchfile import FileDiff, Piece
+from kvtool.tree.patchfile import Piece, hunks_of
 from kvtool.tree.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
@@ -57,10 +57,9 @@ class LineMap:
         self.blocks = sorted(blocks, key=lambda block: (block.old, block.new))
 
     @classmethod
-    def of(cls, file: FileDiff | None) -> Self:
-        """From one file of a diff without context; None: the file did not change."""
-        hunks = file.hunks if file else ()
-        return cls([Block(hunk.old, hunk.removed, hunk.new, hunk.added) for hunk in hunks])
+    def of(cls, diff: bytes) -> Self:
+        """From a diff of the file without context."""
+        return cls([Block(hunk.old, hunk.removed, hunk.new, hunk.added) for hunk in hunks_of(diff)])
 
     def refined(self, old: Sequence[bytes], new: Sequence[bytes]) -> "LineMap":
         """The same, but lines of a block whose keys are equal are the same line: all of them where the block has only

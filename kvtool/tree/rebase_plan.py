@@ -32,7 +32,7 @@ from kvtool.tree.apply import (
     replay_step,
 )
 from kvtool.tree.merge import Picked, cherry_pick
-from kvtool.tree.patchfile import parse_diff, runs, size_of
+from kvtool.tree.patchfile import runs, size_of
 from kvtool.tree.series import Series, Step, load_series
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
@@ -233,11 +233,8 @@ class _Mover:
 
 def _lost(was: bytes, now: bytes) -> str:
     """What a patch has less of than before; "" for nothing. Hunks are counted as runs of changed lines."""
-    counts = []
-    for diff in (was, now):
-        _, added, removed = size_of(diff)
-        counts.append((sum(runs(file) for file in parse_diff(diff)), added + removed))
-    (hunks, lines), (hunks_now, lines_now) = counts
+    hunks, hunks_now = runs(was), runs(now)
+    lines, lines_now = (sum(size_of(diff)[1:]) for diff in (was, now))
     if hunks_now >= hunks and lines_now >= lines:
         return ""
     return f"{max(hunks - hunks_now, 0)} of {hunks} hunks, {max(lines - lines_now, 0)} of {lines} lines"

@@ -25,9 +25,8 @@ def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = ""
     """Check a patch base -> patched that turned target into result."""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
-    files = parse_diff(diff(tmp_path, base, target, 0))
     before, after, moved, applied = (SourceFile(text.encode(), "f.cpp") for text in (base, patched, target, result))
-    return list(check(before, after, moved, applied, pieces, LineMap.of(files[0] if files else None)))
+    return list(check(before, after, moved, applied, pieces, LineMap.of(diff(tmp_path, base, target, 0))))
 
 
 def add(text: str, after: str, line: str = "    more();\n") -> str:
@@ -144,7 +143,7 @@ def test_line_map() -> None:
 
 def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
     new = add(add("".join(BASE), "int y = 3;\n"), "int y = 3;\n    more();\n    use(y);\n")
-    counts = [runs(parse_diff(diff(tmp_path, "".join(BASE), new, context))[0]) for context in (0, 1, 3)]
+    counts = [runs(diff(tmp_path, "".join(BASE), new, context)) for context in (0, 1, 3)]
     assert counts == [2, 2, 2]
 
 
