@@ -58,9 +58,8 @@ def judge(rehearsal: Rehearsal, patch: str) -> Trial:
     """good: it applies, or upstream has it; bad: a conflict, or it lost lines; skip: blocked, or not wanted there."""
     report = next(report for report in rehearsal.reports if report.id == patch)
     verdict = Verdict.BAD if report.lost else _VERDICTS.get(report.outcome, Verdict.SKIP)
-    why = (
-        f"it lost {report.lost}" if report.lost else "; ".join(map(str, report.failed)) or _WHY.get(report.outcome, "")
-    )
+    why = f"it lost {report.lost}" if report.lost else "; ".join(map(str, report.failed))
+    why = why or _WHY.get(report.outcome, "")
     if report.blocked_by:
         why = f"blocked by {report.blocked_by}: {why}"
     return Trial(rehearsal.tag, verdict, str(report.outcome), why, report.failed, rehearsal.seconds)
