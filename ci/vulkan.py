@@ -82,7 +82,7 @@ def main(bin_dir: Path, globs: str = "", *, full: bool = False) -> int:
             left = [check for check in part if check.id not in known]
             known |= {found.id: found for found in runner.kv_checks(left, program, on.lanes, on_finding=told)}
     findings = [known[check.id] for check in every]
-    junit.write(Path("report/vulkan.xml"), findings)
+    junit.write_junit(Path("report/vulkan.xml"), findings)
     journal.forget(every)
     print(f"{len(findings)} runs:", dict(Counter(found.status for found in findings)))
     return int(any(found.outcome is CheckOutcome.FAILED for found in findings))
