@@ -68,6 +68,8 @@ def main(bin_dir: Path, globs: str = "", *, full: bool = False) -> int:
         else:
             parts = [planned(quick(part), on.label) for part in (first, [toy for toy in toys if toy not in first])]
         every = [check for part in parts for check in part]
+        if not every:
+            sys.exit(f"error: no toy of a memory class is called {globs}")
         journal = Journal(work, models.fingerprint(models.programs(program), on.label))
         known = journal.known(every)
 

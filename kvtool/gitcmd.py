@@ -147,9 +147,9 @@ class Git:
         """The files of a tree or commit."""
         return frozenset(self.entries("ls-tree", "-r", "-z", "--name-only", tree))
 
-    def changed(self, old: str, new: str, *flags: str) -> list[str]:
+    def changed(self, old: str, new: str) -> list[str]:
         """The paths that differ between two trees or commits."""
-        return self.entries("diff", "--name-only", "--no-renames", "-z", *flags, old, new)
+        return self.entries("diff", "--name-only", "--no-renames", "-z", old, new)
 
     def fetch(self, repo: Path, *refspecs: str) -> None:
         """Copy commits out of another repository; what has no target in its refspec gets no ref."""

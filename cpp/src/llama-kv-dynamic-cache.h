@@ -70,12 +70,13 @@ public:
     // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
     bool is_late() const;
 
-    bool has_shift() const; // that is to be done
-
-    // one of those is from or to one of these streams
+    // such a copy is from or to one of these streams, or a K-shift is to come after it
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
 
-    // a copy to the stream of a sequence, or to any (-1), is still to be made, also one that waits for nothing but the next batch
+    bool has_shift() const; // that is to be done
+
+    // a copy to the stream of a sequence, or to any (-1), is still to be made, also one that waits for nothing but the next batch,
+    // or a K-shift is to come after one that found no memory
     bool awaits_copy(llama_seq_id seq_id) const;
 
     bool has_cells(uint32_t s) const; // in use, in a stream

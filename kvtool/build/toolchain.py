@@ -288,7 +288,7 @@ def _find_metal(system: str) -> Tool:
     if system != "Darwin":
         return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", how=_ON_A_MAC)
     # the frameworks come with the command line tools; Xcode itself is not needed
-    if sdk := _ran("xcrun", "--show-sdk-path"):
+    if (sdk := _ran("xcrun", "--show-sdk-path")) and sdk.stdout.strip():
         return Tool("Metal", Path(sdk.stdout.strip()))
     return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
 

@@ -257,7 +257,7 @@ def refuse_untracked(git: Git, old: str, new: str) -> None:
 
     Whatever is found there after a kill was then written by kvtool, or edited since.
     """
-    if found := _untracked(git, git.changed(old, new, "--diff-filter=A")):
+    if found := _untracked(git, git.changed(old, new)):
         raise TreeError(
             f"{git.repo}: the checkout cannot move",
             why="files that git does not track are in the way; nothing was changed",
@@ -267,10 +267,15 @@ def refuse_untracked(git: Git, old: str, new: str) -> None:
 
 
 def _untracked(git: Git, paths: Collection[str]) -> set[str]:
-    """The files at or below some paths that git does not track, ignored ones too."""
+    """The files at, above or below some paths that git does not track, ignored ones too."""
     wanted = set(paths)
+    above = {parent for path in wanted for parent in _parents(path)}
     others = git.entries("ls-files", "--others", "-z")
-    return {path for path in others if wanted & {path, *map(str, PurePosixPath(path).parents)}}
+    return {path for path in others if path in above or wanted & {path, *_parents(path)}}
+
+
+def _parents(path: str) -> list[str]:
+    return [str(parent) for parent in PurePosixPath(path).parents]
 
 
 def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
@@ -284,7 +289,7 @@ def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], v
             next_step=f"keep them elsewhere, then: git -C {tree} reset --hard {old[:10]} && kvtool {verb}",
         )
     git.run("reset", "--quiet", "--hard", old)
-    for path in _untracked(git, moved):  # files that only the new series has
+    for path in _untracked(git, moved) & moved:  # files that only the new series has
         (tree / path).unlink(missing_ok=True)
 
 

@@ -1,6 +1,7 @@
 """The patched tree: what was put there, what state it is in, and why each patch is what it is. Changes nothing."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,10 +108,13 @@ def kvtool_dir(tree: Path) -> Path:
 
 
 def write_json(path: Path, data: object) -> None:
-    """Replace a JSON file atomically."""
+    """Replace a JSON file atomically, also where the power goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    with fresh.open("w", encoding="utf-8") as out:
+        out.write(json.dumps(data, indent=2) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
     fresh.replace(path)
 
 

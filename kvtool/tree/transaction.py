@@ -78,7 +78,14 @@ class Stage:
 
     @property
     def plan(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        try:
+            data: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        except ValueError as err:
+            raise TreeError(
+                f"{self.path} cannot be understood",
+                why=str(err),
+                next_step="look at git status of the project and of the tree, then remove the file",
+            ) from err
         return data
 
     def _now(self, name: str) -> list[Any] | None:

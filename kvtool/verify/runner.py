@@ -92,7 +92,8 @@ def kv_checks(
 
     with _pool(len(lanes)) as (pool, stop):
         # The large models first: they take longest, and one that starts last would run alone at the end.
-        heavy_first = sorted(range(len(checks)), key=lambda i: -checks[i].model.stat().st_size)
+        sizes = [check.model.stat().st_size if check.model.exists() else 0 for check in checks]
+        heavy_first = sorted(range(len(checks)), key=lambda i: -sizes[i])
         started = {i: pool.submit(one, checks[i]) for i in heavy_first}
         for future in as_completed(started.values()):
             future.result()  # an exception here is a bug of ours, and ends the run

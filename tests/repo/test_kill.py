@@ -244,11 +244,14 @@ def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, t
         f'#!/bin/sh\ncase "$*" in *" checkout "*) {real} "$@"; echo > {there}; sleep 60;; esac\nexec {real} "$@"\n'
     )
     (folder / "git").chmod(0o755)
+    end = getattr(signal, name)
+    before = signal.signal(end, signal.SIG_DFL)  # what nohup has switched off stays off in what is started
     process = start("apply", env={"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"})
+    signal.signal(end, before)
     while not there.exists():
         assert process.poll() is None
-    process.send_signal(getattr(signal, name))
-    process.send_signal(getattr(signal, name))  # the shell and the kernel both tell of a terminal that goes
+    process.send_signal(end)
+    process.send_signal(end)  # the shell and the kernel both tell of a terminal that goes
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert not (project.state / "pending.json").exists()

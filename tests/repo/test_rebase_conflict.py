@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,7 +67,8 @@ def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
     finished(applied, kvtool)
 
 
-def test_ignored_file_where_the_next_conflict_would_be_written_is_kept(applied: Tiny, kvtool: Any) -> None:
+@pytest.mark.parametrize("path", ["build-x/file", "build-x"])
+def test_ignored_file_where_the_next_conflict_would_be_written_is_kept(applied: Tiny, kvtool: Any, path: str) -> None:
     """git cherry-pick overwrites ignored files without a word."""
     work = applied.root.parent / "patch-work"
     write_files(work, {"build-x/file": "the patch's"})
@@ -76,13 +78,28 @@ def test_ignored_file_where_the_next_conflict_would_be_written_is_kept(applied: 
     release(applied, "v3", ("src/b.h", "bool two;", "bool twenty;"), ("src/a.cpp", "x + 4;\n", "x + 44;\n"))
     assert kvtool("rebase", "v3", "--json").json["stopped_at"] == "flag"
     resolve(applied, "src/b.h", "bool twenty;", "bool twenty;\n    bool dynamic;")
-    write_files(applied.tree, {"build-x/file": "mine"})
+    write_files(applied.tree, {path: "mine"})
     ran = kvtool("rebase", "--continue", "--json")
-    assert ran.code == 4 and "build-x/file" in ran.json["error"]["output"], ran
-    assert (applied.tree / "build-x/file").read_text() == "mine"
-    (applied.tree / "build-x/file").unlink()
+    assert ran.code == 4 and path in ran.json["error"]["output"].split("\n"), ran
+    assert (applied.tree / path).read_text() == "mine"
+    (applied.tree / path).unlink()
     assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
     assert (applied.tree / "build-x/file").read_text() == "the patch's"
+
+
+def test_ignored_file_where_upstream_has_removed_one_is_kept(applied: Tiny, kvtool: Any) -> None:
+    """The next patch changes the file that upstream has removed: git cherry-pick writes it over what is there."""
+    write_files(Path.home(), {".config/git/ignore": "run.sh\n"})
+    applied.add_patch("block", ("scripts/run.sh", "exit 0", "exit 1"))
+    assert kvtool("apply").code == 0
+    (applied.upstream / "scripts/run.sh").unlink()
+    release(applied, "v3", ("src/b.h", "bool two;", "bool twenty;"))
+    assert kvtool("rebase", "v3", "--json").json["stopped_at"] == "flag"
+    resolve(applied, "src/b.h", "bool twenty;", "bool twenty;\n    bool dynamic;")
+    write_files(applied.tree, {"scripts/run.sh": "mine"})
+    ran = kvtool("rebase", "--continue", "--json")
+    assert ran.code == 4 and ran.json["error"]["output"] == "scripts/run.sh", ran
+    assert (applied.tree / "scripts/run.sh").read_text() == "mine"
 
 
 def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:

@@ -32,7 +32,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a batch that finds no memory takes positions out of a window",
-        Edit(DYNAMIC_CELLS, "cells.seq_pos_min(seq_id) < pos_max[seq_id]", "false"),
+        Edit(DYNAMIC_CELLS, "!seq_ids.empty()", "false"),
         Run("gemma3-dense", (*RANDOM, "--seed", "9")),
         "random",
     ),
@@ -74,7 +74,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a state is refused for a copy of other cells that waits",
-        Edit(DYNAMIC_STATE, "is_late() && (has(kv.sc_info.ssrc) || has(kv.sc_info.sdst))", "is_late()"),
+        Edit(DYNAMIC_STATE, "is_late() && (has_shift() || has(kv.sc_info.ssrc) || has(kv.sc_info.sdst))", "is_late()"),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
