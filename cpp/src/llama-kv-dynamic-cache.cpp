@@ -179,6 +179,13 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
         return false;
     }
 
+    const auto & ssrc = kv.sc_info.ssrc;
+
+    if (seq_id >= 0 && is_late() && std::find(ssrc.begin(), ssrc.end(), (uint32_t) seq_id) != ssrc.end()) {
+        late_clear.set(seq_id); // what waits is to read it
+        return true;
+    }
+
     dyn->synchronize();
 
     try {
@@ -235,6 +242,17 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
 
 bool llama_kv_dynamic_cache::is_late() const {
     return has_late_copy && !kv.sc_info.empty();
+}
+
+bool llama_kv_dynamic_cache::end_copies() {
+    for (size_t s = 0; !is_late() && late_clear.any(); ++s) {
+        if (late_clear.test(s)) {
+            late_clear.reset(s);
+            clear(s);
+        }
+    }
+
+    return !is_late();
 }
 
 bool llama_kv_dynamic_cache::has_shift() const {

@@ -11,6 +11,7 @@
 #include "llama-kv-dynamic.h"
 #include "llama-kv-storage.h"
 
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -69,6 +70,9 @@ public:
 
     // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
     bool is_late() const;
+
+    // the copies at hand are made, as far as there was memory. returns false when one is late
+    bool end_copies();
 
     // such a copy is from or to one of these streams, or a K-shift is to come after it
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
@@ -305,6 +309,8 @@ private:
     uint32_t n_rows_used = 0; // of each stream, at most
 
     bool has_late_copy = false; // a copy of a stream found no memory: it waits for the next batch
+
+    std::bitset<LLAMA_MAX_SEQ> late_clear; // streams to be cleared after that, which reads them
 
     row_range range = { 0, 0 }; // that the K-shift at hand is for
 

@@ -171,6 +171,8 @@ void llama_kv_dynamic_cache::drop_late_copies() {
     }
     sc_info = std::move(rest);
     has_late_copy = !sc_info.empty();
+
+    end_copies();
 }
 
 void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {

@@ -62,5 +62,5 @@ uint32_t llama_kv_growth::shrink(uint32_t n_cur, uint32_t n_keep, uint32_t n_pea
 
     const uint32_t n_next = std::max(start(), smallest(n_keep + n_keep/4));
 
-    return n_keep <= n_peak/2 && n_next <= n_cur/2 ? n_next : n_cur;
+    return n_keep <= n_peak/2 && (n_next <= n_cur/2 || (n_keep == 0 && n_next < n_cur)) ? n_next : n_cur;
 }

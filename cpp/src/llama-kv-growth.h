@@ -29,7 +29,7 @@
 //
 //   - in place, when a quarter of the cells (and 512) can go: all blocks without a cell in use, also in the middle
 //   - by copy, when half of the cells can go, and the cells in use have become half of what they were since the last resize:
-//     down to the cells in use and a quarter. A step of 1 GiB that was just taken is not given back for a few removed cells
+//     down to the cells in use and a quarter, and to the start when none is in use. A step of 1 GiB that was just taken is not given back for a few removed cells
 //   - never below the start
 //
 // A chat that removes its last tokens and adds others frees less than that.

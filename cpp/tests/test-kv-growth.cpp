@@ -139,6 +139,7 @@ static void test_shrink() {
     const llama_kv_growth c = { 131072, 1, SIZE_CELL_QWEN };
 
     check_eq("all freed: back to the start",              512,   c.shrink(32768, 0, 30000));
+    check_eq("all freed: back to the start, if near",     512,   c.shrink(768, 0, 500));
     check_eq("a quarter more than what stays",            1536,  c.shrink(32768, 1000, 30000));
     check_eq("more than half stays",                      32768, c.shrink(32768, 15000, 30000));
     check_eq("a step that was just taken stays",          20480, c.shrink(20480, 4090, 4097));

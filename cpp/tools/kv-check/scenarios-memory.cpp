@@ -150,6 +150,60 @@ void late_copy_state(side & s, const session_params & sp) {
     }
 }
 
+// the rows of DSV4, which have no cells, go with their sequence: after the copy that waits for memory
+void late_copy_rows(side & s, session_params sp) {
+    if (!s.dynamic) {
+        return;
+    }
+    trace_writer out(nullptr);
+    side         nowhere(s, out);
+
+    sp.n_cells = 2048;
+
+    // logits of the copy, and of another sequence where its source was
+    const auto logits_of = [&](bool is_short) -> std::vector<float> {
+        session c(nowhere, sp, "copy, rows");
+
+        std::vector<float> res;
+
+        const auto note = [&] {
+            const float * row = llama_get_logits_ith(c.ctx, -1);
+            res.insert(res.end(), row, row + s.n_vocab);
+        };
+
+        c.fill_seq(0, 1300); // 325 rows for each four positions
+        c.fill_seq(1, 20);
+        c.rm(1, -1, -1);
+        if (is_short) {
+            const short_of_memory scope(s.params);
+            c.cp(0, 1);
+            const auto before = c.positions();
+            if (c.fill_order({ 1 }) == 0) {
+                return {}; // by copy the streams have rows for each other
+            }
+            c.go_back(before);
+            c.rm(0, -1, -1);
+        } else {
+            c.cp(0, 1);
+        }
+        c.fill_order({ 1 }, true);
+        note();
+        if (!is_short) {
+            c.rm(0, -1, -1);
+        }
+        c.fill_seq(0, 40);
+        note();
+
+        return res;
+    };
+
+    const auto is = logits_of(true);
+
+    if (!is.empty() && is != logits_of(false)) {
+        throw check_failed("a copy was made after what it is of was freed");
+    }
+}
+
 } // namespace
 
 void kv_check_no_memory(side & s) {
@@ -197,6 +251,10 @@ void kv_check_no_memory(side & s) {
         late_copy(s, sp, "copy", false);
         late_copy(s, sp, "copy, shifted", true);
         late_copy_state(s, sp);
+    }
+
+    if (s.arch == "deepseek4" && sp.n_streams() > 1) {
+        late_copy_rows(s, sp);
     }
 
     session d(s, sp, "state");

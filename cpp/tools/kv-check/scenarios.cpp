@@ -491,16 +491,17 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
 
         const std::string kind = kind_name(from.unified || from.n_seqs == 1);
 
-        const uint32_t n_big = at_most(s, 560) - 50;
+        const uint32_t n_big   = at_most(s, 560) - 50;
+        const uint32_t n_small = std::min(100u, n_big/2);
 
         session a(s, from, "a." + kind);
-        a.fill(100);
+        a.fill(n_small);
         const auto small = a.state_get();
         if (from.n_streams() > 1) {
             // uneven: the first stream fits into what there is, the second one has to grow
-            a.fill_seq(1, n_big - 100);
+            a.fill_seq(1, n_big - n_small);
         } else {
-            a.fill(n_big - 100);
+            a.fill(n_big - n_small);
         }
         const auto big = a.state_get();
         s.out.blob("a." + kind + ".small", small);

@@ -96,7 +96,7 @@ class session {
     int32_t fill_seq(llama_seq_id seq, uint32_t n, bool must = true);
 
     // a token for each of these sequences
-    int32_t fill_order(const std::vector<llama_seq_id> & order) { return decode(order, false); }
+    int32_t fill_order(const std::vector<llama_seq_id> & order, bool must = false) { return decode(order, must); }
 
     // the same one token at a time
     void generate(uint32_t n);

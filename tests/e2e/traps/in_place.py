@@ -77,7 +77,7 @@ IN_PLACE = (
     ),
     Trap(
         "a sequence whose copy waits for memory is shifted before there is anything in its rows",
-        Edit(CACHE, "do_shift && !dyn->is_late()", "do_shift"),
+        Edit(CACHE, "dyn->end_copies() && do_shift", "do_shift"),
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),

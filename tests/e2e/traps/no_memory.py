@@ -91,6 +91,12 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
+        "rows without cells are cleared before a copy that waits has read them",
+        Edit(DYNAMIC_CACHE, "seq_id >= 0 && is_late()", "false"),
+        Run("deepseek4-moe", LATE_COPY.args),
+        "no-memory",
+    ),
+    Trap(
         "a state that finds no memory in a window leaves its part in the other cache",
         Edit(DYNAMIC_STATE, "dyn->drop_seq(*seq_id_read);", ""),
         Run(
