@@ -38,18 +38,13 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
 
     // rounded up: at least a block
     uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());
-    uint64_t n_least = smallest(n_need);
 
-    const auto is_even = [this](uint64_t n) { return !in_place && n/block() % 2 == 0; };
-
-    if (is_even(n_grown) && n_grown - block() > n_cur) {
+    // an odd number of blocks, unless that is no growth
+    if (!in_place && n_grown/block() % 2 == 0 && n_grown - block() > n_cur) {
         n_grown -= block();
     }
-    if (is_even(n_least) && n_least > n_grown) {
-        n_least += block();
-    }
 
-    return (uint32_t) std::min<uint64_t>(n_max, std::max(n_least, n_grown));
+    return std::max(smallest(n_need), (uint32_t) std::min<uint64_t>(n_max, n_grown));
 }
 
 uint32_t llama_kv_growth::shrink(uint32_t n_cur, uint32_t n_keep, uint32_t n_peak) const {
