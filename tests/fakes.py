@@ -87,7 +87,15 @@ if name == "static-fails" or (name == "dynamic-fails" and dynamic):
     sys.exit(134)
 if (dynamic and name != "not-grown") or name == "always-grows":
     print("llama_kv_cache: resizing KV cache from 256 to 512 cells", file=sys.stderr)
-sys.stdout.write("" if name == "empty" else "once upon a time" + ("?" if dynamic and name == "differs" else "!"))
+text = "" if name == "empty" else "once upon a time" + ("?" if dynamic and name == "differs" else "!")
+runs = args[args.index("-f") + 1] + ".runs"
+with open(runs, "a") as file:
+    file.write("x")
+if name == "never-ends" or name == "hasty" and os.path.getsize(runs) % 3:
+    sys.stdout.write(text[:-1])
+    sys.exit(0)
+sys.stdout.write(text)
+print("common_perf_print:       total time =    1181.10 ms /   585 tokens", file=sys.stderr)
 """
 
 BENCH = """

@@ -10,7 +10,9 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from kvtool.process import Completed
 from kvtool.verify.checks import Check, Finding, passed
 from kvtool.verify.trial import LOG, Failed, run_side, trial
 
@@ -35,6 +37,8 @@ def prompt(seed: int, length: int) -> str:
 
 
 _COMPLETION = "-c 4096 -n 256 -t 1 --temp 0 --seed 1 --ignore-eos -no-cnv --no-display-prompt --no-warmup -lv 4"  # INFO
+_LOG_END = "total time ="  # common_perf_print(), the last thing that llama-completion does
+_TRIES = 10
 _BENCH = "-p 512 -n 8 -r 1 -t 1 -o json -v"
 
 
@@ -49,13 +53,28 @@ def completion(check: Check, binary: Path, work: Path) -> Finding:
     file = work / "prompt.txt"
     file.write_text(prompt(1, 320), "utf-8")
     common: list[str | Path] = [binary, "-m", check.model, "-f", file, *_COMPLETION.split(), *check.args]
-    static = run_side(check, common, dynamic=False)
+    static = _write(check, common, dynamic=False)
     by_flag = [] if check.by_env else [FLAG]
-    dynamic = run_side(check, [*common, *by_flag], dynamic=True, env=VARIABLE if check.by_env else {})
+    dynamic = _write(check, [*common, *by_flag], dynamic=True, env=VARIABLE if check.by_env else {})
     details = {"characters": len(dynamic.stdout), "growths": growths(dynamic.stderr)}
     judge_logs([static.stderr], dynamic.stderr, details)
     _judge_text(static.stdout, dynamic.stdout, details)
     return passed(check, f"{len(static.stdout)} characters equal", grown=True, details=details)
+
+
+def _write(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> Completed:
+    """One side's text, whole.
+
+    llama-completion writes through common/log.cpp's queue, and ends without waiting for the thread that empties it
+    (upstream's issue 22142): on a busy machine the end of a text can be lost, and the log's end, behind it, with it.
+    """
+    for _ in range(_TRIES):
+        done = run_side(check, argv, dynamic=dynamic, **more)
+        if _LOG_END in done.stderr:
+            return done
+    side = "dynamic" if dynamic else "static"
+    said = f"the {side} run's log lacks its end ({_LOG_END!r}) in {_TRIES} tries: its text may lack its own"
+    raise Failed("garbage", said, {"log": done.stderr[-LOG:]})
 
 
 def _judge_text(static: str, dynamic: str, details: dict[str, object]) -> None:
