@@ -8,11 +8,11 @@
 #   older     the series on every older upstream: built, and quickly verified
 #   page      a chat through llama-server's web page
 #   cross     macOS, Windows and Linux arm64 from here
-#   vulkan    growth by copy in device memory, on Vulkan's software driver
+#   vulkan    growth by copy in device memory, on Vulkan's software driver; vulkan-full: a model of each memory class, all checks
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, older, page, cross, vulkan or cuda}
+what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, older, page, cross, vulkan, vulkan-full or cuda}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -78,10 +78,12 @@ page)
 cross)
     kvtool build --no-ui
     bash ci/cross.sh ;;
-vulkan)
+vulkan | vulkan-full)
     kvtool build --vulkan --no-ui --target kv-check --target test-llama-archs --target test-kv-free
     GGML_VK_VISIBLE_DEVICES=0 llama.cpp/build/vulkan-release/bin/test-kv-free
-    python ci/vulkan.py llama.cpp/build/vulkan-release/bin ;;
+    full=()
+    if [ "$what" = vulkan-full ]; then full=(--full); fi
+    python ci/vulkan.py llama.cpp/build/vulkan-release/bin "${full[@]}" ;;
 cuda) bash ci/cuda.sh ;;
 *) echo "error: no $what" >&2; exit 2 ;;
 esac

@@ -7,7 +7,7 @@ Linux)
     packages=(ccache tmux)
     for need; do
         case $need in
-        vulkan) packages+=(glslc libvulkan-dev spirv-headers mesa-vulkan-drivers) ;;
+        vulkan | vulkan-full) packages+=(glslc libvulkan-dev spirv-headers mesa-vulkan-drivers) ;;
         gcc-14) packages+=(gcc-14 g++-14) ;;
         page) command -v google-chrome >/dev/null || packages+=(chromium) ;;
         cross) packages+=(wine64 wine qemu-user) ;;

@@ -14,6 +14,7 @@ no such driver here.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -48,7 +49,7 @@ ENVIRONMENT |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**10), 
 TIMEOUT = 7200.0  # seconds a side
 
 
-def main(bin_dir: Path, globs: str = "", *, full: bool = False) -> int:
+def main(bin_dir: Path, globs: str, *, full: bool) -> int:
     os.environ.update(ENVIRONMENT)
     program, work = bin_dir / "kv-check", bin_dir.parent / "verify"
     if preload := waits_for_fences(work):
@@ -119,7 +120,9 @@ def planned(each: list[Check], label: str) -> list[Check]:
 
 
 if __name__ == "__main__":
-    args = [arg for arg in sys.argv[1:] if arg != "--full"]
-    if len(args) not in (1, 2):
-        sys.exit(__doc__)
-    sys.exit(main(Path(args[0]), *args[1:], full="--full" in sys.argv))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin", type=Path)
+    parser.add_argument("globs", nargs="?", default="")
+    parser.add_argument("--full", action="store_true")
+    args = parser.parse_args()
+    sys.exit(main(args.bin, args.globs, full=args.full))

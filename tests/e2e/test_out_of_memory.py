@@ -17,7 +17,7 @@ from kvtool.verify.texts import growths, prompt
 from tests.e2e.conftest import Real
 
 SHORT = Request("the stone under the bridge", 16)
-LONG = Request(prompt(1, 600), 16)
+LONG = Request(prompt(1, 850), 16)
 ARGS = ("-c", "2048", "-np", "1", "-t", "1", "-lv", "4")
 
 

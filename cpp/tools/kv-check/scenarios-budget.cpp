@@ -150,13 +150,14 @@ void step_down(
 
 // a sequence is copied to another stream, and the budget has no room for that in these types
 void copy_beyond(side & s, session_params sp, const std::vector<ggml_type> & ladder) {
-    const uint32_t n = 400;
+    const uint32_t n = 1000; // the batch needs as much as a growth takes
 
     trace_writer out(nullptr);
     side         nowhere(s, out); // the static side has none of this
 
     sp.n_seqs  = 2;
     sp.unified = false;
+    sp.n_cells = 4096;
 
     const auto copy_and_go_on = [&](session & c) {
         c.cp(0, 1);

@@ -400,14 +400,14 @@ static void check_shrink(side & s) {
 // which a graph takes its size need one, also where they do not agree on how much was in use
 static void check_shrink_full(side & s) {
     session_params sp = multi(s, 2, true);
-    sp.n_cells = 6912;
+    sp.n_cells = 5632;
 
     session c(s, sp, "shrink-full");
-    for (const uint32_t n : { 200, 200, 200, 500, 1000 }) { // 512 to 4352 rows
+    for (const uint32_t n : { 200, 200, 600, 500 }) { // 512 to 2816 rows
         c.fill_seq(0, n);
     }
-    c.fill_seq(1, 2000); // all of them
-    c.fill_seq(1, 600);
+    c.fill_seq(1, 1100); // all of them
+    c.fill_seq(1, 1000);
     c.rm(1, -1, -1);
     c.fill_seq(0, 1100);
     c.generate(2);
