@@ -10,9 +10,9 @@
 //   - a growth takes at least what the batch at hand needs: one growth per batch, not several doublings
 //   - else it doubles, as long as that takes no more than LLAMA_KV_GROWTH_STEP_BYTES, and takes that much, or an eighth of
 //     what there is, from there on
-//   - to an odd number of blocks, if that is a growth. The strips of transposed V are as long as there are cells, and a CPU reads
-//     them best where their distance is no power of two: generating at 3000 tokens takes a tenth longer with 4096 cells than
-//     with 4352, in a static cache as well (kv-bench -fa off)
+//   - such a step goes to an odd number of blocks, if that is a growth. The strips of transposed V are as long as there are cells,
+//     and a CPU reads them best where their distance is no power of two: generating at 3000 tokens takes a tenth longer with 4096
+//     cells than with 4352, in a static cache as well (kv-bench -fa off)
 //   - one block is always beyond what a batch can use, unless all of the cache is there. So no view that a graph makes of the
 //     cells in use covers all of the storage where it would not do so in a static cache: a view that does is contiguous, and
 //     backends choose kernels by that, which sum in another order (a BLAS for transposed V, CUDA, Vulkan)

@@ -1,5 +1,6 @@
 """The patched tree: what was put there, what state it is in, and why each patch is what it is. Changes nothing."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -183,7 +184,7 @@ def tree_state(project: Project) -> TreeState:
     head = git.resolve("HEAD^{commit}")
     if head is None:
         raise TreeError(f"{tree} has no usable HEAD", next_step=f"look with git -C {tree} status")
-    branch = git.run("symbolic-ref", "--quiet", "--short", "HEAD", check=False).stdout.strip()
+    branch = _branch(tree)
     operation = next((words for name, words in _OPERATIONS.items() if (tree / ".git" / name).exists()), "")
     interrupted = next((verb for name, verb in _JOURNALS if (kvtool_dir(tree) / name).exists()), "")
     if interrupted == "rebase" and (stopped := _stopped_rebase(tree)):
@@ -193,6 +194,14 @@ def tree_state(project: Project) -> TreeState:
         extra = tuple(f"{c.id[:10]} {c.subject}" for c in commits_since(git, applied.head, head))
     stale = _stale(project, applied)
     return TreeState(tree, applied, head, branch, dirty_paths(git), extra, stale, operation, interrupted)
+
+
+def _branch(tree: Path) -> str:
+    """The branch that is checked out, "" for none."""
+    from git import Repo  # late: the import costs more than most of what kvtool does with a tree
+
+    with contextlib.closing(Repo(tree, expand_vars=False)) as repo:
+        return "" if repo.head.is_detached else repo.active_branch.name
 
 
 def _stopped_rebase(tree: Path) -> str:
