@@ -124,5 +124,5 @@ if __name__ == "__main__":
     parser.add_argument("bin", type=Path)
     parser.add_argument("globs", nargs="?", default="")
     parser.add_argument("--full", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()  # --full before the globs, too
     sys.exit(main(args.bin, args.globs, full=args.full))
