@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -45,7 +46,10 @@ def test_without_arguments_what_changed_since_the_last_commit(kept: Tiny, kvtool
     assert kvtool("export").code == 0
     ran = kvtool("diff", "--json")
     assert changes(ran) == {"": "same", "flag": "changed", "use": "same"} and ran.json["same"] is False
-    assert "    -+    bool dynamic;\n    ++    bool dyn;\n" in kvtool("diff").out
+    shown = kvtool("diff").out
+    assert "    -+    bool dynamic;\n    ++    bool dyn;\n" in shown
+    assert re.search(r"^[0-9a-f]{10} ! [0-9a-f]{10} flag", shown, re.MULTILINE)
+    assert re.search(r"^[0-9a-f]{10} = [0-9a-f]{10} use", shown, re.MULTILINE)
     commit(kept, "second")
     assert changes(kvtool("diff", "HEAD~1", "HEAD", "--json"))["flag"] == "changed"
     assert kvtool("diff", "--json").json["same"] is True

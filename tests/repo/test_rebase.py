@@ -73,6 +73,19 @@ def test_merged_upstream_gets_until(applied: Tiny, kvtool: Any) -> None:
     assert kvtool("apply", "v1", "--json").json["patches"][0]["outcome"] == "applied"  # still there for older ones
 
 
+def test_what_an_older_upstream_has_already_gets_from(applied: Tiny, kvtool: Any) -> None:
+    release(applied, "v3")
+    assert kvtool("rebase", "v3").code == 0
+    file = applied.tree / "src/a.cpp"
+    file.write_text(file.read_text().replace("x + 88", "x + 8"))  # as it is in v1
+    git(applied.tree, "commit", "-qam", "undo")
+    assert kvtool("export").code == 0
+    ran = kvtool("rebase", "v1", "--json")
+    assert outcomes(ran) == {"flag": "applied", "use": "applied", "undo": "merged"}
+    series = tomllib.loads((applied.root / "patches/series.toml").read_text())
+    assert [patch.get("from") for patch in series["patch"]] == [None, None, "v2"]
+
+
 def test_file_that_upstream_renamed_is_followed(applied: Tiny, kvtool: Any) -> None:
     git(applied.upstream, "mv", "src/a.cpp", "src/core.cpp")
     release(applied, "v3")
