@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,61 @@ def test_another_patch_than_the_one_it_stopped_at(stopped: Tiny, kvtool: Any) ->
     kvtool("rebase", "v3")
     ran = kvtool("rebase", "--drop", "use", "--json")
     assert ran.code == 2 and "'block'" in ran.json["error"]["what"]
+
+
+# --- killed, and given up ------------------------------------------------------------------------------------------
+
+
+def killed(project: Tiny, kvtool: Any, *, at: str, dirty: dict[str, str]) -> str:
+    """A rebase onto v3 as a kill leaves it on the checkout's way to the conflict: HEAD there, these files not of HEAD.
+
+    Returns where HEAD was to go.
+    """
+    old = git(project.tree, "rev-parse", "HEAD")
+    assert kvtool("rebase", "v3").code == 3
+    to = git(project.tree, "rev-parse", "HEAD")
+    journal = project.state / "rebase.json"
+    state = json.loads(journal.read_text())
+    journal.write_text(json.dumps({**state, "phase": "stopping", "at": old, "to": to}))
+    git(project.tree, "checkout", "-q", "--force", "--detach", {"old": old, "new": to}.get(at, at))
+    write_files(project.tree, dirty)
+    return to
+
+
+def test_abort_when_killed_before_head_moved(stopped: Tiny, kvtool: Any) -> None:
+    before = everything(stopped)
+    to = killed(stopped, kvtool, at="old", dirty={})
+    (stopped.tree / "src/a.cpp").write_text(git(stopped.tree, "show", f"{to}:src/a.cpp", strip=False)[:20])
+    ran = kvtool("rebase", "--abort", "--json")
+    assert (ran.code, ran.json["outcome"]) == (0, "aborted"), ran
+    assert everything(stopped) == before
+    assert not git(stopped.tree, "for-each-ref", "refs/kvtool/kept"), "nothing of the user's was there to keep"
+
+
+def test_abort_when_killed_keeps_the_conflict_that_was_being_written(stopped: Tiny, kvtool: Any) -> None:
+    before = everything(stopped)
+    killed(stopped, kvtool, at="new", dirty={"src/a.cpp": "half of a conflict"})
+    assert kvtool("rebase", "--abort").code == 0
+    assert everything(stopped) == before
+    (ref,) = git(stopped.tree, "for-each-ref", "--format=%(refname)", "refs/kvtool/kept").split()
+    assert git(stopped.tree, "show", f"{ref}:src/a.cpp") == "half of a conflict"
+
+
+def test_abort_when_killed_and_nothing_was_written_yet(stopped: Tiny, kvtool: Any) -> None:
+    before = everything(stopped)
+    killed(stopped, kvtool, at="new", dirty={})
+    assert kvtool("rebase", "--abort").code == 0
+    assert everything(stopped) == before
+    assert not git(stopped.tree, "for-each-ref", "refs/kvtool/kept")
+
+
+def test_abort_when_killed_and_head_moved_since(stopped: Tiny, kvtool: Any) -> None:
+    old = git(stopped.tree, "rev-parse", "HEAD")
+    killed(stopped, kvtool, at="HEAD^", dirty={})
+    git(stopped.tree, "commit", "-q", "--allow-empty", "-m", "somebody's own")
+    ran = kvtool("rebase", "--abort", "--json")
+    assert ran.code == 4 and old[:10] in ran.json["error"]["why"], ran
+    assert git(stopped.tree, "log", "-1", "--format=%s") == "somebody's own"
 
 
 # --- lost lines ---------------------------------------------------------------------------------------------------
