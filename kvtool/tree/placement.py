@@ -262,12 +262,10 @@ def _same_function(base: Lines, target: Lines, was: int | None, now: int | None,
 
 
 def _places(target: Lines, piece: Piece, head: int | None) -> int:
-    """How many places of one function a hunk would fit."""
+    """How many places of one function a hunk would fit; its last lines may head the next one."""
     start = 0 if head is None else head
     stop = next((n for n in range(start + 1, len(target)) if _HEAD.match(target[n])), len(target))
-    stop += len(piece.before) - 1  # its last context line may head the next function
-    size = len(piece.before)
-    return sum(tuple(target[n : n + size]) == piece.before for n in range(start, stop - size + 1))
+    return sum(tuple(target[n : n + len(piece.before)]) == piece.before for n in range(start, stop))
 
 
 def _text(lines: Lines, at: int | None) -> str:

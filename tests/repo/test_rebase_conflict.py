@@ -191,6 +191,19 @@ def test_another_patch_than_the_one_it_stopped_at(stopped: Tiny, kvtool: Any) ->
     assert ran.code == 2 and "'block'" in ran.json["error"]["what"]
 
 
+def test_resolution_of_another_tree_is_not_taken(twice: Tiny, kvtool: Any) -> None:
+    assert kvtool("rebase", "v4", "--json").json["stopped_at"] == "use"
+    resolve_use(twice)
+    assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
+    journal = twice.state / "rebase.json"
+    state = json.loads(journal.read_text())
+    state["choices"]["resolved"][0]["parent"] = state["head"]  # as if the patches before `use` had been moved otherwise
+    journal.write_text(json.dumps(state))
+    resolve(twice, *BLOCK)
+    ran = kvtool("rebase", "--continue", "--json")
+    assert ran.code == 4 and "'use'" in ran.json["error"]["what"] and "--abort" in ran.json["error"]["next"], ran
+
+
 # --- killed, and given up ------------------------------------------------------------------------------------------
 
 
