@@ -62,7 +62,9 @@ extern "C" {
                                             // over devices as tensors, or a context that trains
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention over it
         LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // for larger cells, or for what the change itself takes, which is little
-        LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed in the middle of it: all cells are empty
+        LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed in the middle of it: all cells are empty. llama_decode(), which can
+                                            // meet this within a budget, returns -3 for a batch that goes on with a sequence of
+                                            // before, until the sequence is removed or restored, or begins at 0
     };
 
     // Convert the cells of all KV caches of the context to other types, at any time between two calls of llama_decode(), with

@@ -27,8 +27,16 @@ llama_kv_dynamic::~llama_kv_dynamic() {
     }
 }
 
+llama_kv_dynamic::release_scope::release_scope(const llama_memory_i * mem, llama_seq_id seq_id, llama_pos p0) :
+    mem(mem), seq_id(seq_id), p0(p0) {
+}
+
 llama_kv_dynamic::release_scope::~release_scope() {
     const auto dyn = mem->kv_dynamic.lock();
+
+    if (dyn && seq_id >= 0 && p0 <= 0) {
+        dyn->seqs_lost.reset(seq_id);
+    }
 
     if (!dyn || !dyn->enabled || dyn->is_pinned) {
         return;
@@ -328,6 +336,18 @@ void llama_kv_dynamic::set_late_shift() {
     is_late_shift = true;
 
     set_lost();
+}
+
+int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
+    const bool has_memory = finish_shift();
+
+    return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
+}
+
+int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
+    const bool has_memory = grow();
+
+    return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
 }
 
 bool llama_kv_dynamic::finish_shift() {

@@ -31,8 +31,11 @@
 
 #include "llama-kv.h"
 
+#include "llama-cparams.h"
+
 #include "ggml-backend.h"
 
+#include <bitset>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,6 +47,7 @@
 // program that loads the library can have it, also one that knows nothing of the parameter
 bool llama_kv_dynamic_default();
 
+class llama_batch_allocr;
 class llama_kv_dynamic_cache;
 
 // per llama_context
@@ -69,9 +73,10 @@ public:
     static std::shared_ptr<llama_kv_dynamic> current();
 
     // when it goes, mem gives back the memory of the cells that were freed meanwhile
+    // seq_id, p0: that this sequence is removed from p0 on
     class release_scope {
     public:
-        explicit release_scope(const llama_memory_i * mem) : mem(mem) {}
+        explicit release_scope(const llama_memory_i * mem, llama_seq_id seq_id = -1, llama_pos p0 = 0);
         ~release_scope();
 
         release_scope(const release_scope &) = delete;
@@ -79,6 +84,9 @@ public:
 
     private:
         const llama_memory_i * mem;
+
+        const llama_seq_id seq_id;
+        const llama_pos    p0;
     };
 
     bool is_enabled() const;
@@ -111,9 +119,12 @@ public:
     // there was no memory for that graph, which has cost the scheduler its buffers
     void set_late_shift();
 
-    // all is updated for a batch, which has no cells yet
-    // returns false when there is no memory for the K-shift, which is still to be done. nothing else has changed
-    bool finish_shift();
+    // llama_decode(), twice: all is updated for a batch, which has no cells yet; its cells are known
+    // returns what that is to return, nothing else has changed then:
+    //    1: there is no memory, for a K-shift that is still to be done or for the cells
+    //   -3: the batch goes on with a sequence whose cells were lost with the device, in a change of types
+    int32_t begin_batch(const llama_batch_allocr & balloc);
+    int32_t grow_batch (const llama_batch_allocr & balloc);
 
     // there was no memory for a graph, which has cost the scheduler its buffers
     void set_lost();
@@ -208,6 +219,12 @@ private:
     // grow all caches that asked, with the compute buffers, or none
     bool try_grow(bool ahead);
 
+    bool finish_shift();
+
+    // llama-kv-types.cpp: all cells are gone with the device
+    void lose_cells();
+    bool goes_on_lost(const llama_batch_allocr & balloc);
+
     // compute buffers for the worst case of the caches as they are
     // last: if need be from scratch, and without pipeline parallelism
     bool reserve(bool last);
@@ -279,6 +296,8 @@ private:
     bool is_late_shift = false;
 
     bool is_rotation_known = false;
+
+    std::bitset<LLAMA_MAX_SEQ> seqs_lost; // had cells when the device failed, and go on only from their start
 
     llama_memory_budget * budget = nullptr;
 

@@ -225,7 +225,7 @@ class _Mover:
         if made.parent != self.builder.commit:
             raise TreeError(
                 f"the resolution of patch {made.patch!r} was made on another tree",
-                why="the patches before it are moved otherwise than they were then; another version of kvtool or git does that",
+                why="the patches before it are moved otherwise than then, as another version of kvtool or git does",
                 next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
             )
         return made.tree

@@ -53,7 +53,7 @@ private:
 template <typename impl_t>
 class server_requantize {
 public:
-    // main loop. throws server_refusal: then nothing has changed
+    // main loop. throws server_refusal: then nothing has changed, unless the device has failed
     json requantize(const json & body) {
         const bool for_tgt = body.contains("ctk")  || body.contains("ctv");
         const bool for_dft = body.contains("ctkd") || body.contains("ctvd");
@@ -100,6 +100,21 @@ public:
         res["t_ms"]            = (ggml_time_us() - t_start_us)/1e3;
 
         return res;
+    }
+
+    // main loop, before a batch is made. a device that fails in the middle of a change of types, also of one that the budget asks
+    // for, takes all cells: what has tokens in a batch ends there (llama_decode() returns -3), the others process theirs anew
+    void clear_lost() {
+        auto * mem = llama_get_memory(self().ctx_tgt);
+
+        for (auto & slot : self().slots) {
+            const bool is_waiting = !slot.is_processing() || slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_WAIT_OTHER;
+
+            if (mem && is_waiting && slot.prompt.n_tokens() > 0 && llama_memory_seq_pos_max(mem, slot.id) < 0) {
+                SLT_WRN(slot, "the cells of %d tokens are lost\n", slot.prompt.n_tokens());
+                slot.prompt_clear();
+            }
+        }
     }
 
 private:
@@ -150,14 +165,6 @@ private:
         self().queue_tasks.yield_to_queue([&]() { // for the metrics
             ret = llama_set_memory_type(ctx, to.k, to.v);
         });
-
-        if (ret == LLAMA_MEMORY_TYPE_LOST) {
-            for (auto & slot : self().slots) {
-                if (!slot.is_processing()) {
-                    slot.prompt_clear();
-                }
-            }
-        }
 
         if (ret != LLAMA_MEMORY_TYPE_OK) {
             throw server_refusal(error_of(ret), string_format("the %sKV cache cannot have K %s, V %s: %s",

@@ -1,0 +1,83 @@
+"""A device that fails in the middle of a change of types takes all cells: no text goes on as if they were there."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kvtool.verify.texts import prompt
+from tests.e2e import broken
+from tests.e2e.budgets import LADDER, within
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, events, refusal, serving, until_it_generates
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the broken library is linked by Linux's rules")
+
+TEXT = prompt(1, 300)
+FAILS = broken.Edit(
+    "src/llama-kv-convert.cpp",
+    "is_failed = !compute(part(from), part(to), n_rot, matrix);",
+    "is_failed = true;",
+)
+
+
+@pytest.fixture(scope="module")
+def library(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fails")
+    broken.build(real, [(FAILS,)], out)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def device_fails(real: Real, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as cells are to be had in another type."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{real.bin}")
+    monkeypatch.setenv(broken.VARIABLE, "1")
+
+
+@pytest.mark.parametrize("kind", [("--kv-dynamic",), ("--kv-dynamic", "--no-kv-unified"), ()])
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "qwen35-dense"])
+def test_texts_after_a_change_that_was_asked_for(real: Real, tmp_path: Path, toy: str, kind: tuple[str, ...]) -> None:
+    args = ("-c", "8192", "-np", "3", "--cache-ram", "0", "--no-warmup", "--slots", *kind)
+    body = {"prompt": prompt(2, 50), "n_predict": 3000, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
+    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+        expected = completion(server, f"{TEXT} the", 40, id_slot=1)["content"]
+        for slot in (1, 2):
+            completion(server, TEXT, 0, id_slot=slot)
+        text = pool.submit(events, server, "/completion", body)
+        until_it_generates(server, text)
+        said = refusal(server.http.post("/requantize_kvcache", json={"ctk": "q8_0", "ctv": "q8_0"}))
+        assert said[:2] == (500, "server_error") and "the device failed, and all cells are empty" in said[2]
+        assert text.result()[-1]["error"]["code"] == 500
+        for slot in (1, 2, 0):
+            answer = completion(server, f"{TEXT} the", 40, id_slot=slot)
+            assert (answer["content"], answer["timings"]["cache_n"]) == (expected, 0)
+        assert completion(server, f"{TEXT} the", 40, id_slot=1)["timings"]["cache_n"] > 200
+    assert "the cells of sequence 0 were lost" in server.log
+
+
+def test_a_batch_for_which_the_budget_changes_the_types(real: Real, wide: Path, tmp_path: Path) -> None:
+    with within(real, wide, tmp_path, 64, *LADDER, "--kv-unified") as watched:
+        expected = watched.ask(0, 500)["content"]
+        ask = {"prompt": prompt(0, 1300), "n_predict": 8, "id_slot": 0}
+        answer = watched.server.http.post("/completion", json=ask)
+        assert refusal(answer) == (500, "server_error", "Compute error.")
+        assert watched.ask(0, 500)["content"] == expected
+        assert watched.ask(1, 500)["tokens_predicted"] == 8
+
+
+def test_a_draft(real: Real, model: Path, tmp_path: Path) -> None:
+    """The text of the target stays as it is, and the draft takes in the prompt anew."""
+    draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--kv-dynamic")
+    with serving(real, model, tmp_path / "log", "-c", "4096", "-np", "2", "--no-warmup", *draft) as server:
+        expected = [completion(server, f"{TEXT} the", 40, id_slot=slot)["content"] for slot in (0, 1)]
+        for slot in (0, 1):
+            completion(server, TEXT, 0, id_slot=slot)
+        assert refusal(server.http.post("/requantize_kvcache", json={"ctkd": "q8_0", "ctvd": "q8_0"}))[0] == 500
+        for slot in (0, 1):
+            answer = completion(server, f"{TEXT} the", 40, id_slot=slot)
+            assert answer["content"] == expected[slot]
+            assert answer["timings"]["cache_n"] > 200 and answer["timings"]["draft_n_accepted"] > 0
