@@ -18,7 +18,7 @@ from kvtool.errors import TreeError, writing
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import FileChange, read
-from kvtool.tree.checkout import finish_interrupted, move, switch
+from kvtool.tree.checkout import await_git, finish_interrupted, move, switch
 from kvtool.tree.rebase_state import RebaseState, state_path, write_state
 from kvtool.tree.series import load_patches, new_files
 from kvtool.tree.status import Applied, branch_of, kvtool_dir, read_applied, write_applied, write_json
@@ -169,6 +169,7 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     """Undo what was staged: the project's files and the tree are as before the rebase."""
     tree, stage = project.tree, _stage(project)
     plan = stage.plan
+    await_git(tree)  # of a checkout below that was killed
     finish_interrupted(tree, git)
     _put(stage, "old")
     if git.resolve("HEAD^{commit}") != state.head or git.line("rev-parse", "--abbrev-ref", "HEAD") != (

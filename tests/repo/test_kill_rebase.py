@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -124,6 +125,23 @@ def test_going_on(rebasing: Tiny, kvtool: Any, killer: Killer, stages: Stages, t
             assert ran.code == 0, (at, when, ran)
         assert state_of(rebasing) == (stages.after if then == "--continue" or ran.code == 2 else stages.before)
         assert kvtool("status", "--json").json["state"] == "clean"
+
+
+def test_giving_up_when_a_git_of_it_left_its_lock(
+    rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages
+) -> None:
+    """Killed while all was being written, and again while that was being taken back."""
+    restore_all(rebasing.root, stages.stopped)
+    assert killer.run(*GO_ON, at=stages.go_on) == -signal.SIGKILL
+    assert json.loads((rebasing.state / "rebase.json").read_text())["phase"] == "writing"
+    restore_all(tmp_path / "writing", rebasing.root)
+    calls = killer.calls("rebase", "--abort")
+    for at in (calls, calls - 1, calls - 2):
+        restore_all(rebasing.root, tmp_path / "writing")
+        assert killer.run("rebase", "--abort", at=at) == -signal.SIGKILL
+        (rebasing.tree / ".git" / "index.lock").write_text("")
+        assert kvtool("rebase", "--abort").code == 0
+        assert state_of(rebasing) == stages.before
 
 
 def obey(kvtool: Any, *args: str) -> Any:
