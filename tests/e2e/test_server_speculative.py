@@ -18,9 +18,13 @@ from tests.e2e.speculative import DRAFT, ONE, Lazy, accepted, act, check_drafts,
 
 MIB = 1024 * 1024
 
+# Batches of other sizes are rounded otherwise on some CPUs. Here the best token is ahead of the next by 0.4 % of its
+# probability or more, over 1000 tokens of `model`.
+CLEAR = prompt(5, 100)
+
 
 def test_a_text_that_runs_is_the_same(real: Real, model: Path, tmp_path: Path) -> None:
-    text = prompt(1, 100)
+    text = CLEAR
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 1000)["content"]
     with drafting(real, model, tmp_path / "log", *ONE) as server:
@@ -167,7 +171,7 @@ def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
     sight = tmp_path / "projector.gguf"
     whole = projector(model, real.work).read_bytes()
     sight.write_bytes(whole)
-    text = prompt(1, 100)
+    text = CLEAR
     with drafting(real, model, tmp_path / "log", *ONE, "--mmproj", sight, "--mmproj-lazy") as server:
 
         def states() -> tuple[str, str]:

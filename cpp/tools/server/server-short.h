@@ -98,7 +98,8 @@ protected:
 
     // returns false if the slot had to end
     bool load_spec_tgt(server_slot & slot) {
-        if (slot.spec_ckpt.load_tgt(slot.ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+        // an empty one was made while the copy that the sequence is waited for memory
+        if (!slot.spec_ckpt.data_tgt.empty() && slot.spec_ckpt.load_tgt(slot.ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
             return true;
         }
 
