@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
-    CONTEXT,
     DRAFT,
     DYNAMIC,
     DYNAMIC_CACHE,
@@ -108,7 +107,7 @@ DEVICE = (
     ),
     Trap(
         "a batch that finds no memory ends as a fault of the device does, and not as in a full cache",
-        Edit(CONTEXT, "return 1;", "return -2;", after="if (!kv_dynamic->grow()) {"),
+        Edit(DYNAMIC, "has_memory ? 0 : 1", "has_memory ? 0 : -2", after="int32_t llama_kv_dynamic::grow_batch("),
         RANDOM,
         "random",
     ),
