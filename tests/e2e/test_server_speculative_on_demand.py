@@ -12,11 +12,11 @@ import pytest
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.servers import completion, serving, until, until_logged
-from tests.e2e.speculative import DRAFT, ONE, Lazy, accepted, act, drafting, state, until_it_is
+from tests.e2e.speculative import CLEAR, DRAFT, ONE, Lazy, accepted, act, drafting, state, until_it_is
 
 
 def test_the_first_text_loads_it(real: Real, model: Path, tmp_path: Path) -> None:
-    text = prompt(1, 100)
+    text = CLEAR
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 40)["content"]
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy-auto", "1") as server:
