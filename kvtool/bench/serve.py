@@ -26,7 +26,7 @@ from kvtool.console import Console
 from kvtool.errors import MeasureError, VerifyError
 from kvtool.machine import cores
 from kvtool.verify.models import Geometry
-from kvtool.verify.server import LlamaServer, llama_server
+from kvtool.verify.server import LlamaServer, json_of_events, llama_server
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 GEOMETRY = Geometry("serve", layers=8, kv_heads=4, head_size=128)  # 16 KiB a token
@@ -134,10 +134,7 @@ def _ask(server: LlamaServer, request: dict[str, Any]) -> Reply:
             if answer.status_code != 200:
                 text = answer.read().decode("utf-8", "replace")
                 return Reply(asked, error=f"HTTP {answer.status_code}: {text[:200]}")
-            for line in answer.iter_lines():
-                if not line.startswith("data: "):
-                    continue
-                event = json.loads(line.removeprefix("data: "))
+            for event in json_of_events(answer):
                 if "error" in event:
                     return Reply(asked, error=str(event["error"]))
                 wait = wait or time.monotonic() - started

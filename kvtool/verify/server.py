@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import httpx_sse
 
 from kvtool import process
 from kvtool.errors import VerifyError
@@ -47,6 +48,13 @@ class Answer:
     tokens_evaluated: int
     cache_n: int = 0
     truncated: bool = False
+
+
+def json_of_events(answer: httpx.Response) -> Iterator[Any]:
+    """The JSON of each event of a stream, as it comes. ValueError when one is none."""
+    for event in httpx_sse.EventSource(answer).iter_sse():
+        if event.data != "[DONE]":
+            yield event.json()
 
 
 def free_port() -> int:

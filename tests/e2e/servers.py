@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import pytest
 
 from kvtool import process
 from kvtool.verify import models
-from kvtool.verify.server import START_SECONDS, LlamaServer, free_port, llama_server
+from kvtool.verify.server import START_SECONDS, LlamaServer, free_port, json_of_events, llama_server
 from tests.e2e.conftest import SANITIZED, Real
 
 memory_is_plain = pytest.mark.skipif(
@@ -64,14 +63,10 @@ def resident(server: LlamaServer) -> int:
 
 def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:
     """What a streaming request is sent, the JSON of each `data:`."""
-    out = []
     close = {"Connection": "close"}  # llama-server ends the connection with the stream, which a pool learns too late
     with server.http.stream("POST", path, json={**body, "stream": True}, headers=close) as answer:
         assert answer.status_code == 200, answer.read()
-        for line in answer.iter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                out.append(json.loads(line.removeprefix("data: ")))
-    return out
+        return list(json_of_events(answer))
 
 
 def until(met: Callable[[], Any]) -> None:

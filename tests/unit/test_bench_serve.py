@@ -30,8 +30,9 @@ def common(a, b):
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *a): pass
-    def reply(self, data, code=200):
+    def reply(self, data, code=200, kind="application/json"):
         self.send_response(code)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data.encode())
@@ -53,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         if fate == "ends" and turn > 2:
             end = {"error": {"message": "no room now"}}
         events = [{"tokens": [1, 2], "stop": False}, *([] if fate == "cut" and turn > 2 else [end])]
-        self.reply("".join(f"data: {json.dumps(e)}\\n\\n" for e in events))
+        self.reply("".join(f"data: {json.dumps(e)}\\n\\n" for e in events), kind="text/event-stream")
 port = int(args[args.index("--port") + 1])
 ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """

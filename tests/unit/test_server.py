@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kvtool.errors import VerifyError
-from kvtool.verify.server import Request, free_port, llama_server
+from kvtool.verify.server import Request, free_port, json_of_events, llama_server
 from tests import fakes
 
 
@@ -116,3 +118,12 @@ def test_a_proxy_of_the_environment_is_not_asked(binary: Path, tmp_path: Path, m
 
 def test_free_ports_are_loopback_ports() -> None:
     assert 1024 <= free_port() < 65536
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x1c", "\x85", "\u2028"])
+def test_what_ends_no_line_of_a_stream(end: str) -> None:
+    said = [{"content": f"{end}a{end}"}, {"content": ""}]
+    text = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in said) + "data: [DONE]\n\n"
+    cut = (bytes([byte]) for byte in text.encode())
+    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=cut)
+    assert list(json_of_events(answer)) == said
