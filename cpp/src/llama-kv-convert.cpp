@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <numeric>
+#include <vector>
 
 bool llama_kv_is_type(int32_t type) {
     switch (type) {
@@ -25,6 +27,12 @@ bool llama_kv_is_type(int32_t type) {
         case GGML_TYPE_IQ4_NL: return true;
         default:               return false;
     }
+}
+
+int64_t llama_kv_n_lines(ggml_type type, int64_t n, int64_t n_elements) {
+    const int64_t n_least = ggml_is_quantized(type) ? 256/std::gcd<int64_t, int64_t>(256, ggml_row_size(type, n)) : 1;
+
+    return std::max<int64_t>(1, n_elements/n/n_least)*n_least;
 }
 
 void llama_kv_converter::fit() {
@@ -42,6 +50,11 @@ void llama_kv_converter::fit() {
 
 void llama_kv_converter::uninterrupted::set(ggml_abort_callback callback, void * data) {
     lctx.set_abort_callback(callback, data);
+}
+
+// these are written as a batch writes its own, which any backend does at any row
+static bool is_rows(const llama_kv_lines & lines) {
+    return lines.stride == ggml_row_size(lines.t->type, lines.n) && lines.offs % lines.stride == 0;
 }
 
 ggml_cgraph * llama_kv_converter::build(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot) {
@@ -63,7 +76,16 @@ ggml_cgraph * llama_kv_converter::build(const llama_kv_lines & from, const llama
         cur = llama_kv_compat_hadamard(ctx, cur, rot, 0);
     }
 
-    cur = ggml_cpy(ctx, cur, ggml_view_2d(ctx, to.t, to.n, to.n_lines, to.stride, to.offs));
+    idxs = nullptr;
+    if (is_rows(to)) {
+        idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, to.n_lines);
+        ggml_set_input(idxs);
+        ggml_set_name(idxs, "kv_convert_idxs");
+
+        cur = ggml_set_rows(ctx, ggml_view_2d(ctx, to.t, to.n, to.offs/to.stride + to.n_lines, to.stride, 0), cur, idxs);
+    } else {
+        cur = ggml_cpy(ctx, cur, ggml_view_2d(ctx, to.t, to.n, to.n_lines, to.stride, to.offs));
+    }
 
     ggml_build_forward_expand(res->get_gf(), cur);
 
@@ -76,7 +98,7 @@ bool llama_kv_converter::reserve(const ggml_tensor * like, ggml_type type, uint3
 
     llama_kv_set_type(&to, type);
 
-    const int64_t n = std::min(like->ne[1]*like->ne[2], n_lines(like->ne[0]));
+    const int64_t n = std::min(like->ne[1]*like->ne[2], llama_kv_n_lines(like->type, like->ne[0], n_elements));
 
     auto * sched = lctx.get_sched();
 
@@ -102,6 +124,11 @@ bool llama_kv_converter::compute(const llama_kv_lines & from, const llama_kv_lin
     if (rot) {
         ggml_backend_tensor_set(rot, matrix, 0, ggml_nbytes(rot));
     }
+    if (idxs) {
+        std::vector<int64_t> data(to.n_lines);
+        std::iota(data.begin(), data.end(), to.offs/to.stride);
+        ggml_backend_tensor_set(idxs, data.data(), 0, ggml_nbytes(idxs));
+    }
 
     const bool res = lctx.graph_compute(gf, from.n_lines > 1) == GGML_STATUS_SUCCESS;
 
@@ -111,7 +138,7 @@ bool llama_kv_converter::compute(const llama_kv_lines & from, const llama_kv_lin
 }
 
 void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix) try {
-    const int64_t n = n_lines(from.n);
+    const int64_t n = llama_kv_n_lines(from.t->type, from.n, n_elements);
 
     for (int64_t l = 0; l < from.n_lines && !is_failed; l += n) {
         const auto part = [&](const llama_kv_lines & lines) -> llama_kv_lines {

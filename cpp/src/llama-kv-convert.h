@@ -36,8 +36,13 @@ struct llama_kv_lines {
 // elements that are converted at a time, at most: 1 MiB of f32
 static constexpr int64_t LLAMA_KV_CONVERT_ELEMENTS = 1 << 18;
 
+// lines of n elements of a type that are converted at a time: n_elements, or as few more as it takes
+//   a part of quantized rows begins a multiple of 256 bytes behind the first row: kernels that copy from such a type can read it
+//   from where the last multiple of the device's alignment is (ggml-vulkan: minStorageBufferOffsetAlignment, which is up to 256)
+int64_t llama_kv_n_lines(ggml_type type, int64_t n, int64_t n_elements);
+
 // move the data of the first lines to the second ones, which have the same numbers, and no more than
-// LLAMA_KV_CONVERT_ELEMENTS elements or one line. both may be in the same memory, as long as a line does not start behind
+// llama_kv_n_lines() of LLAMA_KV_CONVERT_ELEMENTS elements. both may be in the same memory, as long as a line does not start behind
 // where it was: all of the first lines are read before the second ones are written
 using llama_kv_convert = std::function<void(const llama_kv_lines & from, const llama_kv_lines & to, bool is_v)>;
 
@@ -90,14 +95,13 @@ private:
 
     bool compute(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix);
 
-    // of n elements, at a time
-    int64_t n_lines(int64_t n) const { return std::max<int64_t>(1, n_elements/n); }
-
     llama_context & lctx;
 
     int64_t n_elements = LLAMA_KV_CONVERT_ELEMENTS;
 
-    ggml_tensor * rot = nullptr;
+    // inputs of the graph
+    ggml_tensor * rot  = nullptr;
+    ggml_tensor * idxs = nullptr; // of the rows that are written
 
     bool is_failed = false;
 };
@@ -114,7 +118,7 @@ void llama_kv_each_lines(ggml_tensor * src, ggml_tensor * dst, bool trans, int64
         return;
     }
 
-    const int64_t n_max = std::max<int64_t>(1, LLAMA_KV_CONVERT_ELEMENTS/n);
+    const int64_t n_max = llama_kv_n_lines(src->type, n, LLAMA_KV_CONVERT_ELEMENTS);
 
     for (int64_t l = l0; l < l1; l += n_max) {
         const auto lines_of = [&](ggml_tensor * t) -> llama_kv_lines {

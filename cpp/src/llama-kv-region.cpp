@@ -194,7 +194,12 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
 
     // what is converted at a time
     const auto & [k, v] = layers[0];
-    const size_t size   = std::max(ggml_row_size(k->type, LLAMA_KV_CONVERT_ELEMENTS), v ? ggml_row_size(v->type, LLAMA_KV_CONVERT_ELEMENTS) : 0);
+    const auto size_of = [](const ggml_tensor * t) -> size_t {
+        const int64_t n = t ? t->ne[0]*llama_kv_n_lines(t->type, t->ne[0], LLAMA_KV_CONVERT_ELEMENTS) : 0;
+
+        return t ? ggml_row_size(t->type, std::max(n, LLAMA_KV_CONVERT_ELEMENTS)) : 0; // transposed lines can be as many
+    };
+    const size_t size = std::max(size_of(k), size_of(v));
     n_least += (size + page_size() - 1)/page_size();
 
     const auto commit_first = [&](size_t n) {

@@ -31,7 +31,8 @@ inline std::vector<char> converted(const char * data, int64_t n, ggml_type from,
 
 // as a graph does it: all of the lines are read before one is written
 inline void convert(const llama_kv_lines & from, const llama_kv_lines & to, bool) {
-    check(from.n == to.n && from.n_lines == to.n_lines && from.n*from.n_lines <= std::max(from.n, LLAMA_KV_CONVERT_ELEMENTS), "lines agree");
+    check(from.n == to.n && from.n_lines == to.n_lines, "lines agree");
+    check(from.n_lines <= llama_kv_n_lines(from.t->type, from.n, LLAMA_KV_CONVERT_ELEMENTS), "no more lines than fit");
 
     std::vector<std::vector<char>> lines;
     for (int64_t l = 0; l < from.n_lines; ++l) {

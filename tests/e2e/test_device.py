@@ -66,6 +66,14 @@ def test_other_types(real: Real, toy: str, seqs: str) -> None:
     same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *PAGES_OF_4K, "--seqs", seqs), "in place")
 
 
+@pytest.mark.parametrize("args", [(), ("--seqs", "4")], ids=["one-stream", "four-streams"])
+@pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe"])
+def test_other_types_by_copy(real: Real, toy: str, args: tuple[str, ...]) -> None:
+    """Rows of MLA, which begin anywhere when they are quantized, with copies that do not, as Vulkan's."""
+    checks = "retype-bits,retype-generate,retype-grow,retype-restore"
+    same(kv_check(real, toy, checks, *PAGES_OF_4K, "--storage", "copy", "-fa", "on", *args), "by copy")
+
+
 @pytest.mark.parametrize("which", ["1", "2", "5", "1+", "4+"])
 def test_a_failing_map_ends_nothing(real: Real, which: str) -> None:
     same(kv_check(real, "llama-dense", "no-memory", *PAGES_OF_4K, "--fail", which, "--seqs", "2"), "in place")

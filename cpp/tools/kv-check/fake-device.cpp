@@ -367,6 +367,12 @@ static void touch_rows(const ggml_tensor * t) {
     }
 }
 
+// copies from and to quantized types begin at the last multiple of the alignment in a plain buffer. as Vulkan has it
+static bool is_copied_right(const ggml_tensor * t) {
+    return !ggml_is_quantized(t->type) || memory_of(t->buffer).mapped.size() > 1 ||
+        ((const char *) t->data - memory_of(t->buffer).base) % buft_alignment(t->buffer->buft) == 0;
+}
+
 // what the CPU's kernels do not do: end on memory of others, read the padding, and the rows that attention masks
 static void touch(ggml_backend_t backend, const ggml_tensor * node) {
     const auto is_own = [&](const ggml_tensor * t) {
@@ -374,6 +380,8 @@ static void touch(ggml_backend_t backend, const ggml_tensor * node) {
     };
 
     GGML_ASSERT(is_own(node));
+
+    GGML_ASSERT(node->op != GGML_OP_CPY || (is_copied_right(node) && is_copied_right(node->src[0])));
 
     const bool reads_padding = node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID || node->op == GGML_OP_FLASH_ATTN_EXT;
 

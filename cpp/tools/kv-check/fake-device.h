@@ -9,6 +9,8 @@
 //     a copy, a set or a get, ends with SIGSEGV. Addresses are never used twice, so that a pointer that was kept points nowhere.
 //   - Kernels read behind the last row of a quantized tensor, as those of CUDA: the size of an allocation says how far. Attention
 //     reads the rows that are masked, too.
+//   - Copies from and to quantized types begin where the alignment of plain buffers lets them, as those of Vulkan; pages are for
+//     devices with pointers.
 //   - A plain buffer is full of 0xff, which is NaN in floats: nothing is zero that was not made so. Pages are zero when mapped.
 //   - There is as much memory as it was given. Plain buffers and pages share it, what is beyond fails, and nothing spills.
 //

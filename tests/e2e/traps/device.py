@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
+    CONVERT,
     DRAFT,
     DYNAMIC,
     DYNAMIC_CACHE,
@@ -25,6 +26,11 @@ DEVICES = unit("test-kv-storage-device")
 def there(model: str, checks: str, *args: str) -> Run:
     """kv-check on a GPU that is not there, and that ends whoever touches what is not mapped."""
     return Run(model, ("--quick", "--checks", checks, *PAGES_OF_4K, *args))
+
+
+def there_by_copy(model: str, checks: str) -> Run:
+    """The same one, whose copies from and to quantized types begin where Vulkan's do."""
+    return Run(model, ("--quick", "--checks", checks, "-fa", "on", *PAGES_OF_4K, "--storage", "copy"))
 
 
 ONLY_F16 = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "on")
@@ -86,6 +92,18 @@ DEVICE = (
         Edit(REGION, "n_least += (size + page_size() - 1)/page_size();", ""),
         DEVICES,
         "exit",
+    ),
+    Trap(
+        "on a device, quantized rows are read from where no kernel begins",
+        Edit(CONVERT, "256/std::gcd<int64_t, int64_t>(256, ggml_row_size(type, n))", "1"),
+        there_by_copy("deepseek2-moe", "retype-generate"),
+        "retype-generate",
+    ),
+    Trap(
+        "on a device, quantized rows are written to where no kernel begins",
+        Edit(CONVERT, "is_rows(to)", "false", after="idxs = nullptr;"),
+        there_by_copy("deepseek2-moe", "retype-restore"),
+        "retype-restore",
     ),
     Trap(
         "on a device, what is given back stays mapped",

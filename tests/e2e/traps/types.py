@@ -52,9 +52,19 @@ TYPES = (
         BITS,
     ),
     Trap(
-        "the new rows have the stride of the old ones",
-        Edit(CONVERT, "to.stride", "from.stride"),
-        inplace("llama-dense", BITS, "--retype", "q8_0:f16"),
+        "each part of the rows is written over the first one",
+        Edit(
+            CONVERT,
+            "std::iota(data.begin(), data.end(), to.offs/to.stride);",
+            "std::iota(data.begin(), data.end(), 0);",
+        ),
+        inplace("llama-dense", BITS, "--retype", "q8_0:f16", "--seqs", "4"),
+        BITS,
+    ),
+    Trap(
+        "transposed, the new lines have the stride of the old ones",
+        Edit(CONVERT, "to.stride", "from.stride", after="cur = ggml_cpy("),
+        inplace("llama-dense", BITS, *TRANSPOSED),
         BITS,
     ),
     Trap(
