@@ -8,6 +8,7 @@ from tests.e2e.traps.base import (
     CONVERT,
     DYNAMIC,
     INPLACE,
+    LARGE,
     REGION,
     ROTATION,
     STORAGE,
@@ -58,7 +59,7 @@ TYPES = (
             "std::iota(data.begin(), data.end(), to.offs/to.stride);",
             "std::iota(data.begin(), data.end(), 0);",
         ),
-        inplace("llama-dense", BITS, "--retype", "q8_0:f16", "--seqs", "4"),
+        inplace(LARGE, BITS, "-c", "2048", "--retype", "f16:q8_0"),  # 256 rows at a time
         BITS,
     ),
     Trap(
