@@ -43,8 +43,10 @@ def device_fails(real: Real, library: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_texts_after_a_change_that_was_asked_for(real: Real, tmp_path: Path, toy: str, kind: tuple[str, ...]) -> None:
     args = ("-c", "8192", "-np", "3", "--cache-ram", "0", "--no-warmup", "--slots", *kind)
     body = {"prompt": prompt(2, 50), "n_predict": 3000, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
-    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+    smaller = ("-ctk", "q8_0", "-ctv", "q8_0")  # as the cells are afterwards
+    with serving(real, real.spoken(toy), tmp_path / "log", *args, *smaller) as server:
         expected = completion(server, f"{TEXT} the", 40, id_slot=1)["content"]
+    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         for slot in (1, 2):
             completion(server, TEXT, 0, id_slot=slot)
         text = pool.submit(events, server, "/completion", body)
@@ -66,6 +68,7 @@ def test_a_batch_for_which_the_budget_changes_the_types(real: Real, wide: Path, 
         answer = watched.server.http.post("/completion", json=ask)
         assert refusal(answer) == (500, "server_error", "Compute error.")
         assert watched.ask(0, 500)["content"] == expected
+        assert watched.look()[0] == "f16"  # empty, the cells went back to it
         assert watched.ask(1, 500)["tokens_predicted"] == 8
 
 

@@ -129,6 +129,9 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
         }
         std::vector<retype_step> steps;
         for (size_t i = 1; i < chain.size(); ++i) {
+            if (chain[i] == (steps.empty() ? chain.front() : steps.back().to)) {
+                continue; // what was in between cannot be: no change
+            }
             if (session_can_create(s, session_with_types(sp, chain[i]))) {
                 steps.push_back({ chain[i], state_like(s, sp, chain[i]) });
                 continue;
