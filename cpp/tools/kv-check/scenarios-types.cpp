@@ -100,6 +100,13 @@ void must_refuse(side & s, session & c, const cell_types & to) {
     s.out.value("refused", 1);
 }
 
+// upstream looks at the size of a head with flash attention alone, and computes something else without it
+bool is_head_whole(const side & s, ggml_type type_k) {
+    char val[32];
+    const int32_t n = llama_model_meta_val_str(s.model, (s.arch + ".attention.key_length").c_str(), val, sizeof(val));
+    return n <= 0 || atoll(val) % ggml_blck_size(type_k) == 0;
+}
+
 // f for each chain that this model can have with a context of the kind; of the others, that they are refused
 void for_each_chain(side & s, const session_params & sp, const std::function<void(const session_params &, const std::vector<retype_step> &, const std::string &)> & f) {
     if (s.is_recurrent) {
@@ -124,7 +131,7 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
     for (const auto & chain : s.params.retypes.empty() ? default_chains(s) : s.params.retypes) {
         const session_params start = session_with_types(sp, chain.front());
         s.out.event(TRACE_OURS, "", 0);
-        if (!session_can_create(s, start)) {
+        if (!is_head_whole(s, start.types.k) || !session_can_create(s, start)) {
             continue;
         }
         std::vector<retype_step> steps;
@@ -132,7 +139,7 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
             if (chain[i] == (steps.empty() ? chain.front() : steps.back().to)) {
                 continue; // what was in between cannot be: no change
             }
-            if (session_can_create(s, session_with_types(sp, chain[i]))) {
+            if (is_head_whole(s, chain[i].k) && session_can_create(s, session_with_types(sp, chain[i]))) {
                 steps.push_back({ chain[i], state_like(s, sp, chain[i]) });
                 continue;
             }
