@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CONTEXT, COPY, DYNAMIC, DYNAMIC_CACHE, DYNAMIC_GROW, Run, Trap, copies, inplace
+from tests.e2e.traps.base import (
+    CONTEXT,
+    COPY,
+    DYNAMIC,
+    DYNAMIC_CACHE,
+    DYNAMIC_GROW,
+    DYNAMIC_SCHED,
+    Run,
+    Trap,
+    copies,
+    inplace,
+)
 
 GROWING = (
     Trap(
@@ -41,14 +52,14 @@ GROWING = (
     ),
     Trap(
         "the compute buffers do not follow the size of the cache",
-        Edit(DYNAMIC, "!build_graph(false)", "false"),
+        Edit(DYNAMIC_SCHED, "!build_graph(false)", "false"),
         Run("llama-dense", ("-fa", "off", "--fill", "1100", "--checks", "prompt", "-v"), COPY),
         "log: does not match expectation",
     ),
     Trap(
         "the size that is expected of the compute buffers is that of before the growth",
         Edit(
-            DYNAMIC,
+            DYNAMIC_SCHED,
             "lctx->backend_buf_exp_size[i] = "
             "ggml_backend_sched_get_buffer_size(lctx->sched.get(), lctx->backend_ptrs[i]);",
             "",
@@ -58,7 +69,7 @@ GROWING = (
     ),
     Trap(
         "the time of the batch that grows is lost, because the context is synchronized and not its scheduler",
-        Edit(DYNAMIC, "ggml_backend_sched_synchronize(lctx->get_sched());", "lctx->synchronize();"),
+        Edit(DYNAMIC_SCHED, "ggml_backend_sched_synchronize(lctx->get_sched());", "lctx->synchronize();"),
         copies("llama-dense", "prompt"),
         "prompt",
     ),

@@ -6,10 +6,10 @@ from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
     CACHE,
     COPY,
-    DYNAMIC,
     DYNAMIC_CACHE,
     DYNAMIC_CELLS,
     DYNAMIC_GROW,
+    DYNAMIC_SCHED,
     DYNAMIC_STATE,
     LAYOUT,
     STORAGE,
@@ -132,7 +132,7 @@ NO_MEMORY = (
     Trap(
         "an exception leaves llama_decode() when the compute buffers cannot be had",
         Edit(
-            DYNAMIC,
+            DYNAMIC_SCHED,
             'LLAMA_LOG_WARN("%s: %s\\n", __func__, err.what());',
             "throw;",
             after="lctx->sched_reserve();",
