@@ -33,8 +33,8 @@ round, a round gives one ratio, and the interval is Student's over the rounds (`
 a call with a growth over the static one's, and how many there were. Cache *off* is the patched build without the flag
 against an unpatched one.
 
-The model has random weights, the cache geometry of a real one, and everything else tiny: its decode calls are much
-cheaper than the real one's, so a growth weighs more here than it does there.
+The weights are random. For memory the model has the cache geometry of a real one and everything else tiny; for speed
+all of it is as large as in one of the smallest models in use: where a token is cheap, what its cache costs weighs most.
 """
 
 

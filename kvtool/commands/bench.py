@@ -21,7 +21,7 @@ from kvtool.verify import checks, models
 
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
-SPEED_DEPTHS = (250, 1000, 3000)  # below 256 and 1024: the prompt goes over an edge of the storage
+SPEED_DEPTHS = (250, 1000, 2000)  # the first two are below 256 and 1024: the prompt goes over an edge of the storage
 _TOYS = ("kv-check", "test-llama-archs")  # what --types needs beside kv-bench
 ROOM = 1024  # tokens that are decoded beyond a depth
 
@@ -30,7 +30,7 @@ ROOM = 1024  # tokens that are decoded beyond a depth
 class Options:
     quick: Annotated[bool, Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
     model: Annotated[Path | None, Option("--model", "-m", metavar="FILE", help="Instead of the one made here.")] = None
-    rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 16, or 6.")] = 0
+    rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 12, or 4.")] = 0
     n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
     baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None
     out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None
@@ -93,12 +93,13 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
     n_ctx, speed_ctx, given = options.n_ctx, min(options.n_ctx, SPEED_CONTEXT), options.model
     depths = [d for d in (QUICK_DEPTHS if options.quick else DEPTHS) if d <= n_ctx]
     speed_depths = [d for d in SPEED_DEPTHS if d + ROOM <= speed_ctx]
-    repeats, rounds = (1, options.rounds or 6) if options.quick else (3, options.rounds or 16)
+    repeats, rounds = (1, options.rounds or 4) if options.quick else (3, options.rounds or 12)
     kv_bench = runs.KvBench(program, given or models.cache_model(models.QWEN35_27B, work), env.console)
     found, skipped = kv_bench.memory(n_ctx, depths, repeats)
     unpatched = options.baseline.absolute() / "libllama.so" if options.baseline else None
-    speeds = kv_bench.speeds(speed_ctx, speed_depths, rounds, unpatched)
-    name = given.name if given else models.QWEN35_27B.name
+    whole = replace(kv_bench, model=given or models.cache_model(models.SMOLLM2_135M, work))
+    speeds = whole.speeds(speed_ctx, speed_depths, rounds, unpatched)
+    name = given.name if given else f"{models.QWEN35_27B.name} for memory, {models.SMOLLM2_135M.name} for speed"
     held = (*bars.memory_bars(found), *bars.speed_bars(speeds))
     return Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
 
@@ -106,10 +107,11 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
 def command(env: Env, options: Options) -> Report:
     """Measure what the dynamic cache costs and saves.
 
-    Builds what it needs and makes a model of random weights with the cache geometry of Qwen3.5-27B. Memory: a static
-    cache, one that grows by copy and one that grows in place, a process each. Speed: a static and a dynamic context in
-    one process, call by call in turns, with a 95 % interval, with and without flash attention; with --baseline also the
-    patched build without the flag against an unpatched one. And it holds the figures against the project's bars.
+    Builds what it needs and makes models of random weights. Memory: the cache geometry of Qwen3.5-27B; a static cache,
+    one that grows by copy and one that grows in place, a process each. Speed: all of SmolLM2-135M's geometry; a static
+    and a dynamic context in one process, call by call in turns, with a 95 % interval, with and without flash attention;
+    with --baseline also the patched build without the flag against an unpatched one. And it holds the figures against
+    the project's bars.
 
         kvtool bench --quick                             some minutes
         kvtool bench --out bench                         everything, with plots (pip install 'kvtool[bench]')

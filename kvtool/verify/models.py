@@ -8,7 +8,8 @@ All weights are random and all of it is deterministic: the same binaries and see
   text. Taking the geometry from the toy makes this work for every architecture and every upstream, instead of writing
   out each one's parameters here. The weights are drawn anew: the toys' own are so small (norms around 0, scales around
   0.05) that attention hardly reaches the output, and a text that ignores its prompt proves nothing.
-- cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny.
+- cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny; or, where
+  what a cache costs is weighed against the rest of a call, all of a small model.
 """
 
 import hashlib
@@ -31,12 +32,17 @@ CONTEXT = 8192  # n_ctx_train of a spoken model: the server caps its slots there
 
 @dataclass(frozen=True)
 class Geometry:
-    """What decides the bytes of a KV cache: attention layers, KV heads, head size (elements)."""
+    """What decides the bytes of a KV cache: attention layers, KV heads, head size (elements); and the rest of a model:
+    attention heads (0: as many as KV heads), the lengths of a token's embedding and of a feed-forward layer, words."""
 
     name: str
     layers: int
     kv_heads: int
     head_size: int
+    heads: int = 0
+    embd: int = 64
+    ffn: int = 64
+    vocab: int = 256
 
     def bytes_per_cell(self) -> int:
         """K and V of one token over all layers, in f16."""
@@ -44,6 +50,8 @@ class Geometry:
 
 
 QWEN35_27B = Geometry("Qwen3.5-27B", layers=16, kv_heads=4, head_size=256)
+# all of it: of the models that are in use one of the smallest, so what its cache costs weighs most
+SMOLLM2_135M = Geometry("SmolLM2-135M", 30, 3, 64, heads=9, embd=576, ffn=1536, vocab=49152)
 
 
 def fingerprint(paths: Sequence[Path], *extra: str) -> str:
@@ -243,23 +251,26 @@ def write_model(
 
 
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
-    """A model with this cache geometry and next to nothing else (about 20 MB for Qwen3.5-27B's); cached by name."""
-    out = work / f"cache-{geometry.layers}x{geometry.kv_heads}x{geometry.head_size}-{context}.gguf"
+    """A model with this geometry (about 10 MB for Qwen3.5-27B's cache alone); cached by name."""
+    g = geometry
+    size = f"-{g.embd}x{g.ffn}x{g.vocab}" if g.heads else ""
+    out = work / f"cache-{g.layers}x{g.kv_heads}x{g.head_size}{size}-{context}.gguf"
     return written(out, lambda path: _write_cache_model(geometry, path, context))
 
 
 def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
-    embd, ffn, vocab, heads, head = 64, 64, 256, geometry.kv_heads, geometry.head_size
-    keys = attention_keys(
-        layers=geometry.layers, embd=embd, ffn=ffn, vocab=vocab, context=context, heads=heads, head=head
-    )
+    embd, ffn, vocab, head = geometry.embd, geometry.ffn, geometry.vocab, geometry.head_size
+    heads, kv_heads = geometry.heads or geometry.kv_heads, geometry.kv_heads
+    lengths = {"layers": geometry.layers, "embd": embd, "ffn": ffn, "vocab": vocab, "context": context}
+    keys = attention_keys(heads=heads, head=head, **lengths)
     shapes = {"token_embd.weight": (vocab, embd), "output_norm.weight": (embd,), "output.weight": (vocab, embd)}
     for il in range(geometry.layers):
         layer = {"attn_norm": (embd,), "attn_output": (embd, heads * head)}
-        layer |= {f"attn_{what}": (heads * head, embd) for what in "qkv"}
+        layer |= {"attn_q": (heads * head, embd)} | {f"attn_{what}": (kv_heads * head, embd) for what in "kv"}
         layer |= {"ffn_norm": (embd,), "ffn_down": (embd, ffn), "ffn_gate": (ffn, embd), "ffn_up": (ffn, embd)}
         shapes |= {f"blk.{il}.{name}.weight": shape for name, shape in layer.items()}
-    write_model(out, "llama", {**keys, "rope.dimension_count": head}, shapes, half=True)
+    keys |= {"attention.head_count_kv": kv_heads, "rope.dimension_count": head}
+    write_model(out, "llama", keys, shapes, half=True)
 
 
 def finish(writer: Any) -> None:

@@ -16,6 +16,7 @@ from kvtool.errors import DiskError, MeasureError, MissingToolError, UsageError
 from kvtool.locks import alone
 from kvtool.options import Env
 from kvtool.project import Project
+from kvtool.verify import models
 from tests import fakes
 
 
@@ -26,6 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fakes.program(bin_dir / "kv-bench", fakes.KV_BENCH)
     monkeypatch.setenv("FAKE_BENCH_LOG", str(tmp_path / "log"))
     monkeypatch.setattr(runs, "available_memory", lambda: 2**40)
+    monkeypatch.setattr(models, "cache_model", lambda geometry, work: fakes.model(work, geometry.name))
     monkeypatch.setattr(bench, "load_lock", lambda _path: type("Lock", (), {"current": "v1"}))
     return tmp_path
 

@@ -199,6 +199,17 @@ def test_the_cache_model_has_the_geometry_of_the_real_one(tmp_path: Path) -> Non
     assert models.QWEN35_27B.bytes_per_cell() * 131072 == 8 * 2**30
 
 
+def test_a_whole_model_has_its_heads_and_words(tmp_path: Path) -> None:
+    small = models.Geometry("small", layers=2, kv_heads=1, head_size=8, heads=3, embd=24, ffn=40, vocab=300)
+    found = tensors(models.cache_model(small, tmp_path))
+    shapes = {
+        name: tuple(found[name].shape) for name in ("token_embd.weight", *(f"blk.1.attn_{w}.weight" for w in "qkv"))
+    }
+    assert list(shapes.values()) == [(24, 300), (24, 24), (24, 8), (24, 8)]
+    assert tuple(found["blk.0.ffn_up.weight"].shape) == (24, 40)
+    assert models.cache_model(models.Geometry("cache alone", 2, 1, 8), tmp_path) != models.cache_model(small, tmp_path)
+
+
 def test_a_draft_that_shares_cells_has_its_targets_geometry_and_no_keys(tmp_path: Path) -> None:
     pair = drafts.pair(tmp_path)
     target, draft = (GGUFReader(path).fields for path in (pair.target, pair.draft))
