@@ -164,6 +164,10 @@ public:
     // LLAMA_MEMORY_TYPE_OK, or what the sizes of the heads forbid
     int32_t check_types(ggml_type type_k, ggml_type type_v) const;
 
+    // whether a device writes such cells where they are
+    // throws std::bad_alloc
+    bool can_write(ggml_backend_sched_t sched, ggml_type type_k, ggml_type type_v) const;
+
     // say that the tensors have these types, and that the graphs are to rotate accordingly, while the data stays what it is
     void pretend_types(ggml_type type_k, ggml_type type_v);
 

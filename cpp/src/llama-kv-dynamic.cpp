@@ -24,15 +24,15 @@ llama_kv_dynamic::~llama_kv_dynamic() {
     }
 }
 
-llama_kv_dynamic::release_scope::release_scope(const llama_memory_i * mem, llama_seq_id seq_id, llama_pos p0) :
-    mem(mem), seq_id(seq_id), p0(p0) {
+llama_kv_dynamic::release_scope::release_scope(const llama_memory_i * mem, llama_seq_id seq_id, bool is_whole) :
+    mem(mem), seq_id(seq_id), is_whole(is_whole) {
 }
 
 llama_kv_dynamic::release_scope::~release_scope() {
     const auto dyn = mem->kv_dynamic.lock();
 
-    if (dyn && seq_id >= 0 && p0 <= 0) {
-        dyn->seqs_lost.reset(seq_id);
+    for (uint32_t s = 0; dyn && is_whole && s < dyn->seqs_lost.size(); ++s) {
+        dyn->seqs_lost[s] = dyn->seqs_lost[s] && seq_id >= 0 && s != (uint32_t) seq_id;
     }
 
     if (!dyn || !dyn->enabled || dyn->is_pinned) {
@@ -51,6 +51,14 @@ llama_kv_dynamic::release_scope::~release_scope() {
     }
 
     dyn->counters.n_shrink += std::exchange(dyn->has_shrunk, false);
+}
+
+void llama_kv_dynamic::follow_copy(const llama_memory_i * mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst) {
+    const auto dyn = mem->kv_dynamic.lock();
+
+    if (dyn && std::max<uint32_t>(seq_id_src, seq_id_dst) < dyn->seqs_lost.size() && dyn->seqs_lost[seq_id_src]) {
+        dyn->seqs_lost.set(seq_id_dst);
+    }
 }
 
 llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) :

@@ -73,10 +73,10 @@ public:
     static std::shared_ptr<llama_kv_dynamic> current();
 
     // when it goes, mem gives back the memory of the cells that were freed meanwhile
-    // seq_id, p0: that this sequence is removed from p0 on
+    // seq_id: that is removed as a whole, if one is. -1: all of them
     class release_scope {
     public:
-        explicit release_scope(const llama_memory_i * mem, llama_seq_id seq_id = -1, llama_pos p0 = 0);
+        explicit release_scope(const llama_memory_i * mem, llama_seq_id seq_id = -1, bool is_whole = false);
         ~release_scope();
 
         release_scope(const release_scope &) = delete;
@@ -86,8 +86,11 @@ public:
         const llama_memory_i * mem;
 
         const llama_seq_id seq_id;
-        const llama_pos    p0;
+        const bool         is_whole;
     };
+
+    // a sequence goes on with the cells of another one, which may have lost them
+    static void follow_copy(const llama_memory_i * mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst);
 
     bool is_enabled() const;
 

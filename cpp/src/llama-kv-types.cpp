@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -89,6 +90,12 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
     int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
 
     try {
+        // the scheduler ends the process where it cannot place what writes the cells
+        if (!std::all_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->can_write(lctx->get_sched(), type_k, type_v); })) {
+            LLAMA_LOG_WARN("%s: there is no kernel that writes %s and %s where the cells are\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
+            return LLAMA_MEMORY_TYPE_BACKEND;
+        }
+
         const size_t n_elsewhere = n_read_elsewhere(build_graph(true));
 
         pretend(type_k, type_v);
@@ -283,6 +290,32 @@ int32_t llama_kv_dynamic_cache::check_types(ggml_type type_k, ggml_type type_v) 
     return LLAMA_MEMORY_TYPE_OK;
 }
 
+bool llama_kv_dynamic_cache::can_write(ggml_backend_sched_t sched, ggml_type type_k, ggml_type type_v) const {
+    const ggml_context_ptr ctx { ggml_init({ 8*kv.layers.size()*ggml_tensor_overhead(), nullptr, true }) };
+    if (!ctx) {
+        throw std::bad_alloc();
+    }
+
+    const auto can = [&](const ggml_tensor * t, ggml_type type) {
+        const ggml_tensor * op = ggml_set_rows(ctx.get(), ggml_new_tensor_2d(ctx.get(), type, t->ne[0], t->ne[1]),
+                ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, t->ne[0], 1), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 1));
+
+        for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+            ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
+
+            if (ggml_backend_supports_buft(backend, ggml_backend_buffer_get_type(t->buffer)) && ggml_backend_supports_op(backend, op)) {
+                return true;
+            }
+        }
+
+        return false;
+    };
+
+    return std::all_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+        return can(layer.k, type_k) && (!layer.v || can(layer.v, type_v));
+    });
+}
+
 void llama_kv_dynamic_cache::pretend_types(ggml_type type_k, ggml_type type_v) {
     for (const auto & layer : kv.layers) {
         llama_kv_storage::set_layout({ layer.k, layer.v, layer.k_stream, layer.v_stream }, kv.v_trans, [&](ggml_tensor * t, bool) {
@@ -378,7 +411,15 @@ int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, gg
 
     ctx.synchronize();
 
-    const int32_t res = ctx.kv_dynamic->set_types(type_k, type_v);
+    int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
+
+    try {
+        res = ctx.kv_dynamic->set_types(type_k, type_v);
+    } catch (const std::bad_alloc &) { // to account for it: before anything has changed, or when all has
+        if (ctx.kv_dynamic->types() == std::make_pair(type_k, type_v)) {
+            res = LLAMA_MEMORY_TYPE_OK;
+        }
+    }
 
     if (res == LLAMA_MEMORY_TYPE_OK) {
         ctx.kv_dynamic->types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // nothing to step up to: it was wanted so

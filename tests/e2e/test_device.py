@@ -66,6 +66,13 @@ def test_other_types(real: Real, toy: str, seqs: str) -> None:
     same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *PAGES_OF_4K, "--seqs", seqs), "in place")
 
 
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "deepseek2-moe"])
+def test_a_type_that_it_cannot_write_is_refused(real: Real, toy: str, storage: str) -> None:
+    args = ("--fake-device", "1024,4,f16", "--device", "FAKE0", "--storage", storage)
+    assert [c["status"] for c in kv_check(real, toy, "no-kernel", *args)["checks"]] == ["same"]
+
+
 @pytest.mark.parametrize("args", [(), ("--seqs", "4")], ids=["one-stream", "four-streams"])
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe"])
 def test_other_types_by_copy(real: Real, toy: str, args: tuple[str, ...]) -> None:

@@ -39,7 +39,7 @@ void kv_check_usage(const char * prog) {
     printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
     printf("         --fake-device MIB[,KIB[,f16]]   a GPU that is not there, with so much memory: FAKE0 for --device, FAKE1 the\n");
     printf("                                next one (see fake-device.h), with pages of KIB (default: 2048), 0: none, and with\n");
-    printf("                                kernels for flash attention over all types, or over f16 alone\n");
+    printf("                                all kernels, or for flash attention over f16 alone, none for q5_0\n");
     printf("         --storage inplace|copy how the dynamic cache grows (default: in place in host memory, by copy on a device)\n");
     printf("         --list-devices         print the devices and exit\n");
     printf("         --checks LIST          comma separated, of:");

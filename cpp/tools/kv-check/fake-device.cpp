@@ -459,9 +459,11 @@ static ggml_backend_t dev_init(ggml_backend_dev_t dev, const char * params) {
 
 // the CPU looks at types of buffers for those only that have weights in an order of their own
 static bool dev_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    const bool is_lacking = device_of(dev).is_f16 && op->op == GGML_OP_FLASH_ATTN_EXT && op->src[1]->type != GGML_TYPE_F16;
+    const bool is_lacking =
+        (op->op == GGML_OP_FLASH_ATTN_EXT && op->src[1]->type != GGML_TYPE_F16) ||
+        (op->op == GGML_OP_SET_ROWS       && op->type         == GGML_TYPE_Q5_0);
 
-    return !is_lacking && ggml_backend_dev_supports_op(cpu_device(), op);
+    return !(is_lacking && device_of(dev).is_f16) && ggml_backend_dev_supports_op(cpu_device(), op);
 }
 
 static bool dev_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {

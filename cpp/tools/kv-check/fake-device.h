@@ -25,5 +25,6 @@
 
 // a new device FAKE0, FAKE1, ... with a registry of its own. it stays to the end of the process
 // n_bytes: its memory. page_size: of ggml-pages.h, a multiple of the system's pages, or 0: the device has no pages
-// is_f16: it has kernels for flash attention over f16 alone. where it has none, the CPU computes it on copies of what it reads
+// is_f16: it has kernels for flash attention over f16 alone. where it has none, the CPU computes it on copies of what it reads.
+//         and it has none that write q5_0: there are such devices for most types
 ggml_backend_dev_t fake_device_add(size_t n_bytes, size_t page_size, bool is_f16 = false);

@@ -559,6 +559,65 @@ void kv_check_retype_quality(side & s) {
     });
 }
 
+// the device fails in the middle of a change, in a library that was broken for it: no sequence goes on as if its cells were there,
+// until it is removed
+void kv_check_lost(side & s) {
+    const struct {
+        const char * what;
+        void      (* f)(llama_memory_t);
+        llama_seq_id seq; // that goes on
+        int32_t      rc;
+    } tries[] = {
+        { "nothing else happened",    [](llama_memory_t) {},                                           0, -3 },
+        { "a part of it is removed",  [](llama_memory_t mem) { llama_memory_seq_rm(mem,  0,  0,  5); }, 0, -3 },
+        { "it is removed",            [](llama_memory_t mem) { llama_memory_seq_rm(mem,  0, -1, -1); }, 0,  0 },
+        { "all sequences are",        [](llama_memory_t mem) { llama_memory_seq_rm(mem, -1, -1, -1); }, 0,  0 },
+        { "the memory is cleared",    [](llama_memory_t mem) { llama_memory_clear(mem, true); },        0,  0 },
+        { "another one had no cells", [](llama_memory_t) {},                                           1,  0 },
+        { "it is copied to another",  [](llama_memory_t mem) { llama_memory_seq_cp(mem, 0, 1, -1, -1); }, 1, -3 },
+    };
+    for (const auto & t : tries) {
+        session c(s, kv_check_base(s), "lost");
+        if (t.seq >= (llama_seq_id) c.n_seqs()) {
+            continue;
+        }
+        c.fill_seq(0, 100);
+        if (c.try_retype({ GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 }) != LLAMA_MEMORY_TYPE_LOST) {
+            throw check_skipped("no device fails");
+        }
+        t.f(llama_get_memory(c.ctx));
+
+        llama_batch batch = llama_batch_init(1, 0, 1);
+        batch.n_tokens     = 1;
+        batch.token[0]     = 1;
+        batch.pos[0]       = 100;
+        batch.n_seq_id[0]  = 1;
+        batch.seq_id[0][0] = t.seq;
+        batch.logits[0]    = true;
+        const int32_t rc = llama_decode(c.ctx, batch);
+        llama_batch_free(batch);
+
+        if (rc != t.rc) {
+            throw check_failed("a batch that goes on after the cells were lost and " + std::string(t.what) + " gets " + std::to_string(rc));
+        }
+    }
+}
+
+// the device has no kernel that writes such cells (--fake-device MIB,KIB,f16): the change is refused. a context cannot be created so
+void kv_check_no_kernel(side & s) {
+    session c(s, kv_check_base(s), "no-kernel");
+    c.fill(kv_check_n_fill(s.params));
+    const auto before = c.state_get();
+    const int32_t rc = c.try_retype({ GGML_TYPE_Q5_0, GGML_TYPE_Q5_0 });
+    if (rc == LLAMA_MEMORY_TYPE_OK) {
+        throw check_skipped("there is such a kernel");
+    }
+    if (rc != LLAMA_MEMORY_TYPE_BACKEND || c.state_get() != before) {
+        throw check_failed(std::string("a change to q5_0 is refused, and something has changed: ") + llama_memory_type_reason(rc));
+    }
+    c.generate(2);
+}
+
 // an allocation fails (--fail): all has changed or nothing has, and the context goes on
 void kv_check_retype_fail(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {

@@ -36,6 +36,11 @@ static uint32_t at_most(const side & s, uint32_t n) {
     return std::min(n, s.is_recurrent ? 330 : kv_check_n_fill(s.params));
 }
 
+// the same but for those that the check adds to it. some are left of a small --fill
+static uint32_t at_most_but(const side & s, uint32_t n, uint32_t n_added) {
+    return std::max(at_most(s, n), n_added + 10) - n_added;
+}
+
 // powers of two where a cache that starts with 256 cells and doubles has to grow
 static std::vector<uint32_t> boundaries(const side & s) {
     std::vector<uint32_t> res;
@@ -123,7 +128,7 @@ static void check_prompt(side & s) {
 // batches whose results nobody reads before the next one: the device may still compute when the cache grows
 static void check_unread(side & s) {
     session c(s, base(s), "unread");
-    for (uint32_t n = 0; n < at_most(s, UINT32_MAX) - 80; n += 60) {
+    for (uint32_t n = 0; n < at_most_but(s, UINT32_MAX, 80); n += 60) {
         c.fill_unread(60);
     }
     for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
@@ -148,7 +153,7 @@ static void check_tail(side & s) {
     sp.n_rs_seq = s.is_recurrent || s.is_hybrid ? s.params.n_rs_seq : 0;
 
     session c(s, sp, "tail");
-    const uint32_t n = at_most(s, 540) - 20;
+    const uint32_t n = at_most_but(s, 540, 20);
 
     const auto remove = [&](llama_seq_id seq, llama_pos n_rm) {
         return c.past(seq) > n_rm && c.rm(seq, c.past(seq) - n_rm, -1);
@@ -197,7 +202,7 @@ static void check_copy(side & s) {
         {
             session c(s, sp, std::string("late.") + kind_name(unified));
             c.fill_seq(a, few ? 100 : 150);
-            c.fill(at_most(s, 350) - 150);
+            c.fill(at_most_but(s, 350, 150));
             c.rm(b, -1, -1);
             c.cp(a, b);
             c.generate(4);
@@ -315,13 +320,11 @@ static void check_fragmented(side & s) {
 }
 
 static void check_clear(side & s) {
-    const uint32_t n = at_most(s, 530);
-
     session c(s, base(s), "clear");
 
     const size_t n_start = llama_get_memory_usage(c.ctx).committed;
 
-    c.fill(n - 10);
+    c.fill(at_most_but(s, 530, 10));
     for (bool data : { false, true }) {
         c.clear(data);
 
@@ -334,7 +337,7 @@ static void check_clear(side & s) {
         c.salt(data ? 2 : 1);
         c.fill(100);
         c.generate(3);
-        c.fill(n - 110);
+        c.fill(at_most_but(s, 530, 110));
         c.generate(3);
     }
 }
@@ -425,7 +428,7 @@ static void check_shift(side & s) {
     const bool ok = c.can_shift("at creation");
     c.fill(100);
     c.can_shift("small");
-    c.fill(at_most(s, 400) - 100);
+    c.fill(at_most_but(s, 400, 100));
     c.can_shift("grown");
     if (!ok) {
         throw check_skipped("the static cache cannot be shifted");
@@ -491,7 +494,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
 
         const std::string kind = kind_name(from.unified || from.n_seqs == 1);
 
-        const uint32_t n_big   = at_most(s, 560) - 50;
+        const uint32_t n_big   = at_most_but(s, 560, 50);
         const uint32_t n_small = std::min(100u, n_big/2);
 
         session a(s, from, "a." + kind);
@@ -584,7 +587,7 @@ static void check_state_seq(side & s) {
 
 static void check_state_file(side & s) {
     session a(s, base(s), "a");
-    a.fill(at_most(s, 560) - 150);
+    a.fill(at_most_but(s, 560, 150));
 
     const std::string path = trace_temp_path("state");
     session b(s, base(s), "b");
@@ -714,6 +717,8 @@ const std::vector<kv_check_scenario> & kv_check_scenarios() {
         { "retype-quality",     kv_check_retype_quality,  "retype-quality"  },
         { "retype-fail",        kv_check_retype_fail,     "retype-fail"     },
         { "retype-budget",      kv_check_retype_budget,   "retype-budget"   },
+        { "lost",               kv_check_lost,            "lost"         },
+        { "no-kernel",          kv_check_no_kernel,       "no-kernel"    },
         { "train",              kv_check_train,           "train"        },
         { "usage",              kv_check_usage,           "usage"        },
         { "random",             kv_check_random,          "random"       },
@@ -726,7 +731,9 @@ bool kv_check_is_retype(const std::string & name) {
 }
 
 bool kv_check_is_default(const std::string & name) {
-    return !kv_check_is_retype(name) && name != "random" && name != "shrink-full";
+    static const std::vector<std::string> only_named = { "random", "shrink-full", "lost", "no-kernel" };
+
+    return !kv_check_is_retype(name) && std::find(only_named.begin(), only_named.end(), name) == only_named.end();
 }
 
 const kv_check_scenario * kv_check_find_scenario(const std::string & name) {

@@ -51,6 +51,8 @@ void kv_check_retype_basis   (side & s);
 void kv_check_retype_quality (side & s);
 void kv_check_retype_fail    (side & s);
 void kv_check_retype_budget  (side & s);
+void kv_check_lost           (side & s);
+void kv_check_no_kernel      (side & s);
 
 // cells per stream that the long checks fill
 uint32_t kv_check_n_fill(const kv_check_params & params);

@@ -105,15 +105,20 @@ public:
     // main loop, before a batch is made. a device that fails in the middle of a change of types, also of one that the budget asks
     // for, takes all cells: what has tokens in a batch ends there (llama_decode() returns -3), the others process theirs anew
     void clear_lost() {
+        for (auto & slot : self().slots) {
+            if (!slot.is_processing() || slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_WAIT_OTHER) {
+                clear_lost(slot);
+            }
+        }
+    }
+
+    // the same for a slot whose prompt begins: while a batch is made others are read, and media decoded
+    void clear_lost(server_slot & slot) {
         auto * mem = llama_get_memory(self().ctx_tgt);
 
-        for (auto & slot : self().slots) {
-            const bool is_waiting = !slot.is_processing() || slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_WAIT_OTHER;
-
-            if (mem && is_waiting && slot.prompt.n_tokens() > 0 && llama_memory_seq_pos_max(mem, slot.id) < 0) {
-                SLT_WRN(slot, "the cells of %d tokens are lost\n", slot.prompt.n_tokens());
-                slot.prompt_clear();
-            }
+        if (mem && slot.prompt.n_tokens() > 0 && llama_memory_seq_pos_max(mem, slot.id) < 0) {
+            SLT_WRN(slot, "the cells of %d tokens are lost\n", slot.prompt.n_tokens());
+            slot.prompt_clear();
         }
     }
 
@@ -165,6 +170,12 @@ private:
         self().queue_tasks.yield_to_queue([&]() { // for the metrics
             ret = llama_set_memory_type(ctx, to.k, to.v);
         });
+
+        for (auto & slot : self().slots) {
+            if (ret == LLAMA_MEMORY_TYPE_LOST && ctx == self().ctx_dft) {
+                self().draft_drop(slot);
+            }
+        }
 
         if (ret != LLAMA_MEMORY_TYPE_OK) {
             throw server_refusal(error_of(ret), string_format("the %sKV cache cannot have K %s, V %s: %s",

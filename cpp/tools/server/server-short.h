@@ -141,7 +141,9 @@ protected:
                                has(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH) ||
                                has(COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK);
 
-        if (is_simple == is_mtp || is_other || (!server_memory_is_short(self().ctx_dft) && !is_draft_full())) {
+        const bool has_lost = self().ctx_dft && draft_drop_lost();
+
+        if (is_simple == is_mtp || is_other || (!has_lost && !server_memory_is_short(self().ctx_dft) && !is_draft_full())) {
             return false;
         }
 
@@ -247,6 +249,27 @@ private:
         const bool has_part = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_tgt), slot.id) >= slot.prompt.tokens.pos_next();
 
         return has_part && (self().n_swa > 0 || self().ctx_tgt_seq_rm_type != COMMON_CONTEXT_SEQ_RM_TYPE_PART);
+    }
+
+    // a device that failed has taken the draft's cells of slots that go on in the batch. returns false if there are none
+    bool draft_drop_lost() {
+        const auto & tokens = self().batch.view.tokens;
+
+        auto * mem = llama_get_memory(self().ctx_dft);
+
+        bool res = false;
+
+        for (auto & slot : self().slots) {
+            const auto token = std::find_if(tokens.begin(), tokens.end(), [&](const auto & token) { return token.seq_id == slot.id; });
+
+            if (mem && token != tokens.end() && token->pos[0] > 0 && llama_memory_seq_pos_max(mem, slot.id) < 0) {
+                SLT_WRN(slot, "%s", "the cells of the draft are lost\n");
+                draft_drop(slot);
+                res = true;
+            }
+        }
+
+        return res;
     }
 
     // slots that share cells have cells of their own in a draft that has caught up: it is full before the target is

@@ -14,6 +14,7 @@ from tests.e2e.traps.base import (
     INPLACE,
     PAGES,
     REGION,
+    TYPES_FILE,
     Run,
     Trap,
     unit,
@@ -62,6 +63,17 @@ DEVICE = (
         Edit(DYNAMIC_START, "cache->close_gaps();", ""),
         Run("llama-dense", ("--quick", "--checks", "prompt", *ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0", "--seqs", "4")),
         "prompt",
+    ),
+    Trap(
+        "on a device, cells are to have a type that no kernel writes there",
+        Edit(
+            TYPES_FILE,
+            "!std::all_of(caches.begin(), caches.end(), "
+            "[&](const auto * cache) { return cache->can_write(lctx->get_sched(), type_k, type_v); })",
+            "false",
+        ),
+        Run("llama-dense", ("--quick", "--checks", "no-kernel", *ONLY_F16)),
+        "no-kernel",
     ),
     Trap(
         "on a device, the rows end where those in use do, and not where the attention window does",
