@@ -77,7 +77,7 @@ def test_a_batch_for_which_the_budget_changes_the_types(real: Real, wide: Path, 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "deepseek2-moe"])
 @pytest.mark.parametrize("args", [(), ("--seqs", "2"), ("--storage", "copy")], ids=["one", "streams", "by-copy"])
 def test_sequences_that_go_on_without_their_cells(real: Real, toy: str, args: tuple[str, ...]) -> None:
-    argv = [real.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", "--checks", "lost", *args]
+    argv = [str(real.bin / "kv-check"), "-m", str(real.toys / f"{toy}.gguf"), "--quick", "--checks", "lost", *args]
     said = json.loads(subprocess.run(argv, capture_output=True, text=True).stdout)
     assert [(c["name"], c["status"]) for c in said["checks"]] == [("lost", "same")], said["reason"]
 
@@ -85,7 +85,7 @@ def test_sequences_that_go_on_without_their_cells(real: Real, toy: str, args: tu
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ()], ids=["dynamic", "static"])
 def test_a_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
     """The text of the target stays as it is, and the draft takes in the prompt anew."""
-    draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", *kind)
+    draft = ("-md", str(model), "--spec-type", "draft-simple", "--spec-draft-n-max", "4", *kind)
     with serving(real, model, tmp_path / "log", "-c", "4096", "-np", "2", "--no-warmup", *draft) as server:
         expected = [completion(server, f"{TEXT} the", 40, id_slot=slot)["content"] for slot in (0, 1)]
         for slot in (0, 1):
