@@ -53,14 +53,6 @@ llama_kv_dynamic::release_scope::~release_scope() {
     dyn->counters.n_shrink += std::exchange(dyn->has_shrunk, false);
 }
 
-void llama_kv_dynamic::follow_copy(const llama_memory_i * mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst) {
-    const auto dyn = mem->kv_dynamic.lock();
-
-    if (dyn && std::max<uint32_t>(seq_id_src, seq_id_dst) < dyn->seqs_lost.size() && dyn->seqs_lost[seq_id_src]) {
-        dyn->seqs_lost.set(seq_id_dst);
-    }
-}
-
 llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) :
     prev(std::exchange(llama_kv_dynamic_cur, std::move(dyn))) {
 }

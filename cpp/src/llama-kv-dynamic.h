@@ -224,7 +224,7 @@ private:
 
     bool finish_shift();
 
-    // llama-kv-types.cpp: all cells are gone with the device
+    // llama-kv-dynamic-lost.cpp: all cells are gone with the device
     void lose_cells();
     bool goes_on_lost(const llama_batch_allocr & balloc);
 

@@ -210,9 +210,7 @@ public:
         return true;
     }
 
-    void forget_types() override {
-        rooms.clear();
-    }
+    void forget_types() override { rooms.clear(); }
 
 private:
     struct own_layer {

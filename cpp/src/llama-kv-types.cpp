@@ -10,7 +10,6 @@
 #include "llama-kv-dynamic-cache.h"
 
 #include "llama-arch.h"
-#include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-kv-compat.h"
@@ -135,35 +134,6 @@ void llama_kv_dynamic::convert(const std::function<void(llama_kv_converter &)> &
         set_lost();
         throw std::runtime_error("failed to convert KV cells");
     }
-}
-
-void llama_kv_dynamic::lose_cells() {
-    const auto & cparams = lctx->cparams;
-
-    for (uint32_t s = 0; s < (cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max); ++s) {
-        seqs_lost[s] = seqs_lost[s] || lctx->memory->seq_pos_max(s) >= 0;
-    }
-
-    lctx->memory->clear(true);
-}
-
-bool llama_kv_dynamic::goes_on_lost(const llama_batch_allocr & balloc) {
-    for (uint32_t s = 0; seqs_lost.any() && s < seqs_lost.size(); ++s) {
-        const llama_pos p0 = balloc.seq_pos_min(s);
-
-        if (!seqs_lost[s] || p0 < 0) {
-            continue;
-        }
-
-        if (p0 > 0 && lctx->memory->seq_pos_max(s) < 0) {
-            LLAMA_LOG_ERROR("%s: the cells of sequence %u were lost when the device failed\n", __func__, s);
-            return true;
-        }
-
-        seqs_lost.reset(s); // it begins anew, or was restored
-    }
-
-    return false;
 }
 
 int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {

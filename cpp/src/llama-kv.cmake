@@ -6,6 +6,7 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-dynamic-cache.cpp
     llama-kv-dynamic-cells.cpp
     llama-kv-dynamic-grow.cpp
+    llama-kv-dynamic-lost.cpp
     llama-kv-dynamic-sched.cpp
     llama-kv-dynamic-start.cpp
     llama-kv-dynamic-state.cpp
