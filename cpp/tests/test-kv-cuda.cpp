@@ -44,6 +44,7 @@ struct CUmemAccessDesc {
     CUmemAccess_flags flags;
 };
 
+using CUdevice                     = int;
 using CUdeviceptr                  = uintptr_t;
 using CUmemGenericAllocationHandle = uint64_t;
 using cudaStream_t                 = int;
@@ -92,6 +93,8 @@ static struct {
     std::set<char *>  in_use;
 
     int device = -1; // the current one
+
+    std::set<int> unused; // devices without a context
 
     size_t n_free = 1000; // pages
 
@@ -232,7 +235,19 @@ static CUresult cuMemUnmap(CUdeviceptr addr, size_t size) {
     return CUDA_SUCCESS;
 }
 
+static CUresult cuDeviceGet(CUdevice * handle, int device) {
+    *handle = device;
+    return CUDA_SUCCESS;
+}
+
+static CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *, int * active) {
+    *active = g_driver.unused.count(device) == 0;
+    return CUDA_SUCCESS;
+}
+
 static cudaError_t cudaSetDevice(int device) {
+    check(g_driver.unused.count(device) == 0, "driver: no context of a device that nobody uses");
+
     if (fails()) {
         return cudaErrorFake;
     }
@@ -292,6 +307,8 @@ static const char * cu_get_error_str(CUresult) {
 #include "../ggml/src/ggml-cuda/pages.cu"
 
 cudaError_t ggml_cuda_pages_wait(int physical_device) {
+    check(g_driver.unused.count(physical_device) == 0, "driver: waits for no device that nobody uses");
+
     if (fails()) {
         return cudaErrorFake;
     }
@@ -457,6 +474,10 @@ static void test_map() {
         check(g_driver.mappings.begin()->second.users == std::set<int> { 5, 7 }, "peers: have access");
         run_on({ 5, 7 });
         check(unmap(buf.get(), 0, 4) && g_driver.busy.empty(), "peers: are waited for");
+
+        g_driver.unused = { 7 };
+        check(map(buf.get(), 1, 1) && unmap(buf.get(), 0, 4), "peers: that the process does not use are not");
+        g_driver.unused.clear();
     }
     set_env("GGML_CUDA_P2P", "");
 
@@ -550,6 +571,8 @@ static void test_failures() {
 
         auto buf = reserve(8);
         check(map(buf.get(), 0, 8), what + ": before");
+        memset(base_of(buf.get()), 1, 8*SIZE_PAGE);
+        run_on({ 5 });
 
         fail_calls(i, i);
         check(!unmap(buf.get(), 0, 8), what + ": said so");
@@ -558,8 +581,9 @@ static void test_failures() {
         check(n_mapped(buf.get()) == g_driver.mappings.size() && n_mapped(buf.get()) == (i == 0 ? 8 : 1), what + ": counted");
 
         // what could not be given back is zero, as all else that was not there
-        if (i > 0) {
-            check(map(buf.get(), 0, 8) && value_of(buf.get(), i - 1) == 0, what + ": zeros afterwards");
+        check(map(buf.get(), 0, 8), what + ": comes back");
+        for (int j = 0; j < 8; ++j) {
+            check(value_of(buf.get(), j) == 0, what + ": zeros afterwards");
         }
         check(unmap(buf.get(), 0, 8) && n_mapped(buf.get()) == 0, what + ": and works afterwards");
 

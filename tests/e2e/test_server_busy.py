@@ -253,3 +253,22 @@ def test_a_request_that_waits_for_a_slot_leaves_it_alone(real: Real, model: Path
         waiting = pool.submit(completion, server, prompt(1, 100), 8, id_slot=0)
         assert running.result()["content"] == expected
         assert waiting.result()["timings"]["cache_n"] >= 100
+
+
+def test_what_waits_behind_what_takes_no_slot_is_taken_up(real: Real, model: Path, tmp_path: Path) -> None:
+    """Nobody ends a request once the last one that runs has ended."""
+    args = ("-c", "4096", "-np", "1", "--metrics", "--slot-save-path", tmp_path)
+    with busy(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
+
+        def deferred(n: int) -> Callable[[], bool]:
+            return lambda: f"requests_deferred {n}" in server.http.get("/metrics").text
+
+        running = pool.submit(completion, server, prompt(1, 50), 2000, id_slot=0)
+        until_it_generates(server, running)
+        erased = pool.submit(server.http.post, "/slots/0?action=erase")
+        until(deferred(1))
+        waiting = pool.submit(completion, server, prompt(2, 50), 8)
+        until(deferred(2))
+        assert running.result()["tokens_predicted"] == 2000
+        assert erased.result(timeout=60).status_code == 200
+        assert waiting.result(timeout=60)["tokens_predicted"] == 8

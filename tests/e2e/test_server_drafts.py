@@ -94,6 +94,25 @@ def test_a_draft_lacks_tokens_of_a_prompt_from_the_cache(
     assert told == whole
 
 
+@pytest.mark.parametrize("kind", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
+def test_a_slot_that_is_restored_has_nothing_in_the_draft(
+    real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]
+) -> None:
+    """What the draft has there is of a prompt that came after it was saved."""
+    args = ("-c", "4096", "-np", "1", "--cache-ram", "0", "--slot-save-path", str(tmp_path), *kind)
+    drafting = ("--spec-type", "draft-simple", "-md", str(model), "--spec-draft-n-max", "4")
+    long = prompt(1, WORDS)
+    with serving(real, model, tmp_path / "log", *args, *drafting) as server:
+        completion(server, long, 4)
+        expected = completion(server, f"{long} and the stone", 20)["content"]
+        completion(server, long, 4, cache_prompt=False)
+        assert server.http.post("/slots/0?action=save", json={"filename": "slot"}).status_code == 200
+        completion(server, prompt(2, 10), 4)
+        assert server.http.post("/slots/0?action=restore", json={"filename": "slot"}).status_code == 200
+        answer = completion(server, f"{long} and the stone", 20)
+        assert answer["content"] == expected and answer["timings"]["draft_n_accepted"] > 0
+
+
 @pytest.mark.parametrize(("which", "words"), [("3", WORDS + 516), ("4+", WORDS)])
 def test_an_mtp_layer_without_memory_goes_on(
     real: Real, which: str, words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -162,3 +162,12 @@ def test_what_comes_back_is_given_up_while_room_is_made_for_it(real: Real, wide:
             completion(server, text, 0, id_slot=slot % 2)
         all_finish([completion(server, long, 8)], 8)
     assert "failed to load prompt from cache" in server.log
+
+
+def test_slots_that_wait_for_their_parent_give_up_what_they_had(real: Real, model: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", "-c", "1024", "-np", "2", "--kv-unified", "--no-warmup") as server:
+        completion(server, prompt(1, 700), 4, id_slot=1)
+        body = {"prompt": prompt(5, 700), "n_predict": 8, "temperature": 0.0, "ignore_eos": True, "n_cmpl": 2}
+        answer = server.http.post("/completion", json=body)
+        assert answer.status_code == 200, answer.text
+        assert [a["tokens_predicted"] for a in answer.json()] == [8, 8]

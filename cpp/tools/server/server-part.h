@@ -98,6 +98,9 @@ inline json server_part_post(const server_part & part, const server_part & other
     const bool was_loaded = other.is_loaded();
 
     const json gone = other.unload(deadline);
+    if (gone.is_null()) {
+        return gone;
+    }
     try {
         json res = part.load();
         res["unloaded"] = {{ other.name, gone }};

@@ -296,10 +296,12 @@ private:
         return true;
     }
 
-    // a slot that has not started yet has the prompt of its last request
+    // a slot that has not started yet, or waits for its parent, has the prompt of its last request
     bool clear_started(const server_slot * except) {
         for (auto & slot : self().slots) {
-            if (&slot != except && slot.state == SLOT_STATE_STARTED && slot.prompt.n_tokens() > 0) {
+            const bool is_waiting = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_WAIT_OTHER;
+
+            if (&slot != except && is_waiting && slot.prompt.n_tokens() > 0) {
                 SLT_WRN(slot, "not started yet, purging %d tokens\n", slot.prompt.n_tokens());
                 pool_save(slot);
                 slot.prompt_clear();

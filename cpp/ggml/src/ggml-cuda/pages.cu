@@ -69,7 +69,7 @@ struct ggml_cuda_pages {
 private:
     enum state : uint8_t {
         ABSENT,
-        HELD,   // has memory, but may not be used: its zeros are not there yet, or it could not be given back
+        HELD,   // has memory, but may not be used: its zeros are not there yet, or it could not be given back, or not yet
         MAPPED,
     };
 
@@ -82,6 +82,8 @@ private:
 
     std::vector<state> states;
     std::vector<int>   users; // physical devices that have access
+
+    std::vector<CUmemAccessDesc> access; // of the users
 };
 
 // the devices that ggml's own pool of virtual memory gives access: see ggml_cuda_pool_vmm
@@ -108,6 +110,14 @@ static std::vector<int> ggml_cuda_pages_users(int device) {
 
 ggml_cuda_pages::ggml_cuda_pages(int device, size_t page_size, size_t n_pages) :
     device(device), page_size(page_size), states(n_pages, ABSENT), users(ggml_cuda_pages_users(device)) {
+    for (const int user : users) {
+        CUmemAccessDesc desc = {};
+        desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        desc.location.id   = user;
+        desc.flags         = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        access.push_back(desc);
+    }
+
     CUdeviceptr addr = {};
     if (ggml_cuda_pages_ok("cuMemAddressReserve", cuMemAddressReserve(&addr, n_bytes(), 0, 0, 0))) {
         base = (char *) addr;
@@ -154,13 +164,6 @@ bool ggml_cuda_pages::create(size_t i) {
         return false;
     }
 
-    std::vector<CUmemAccessDesc> access(users.size());
-    for (size_t iu = 0; iu < users.size(); ++iu) {
-        access[iu].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-        access[iu].location.id   = users[iu];
-        access[iu].flags         = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    }
-
     return
         ggml_cuda_pages_ok("cuMemSetAccess",  cuMemSetAccess((CUdeviceptr) address(i), page_size, access.data(), access.size())) &&
         ggml_cuda_pages_ok("cudaMemsetAsync", cudaMemsetAsync(address(i), 0, page_size, cudaStreamPerThread));
@@ -177,13 +180,36 @@ bool ggml_cuda_pages::remove(size_t i) {
     return removed;
 }
 
+// whether this process has begun to use the device. to wait for it would begin to
+static bool ggml_cuda_pages_is_used(int device) {
+#if defined(GGML_USE_HIP) || defined(GGML_USE_MUSA)
+    GGML_UNUSED(device);
+
+    return true;
+#else
+    CUdevice     handle = 0;
+    unsigned int flags  = 0;
+    int          active = 1;
+
+    return
+        !ggml_cuda_pages_ok("cuDeviceGet",                cuDeviceGet(&handle, device)) ||
+        !ggml_cuda_pages_ok("cuDevicePrimaryCtxGetState", cuDevicePrimaryCtxGetState(handle, &flags, &active)) || active;
+#endif
+}
+
 bool ggml_cuda_pages::wait() const {
     return std::all_of(users.begin(), users.end(), [](int user) {
-        return ggml_cuda_pages_ok("cudaDeviceSynchronize", ggml_cuda_pages_wait(user));
+        return !ggml_cuda_pages_is_used(user) || ggml_cuda_pages_ok("cudaDeviceSynchronize", ggml_cuda_pages_wait(user));
     });
 }
 
 bool ggml_cuda_pages::map(size_t i0, size_t i1) {
+    // what could not be given back is made anew, and may be in use
+    const bool has_held = std::any_of(states.begin() + i0, states.begin() + i1, [](state s) { return s == HELD; });
+    if (has_held && !wait()) {
+        return false;
+    }
+
     if (!ggml_cuda_pages_ok("cudaSetDevice", cudaSetDevice(device))) {
         return false;
     }
@@ -215,6 +241,8 @@ bool ggml_cuda_pages::unmap(size_t i0, size_t i1) {
     }
 
     if (!wait()) {
+        // what is in them is nothing to go on with
+        std::replace(states.begin() + i0, states.begin() + i1, MAPPED, HELD);
         return false;
     }
 
@@ -296,7 +324,13 @@ static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
         return 0;
     }
 
-    return ggml_cuda_info().devices[device].vmm_granularity;
+    const size_t granularity = ggml_cuda_info().devices[device].vmm_granularity;
+
+#if defined(GGML_USE_HIP)
+    return GGML_PAD(size_t(2) << 20, granularity); // it says 4 KiB up to ROCm 7.2: a cache would be millions of mappings
+#else
+    return granularity;
+#endif
 }
 
 static ggml_backend_buffer_t ggml_cuda_pages_reserve(ggml_backend_buffer_type_t buft, size_t size) {
