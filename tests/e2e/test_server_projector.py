@@ -102,6 +102,15 @@ def test_a_conversation_is_the_same_with_and_without(real: Real, model: Path, si
         assert conversation(running, actions=True) == expected
 
 
+def test_an_image_that_is_refused_leaves_no_stream_behind(server: LlamaServer) -> None:
+    """Of those that a client finds by its conversation when it comes back."""
+    act(server, "unload")
+    body = {"prompt": looking(1), "n_predict": 4, "stream": True}
+    assert is_unloaded(server.http.post("/completion", json=body, headers={"X-Conversation-Id": "refused"}))
+    found = server.http.post("/v1/streams/lookup", json={"conversation_ids": ["refused"]})
+    assert (found.status_code, found.json()) == (200, [])
+
+
 def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
     def in_use(pool: ThreadPoolExecutor) -> Future[httpx.Response]:
         """By each slot, for a hundred images."""
