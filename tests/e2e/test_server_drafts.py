@@ -13,20 +13,26 @@ from typing import Any
 import pytest
 
 from kvtool.verify import drafts
+from kvtool.verify.projector import projector
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
+from tests.e2e.projector import looking
 from tests.e2e.servers import completion, serving
 
 ARGS = ("-c", "2048", "-np", "1", "--cache-ram", "0", "-lv", "4", "--spec-draft-n-max", "4")
 WORDS = 850  # of the prompt
 
 
-def answers(real: Real, log: Path, kind: str, *more: str, words: int = WORDS) -> tuple[list[dict[str, Any]], str]:
-    model = real.spoken("llama-dense")
-    draft: tuple[str | Path, ...] = ("-md", model)  # drafts for itself: all that it drafts is accepted
+def kind_of(real: Real, kind: str) -> tuple[Path, tuple[str | Path, ...]]:
+    """A model, and what names its draft."""
     if kind == "draft-mtp":
-        model = drafts.mtp(real.spoken(drafts.MTP_TOY), real.work)
-        draft = ()
+        return drafts.mtp(real.spoken(drafts.MTP_TOY), real.work), ()
+    model = real.spoken("llama-dense")
+    return model, ("-md", model)  # drafts for itself: all that it drafts is accepted
+
+
+def answers(real: Real, log: Path, kind: str, *more: str, words: int = WORDS) -> tuple[list[dict[str, Any]], str]:
+    model, draft = kind_of(real, kind)
     with serving(real, model, log, *ARGS, "--spec-type", kind, *draft, *more) as server:
         text = prompt(1, words)
         answered = [completion(server, text, 100), completion(server, text + " and the stone", 50)]
@@ -123,3 +129,28 @@ def test_an_mtp_layer_without_memory_goes_on(
     seen, log = answers(real, tmp_path / "log", "draft-mtp", "--kv-dynamic", words=words)
     assert "no memory for the draft" in log
     assert [a["content"] for a in seen] == [a["content"] for a in whole]
+
+
+@pytest.mark.usefixtures("marker")
+@pytest.mark.parametrize(("kind", "which"), [("draft-simple", "4+"), ("draft-mtp", "3+")])
+def test_an_image_for_which_a_draft_has_no_memory(
+    real: Real, kind: str, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By copy the first growth is for what goes beyond 256 cells: here the image, of 16."""
+    model, draft = kind_of(real, kind)
+    args = (*ARGS, "--spec-type", kind, *draft, "--mmproj", projector(model, real.work))
+
+    prompts: list[Any] = [looking(1, before=prompt(1, 240), after=f" what? {more}") for more in ("", "the stone")]
+    prompts = [*prompts, prompt(3, 40)] if kind == "draft-simple" else prompts[:1]  # then the target has to grow again
+    body = {"n_predict": 20, "temperature": 0.0, "ignore_eos": True}
+
+    def answered(log: Path, *more: str) -> tuple[list[str], str]:
+        with serving(real, model, log, *args, *more) as server:
+            told = [server.post("/completion", {**body, "prompt": p})["content"] for p in prompts]
+        return told, server.log
+
+    whole, _ = answered(tmp_path / "static")
+    fail(monkeypatch, which)
+    told, log = answered(tmp_path / "log", "--kv-dynamic")
+    assert "post-decode callback failed" not in log and "no memory for the draft" in log
+    assert told == whole

@@ -35,6 +35,13 @@ inline bool server_memory_is_free(const llama_context * ctx, size_t n_cells) {
     return llama_get_memory_usage(ctx).n_cells_used == 0 && !server_memory_is_short(ctx, n_cells);
 }
 
+// are the cells of n tokens of a sequence gone? a device that failed in the middle of a change of types has taken them
+inline bool server_memory_is_lost(const llama_context * ctx, llama_seq_id id, int32_t n) {
+    auto * mem = llama_get_memory(ctx);
+
+    return mem && n > 0 && llama_memory_seq_pos_max(mem, id) < 0;
+}
+
 // what process_mtmd_chunk() returns if there is no place for what it decodes
 constexpr int32_t SERVER_CHUNK_NO_CELLS = -2;
 

@@ -102,7 +102,7 @@ public:
         return res;
     }
 
-    // main loop, before a batch is made. a device that fails in the middle of a change of types, also of one that the budget asks
+    // main loop, before a task and before a batch is made. a device that fails in the middle of a change of types, also of one that the budget asks
     // for, takes all cells: what has tokens in a batch ends there (llama_decode() returns -3), the others process theirs anew
     void clear_lost() {
         for (auto & slot : self().slots) {
@@ -114,9 +114,7 @@ public:
 
     // the same for a slot whose prompt begins: while a batch is made others are read, and media decoded
     void clear_lost(server_slot & slot) {
-        auto * mem = llama_get_memory(self().ctx_tgt);
-
-        if (mem && slot.prompt.n_tokens() > 0 && llama_memory_seq_pos_max(mem, slot.id) < 0) {
+        if (server_memory_is_lost(self().ctx_tgt, slot.id, slot.prompt.n_tokens())) {
             SLT_WRN(slot, "the cells of %d tokens are lost\n", slot.prompt.n_tokens());
             slot.prompt_clear();
         }
@@ -171,8 +169,8 @@ private:
             ret = llama_set_memory_type(ctx, to.k, to.v);
         });
 
-        for (auto & slot : self().slots) {
-            if (ret == LLAMA_MEMORY_TYPE_LOST && ctx == self().ctx_dft) {
+        if (ret == LLAMA_MEMORY_TYPE_LOST && ctx == self().ctx_dft) {
+            for (auto & slot : self().slots) {
                 self().draft_drop(slot);
             }
         }

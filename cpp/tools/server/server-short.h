@@ -129,9 +129,9 @@ protected:
         return slot.ctx_dft && slot.prompt.n_draft_retry != -1;
     }
 
-    // the draft has not processed the batch. returns true if the slots can go on without
+    // the draft has not processed what the target has. returns true if the slots can go on without
     // note: drafters other than these keep states of the last batch that do not survive one that is missing
-    bool draft_can_wait() {
+    bool draft_can_wait(const common_batch & view) {
         const auto & types = self().params_base.speculative.types;
         const auto   has   = [&](common_speculative_type type) { return std::find(types.begin(), types.end(), type) != types.end(); };
 
@@ -141,15 +141,15 @@ protected:
                                has(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH) ||
                                has(COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK);
 
-        const bool has_lost = self().ctx_dft && draft_drop_lost();
+        const bool has_lost = self().ctx_dft && draft_drop_lost(view);
 
-        if (is_simple == is_mtp || is_other || (!has_lost && !server_memory_is_short(self().ctx_dft) && !is_draft_full())) {
+        if (is_simple == is_mtp || is_other || (!has_lost && !server_memory_is_short(self().ctx_dft) && !is_draft_full(view))) {
             return false;
         }
 
         SRV_WRN("%s", "no memory for the draft, the batch goes on without it\n");
 
-        for (const auto & token : self().batch.view.tokens) {
+        for (const auto & token : view.tokens) {
             auto & slot = self().slots[token.seq_id];
             if (is_mtp) {
                 // what it lacks are states of the target, which are gone: it starts over with the next batch
@@ -252,17 +252,15 @@ private:
     }
 
     // a device that failed has taken the draft's cells of slots that go on in the batch. returns false if there are none
-    bool draft_drop_lost() {
-        const auto & tokens = self().batch.view.tokens;
-
-        auto * mem = llama_get_memory(self().ctx_dft);
+    bool draft_drop_lost(const common_batch & view) {
+        const auto & tokens = view.tokens;
 
         bool res = false;
 
         for (auto & slot : self().slots) {
             const auto token = std::find_if(tokens.begin(), tokens.end(), [&](const auto & token) { return token.seq_id == slot.id; });
 
-            if (mem && token != tokens.end() && token->pos[0] > 0 && llama_memory_seq_pos_max(mem, slot.id) < 0) {
+            if (token != tokens.end() && server_memory_is_lost(slot.ctx_dft, slot.id, token->pos[0])) {
                 SLT_WRN(slot, "%s", "the cells of the draft are lost\n");
                 draft_drop(slot);
                 res = true;
@@ -273,10 +271,10 @@ private:
     }
 
     // slots that share cells have cells of their own in a draft that has caught up: it is full before the target is
-    bool is_draft_full() {
+    bool is_draft_full(const common_batch & view) {
         const auto usage = llama_get_memory_usage(self().ctx_dft);
 
-        return (int32_t) (usage.n_cells_max - usage.n_cells_used) < self().batch.view.size();
+        return (int32_t) (usage.n_cells_max - usage.n_cells_used) < view.size();
     }
 
     // the tokens of the slot that are not in the draft's cache
