@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e import broken
 from tests.e2e.budgets import LADDER, within
@@ -95,3 +96,32 @@ def test_a_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...])
             answer = completion(server, f"{TEXT} the", 40, id_slot=slot)
             assert answer["content"] == expected[slot]
             assert answer["timings"]["cache_n"] > 200 and answer["timings"]["draft_n_accepted"] > 0
+
+
+def lose_cells(server: LlamaServer) -> None:
+    """They are empty, then f16 again: what was saved comes back without the device."""
+    for name, status in (("q8_0", 500), ("f16", 200)):
+        assert server.http.post("/requantize_kvcache", json={"ctk": name, "ctv": name}).status_code == status
+
+
+def test_a_prompt_without_its_cells_is_not_saved(real: Real, model: Path, tmp_path: Path) -> None:
+    """It would take the place of one that has them."""
+    args = ("-c", "8192", "-np", "2", "--no-kv-unified", "--kv-dynamic", "--no-warmup")
+    with serving(real, model, tmp_path / "log", *args) as server:
+        completion(server, TEXT, 0, id_slot=0)
+        completion(server, prompt(2, 300), 0, id_slot=1)  # idle slots are saved with each request
+        expected = completion(server, f"{TEXT} the", 40, id_slot=0)["content"]
+        lose_cells(server)
+        completion(server, prompt(3, 300), 0, id_slot=1)
+        answer = completion(server, f"{TEXT} the", 40)
+        assert (answer["content"], answer["timings"]["cache_n"] > 200) == (expected, True)
+
+
+def test_a_file_of_a_prompt_without_its_cells_is_empty(real: Real, model: Path, tmp_path: Path) -> None:
+    args = ("-c", "4096", "-np", "1", "--kv-dynamic", "--no-warmup", "--slot-save-path", tmp_path)
+    with serving(real, model, tmp_path / "log", *args) as server:
+        completion(server, TEXT, 8, id_slot=0)
+        lose_cells(server)
+        assert server.slot("save", 0, "lost.bin")["n_saved"] == 0
+        assert server.slot("restore", 0, "lost.bin")["n_restored"] == 0
+        assert completion(server, TEXT, 8, id_slot=0)["timings"]["cache_n"] == 0
