@@ -40,10 +40,12 @@ def contents(answer: httpx.Response) -> list[str]:
     return [one["content"] for one in answer.raise_for_status().json()]
 
 
-def test_an_image_waits_for_cells(real: Real, model: Path, tmp_path: Path) -> None:
-    with serving(real, model, tmp_path / "roomy", *of_the_pool(real, model, 4096)) as server:
+@pytest.mark.parametrize("args", [(), ("--mmproj-lazy-auto", "0")], ids=["loaded", "on-demand"])
+def test_an_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
+    """What was encoded of it goes where the projector may go meanwhile, and is encoded again."""
+    with serving(real, model, tmp_path / "roomy", *of_the_pool(real, model, 4096), *args) as server:
         expected = contents(crossing(server))
-    with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512)) as server:
+    with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
         assert contents(crossing(server)) == expected
     assert "failed to decode mtmd chunk" in server.log
     assert "resumed" in server.log

@@ -288,9 +288,23 @@ public:
         make_room = std::move(func);
     }
 
-    // is there one that came on demand?
+    // main loop: as get(), without loading it: empty then
+    server_mctx_ref get_loaded() {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return ctx ? server_mctx_ref(use_media(), nullptr) : server_mctx_ref();
+    }
+
+    // does it come and go with those who need it?
+    bool is_auto() const {
+        return lazy.is_auto();
+    }
+
+    // is there one that came on demand? also one that is about to go
     bool is_on_demand() const {
-        return lazy.is_auto() && get_state() == STATE_LOADED;
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return lazy.is_auto() && ctx;
     }
 
     // and that nobody uses now?

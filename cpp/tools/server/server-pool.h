@@ -56,6 +56,12 @@ protected:
     bool pool_admit(server_slot & slot) {
         const int32_t n_tokens = slot.task->n_tokens();
 
+        const bool has_media = lacks_media(slot, 0);
+        if (has_media && !slot.mctx) {
+            slot.mctx = self().mctx.get_loaded(); // it gave it up, below
+        }
+        const bool lacks_mctx = has_media && !slot.mctx;
+
         // unless somebody else uses a part that came on demand: it goes then, see pool_resume()
         const bool is_full = is_never(n_tokens);
 
@@ -70,8 +76,6 @@ protected:
 
         const bool is_next = !first || first->task->id >= slot.task->id;
 
-        const bool lacks_mctx = slot.task->tokens.has_media() && !slot.mctx; // it gave it up, below
-
         // cells of its own are of no use to others in a cache of several streams. what is too long is refused at once
         const bool is_free = !self().params_base.kv_unified || n_tokens >= slot.n_ctx ||
             (is_next && !is_full && (!has_ahead(slot) || (!lacks_mctx && find_place(slot, n_needed(slot)))));
@@ -81,8 +85,8 @@ protected:
         }
         slot.waits = !is_free;
 
-        if (!is_free && !is_next && is_never(first->task->n_tokens())) {
-            slot.mctx = {}; // the first waits for the memory of the projector
+        if (!is_free) {
+            leave_mctx(slot);
         }
         if (is_free && lacks_mctx && !self().take_mctx(slot, *slot.task)) {
             slot.release();
@@ -153,17 +157,20 @@ protected:
         }
     }
 
-    // what a slot had comes back: idle slots make room for it, and before cells take smaller types for it
+    // what a slot had comes back: what came on demand and idle slots make room for it, before cells take smaller types for it
     // read: returns false if there is none, and the slot has no cells then
     bool pool_read(const server_slot & slot, const std::function<bool()> & read) {
-        while (!pool_idle_slots(&slot).empty()) {
+        while (self().budget.has_spare() || !pool_idle_slots(&slot).empty()) {
             {
                 const server_budget_hold hold(self().params_base.kv_budget.get(), true);
                 if (read()) {
                     return true;
                 }
             }
-            self().clear_idle_slot(&slot);
+            const bool is_dropped = server_memory_is_short(self().ctx_tgt) && self().budget.drop_spare();
+            if (!is_dropped && !self().clear_idle_slot(&slot)) {
+                break;
+            }
         }
 
         return read();
@@ -311,6 +318,22 @@ private:
         return false;
     }
 
+    // has its prompt media beyond the first n tokens? these end at a chunk
+    static bool lacks_media(const server_slot & slot, size_t n) {
+        const auto & tokens = slot.task->tokens;
+
+        return n < tokens.size() && (tokens[n] == LLAMA_TOKEN_NULL || tokens.find_next_media_chunk(n).first);
+    }
+
+    // while it has no place, a slot keeps no projector that comes on demand: those that have one, or wait before it, may need the
+    // memory
+    void leave_mctx(server_slot & slot) {
+        if (self().mctx.is_auto()) {
+            slot.mbatch.reset();
+            slot.mctx = {};
+        }
+    }
+
     static bool can_pause(const server_slot & slot) {
         const auto & task = *slot.task;
 
@@ -333,10 +356,20 @@ private:
 
     // the slot gives up its cells, and its part of the batch from off on
     bool pause(server_slot & slot, int32_t off) {
+        const auto & tokens = self().batch.tokens;
+
+        const auto n_batch = std::count_if(tokens.begin() + off, tokens.end(), [&](const auto & token) { return token.id_slot == slot.id; });
+
+        if (server_memory_is_lost(slot.ctx_tgt, slot.id, slot.prompt.n_tokens() - n_batch)) {
+            return false; // there is nothing to come back with
+        }
+
         auto saved = save(slot);
         if (!saved) {
             return false;
         }
+
+        leave_mctx(slot);
 
         slot.prompt.tokens.keep_first(slot.prompt.n_tokens() - server_batch_drop(self().batch, slot.id, off));
         slot.i_batch = -1;
@@ -390,6 +423,19 @@ private:
 
     // returns false if it could not be
     bool resume(server_slot & slot) {
+        if (lacks_media(slot, slot.paused->prompt.n_tokens()) && !slot.mctx) {
+            slot.mctx = self().mctx.get_loaded();
+
+            // to load it takes memory from those that run
+            if (!slot.mctx && self().params_base.kv_unified && has_ahead(slot)) {
+                return false;
+            }
+            if (!slot.mctx && !self().take_mctx(slot, *slot.task)) {
+                slot.release();
+                return true;
+            }
+        }
+
         const auto write = [&](llama_context * ctx, const std::vector<uint8_t> & data) {
             return !data.empty() && llama_state_seq_set_data(ctx, data.data(), data.size(), slot.id) == data.size();
         };
@@ -404,6 +450,7 @@ private:
             slot.mem.seq_rm(slot.id, -1, -1);
         }
         if (!ok && has_ahead(slot)) {
+            leave_mctx(slot);
             return false; // until one of these ends
         }
 

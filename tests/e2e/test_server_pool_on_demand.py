@@ -1,0 +1,131 @@
+"""A pool of cells within a budget, and a projector that comes on demand: who waits for cells keeps no memory of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvtool.verify.projector import projector
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.budgets import within
+from tests.e2e.conftest import Real
+from tests.e2e.projector import looking, see, state
+from tests.e2e.servers import completion, part, refusal, until, until_it_generates, until_logged
+
+MIB = 64  # 1024 cells, and some 870 with the projector
+WAIT = 60  # seconds until what waits is taken to wait for good
+
+pytestmark = pytest.mark.usefixtures("marker")
+
+
+@pytest.fixture
+def sight(real: Real, wide: Path, tmp_path: Path) -> Path:
+    """A file that can be removed."""
+    file = tmp_path / "projector.gguf"
+    file.write_bytes(projector(wide, real.work).read_bytes())
+    return file
+
+
+@contextlib.contextmanager
+def on_demand(real: Real, wide: Path, sight: Path, tmp_path: Path, n_batch: int) -> Iterator[LlamaServer]:
+    args = ("--kv-unified", "-np", "3", "-b", str(n_batch), "--cache-ram", "200", "--no-cache-idle-slots", "--metrics")
+    with within(real, wide, tmp_path, MIB, *args, "--mmproj", sight, "--mmproj-lazy-auto", "0") as watched:
+        yield watched.server
+
+
+@pytest.fixture
+def server(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
+    """Those that generate have gone far when a prompt has been processed."""
+    with on_demand(real, wide, sight, tmp_path, 3) as running:
+        yield running
+
+
+def deferred(server: LlamaServer, n: int) -> Callable[[], bool]:
+    return lambda: f"llamacpp:requests_deferred {n}" in server.get("/metrics")
+
+
+def asked(server: LlamaServer, prompts: list[Any], n_predict: int) -> list[Any]:
+    """In one request: they come in this order."""
+    body = {"prompt": prompts, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True}
+    answers: list[Any] = server.http.post("/completion", json=body, timeout=WAIT).raise_for_status().json()
+    return answers
+
+
+def paused_before_its_image(
+    server: LlamaServer, pool: ThreadPoolExecutor
+) -> tuple[Future[Any], Future[Any], Future[httpx.Response]]:
+    """One that runs, a text that waits for its slot and then for the memory of the projector, and a paused image."""
+    see(server, 1)  # loads it
+    running = pool.submit(completion, server, prompt(0, 200), 400, id_slot=0)
+    until_it_generates(server, running)
+    text = pool.submit(completion, server, prompt(1, 930), 8, id_slot=0)
+    until(deferred(server, 1))
+    body = {"prompt": looking(1, before=prompt(2, 500)), "n_predict": 8, "ignore_eos": True, "id_slot": 1}
+    image = pool.submit(server.http.post, "/completion", json=body)
+    until_logged(server, "paused, n_tokens")
+    assert not running.done()
+    return running, text, image
+
+
+def test_an_image_that_is_paused_does_not_keep_the_memory_that_a_text_waits_for(server: LlamaServer) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        running, text, image = paused_before_its_image(server, pool)
+        assert running.result(WAIT)["tokens_predicted"] == 400
+        assert text.result(WAIT)["tokens_predicted"] == 8
+        assert image.result(WAIT).json()["tokens_predicted"] == 8
+    assert "resumed" in server.log
+
+
+def test_an_image_that_is_paused_and_cannot_go_on(server: LlamaServer, sight: Path) -> None:
+    """The projector that it gave up cannot be had any more."""
+    with ThreadPoolExecutor(3) as pool:
+        _, text, image = paused_before_its_image(server, pool)
+        sight.unlink()
+        assert text.result(WAIT)["tokens_predicted"] == 8
+        code, kind, message = refusal(image.result(WAIT))
+        assert (code, kind, "No such file" in message) == (500, "server_error", True)
+    assert not any(slot["is_processing"] for slot in server.http.get("/slots").json())
+
+
+def test_an_image_that_waits_does_not_keep_the_memory_that_a_text_grows_into(server: LlamaServer) -> None:
+    completion(server, "Once", 0, id_slot=0)
+    answers = asked(server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 250)
+    assert [(a["tokens_predicted"], a["truncated"]) for a in answers] == [(250, False)] * 2
+    until_logged(server, "the memory of the multimodal projector is needed, unloaded")
+
+
+def test_a_text_that_is_paused_comes_back_into_the_memory_of_the_projector(
+    real: Real, wide: Path, sight: Path, tmp_path: Path
+) -> None:
+    """It was loaded meanwhile."""
+    with on_demand(real, wide, sight, tmp_path, 512) as server, ThreadPoolExecutor(3) as pool:
+        running = pool.submit(completion, server, prompt(0, 30), 600, id_slot=0)
+        until_it_generates(server, running)
+        text = pool.submit(completion, server, prompt(1, 830), 150, id_slot=1)
+        until_logged(server, "paused, n_tokens")
+        image = pool.submit(see, server, 1, id_slot=2)
+        until(lambda: state(server)["state"] == "loaded")
+        assert not running.done()
+        assert running.result(WAIT)["tokens_predicted"] == 600
+        answer = text.result(WAIT)
+        assert (answer["tokens_predicted"], answer["truncated"]) == (150, False)
+        assert image.result(WAIT).status_code == 200
+
+
+def test_a_text_waits_for_a_projector_that_is_about_to_go(server: LlamaServer) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        body = {"prompt": looking(1, before=prompt(0, 700)), "n_predict": 8, "ignore_eos": True, "id_slot": 0}
+        image = pool.submit(server.http.post, "/completion", json=body)
+        until(lambda: server.http.get("/slots").json()[0]["is_processing"])
+        unload = pool.submit(part, server, "mmproj", "unload", timeout_ms=60000)
+        until(lambda: state(server)["state"] == "unloading")
+        assert completion(server, prompt(1, 930), 8, id_slot=1)["tokens_predicted"] == 8
+        assert unload.result(WAIT)["state"] == "unloaded"
+        assert image.result(WAIT).status_code == 200
