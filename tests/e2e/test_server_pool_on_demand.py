@@ -20,7 +20,7 @@ from tests.e2e.projector import looking, see, state
 from tests.e2e.servers import completion, part, refusal, until, until_it_generates, until_logged
 
 MIB = 64  # 1024 cells, and some 870 with the projector
-WAIT = 60  # seconds until what waits is taken to wait for good
+WAIT = 120  # seconds until what waits is taken to wait for good
 
 pytestmark = pytest.mark.usefixtures("marker")
 
@@ -41,9 +41,15 @@ def on_demand(real: Real, wide: Path, sight: Path, tmp_path: Path, n_batch: int)
 
 
 @pytest.fixture
-def server(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
+def slow(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
     """Those that generate have gone far when a prompt has been processed."""
     with on_demand(real, wide, sight, tmp_path, 3) as running:
+        yield running
+
+
+@pytest.fixture
+def server(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
+    with on_demand(real, wide, sight, tmp_path, 512) as running:
         yield running
 
 
@@ -74,24 +80,24 @@ def paused_before_its_image(
     return running, text, image
 
 
-def test_an_image_that_is_paused_does_not_keep_the_memory_that_a_text_waits_for(server: LlamaServer) -> None:
+def test_an_image_that_is_paused_does_not_keep_the_memory_that_a_text_waits_for(slow: LlamaServer) -> None:
     with ThreadPoolExecutor(3) as pool:
-        running, text, image = paused_before_its_image(server, pool)
+        running, text, image = paused_before_its_image(slow, pool)
         assert running.result(WAIT)["tokens_predicted"] == 400
         assert text.result(WAIT)["tokens_predicted"] == 8
         assert image.result(WAIT).json()["tokens_predicted"] == 8
-    assert "resumed" in server.log
+    assert "resumed" in slow.log
 
 
-def test_an_image_that_is_paused_and_cannot_go_on(server: LlamaServer, sight: Path) -> None:
+def test_an_image_that_is_paused_and_cannot_go_on(slow: LlamaServer, sight: Path) -> None:
     """The projector that it gave up cannot be had any more."""
     with ThreadPoolExecutor(3) as pool:
-        _, text, image = paused_before_its_image(server, pool)
+        _, text, image = paused_before_its_image(slow, pool)
         sight.unlink()
         assert text.result(WAIT)["tokens_predicted"] == 8
         code, kind, message = refusal(image.result(WAIT))
         assert (code, kind, "No such file" in message) == (500, "server_error", True)
-    assert not any(slot["is_processing"] for slot in server.http.get("/slots").json())
+    assert not any(slot["is_processing"] for slot in slow.http.get("/slots").json())
 
 
 def test_an_image_that_waits_does_not_keep_the_memory_that_a_text_grows_into(server: LlamaServer) -> None:
@@ -101,11 +107,24 @@ def test_an_image_that_waits_does_not_keep_the_memory_that_a_text_grows_into(ser
     until_logged(server, "the memory of the multimodal projector is needed, unloaded")
 
 
-def test_a_text_that_is_paused_comes_back_into_the_memory_of_the_projector(
-    real: Real, wide: Path, sight: Path, tmp_path: Path
-) -> None:
+def test_an_image_gets_the_memory_of_what_a_slot_had_that_has_not_started(server: LlamaServer) -> None:
+    """Nobody runs then, but that slot is not idle: its request came last."""
+    with ThreadPoolExecutor(2) as pool:
+        both = pool.submit(asked, server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 240)
+
+        def place() -> list[int]:
+            slots = server.http.get("/slots").json()
+            return [slot["id"] for slot in slots if slot["is_processing"] and slot["n_prompt_tokens"] > 600]
+
+        until(place)
+        last = pool.submit(completion, server, prompt(2, 20), 8, id_slot=place()[0])
+        assert [(a["tokens_predicted"], a["truncated"]) for a in both.result(WAIT)] == [(240, False)] * 2
+        assert last.result(WAIT)["tokens_predicted"] == 8
+
+
+def test_a_text_that_is_paused_comes_back_into_the_memory_of_the_projector(server: LlamaServer) -> None:
     """It was loaded meanwhile."""
-    with on_demand(real, wide, sight, tmp_path, 512) as server, ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(3) as pool:
         running = pool.submit(completion, server, prompt(0, 30), 600, id_slot=0)
         until_it_generates(server, running)
         text = pool.submit(completion, server, prompt(1, 830), 150, id_slot=1)
@@ -119,13 +138,13 @@ def test_a_text_that_is_paused_comes_back_into_the_memory_of_the_projector(
         assert image.result(WAIT).status_code == 200
 
 
-def test_a_text_waits_for_a_projector_that_is_about_to_go(server: LlamaServer) -> None:
+def test_a_text_waits_for_a_projector_that_is_about_to_go(slow: LlamaServer) -> None:
     with ThreadPoolExecutor(3) as pool:
         body = {"prompt": looking(1, before=prompt(0, 700)), "n_predict": 8, "ignore_eos": True, "id_slot": 0}
-        image = pool.submit(server.http.post, "/completion", json=body)
-        until(lambda: server.http.get("/slots").json()[0]["is_processing"])
-        unload = pool.submit(part, server, "mmproj", "unload", timeout_ms=60000)
-        until(lambda: state(server)["state"] == "unloading")
-        assert completion(server, prompt(1, 930), 8, id_slot=1)["tokens_predicted"] == 8
+        image = pool.submit(slow.http.post, "/completion", json=body)
+        until(lambda: slow.http.get("/slots").json()[0]["is_processing"])
+        unload = pool.submit(part, slow, "mmproj", "unload", timeout_ms=60000)
+        until(lambda: state(slow)["state"] == "unloading")
+        assert completion(slow, prompt(1, 930), 8, id_slot=1)["tokens_predicted"] == 8
         assert unload.result(WAIT)["state"] == "unloaded"
         assert image.result(WAIT).status_code == 200

@@ -5,8 +5,8 @@
 // A draft on demand takes only what is free: it is worth less than any of these.
 //
 // Of server_context_impl (impl_t), included there once the slots are defined. Before one of them is loaded there must be
-// room. What is given up for it, in this order: a draft that came on demand (for the projector), the cells of idle slots, the
-// precision of those that are left.
+// room. What is given up for it, in this order: a draft that came on demand (for the projector), the cells of idle slots, those that
+// slots that have not started have of before, the precision of those that are left.
 
 #include "server-common.h"
 #include "server-refusal.h"
@@ -85,7 +85,7 @@ private:
         const auto usage = llama_memory_budget_get_usage(budget());
         if (!has_room && n_bytes_new <= usage.n_bytes && make_room()) {
             has_room = try_set(nullptr);
-            while (!has_room && impl.clear_idle_slot()) {
+            while (!has_room && (impl.clear_idle_slot() || impl.pool_clear_started())) {
                 has_room = try_set(nullptr);
             }
             has_room = has_room || try_set(impl.ctx_tgt) || (impl.ctx_dft && try_set(impl.ctx_dft));

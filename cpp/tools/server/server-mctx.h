@@ -3,8 +3,9 @@
 // The multimodal projector (mmproj) of a server, loaded and freed while it runs: GET and POST /mmproj.
 //
 // Who uses it has a server_mctx_ref, handed out under a lock and counted: an HTTP thread while it tokenizes, a slot until the
-// last media of its prompt are in the cache. It is freed when no one has one; loaded and freed by the main loop, like all that
-// computes. Text goes on: without a projector it is tokenized as by a server that has none, to the same tokens.
+// last media of its prompt are in the cache; of one that comes on demand, only while the slot has a place (server-pool.h). It is
+// freed when no one has one; loaded and freed by the main loop, like all that computes. Text goes on: without a projector it is
+// tokenized as by a server that has none, to the same tokens.
 //
 // On demand (--mmproj-lazy-auto) a request with media that finds none has it loaded: an HTTP thread waits for the main loop, the
 // main loop itself loads it when it launches a task that has waited for so long that it is gone again.

@@ -114,7 +114,7 @@ protected:
 
     // no idle slot has cells: one that waits gives up its own, or the youngest. false: there is none
     bool pool_pause(int32_t off) {
-        return clear_started(nullptr) || pause_youngest(off);
+        return pool_clear_started() || pause_youngest(off);
     }
 
     // another time is no better
@@ -148,6 +148,21 @@ protected:
         });
 
         return res;
+    }
+
+    // a slot that has not started yet, or waits for its parent, has the prompt of its last request
+    bool pool_clear_started(const server_slot * except = nullptr) {
+        for (auto & slot : self().slots) {
+            const bool is_waiting = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_WAIT_OTHER;
+
+            if (&slot != except && is_waiting && slot.prompt.n_tokens() > 0) {
+                SLT_WRN(slot, "not started yet, purging %d tokens\n", slot.prompt.n_tokens());
+                pool_save(slot);
+                slot.prompt_clear();
+                return true;
+            }
+        }
+        return false;
     }
 
     // what a slot is about to give up
@@ -296,26 +311,11 @@ private:
     // idle slots make one
     bool find_place(const server_slot & slot, int32_t n) {
         while (!has_place(slot, n)) {
-            if (!self().try_clear_idle_slots() && !clear_started(&slot)) {
+            if (!self().try_clear_idle_slots() && !pool_clear_started(&slot)) {
                 return false;
             }
         }
         return true;
-    }
-
-    // a slot that has not started yet, or waits for its parent, has the prompt of its last request
-    bool clear_started(const server_slot * except) {
-        for (auto & slot : self().slots) {
-            const bool is_waiting = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_WAIT_OTHER;
-
-            if (&slot != except && is_waiting && slot.prompt.n_tokens() > 0) {
-                SLT_WRN(slot, "not started yet, purging %d tokens\n", slot.prompt.n_tokens());
-                pool_save(slot);
-                slot.prompt_clear();
-                return true;
-            }
-        }
-        return false;
     }
 
     // has its prompt media beyond the first n tokens? these end at a chunk
@@ -443,7 +443,7 @@ private:
         const auto write_tgt = [&]() { return write(slot.ctx_tgt, slot.paused->data.main); };
 
         bool ok = pool_read(slot, write_tgt);
-        while (!ok && !has_ahead(slot) && clear_started(&slot)) {
+        while (!ok && !has_ahead(slot) && pool_clear_started(&slot)) {
             ok = write_tgt();
         }
         if (!ok) {
