@@ -207,16 +207,14 @@ class Verification:
         return self.console.each("texts with and without the flag", planned, self._text, lambda check: check.id)
 
     def _text(self, check: Check) -> Finding:
-        work = self.work / "runs"
+        work, program = self.work / "runs", self.program(named.PROGRAMS[check.kind])
         work.mkdir(parents=True, exist_ok=True)
-        if check.kind == "completion":
-            return texts.completion(check, self.program("llama-completion"), work)
         if check.kind == "bench":
-            return texts.bench(check, self.program("llama-bench"))
-        if check.kind == "parts":
-            return parts.parts(check, self.program("llama-server"), work)
-        script = conversation.QUICK_SCRIPT if self.options.quick else conversation.FULL_SCRIPT
-        return conversation.serve(check, self.program("llama-server"), work, script)
+            return texts.bench(check, program)
+        if check.kind == "server":
+            script = conversation.QUICK_SCRIPT if self.options.quick else conversation.FULL_SCRIPT
+            return conversation.serve(check, program, work, script)
+        return (parts.parts if check.kind == "parts" else texts.completion)(check, program, work)
 
     def _memory(self) -> list[Finding]:
         model = models.cache_model(models.QWEN35_27B, self.work)

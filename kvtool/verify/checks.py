@@ -24,11 +24,13 @@ from kvtool.result import CheckOutcome, last_document
 
 Kind = Literal["kv-check", "retype", "completion", "bench", "server", "parts", "memory", "unit", "preset"]
 
-# kv-check's own words, and those for a kv-check that has none to say.
-PASSING = ("same", "same-not-grown")
-NOT_RUN = ("static-fails", "no-cache", "skipped")  # the static cache cannot do it either: nothing to compare
-FAILING = ("differs", "dynamic-fails", "not-run", "load-fails")
-STATUSES = (*PASSING, *NOT_RUN, *FAILING)
+# What kv-check's own words mean.
+STATUSES: Mapping[str, CheckOutcome] = {
+    **dict.fromkeys(("same", "same-not-grown"), CheckOutcome.PASSED),
+    # the static cache cannot do it either: nothing to compare
+    **dict.fromkeys(("static-fails", "no-cache", "skipped"), CheckOutcome.SKIPPED),
+    **dict.fromkeys(("differs", "dynamic-fails", "not-run", "load-fails"), CheckOutcome.FAILED),
+}
 
 # Toys that together have every memory class, the cheap ones first; one that a tree does not have is left out.
 CLASS_TOYS = (
@@ -157,27 +159,28 @@ def class_rank(name: str) -> tuple[int, str]:
     return CLASS_ORDER.index(name) if name in CLASS_ORDER else len(CLASS_ORDER), name
 
 
+# Each class by the words of libllama's log that it has; the first that has all of its own is meant.
+_CACHE, _WINDOW, _STATE = "llama_kv_cache: size", "llama_kv_cache_iswa:", "llama_memory_recurrent:"
+_CLASS_WORDS: Mapping[str, tuple[str, ...]] = {
+    "DSV4": ("llama_kv_cache_dsv4:",),
+    "DSA-iSWA": ("llama_kv_cache_dsa_iswa:",),
+    "DSA": ("llama_kv_cache_dsa:",),
+    "MSA": ("llama_kv_cache_msa:",),
+    "hybrid-idx": (_STATE, "creating indexer KV cache"),
+    "hybrid-iSWA": (_STATE, _WINDOW),
+    "hybrid": (_STATE, _CACHE),
+    "recurrent": (_STATE,),
+    "iSWA": (_WINDOW,),
+    "plain": (_CACHE,),
+}
+
+
 def memory_class(log: str) -> str:
     """The memory class that a model's context has, read from libllama's log ("" when the log does not say).
 
     The log is asked, and not a table of architectures, so that a model that upstream adds tomorrow has a row too.
     """
-    for word, name in (
-        ("llama_kv_cache_dsv4:", "DSV4"),
-        ("llama_kv_cache_dsa_iswa:", "DSA-iSWA"),
-        ("llama_kv_cache_dsa:", "DSA"),
-        ("llama_kv_cache_msa:", "MSA"),
-    ):
-        if word in log:
-            return name
-    windowed, recurrent = "llama_kv_cache_iswa:" in log, "llama_memory_recurrent:" in log
-    if recurrent and "creating indexer KV cache" in log:
-        return "hybrid-idx"
-    if recurrent:
-        return "hybrid-iSWA" if windowed else "hybrid" if "llama_kv_cache: size" in log else "recurrent"
-    if windowed:
-        return "iSWA"
-    return "plain" if "llama_kv_cache: size" in log else ""
+    return next((name for name, words in _CLASS_WORDS.items() if all(word in log for word in words)), "")
 
 
 _DYNAMIC = re.compile(r"dynamic KV cache: start = .*?llama_kv_cache: size = .*?, +(\d+) layers", re.DOTALL)
@@ -203,17 +206,16 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
         why = "printed no JSON line" if data is None else f"has an unknown status {data.get('status')!r}"
         return failed(check, "garbage", f"kv-check {why} (exit code {returncode})", details=end)
     status, reason = str(data["status"]), str(data.get("reason", ""))
-    details = _details(data)
-    if (returncode == 0) != (status not in FAILING):
+    details, outcome = _details(data), STATUSES[status]
+    if (returncode == 0) != (outcome is not CheckOutcome.FAILED):
         reason = f"kv-check says {status} but ended with exit code {returncode}"
         return failed(check, "garbage", reason, details=details | end)
-    if status in FAILING:
+    if outcome is CheckOutcome.FAILED:
         return failed(check, status, _where(data) or reason or status, details=details | end)
     if status == "same" and not has_layers_that_grow(log):
         status, reason = "same-not-grown", "the cache that grew has no layers: all attention here has a window"
     if status == "no-cache":
         check = replace(check, group=memory_class(log) or "no cache")
-    outcome = CheckOutcome.PASSED if status in PASSING else CheckOutcome.SKIPPED
     grown = status == "same" and bool(data.get("grown"))
     return finding(check, outcome, status, reason, grown=grown, details=details)
 
@@ -222,28 +224,22 @@ def _details(data: Mapping[str, Any]) -> dict[str, Any]:
     """The part of kv-check's answer worth keeping 254 times."""
     names = ("arch", "cells_start", "cells_end", "growths", "device", "type_k", "type_v")
     kept = {name: data[name] for name in names if name in data}
-    checks = data.get("checks")
-    if isinstance(checks, list):
-        named = [c for c in checks if isinstance(c, dict)]
-        kept["checks"] = {str(c.get("name")): str(c.get("status")) for c in named}
-        kept["reasons"] = {str(c.get("name")): str(c["reason"]) for c in named if c.get("reason")}
-        kept["values"] = sum(int(c.get("values") or 0) for c in named)
-        if diffs := {str(c.get("name")): c["first_diff"] for c in named if c.get("first_diff")}:
-            kept["first_diff"] = diffs
-        if measured := {str(c.get("name")): c["measured"] for c in named if c.get("measured")}:
-            kept["measured"] = measured
-    return kept
+    checks: list[dict[str, Any]] = data.get("checks", [])
+    by_name = {key: {c["name"]: c[key] for c in checks if c.get(key)} for key in ("reason", "first_diff", "measured")}
+    kept["checks"] = {c["name"]: c["status"] for c in checks}
+    kept["reasons"] = by_name.pop("reason")
+    kept["values"] = sum(c.get("values", 0) for c in checks)
+    return kept | {key: said for key, said in by_name.items() if said}
 
 
 def _where(data: Mapping[str, Any]) -> str:
     """The first check that went wrong, in one sentence."""
-    for check in data.get("checks") or []:
-        if isinstance(check, dict) and check.get("status") in ("differs", "dynamic-fails"):
-            diff = check.get("first_diff")
-            if isinstance(diff, dict):
+    for check in data.get("checks", []):
+        if check["status"] in ("differs", "dynamic-fails"):
+            if diff := check.get("first_diff"):
                 place = f"decode {diff.get('decode')}, row {diff.get('row')}, value {diff.get('index')}"
-                return f"{check.get('name')}: {place}: static {diff.get('static')}, dynamic {diff.get('dynamic')}"
-            return f"{check.get('name')}: {check.get('reason') or check.get('status')}"
+                return f"{check['name']}: {place}: static {diff.get('static')}, dynamic {diff.get('dynamic')}"
+            return f"{check['name']}: {check.get('reason') or check['status']}"
     return ""
 
 

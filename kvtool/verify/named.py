@@ -40,20 +40,20 @@ def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[
     return frozenset(patch.tests)
 
 
-# What each kind of check runs, by build target. The toys that the texts need come from test-llama-archs too.
-_PROGRAMS = {
-    "kv-check": ("test-llama-archs",),
-    "retype": ("test-llama-archs",),
-    "completion": ("test-llama-archs", "llama-completion"),
-    "bench": ("test-llama-archs", "llama-bench"),
-    "server": ("test-llama-archs", "llama-server"),
-    "parts": ("test-llama-archs", "llama-server"),
+# What each kind of check over toys runs.
+PROGRAMS = {
+    "kv-check": "kv-check",
+    "retype": "kv-check",
+    "completion": "llama-completion",
+    "bench": "llama-bench",
+    "server": "llama-server",
+    "parts": "llama-server",
 }
 
 
 def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
     """What has to be built for these names; kv-check always, since it also lists the devices."""
-    programs = [name for kind in CHECK_KINDS if kind in kinds for name in _PROGRAMS.get(kind, ())]
+    programs = [name for kind, run in PROGRAMS.items() if kind in kinds for name in ("test-llama-archs", run)]
     units = [name for name in unit_tests(cpp) if name in kinds]
     return tuple(dict.fromkeys(("kv-check", *programs, *units)))
 

@@ -31,10 +31,8 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool 
         planned = [replace(check, args=(*check.args, *longer(check.model))) for check in planned]
     planned += toy_checks(toys, short, flash=("off",))
     planned += toy_checks(named_toys(toys, WINDOW_TOYS), ("--swa-full", *short))
-    planned += [
-        Check(f"kv-check/{toy.stem}/train", "kv-check", toy, args=("-fa", "off", *TRAINING))
-        for toy in named_toys(toys, (TRAINED,))
-    ]
+    for toy in named_toys(toys, (TRAINED,)):
+        planned.append(Check(f"kv-check/{toy.stem}/train", "kv-check", toy, args=("-fa", "off", *TRAINING)))
     return planned
 
 
@@ -78,23 +76,17 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
         planned.append(Check("completion/llama-dense/environment", "completion", plain, by_env=True))
         planned.append(Check("bench/llama-dense", "bench", plain))
         planned.append(Check("server/llama-dense/parts", "parts", plain))
+    served: dict[str, tuple[str, ...]] = {"single": (), "batched": BATCHED}
     if not quick:
-        q8_0 = ("-ctk", "q8_0", "-ctv", "q8_0")
-        planned += [
-            Check(f"completion/{name}/q8_0", "completion", speakers[name], args=q8_0)
-            for name in QUANTIZED
-            if name in speakers
-        ]
-    at_once: dict[str, tuple[str, ...]] = {"batched": BATCHED}
-    if not quick:
+        for name in filter(speakers.get, QUANTIZED):
+            q8_0 = ("-ctk", "q8_0", "-ctv", "q8_0")
+            planned.append(Check(f"completion/{name}/q8_0", "completion", speakers[name], args=q8_0))
         # Without the host's prompt cache: it takes in whichever slot is idle, and which one that is depends on arrival.
-        at_once["unified"] = ("-kvu", "-cram", "0", *BATCHED)
-    for name in SERVED:
-        if path := speakers.get(name):
-            planned.append(Check(f"server/{name}/single", "server", path))
-            planned += [
-                Check(f"server/{name}/{kind}", "server", path, args=args, exact=False) for kind, args in at_once.items()
-            ]
+        served["unified"] = ("-kvu", "-cram", "0", *BATCHED)
+    for name in filter(speakers.get, SERVED):
+        for how, args in served.items():
+            exact = how == "single"
+            planned.append(Check(f"server/{name}/{how}", "server", speakers[name], args=args, exact=exact))
     return planned
 
 
