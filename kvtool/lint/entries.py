@@ -1,7 +1,7 @@
 """Lint of series.toml: each entry on its own terms, against the lock, and against the others. Pure."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kvtool.lint import LintFinding
@@ -19,14 +19,13 @@ class SeriesText:
         self._lines = text.split("\n")
         self._starts = [n for n, line in enumerate(self._lines) if _ENTRY.match(line)]
 
-    def line(self, entry: int, key: str = "") -> int:
+    def line(self, entry: int, key: str) -> int:
         """The line of a key of the entry (0-based), or of the entry's header when it has no such key."""
         if entry >= len(self._starts):  # written as an inline array
             return 0
-        start = self._starts[entry]
-        end = self._starts[entry + 1] if entry + 1 < len(self._starts) else len(self._lines)
+        start, *after = self._starts[entry:]
         key_line = re.compile(rf"^\s*(\"?){re.escape(key)}\1\s*[=.]")
-        found = (n for n in range(start, end) if key and key_line.match(self._lines[n]))
+        found = (n for n in range(start, after[0] if after else len(self._lines)) if key_line.match(self._lines[n]))
         return next(found, start) + 1
 
     def finding(self, entry: int, key: str, rule: str, what: str, next_step: str) -> LintFinding:
@@ -34,13 +33,14 @@ class SeriesText:
         return LintFinding(self.file, self.line(entry, key), rule, what, next_step)
 
 
-def parse_entries(tables: list[Any], text: SeriesText) -> tuple[list[Patch | None], list[LintFinding]]:
-    """Each table as a Patch (None where that is not possible), and what is wrong with them."""
-    patches: list[Patch | None] = []
+def parse_entries(tables: list[Any], text: SeriesText) -> tuple[dict[int, Patch], list[LintFinding]]:
+    """The tables that are patches, by their number, and what is wrong with the others."""
+    patches: dict[int, Patch] = {}
     found: list[LintFinding] = []
     for number, table in enumerate(tables):
         problems = list(entry_problems(table))
-        patches.append(None if problems else patch_of(table))
+        if not problems:
+            patches[number] = patch_of(table)
         for problem in problems:
             what = f"{problem.what} ({problem.why})" if problem.why else problem.what
             found.append(text.finding(number, problem.key, "entry", what, problem.next_step or "correct it"))
@@ -48,24 +48,22 @@ def parse_entries(tables: list[Any], text: SeriesText) -> tuple[list[Patch | Non
 
 
 def lint_entries(
-    patches: list[Patch | None], lock: Lock | None, known_tests: Collection[str], text: SeriesText
+    patches: Mapping[int, Patch], lock: Lock | None, known_tests: Collection[str], text: SeriesText
 ) -> Iterator[LintFinding]:
     """What is wrong with entries that can be read. lock None: it cannot be read, so tags are not judged."""
-    for number, patch in enumerate(patches):
-        if patch is None:
-            continue
-        for key in ("id", "file"):
-            name = getattr(patch, key)
-            if any(other and getattr(other, key) == name for other in patches[:number]):
+    taken: set[tuple[str, str]] = set()
+    for number, patch in patches.items():
+        for key, name in (("id", patch.id), ("file", patch.file)):
+            if (key, name) in taken:
                 what = f"another patch has the {key} {name!r}"
                 yield text.finding(number, key, "twice", what, f"give it its own {key}")
+            taken.add((key, name))
         if patch.status != "local" and not patch.pr:
             what = f"{patch.id} is {patch.status} upstream, and no pr says where"
             yield text.finding(number, "upstream", "pr", what, "add pr = the pull request's address, or number as #123")
-        for test in patch.tests:
-            if test not in known_tests:
-                what = f"{patch.id}: there is no test {test!r}"
-                yield text.finding(number, "tests", "test", what, f"name one of {', '.join(sorted(known_tests))}")
+        for test in [test for test in patch.tests if test not in known_tests]:
+            what = f"{patch.id}: there is no test {test!r}"
+            yield text.finding(number, "tests", "test", what, f"name one of {', '.join(sorted(known_tests))}")
         if lock is not None:
             yield from _span(number, patch, lock, text)
 

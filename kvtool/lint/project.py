@@ -1,7 +1,7 @@
 """Lint of a whole project: series.toml, the lock, patches/, cpp/, each alone and against each other."""
 
 from collections.abc import Callable, Collection, Iterator
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from kvtool.errors import KvtoolError
 from kvtool.lint import LintFinding
@@ -15,6 +15,7 @@ from kvtool.upstream.lock import Lock, load_lock, read_tables
 
 _T = TypeVar("_T")
 SERIES = "patches/series.toml"
+_Mailed: TypeAlias = tuple[int, Patch, Mail]  # an entry of series.toml by its number, and its file
 _BELONG = ("series.toml", "upstream.lock", "README.md")
 
 
@@ -31,14 +32,11 @@ def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFi
         return (*found, LintFinding(SERIES, 0, "toml", str(err), "correct it"))
     lines = SeriesText(text, SERIES)
     patches, problems = parse_entries(tables, lines)
-    found += problems
-    found += lint_entries(patches, lock, known_tests, lines)
-    mails = _patches(project, patches, lines, paths, found)
-    found += _against_each_other(patches, mails, lines)
-    found += _unlisted(project, tables)
+    mailed = _mails(project, patches, lines, paths, found)
+    found += [*problems, *lint_entries(patches, lock, known_tests, lines), *_unlisted(project, tables)]
+    found += [*_subjects(mailed, lines), *_moves(mailed)]
     if lock is not None:
-        found += _size(patches, mails, lock)
-        found += _in_upstream(project, lock, paths)
+        found += [*_size(mailed, lock), *_in_upstream(project, lock, paths)]
     return tuple(sorted(found, key=lambda f: (f.file, f.line)))
 
 
@@ -51,14 +49,12 @@ def _loaded(load: Callable[[], _T], found: list[LintFinding], file: str, rule: s
         return None
 
 
-def _patches(
-    project: Project, patches: list[Patch | None], lines: SeriesText, paths: tuple[str, ...], found: list[LintFinding]
-) -> dict[str, Mail]:
-    """Lint each listed patch file; the mails that could be read, by id."""
-    mails: dict[str, Mail] = {}
-    for number, patch in enumerate(patches):
-        if patch is None:
-            continue
+def _mails(
+    project: Project, patches: dict[int, Patch], lines: SeriesText, paths: tuple[str, ...], found: list[LintFinding]
+) -> list[_Mailed]:
+    """Lint each listed patch file; the mails that could be read."""
+    mailed: list[_Mailed] = []
+    for number, patch in patches.items():
         try:
             raw = (project.patches / patch.file).read_bytes()
         except OSError:
@@ -67,34 +63,27 @@ def _patches(
             continue
         mail, problems = lint_patch(raw, f"patches/{patch.file}", paths)
         found += problems
-        if mail is not None:
-            mails[patch.id] = mail
-    return mails
+        mailed += [(number, patch, mail)] if mail else []
+    return mailed
 
 
-def _against_each_other(
-    patches: list[Patch | None], mails: dict[str, Mail], lines: SeriesText
-) -> Iterator[LintFinding]:
+def _subjects(mailed: list[_Mailed], lines: SeriesText) -> Iterator[LintFinding]:
     subjects: dict[str, str] = {}
-    for number, patch in enumerate(patches):
-        if patch is None or patch.id not in mails:
-            continue
-        subject = mails[patch.id].subject
-        if subject in subjects:
-            what = f"{patch.id} has the subject of {subjects[subject]}: {subject!r}"
+    for number, patch, mail in mailed:
+        if mail.subject in subjects:
+            what = f"{patch.id} has the subject of {subjects[mail.subject]}: {mail.subject!r}"
             yield lines.finding(number, "id", "twice", what, "export tells commits apart by their subject: amend one")
-        subjects.setdefault(subject, patch.id)
-        if patch.why.strip() == subject:
+        subjects.setdefault(mail.subject, patch.id)
+        if patch.why.strip() == mail.subject:
             what = f"{patch.id}: why only repeats the subject"
             yield lines.finding(number, "why", "why", what, "say in one sentence what breaks without this patch")
-    yield from _moves(patches, mails)
 
 
-def _moves(patches: list[Patch | None], mails: dict[str, Mail]) -> Iterator[LintFinding]:
+def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
     """A patch that takes a line out and puts it in again elsewhere, as an earlier one has put it into a wrong place."""
     brought: dict[tuple[str, bytes], str] = {}
-    for patch in filter(None, patches):
-        for file in parse_diff(mails[patch.id].diff) if patch.id in mails else ():
+    for _, patch, mail in mailed:
+        for file in parse_diff(mail.diff):
             rows = [row for hunk in file.hunks for row in hunk.rows]
             added, removed = ({row[1:] for row in rows if row[:1] == sign} for sign in (b"+", b"-"))
             known = (line for line in sorted(added & removed) if (file.path, line) in brought and len(line.split()) > 1)
@@ -117,12 +106,15 @@ def _unlisted(project: Project, tables: list[object]) -> Iterator[LintFinding]:
         yield LintFinding(f"patches/{path.name}", 0, "unlisted", what, todo)
 
 
-def _size(patches: list[Patch | None], mails: dict[str, Mail], lock: Lock) -> Iterator[LintFinding]:
+def _size(mailed: list[_Mailed], lock: Lock) -> Iterator[LintFinding]:
     """Changed lines in upstream's own files, group by group, for the upstream where they are the most."""
-    known = [patch for patch in patches if patch and patch.id in mails]
-    known = [patch for patch in known if all(tag in lock.upstreams for tag in (patch.since, patch.until) if tag)]
-    for group in sorted({patch.group for patch in known}):
-        of_group = [(patch, sum(size_of(mails[patch.id].diff)[1:])) for patch in known if patch.group == group]
+    known = [
+        (patch, sum(size_of(mail.diff)[1:]))
+        for _, patch, mail in mailed
+        if all(tag in lock.upstreams for tag in (patch.since, patch.until) if tag)
+    ]
+    for group in sorted({patch.group for patch, _ in known}):
+        of_group = [(patch, lines) for patch, lines in known if patch.group == group]
         sums = [(sum(n for patch, n in of_group if patch.wanted(lock, up)), up.tag) for up in lock.upstreams.values()]
         most, where = max(reversed(sums), key=lambda found: found[0])
         if most >= GOAL_LINES:
