@@ -45,17 +45,15 @@ def run(planned: Plan, console: Console) -> Outcome:
         stats = planned.build_dir / "ccache.stats"
         stats.unlink(missing_ok=True)
         done = _build(planned, targets, console)
-        hits, misses = ccache_counts(stats)
-    no_page = _no_page(planned, done, console)
-    return Outcome(targets, configured, done.steps, done.compiled, hits, misses, no_page)
+        told = stats.read_text().split("\n") if stats.is_file() else []  # what CCACHE_STATSLOG names
+    hits = sum(told.count(f"{how}_cache_hit") for how in ("direct", "preprocessed"))
+    no_page = _no_page(planned, done, console) if planned.page else ""
+    return Outcome(targets, configured, done.steps, done.compiled, hits, told.count("cache_miss"), no_page)
 
 
 def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
     """Upstream's build goes on when npm fails; here that is an error for who asked for the page, else it is told."""
-    missing = any(note.startswith(("no assets available", "provisioning failed")) for note in done.page)
-    if not planned.page:
-        return ""
-    if not missing:
+    if not any(note.startswith(("no assets available", "provisioning failed")) for note in done.page):
         # 700 MB that nothing needs again before the page's sources change
         shutil.rmtree(planned.build_dir / "tools" / "ui" / "ui-src", ignore_errors=True)
         return ""
@@ -65,7 +63,7 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
             "llama-server was built without its web page",
             why=why,
             next_step="npm needs its registry (npm ping) and Node.js 20.19 or newer; --no-ui builds without the page",
-            output=done.tail,
+            output="\n".join(done.tail),
         )
     console.step(f"llama-server is without its web page ({why}); kvtool build --ui says more")
     return why
@@ -149,28 +147,18 @@ def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.Out
 
 
 def _build_error(parser: ninja.OutputParser, argv: Sequence[str]) -> BuildError:
-    failures = parser.failures
-    if not failures:
-        return BuildError(
-            "the build failed",
-            why=parser.message,
-            next_step=_advice(parser.tail) or f"see for yourself: {process.quote(argv)}",
-            output=parser.tail,
-        )
-    text = "\n\n".join(f"{failure.command}\n{failure.output}" for failure in failures)
-    names = ", ".join(ninja.short(failure.outputs) for failure in failures)
+    names = ", ".join(map(ninja.short, parser.failed))
+    text = "\n\n".join("\n".join(lines).strip() for lines in parser.failed.values() or [parser.tail])
+    # the first error that a compiler or linker names
+    markers = ("error: ", "error C", "undefined reference", "undefined symbol")
+    errors = (line.strip() for line in text.splitlines() if names and any(marker in line for marker in markers))
+    by_hand = f"after a change, run kvtool build again; by hand: {process.quote(argv)}"
     return BuildError(
-        f"the build failed at {names}",
-        why=_compiler_reason(text) or parser.message,
-        next_step=_advice(text) or f"after a change, run kvtool build again; by hand: {process.quote(argv)}",
+        f"the build failed at {names}" if names else "the build failed",
+        why=next(errors, parser.message),
+        next_step=_advice(text) or by_hand,
         output=text,
     )
-
-
-def _compiler_reason(text: str) -> str:
-    """The first error a compiler or linker names."""
-    markers = ("error: ", "error C", "undefined reference", "undefined symbol")
-    return next((line.strip() for line in text.splitlines() if any(marker in line for marker in markers)), "")
 
 
 _ADVICE = (
@@ -182,10 +170,3 @@ _ADVICE = (
 
 def _advice(output: str) -> str:
     return next((advice for needle, advice in _ADVICE if needle in output), "")
-
-
-def ccache_counts(stats: Path) -> tuple[int, int]:
-    """(hits, misses) from the file that CCACHE_STATSLOG names; (0, 0) without one."""
-    words = stats.read_text().split("\n") if stats.is_file() else []
-    hits = sum(word in ("direct_cache_hit", "preprocessed_cache_hit") for word in words)
-    return hits, words.count("cache_miss")

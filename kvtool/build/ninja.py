@@ -11,6 +11,7 @@ Several steps fail when several run at once. The total changes on the way when C
 """
 
 import re
+from collections import deque
 from dataclasses import dataclass
 
 # Passed as NINJA_STATUS, so that a user's own value cannot change what is parsed here.
@@ -21,7 +22,7 @@ _FAILED = re.compile(r"FAILED: (?:\[code=-?\d+\] )?(.*)")
 # what ninja says itself, after the last step
 _NINJA = re.compile(r"ninja: (.*)")
 # what upstream's scripts/ui-assets.cmake says of llama-server's web page, as a status or in a warning
-_PAGE = re.compile(r"[-\s]*UI: (.*)")
+_PAGE = re.compile(r"^[-\s]*UI: (.*)")
 _TAIL_LINES = 40
 
 
@@ -34,64 +35,38 @@ class Step:
     description: str
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One failed step: what it should have made, its command line, and what that printed."""
-
-    outputs: str
-    command: str
-    output: str
-
-
 class OutputParser:
     """Takes ninja's lines one by one; a Step comes back for a status line, the rest collects.
 
-    steps: how many ran; compiled: how many of them were compilations; page: what was said of llama-server's web page.
+    steps: how many ran; compiled: how many of them were compilations; page: what was said of llama-server's web page;
+    failed: what a failed step should have made, with the lines of its command and of what that printed; tail: the last
+    lines that belong to none, the reason when ninja or CMake itself failed.
     """
 
     def __init__(self) -> None:
-        self.steps = 0
-        self.compiled = 0
+        self.steps = self.compiled = 0
         self.message = ""
         self.page: list[str] = []
-        self._failed: list[list[str]] = []
-        self._in_failure = False
-        self._tail: list[str] = []
+        self.failed: dict[str, list[str]] = {}
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._lines: deque[str] | list[str] = self.tail  # where the next one belongs
 
     def feed(self, line: str) -> Step | None:
         if status := _STATUS.match(line):
-            self._in_failure = False
+            self._lines = self.tail
             step = Step(int(status[1]), int(status[2]), status[3].strip())
             # [0/1] announces that CMake runs again; it is not a finished step
             self.steps += 1 if step.done else 0
             self.compiled += step.description.startswith("Building ")
             return step
         if failed := _FAILED.match(line):
-            self._failed.append([failed[1].strip()])
-            self._in_failure = True
-            return None
-        if said := _NINJA.match(line):
+            self._lines = self.failed.setdefault(failed[1].strip(), [])
+        elif said := _NINJA.match(line):
             self.message = said[1]
-            return None
-        if page := _PAGE.match(line):
-            self.page.append(page[1])
-        if self._in_failure:
-            self._failed[-1].append(line)
         else:
-            self._tail = [*self._tail, line][-_TAIL_LINES:]
+            self.page += _PAGE.findall(line)
+            self._lines.append(line)
         return None
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        return tuple(
-            Failure(lines[0], lines[1] if len(lines) > 1 else "", "\n".join(lines[2:]).strip())
-            for lines in self._failed
-        )
-
-    @property
-    def tail(self) -> str:
-        """The last lines that belong to no failed step: the reason when ninja or CMake itself failed."""
-        return "\n".join(self._tail).strip()
 
 
 def parse_targets(text: str) -> frozenset[str]:

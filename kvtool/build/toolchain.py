@@ -157,13 +157,6 @@ def find_git() -> Tool:
     return Tool("git", None, missing=why, how=HINTS["git"])
 
 
-def require_git() -> None:
-    """MissingToolError unless git can do what a rebase needs."""
-    tool = find_git()
-    if not tool.found:
-        raise MissingToolError("git cannot do what kvtool needs", why=tool.missing, next_step=tool.how)
-
-
 def _missing_file(name: str, wanted: str, places: Sequence[Path], how: str) -> Tool:
     return Tool(name, None, missing=f"no {wanted} in {', '.join(dict.fromkeys(map(str, places)))}", how=how)
 
@@ -173,6 +166,11 @@ def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], how
     found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
     path = next(found, None)
     return _missing_file(name, patterns[0], prefixes, how) if path is None else Tool(name, path)
+
+
+def _first(program: str, folders: Sequence[Path]) -> Path | None:
+    """A program in the first folder that has it."""
+    return next(filter(None, (process.program_in(folder, program) for folder in folders)), None)
 
 
 def _paths(variable: str) -> list[Path]:
@@ -195,10 +193,8 @@ def _cuda_homes() -> list[Path]:
 
 def find_nvcc() -> Tool:
     """$CUDACXX, PATH, or where the toolkit installs itself."""
-    candidates = [home / "bin" / name for home in _cuda_homes() for name in ("nvcc", "nvcc.exe")]
-    chosen = os.environ.get("CUDACXX", "")
-    on_path = process.which(chosen or "nvcc")
-    path = on_path or next((candidate for candidate in candidates if candidate.is_file()), None)
+    on_path = process.which(os.environ.get("CUDACXX") or "nvcc")
+    path = on_path or _first("nvcc", [home / "bin" for home in _cuda_homes()])
     why = f"nvcc is not on PATH, in $CUDA_PATH, in {CUDA_BIN} or in {SITE}/nvidia"
     tool = look("nvcc (CUDA compiler)", path, HINTS["nvcc"], why)
     # CMake looks for nvcc on PATH and in $CUDACXX only; upstream builds for the GPU it finds, and where there is none
@@ -253,8 +249,7 @@ _NEW_HEADERS = (
 
 def _find_vulkan() -> tuple[Tool, ...]:
     sdk = _paths("VULKAN_SDK")
-    in_sdk = [home / folder / name for home in sdk for folder in ("bin", "Bin") for name in ("glslc", "glslc.exe")]
-    glslc = process.which("glslc") or next((path for path in in_sdk if path.is_file()), None)
+    glslc = process.which("glslc") or _first("glslc", [home / folder for home in sdk for folder in ("bin", "Bin")])
     config = "cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
     places = _prefixes(*sdk)
     libraries = ("lib*/libvulkan.so", "lib/*/libvulkan.so", "lib/libvulkan.dylib", "Lib/vulkan-1.lib")
@@ -297,32 +292,47 @@ def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
     """What `backend` needs beyond the compilers, cmake and ninja."""
     if backend == "metal":
         return (_find_metal(system),)
-    if backend == "cuda":
-        return _find_cuda()
-    if backend == "vulkan":
-        return _find_vulkan()
-    return ()
+    return {"cuda": _find_cuda, "vulkan": _find_vulkan}.get(backend, tuple)()
+
+
+def builders() -> tuple[Tool, ...]:
+    """What every build needs."""
+    return (find_compiler("C"), find_compiler("C++"), find("cmake"), find("ninja"))
 
 
 def tools_of(backend: str, system: str) -> tuple[Tool, ...]:
     """All that a build of `backend` needs; where the system rules it out, nothing else is worth saying."""
     extra = backend_tools(backend, system)
-    if BACKENDS[backend].system not in ("", system):
-        return extra
-    return (find_compiler("C"), find_compiler("C++"), find("cmake"), find("ninja"), *extra)
+    return extra if BACKENDS[backend].system not in ("", system) else (*builders(), *extra)
+
+
+def _demand(what: str, tools: Sequence[Tool], *instead: str) -> None:
+    """MissingToolError that names all that is missing, if something is. instead: what else can be done."""
+    if missing := [tool for tool in tools if not tool.found]:
+        raise MissingToolError(
+            f"cannot {what} here: no {', '.join(tool.name for tool in missing)}",
+            why="; ".join(tool.missing for tool in missing),
+            # a compiler and the C++ compiler come from the same place: say it once
+            next_step="\n".join(dict.fromkeys((*(tool.how for tool in missing), *instead))),
+        )
 
 
 def require(backend: str, system: str | None = None) -> Toolchain:
     """Everything a build of `backend` needs, or one MissingToolError that names all that is missing."""
     tools = tools_of(backend, system or platform.system())
-    if missing := [tool for tool in tools if not tool.found]:
-        raise MissingToolError(
-            f"cannot build --{backend} here: no {', '.join(tool.name for tool in missing)}",
-            why="; ".join(tool.missing for tool in missing),
-            # a compiler and the C++ compiler come from the same place: say it once
-            next_step="\n".join(dict.fromkeys(tool.how for tool in missing)),
-        )
+    _demand(f"build --{backend}", tools)
     return _toolchain(tools)
+
+
+def require_git() -> None:
+    """MissingToolError unless git can do what a rebase needs."""
+    _demand("move a series", [find_git()])
+
+
+def require_npm() -> None:
+    """MissingToolError when there is no npm: llama-server's web page was asked for."""
+    npm = Tool("npm", process.which("npm"), missing="npm is not on PATH", how=HINTS["npm"])
+    _demand("build llama-server's web page", [npm], "--no-ui builds without the page")
 
 
 def find_openssl() -> Tool:
@@ -336,16 +346,6 @@ def find_openssl() -> Tool:
     root = tool.path.parents[2]
     flags = {"LLAMA_OPENSSL": "ON", **({"OPENSSL_ROOT_DIR": str(root)} if root in kegs else {})}
     return replace(tool, version=version[1] if version else "", flags=flags)
-
-
-def require_npm() -> None:
-    """MissingToolError when there is no npm: llama-server's web page was asked for."""
-    if process.which("npm") is None:
-        raise MissingToolError(
-            "cannot build llama-server's web page here: no npm",
-            why="npm is not on PATH",
-            next_step=f"{HINTS['npm']}\n--no-ui builds without the page",
-        )
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:

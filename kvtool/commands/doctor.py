@@ -72,11 +72,14 @@ class Diagnosis(Result, command="doctor"):
             console.line("ready: kvtool fetch, then apply, build, verify")
 
 
-def _check(tool: toolchain.Tool, *, required: bool, purpose: str = "") -> Check:
-    if tool.path is not None:
-        return Check(tool.name, True, required, f"{tool.version} ({tool.path})".strip())
-    problem = f"{tool.missing}{'; ' + purpose if purpose else ''}"
-    return Check(tool.name, False, required, "", problem, tool.how)
+def _check(name: str, found: str, problem: str, how: str, *, required: bool = True) -> Check:
+    return Check(name, not problem, required, *(("", problem, how) if problem else (found,)))
+
+
+def _tool(tool: toolchain.Tool, optional: str = "") -> Check:
+    """optional: what it would be for."""
+    problem = "; ".join(filter(None, (tool.missing, optional))) if tool.missing else ""
+    return _check(tool.name, f"{tool.version} ({tool.path})".strip(), problem, tool.how, required=not optional)
 
 
 def _existing(path: Path) -> Path:
@@ -87,24 +90,18 @@ def _existing(path: Path) -> Path:
 def _disk(name: str, path: Path) -> Check:
     free = shutil.disk_usage(_existing(path)).free
     found = f"{free / 1000**3:.1f} GB free at {path}"
-    if free >= NEEDED_BYTES:
-        return Check(name, True, True, found)
-    problem = f"{found}, and {NEEDED_BYTES / 1000**3:.0f} GB are needed"
-    how = "free some, or name another place with --tree DIR and KVTOOL_CACHE=DIR"
-    return Check(name, False, True, "", problem, how)
+    problem = f"{found}, and {NEEDED_BYTES / 1000**3:.0f} GB are needed" if free < NEEDED_BYTES else ""
+    return _check(name, found, problem, "free some, or name another place with --tree DIR and KVTOOL_CACHE=DIR")
 
 
 def _writable(name: str, path: Path, how: str) -> Check:
     """Whether files can be made in a directory; tried for real, because permissions alone do not tell."""
+    problem = ""
     try:
-        with tempfile.TemporaryFile(dir=_existing(path)):
-            return Check(name, True, True, str(path))
+        tempfile.TemporaryFile(dir=_existing(path)).close()
     except OSError as err:
-        return Check(name, False, True, "", f"cannot write in {path}: {err.strerror}", how)
-
-
-def _lacks(backend: str, system: str) -> str:
-    return "; ".join(tool.missing for tool in toolchain.tools_of(backend, system) if not tool.found)
+        problem = f"cannot write in {path}: {err.strerror}"
+    return _check(name, str(path), problem, how)
 
 
 def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
@@ -112,21 +109,16 @@ def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
     system = platform.system()
     checks = (
         Check("python", True, True, f"{platform.python_version()} ({sys.executable})"),
-        _check(toolchain.find_git(), required=True),
-        _check(toolchain.find_compiler("C"), required=True),
-        _check(toolchain.find_compiler("C++"), required=True),
-        *(_check(toolchain.find(name), required=True) for name in ("cmake", "ninja")),
-        *(_check(tool, required=True) for tool in toolchain.backend_tools(backend, system)),
-        _check(toolchain.find("ccache"), required=False, purpose="without it every rebuild compiles everything"),
-        _check(
-            toolchain.find("npm"), required=False, purpose="for llama-server's web page, and a way to fetch upstream"
-        ),
-        _check(toolchain.find_openssl(), required=False, purpose="without it no https, which -hf needs"),
+        *map(_tool, (toolchain.find_git(), *toolchain.builders(), *toolchain.backend_tools(backend, system))),
+        _tool(toolchain.find("ccache"), "without it every rebuild compiles everything"),
+        _tool(toolchain.find("npm"), "for llama-server's web page, and a way to fetch upstream"),
+        _tool(toolchain.find_openssl(), "without it no https, which -hf needs"),
         _disk("disk", tree),
         _writable("tree", tree, "name another place with --tree DIR or KVTOOL_TREE"),
         _writable("cache", cache, "name another place with KVTOOL_CACHE=DIR"),
     )
-    return Diagnosis(system, checks, {name: _lacks(name, system) for name in BACKENDS})
+    lacks = {name: filter(None, (tool.missing for tool in toolchain.tools_of(name, system))) for name in BACKENDS}
+    return Diagnosis(system, checks, {name: "; ".join(why) for name, why in lacks.items()})
 
 
 _GPUS = {name: f"Also what the {name} build needs." for name in ("metal", "cuda", "vulkan")}

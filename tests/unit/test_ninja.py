@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.build.ninja import Failure, OutputParser, Step, parse_targets, short
+from kvtool.build.ninja import OutputParser, Step, parse_targets, short
 
 
 def feed(text: str) -> tuple[OutputParser, list[Step]]:
@@ -20,7 +20,7 @@ def test_counters_and_descriptions() -> None:
         Step(2, 3, "Building C object b.c.o"),
         Step(3, 3, "Linking CXX x"),
     ]
-    assert (parser.steps, parser.failures, parser.message) == (3, (), "")
+    assert (parser.steps, parser.failed, parser.message) == (3, {}, "")
 
 
 def test_total_changes_when_cmake_runs_again() -> None:
@@ -48,9 +48,9 @@ def test_a_failed_step_keeps_its_command_and_output(code: str) -> None:
         "\n"
         "ninja: build stopped: subcommand failed.\n"
     )
-    assert parser.failures == (Failure("b.cpp.o", "c++ -c b.cpp -o b.cpp.o", "b.cpp:1:1: error: no\n    1 | x"),)
+    assert parser.failed == {"b.cpp.o": ["c++ -c b.cpp -o b.cpp.o", "b.cpp:1:1: error: no", "    1 | x", ""]}
     assert parser.message == "build stopped: subcommand failed."
-    assert parser.tail == "warning: that was fine"
+    assert list(parser.tail) == ["warning: that was fine"]
 
 
 def test_two_failures_at_once_stay_apart() -> None:
@@ -60,18 +60,18 @@ def test_two_failures_at_once_stay_apart() -> None:
         "FAILED: b.o\ncc b.c\nb is wrong\n"
         "ninja: build stopped: cannot make progress due to previous errors.\n"
     )
-    assert [(f.outputs, f.output) for f in parser.failures] == [("a.o", "a is wrong"), ("b.o", "b is wrong")]
+    assert parser.failed == {"a.o": ["cc a.c", "a is wrong"], "b.o": ["cc b.c", "b is wrong"]}
 
 
 def test_a_failure_without_output_or_command() -> None:
     parser, _ = feed("FAILED: [code=1] custom\n")
-    assert parser.failures == (Failure("custom", "", ""),)
+    assert parser.failed == {"custom": []}
 
 
 def test_the_tail_is_bounded_and_keeps_the_end() -> None:
     parser, _ = feed("\n".join(f"line {n}" for n in range(1000)))
-    assert parser.tail.splitlines()[-1] == "line 999"
-    assert len(parser.tail.splitlines()) == 40
+    assert parser.tail[-1] == "line 999"
+    assert len(parser.tail) == 40
 
 
 def test_targets_without_the_files_below_directories() -> None:
