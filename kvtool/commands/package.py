@@ -89,7 +89,7 @@ def command(env: Env, options: Options) -> Packaged:
         series = export.command(env, mailbox=Path(place) / "patches")
         upstream = load_lock(project.lock).upstream(series.tag)
         plan = build.make_plan(project, wanted, toolchain.require(options.backend))
-        entries = contents.gather(project, plan, built.targets, series.tag, upstream.tree, series.mailbox)
+        entries = contents.gather(project, plan, built.targets, upstream, series.mailbox)
     entries.append(archive.sums(entries))
     name = archive.archive_name(series.tag, platform.system(), platform.machine(), built.backend, built.preset)
     file = options.out.absolute() / name

@@ -26,9 +26,8 @@ def check(archive: Path, vocabulary: Path) -> None:
         folder = unpack(archive, Path(place) / "unpacked")
         _sums(folder)
         model = models.cache_model(_SMALL, work, models.CONTEXT)
-        _passed(
-            runner.kv_check(Check("kv-check/package", "kv-check", model, args=("--quick",)), _in(folder, "kv-check"))
-        )
+        compared = Check("kv-check/package", "kv-check", model, args=("--quick",))
+        _passed(runner.kv_check(compared, _in(folder, "kv-check")))
         speaker = models.spoken(model, vocabulary, work)
         asked = Check("completion/package", "completion", speaker)
         _passed(texts.completion(asked, _in(folder, "llama-completion"), work))

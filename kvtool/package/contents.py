@@ -12,13 +12,14 @@ from kvtool.errors import BuildError
 from kvtool.gitcmd import Git
 from kvtool.package.archive import Entry
 from kvtool.project import Project
+from kvtool.upstream.lock import Upstream
 
 MANIFEST = "manifest.json"
 _LICENCE = re.compile(r"(?:LICEN[CS]E|COPYING|NOTICE)[^/]*$")
 _LIBRARY = re.compile(r"(?:\.so[.\d]*|\.dylib|\.dll)$")
 
 
-def programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
+def _programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
     """What the build made for people: its programs but for the tests."""
     wanted = [name for name in targets if not name.startswith(("test-", BENCH_TARGET))]
     return list(filter(None, (process.program_in(plan.build_dir / "bin", name) for name in wanted)))
@@ -52,33 +53,24 @@ def _licences(project: Project, git: Git) -> list[Entry]:
 
 def _compilers(build_dir: Path) -> dict[str, str]:
     """The compiler of each language in CMake's words, such as {"C": "GNU 12.2.0"}."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for file in sorted(build_dir.glob("CMakeFiles/[0-9]*/CMake*Compiler.cmake")):
-        said = dict(
-            re.findall(r'^set\((CMAKE_\w+_COMPILER_(?:ID|VERSION)) "([^"]*)"\)', file.read_text(), re.MULTILINE)
-        )
         language = file.stem.removeprefix("CMake").removesuffix("Compiler")
-        words = (said.get(f"CMAKE_{language}_COMPILER_{what}", "") for what in ("ID", "VERSION"))
-        if text := " ".join(filter(None, words)):
-            found[language] = text
-    return found
+        said = rf'^set\(CMAKE_{language}_COMPILER_(?:ID|VERSION) "([^"]+)"\)'
+        found[language] = re.findall(said, file.read_text(), re.MULTILINE)
+    return {language: " ".join(words) for language, words in found.items() if words}
 
 
-def _flags(plan: Plan) -> dict[str, str]:
-    """The CMake options that decide what comes out: not where this machine has its tools."""
-    given = (arg.removeprefix("-D").partition("=") for arg in plan.configure if arg.startswith("-D"))
-    return {name: value for name, _, value in given if not name.endswith(("_PROGRAM", "_LAUNCHER"))}
-
-
-def manifest(plan: Plan, git: Git, tag: str, upstream_tree: str, mails: Sequence[Path]) -> dict[str, object]:
+def manifest(plan: Plan, git: Git, upstream: Upstream, mails: Sequence[Path]) -> dict[str, object]:
     """What somebody who finds the archive wants to know, and what it takes to build it again."""
     return {
-        "upstream": {"tag": tag, "tree": upstream_tree},
+        "upstream": {"tag": upstream.tag, "tree": upstream.tree},
         "patched": {"commit": git.resolve("HEAD"), "tree": git.resolve("HEAD^{tree}")},
         "patches": [mail.name for mail in mails],
         "backend": plan.backend,
         "preset": plan.preset,
-        "flags": _flags(plan),
+        # what decides what comes out: not where this machine has its tools
+        "flags": {name: value for name, value in plan.flags.items() if not name.endswith("_LAUNCHER")},
         "compilers": _compilers(plan.build_dir),
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()).strip(),
@@ -88,13 +80,13 @@ def manifest(plan: Plan, git: Git, tag: str, upstream_tree: str, mails: Sequence
 
 
 def gather(
-    project: Project, plan: Plan, targets: Sequence[str], tag: str, upstream_tree: str, mails: Sequence[Path]
+    project: Project, plan: Plan, targets: Sequence[str], upstream: Upstream, mails: Sequence[Path]
 ) -> list[Entry]:
     """Everything but the checksums, in the order in which it goes in. targets: what was built."""
     git = Git(project.tree)
-    facts = manifest(plan, git, tag, upstream_tree, mails)
+    facts = manifest(plan, git, upstream, mails)
     return [
-        *(_file(path) for path in sorted({*programs(plan, targets), *_libraries(plan, targets)})),
+        *(_file(path) for path in sorted({*_programs(plan, targets), *_libraries(plan, targets)})),
         *_licences(project, git),
         *(Entry(f"patches/{mail.name}", mail.read_bytes()) for mail in mails),
         Entry(MANIFEST, (json.dumps(facts, indent=2) + "\n").encode()),
