@@ -5,7 +5,7 @@ import enum
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,49 +93,38 @@ def of_error(step: StepName, err: KvtoolError) -> Breakage:
 _SCHEMES = (re.compile(r"b(\d+)"), re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?"))
 
 
-@dataclass(frozen=True)
-class Latest:
-    """tag: the newest known; source: the remote's URL, or "upstream.lock"; why: why the remote was not asked."""
-
-    tag: str
-    source: str
-    why: str = ""
-
-
-def candidates(tags: Iterable[str]) -> tuple[str, ...]:
+def candidates(tags: Collection[str]) -> tuple[str, ...]:
     """The highest tag of each of upstream's schemes; tags that follow none are passed over."""
-    best: dict[int, tuple[tuple[int, ...], str]] = {}
-    for tag in tags:
-        for number, scheme in enumerate(_SCHEMES):
-            if found := scheme.fullmatch(tag):
-                rank = tuple(int(part or 0) for part in found.groups())
-                best[number] = max(best.get(number, ((), "")), (rank, tag))
-    return tuple(tag for _, (_, tag) in sorted(best.items()))
+    matches = [[found for tag in tags if (found := scheme.fullmatch(tag))] for scheme in _SCHEMES]
+    ranked = (max(some, key=lambda found: [int(part or 0) for part in found.groups()]) for some in matches if some)
+    return tuple(found[0] for found in ranked)
 
 
-def newest(lock: Lock, remote: str) -> Latest:
-    """The newest tag of a remote (URL or path), or the last of the lock when it cannot be asked or has none."""
-    known = list(lock.upstreams)[-1]
+def newest(lock: Lock, remote: str) -> tuple[str, str, str]:
+    """The newest tag of a remote (URL or path), or the last of the lock when it cannot be asked or has none; which of
+    the two ("upstream.lock") told it; and why the remote was not asked."""
     try:
         with tempfile.TemporaryDirectory(prefix="kvtool-") as name:
-            return Latest(_newest(Git.create(Path(name)), remote), remote)
+            return _newest(Git.create(Path(name)), remote), remote, ""
     except NetworkError as err:
-        return Latest(known, "upstream.lock", err.why)
+        return list(lock.upstreams)[-1], "upstream.lock", err.why
 
 
 def _newest(git: Git, remote: str) -> str:
     where = str(Path(remote).expanduser().absolute()) if Path(remote).expanduser().exists() else remote
-    done = git.run("ls-remote", "--tags", "--refs", where, check=False)
-    if done.returncode != 0:
-        raise NetworkError("the remote cannot be asked", why=(done.stderr.strip().splitlines() or [remote])[0])
-    found = candidates(line.partition("refs/tags/")[2] for line in done.stdout.splitlines())
+
+    def ask(*command: str) -> list[str]:
+        done = git.run(*command, check=False)
+        if done.returncode != 0:
+            raise NetworkError("the remote cannot be asked", why=(done.stderr.strip().splitlines() or [remote])[0])
+        return done.stdout.splitlines()
+
+    found = candidates([line.partition("refs/tags/")[2] for line in ask("ls-remote", "--tags", "--refs", where)])
     if not found:
         raise NetworkError("the remote has no tag", why=f"{remote} has no tag b<number> or v<version>")
     if len(found) == 1:
         return found[0]
     # Names do not say whether b11063 is older than v0.5.0, dates do; commits alone are a few hundred bytes.
-    refs = [f"+refs/tags/{tag}:refs/tags/{tag}" for tag in found]
-    done = git.run("fetch", "--quiet", "--depth=1", "--filter=tree:0", "--no-tags", where, *refs, check=False)
-    if done.returncode != 0:
-        raise NetworkError("the remote cannot be asked", why=(done.stderr.strip().splitlines() or [remote])[-1])
+    refs = (f"+refs/tags/{tag}:refs/tags/{tag}" for tag in found)
+    ask("fetch", "--quiet", "--depth=1", "--filter=tree:0", "--no-tags", where, *refs)
     return max(found, key=lambda tag: int(git.line("log", "-1", "--format=%ct", tag)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from kvtool.build import toolchain
-from kvtool.canary import SCHEMA, Breakage, Latest, Step, StepName, newest, of_error, of_patches, of_verified
+from kvtool.canary import SCHEMA, Breakage, Step, StepName, newest, of_error, of_patches, of_verified
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, writing
@@ -106,10 +106,10 @@ class _Run:
     def go(self) -> None:
         """Every step until one fails, or the last that was asked for; the others are skipped."""
         actions = (self._fetch, self._rebase, self._build, self._verify)
-        names = list(StepName)
-        for name, action in zip(names, actions, strict=True):
-            wanted = self.error is None and names.index(name) <= names.index(self.options.last)
+        wanted = True
+        for name, action in zip(StepName, actions, strict=True):
             self.steps.append(self._step(name, action) if wanted else Step(name, CheckOutcome.SKIPPED))
+            wanted = wanted and self.error is None and name is not self.options.last
 
     def _step(self, name: StepName, action: Callable[[], str]) -> Step:
         """One step; action returns a summary, or raises, or sets self.error."""
@@ -180,17 +180,17 @@ def command(env: Env, options: Options) -> CanaryResult:
     if options.report is not None:
         _must_be_writable(options.report.absolute())
     lock = load_lock(project.lock)
-    known = Latest(options.tag, "given")
+    asked = options.tag, "given", ""
     if options.tag == "latest":
-        known = newest(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
+        asked = newest(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
     with tempfile.TemporaryDirectory(prefix="kvtool-canary-") as name:
         work = options.work.absolute() if options.work else Path(name)
         inside = Env(console, lambda: init.create(project, work))
-        done = _Run(project, console, options, lock, known.tag, inside)
+        done = _Run(project, console, options, lock, asked[0], inside)
         done.go()
     key = done.breakages[0].key if done.breakages else ""
-    asked = known.tag, known.source, known.why, done.tree, lock.current, key
-    result = CanaryResult(SCHEMA, *asked, tuple(done.steps), done.breakages, done.patches, done.error)
+    known = *asked, done.tree, lock.current, key
+    result = CanaryResult(SCHEMA, *known, tuple(done.steps), done.breakages, done.patches, done.error)
     if options.report is not None:
         write_json(options.report.absolute(), plain(result.to_json()))
     return result
