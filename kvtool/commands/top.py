@@ -1,7 +1,5 @@
 """`kvtool top`: what a running llama-server's caches take and what its slots do, live."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from dataclasses import dataclass
@@ -34,29 +32,26 @@ class TopResult(Result, command="top"):
         console.picture(lambda width, height: draw(View(self.url, self.server), width, height))
 
 
-def _watch(server: Server, console: Console, interval: float) -> Reading:
-    view = _first(server)
+def _look(server: "Server", view: View, awaited: type[NetworkError]) -> View:
+    """The view after one more look. awaited: what is not the end of it."""
+    try:
+        return view.seen(server.read(), time.monotonic())
+    except awaited as err:
+        return view.missed(err, time.monotonic())
+
+
+def _watch(server: "Server", console: Console, interval: float) -> Reading:
+    from kvtool.top.server import LoadingError
+
+    view = _look(server, View(server.url), LoadingError)  # nothing is there to wait for where nothing listens
     with contextlib.suppress(KeyboardInterrupt), console.screen(lambda width, height: draw(view, width, height)):
         while True:
             time.sleep(interval)
-            try:
-                view = view.seen(server.read(), time.monotonic())
-            except NetworkError as err:
-                view = view.missed(err, time.monotonic())
+            view = _look(server, view, NetworkError)
     if view.trouble:
         raise view.trouble
     assert view.reading is not None
     return view.reading
-
-
-def _first(server: Server) -> View:
-    """The first look: nothing is there to wait for where nothing listens."""
-    from kvtool.top.server import LoadingError
-
-    try:
-        return View(server.url).seen(server.read(), time.monotonic())
-    except LoadingError as err:
-        return View(server.url).missed(err, time.monotonic())
 
 
 def command(

@@ -1,7 +1,5 @@
 """The picture of a view: lines of styled text for a width and a height. Pure; console.py shows it."""
 
-from __future__ import annotations
-
 from kvtool.console import Line
 from kvtool.top.reading import Budget, Memory, Phase, Reading, Slot, State
 from kvtool.top.view import Speed, View, size, times, types, why
@@ -61,34 +59,31 @@ def _memory(memory: Memory, width: int) -> list[Line]:
     did = f"grew {times(memory.grow_total)}, gave back {times(memory.shrink_total)}"
     if memory.copied_bytes_total:
         did += f", copied {size(memory.copied_bytes_total)}"
-    lines: list[Line] = [
-        [(f"{memory.context:<8}"[:8], "bold"), *_bar(memory, width - 16), (f"{share:6.1f} %", "")],
-        [(_INDENT, ""), *(part for mark, name, n, _ in sizes for part in (mark, (f" {size(n)} {name}   ", "")))],
-        [(f"{_INDENT}cells: {', '.join(f'{cells} {name}' for _, name, _, cells in sizes)}", "")],
-        [(f"{_INDENT}{did}", "")],
-    ]
+    below = [f"cells: {', '.join(f'{cells} {name}' for _, name, _, cells in sizes)}", did]
     if memory.type_k:
         changed = f", changed {times(memory.retype_total)}" if memory.retype_total else ""
-        lines.append([(f"{_INDENT}types: {_safe(types(memory))}{changed}", "")])
+        below.append(f"types: {types(memory)}{changed}")
     if memory.more:
-        lines.append([(_INDENT + ", ".join(_more(name, value) for name, value in memory.more.items()), "")])
-    return lines
+        below.append(", ".join(_more(name, value) for name, value in memory.more.items()))
+    return [
+        [(f"{memory.context:<8}"[:8], "bold"), *_bar(memory, width - 16), (f"{share:6.1f} %", "")],
+        [(_INDENT, ""), *(part for mark, name, n, _ in sizes for part in (mark, (f" {size(n)} {name}   ", "")))],
+        *([(_INDENT + _safe(text), "")] for text in below),
+    ]
 
 
 def _budget(budget: Budget) -> list[Line]:
     taken = size(budget.committed_bytes) + (f" of {size(budget.bytes)}" if budget.bytes else "") + " taken"
-    lines: list[Line] = [[("budget  ", "bold"), (taken, "")]]
-    if budget.types:
-        did = f"down {times(budget.down_total)}, up {times(budget.up_total)}"
-        lines.append([(f"{_INDENT}{_safe(', '.join(budget.types))}: {did}", "")])
-    return lines
+    did = f": down {times(budget.down_total)}, up {times(budget.up_total)}"
+    types: list[Line] = [[(_INDENT + _safe(", ".join(budget.types)) + did, "")]] if budget.types else []
+    return [[("budget  ", "bold"), (taken, "")], *types]
 
 
 def _more(name: str, value: str | int | float) -> str:
     """A number that this kvtool does not know, by the name that the server gives it."""
     if name.endswith("_bytes") and not isinstance(value, str):
-        return f"{_safe(name.removesuffix('_bytes'))} {size(value)}"
-    return f"{_safe(name)} {_safe(str(value))}"
+        return f"{name.removesuffix('_bytes')} {size(value)}"
+    return f"{name} {value}"
 
 
 def _bar(memory: Memory, width: int) -> Line:
@@ -110,15 +105,12 @@ def _slots(reading: Reading, speeds: dict[int, Speed], width: int, height: int) 
     """A line per slot; where not all fit, those that work come first. height: 0 for all."""
     if reading.slots is None:
         return [[("this server does not tell of its slots (it runs with --no-slots)", "yellow")]]
-    if not reading.slots:
-        return []
     shown = list(reading.slots)
     if height and len(shown) + 1 > height:
         shown = sorted(shown, key=lambda slot: slot.phase == Phase.IDLE)[: height - 2]
-    lines: list[Line] = [[(_COLUMNS, "bold")], *(_slot(slot, speeds.get(slot.id), width) for slot in shown)]
-    if left := len(reading.slots) - len(shown):
-        lines.append([(f"      and {left} more", "bright_black")])
-    return lines
+    left = len(reading.slots) - len(shown)
+    more: list[Line] = [[(f"      and {left} more", "bright_black")]] if left else []
+    return [[(_COLUMNS, "bold")], *(_slot(slot, speeds.get(slot.id), width) for slot in shown), *more] if shown else []
 
 
 def _slot(slot: Slot, speed: Speed | None, width: int) -> Line:

@@ -1,7 +1,5 @@
 """What a llama-server of ours says of itself, as data."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, fields
 from typing import Any

@@ -4,8 +4,6 @@
 /slots a sleeping server wakes up, so a server that sleeps is not asked for them.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, Self
 
@@ -13,7 +11,7 @@ import httpx
 
 from kvtool.errors import MeasureError, NetworkError, UsageError
 from kvtool.result import read
-from kvtool.top.reading import DEFAULT_URL, Budget, Memory, Reading, Slot, State, memory_of, slot_of
+from kvtool.top.reading import DEFAULT_URL, Budget, Memory, Reading, State, memory_of, slot_of
 
 SECONDS = 10.0  # to wait for an answer; the server gives it also while it computes
 
@@ -55,7 +53,8 @@ class Server:
         try:
             memory = self._memory(props)
             state = State.ASLEEP if props["is_sleeping"] else State.AWAKE
-            slots = self._slots(state) if props["endpoint_slots"] else None
+            said = self._get("/slots") if props["endpoint_slots"] and state == State.AWAKE else ()
+            slots = tuple(map(slot_of, said)) if props["endpoint_slots"] else None
             budget = read(Budget, props["kv_budget"]) if "kv_budget" in props else None
             return Reading(state, _model(props), str(props["build_info"]), memory, slots, budget)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
@@ -79,9 +78,6 @@ class Server:
             )
         return tuple(memory_of(name, said) for name, said in props["kv_cache"].items())
 
-    def _slots(self, state: State) -> tuple[Slot, ...]:
-        return () if state == State.ASLEEP else tuple(slot_of(slot) for slot in self._get("/slots"))
-
     def _get(self, path: str) -> Any:
         try:
             answer = self._http.get(path)
@@ -101,9 +97,10 @@ class Server:
         """Raise what an answer other than 200 means."""
         code = answer.status_code
         if code in (401, 403):
+            which, given = ("another", "the one that it got") if self._has_key else ("an", "a request without one")
             raise UsageError(
-                f"{self.url} wants {'another' if self._has_key else 'an'} API key",
-                why=f"it answered HTTP {code} to {'the one that it got' if self._has_key else 'a request without one'}",
+                f"{self.url} wants {which} API key",
+                why=f"it answered HTTP {code} to {given}",
                 next_step="put one of the server's keys into LLAMA_API_KEY, or give it with --api-key",
             )
         if code == 503:

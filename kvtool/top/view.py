@@ -1,9 +1,8 @@
 """What can be said of a server after several looks: speeds, what grew and what went back, whether it is there."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
+from typing import Self
 
 from kvtool.errors import KvtoolError
 from kvtool.top.reading import Memory, Phase, Reading, Slot, State
@@ -15,11 +14,8 @@ def size(count: float) -> str:
     """Bytes for people: 16.0 MiB."""
     if abs(count) < 1024:
         return f"{count:.0f} B"
-    for unit in ("KiB", "MiB"):
-        count /= 1024
-        if abs(count) < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} GiB"
+    power = next((power for power in (1, 2) if abs(count) < 1024 ** (power + 1)), 3)
+    return f"{count / 1024**power:.1f} {' KMG'[power]}iB"
 
 
 def times(count: int) -> str:
@@ -56,16 +52,17 @@ class View:
     trouble: KvtoolError | None = None
     since: float = 0.0
 
-    def seen(self, reading: Reading, now: float) -> View:
+    def seen(self, reading: Reading, now: float) -> Self:
         """The server has answered."""
         told = [f"it answers again after {now - self.since:.0f} s"] if self.trouble else []
         speeds = None
         if self.reading:
             told += changes(self.reading, reading)
-            speeds = _speeds(self.reading, reading, now - self.at)
+            past = {slot.id: slot for slot in self.reading.slots or ()}
+            speeds = {slot.id: _speed(past.get(slot.id), slot, now - self.at) for slot in reading.slots or ()}
         return replace(self, reading=reading, at=now, speeds=speeds, events=self._with(told), trouble=None)
 
-    def missed(self, err: KvtoolError, now: float) -> View:
+    def missed(self, err: KvtoolError, now: float) -> Self:
         """The server has not answered."""
         if self.trouble:
             return replace(self, trouble=err)
@@ -113,11 +110,6 @@ def _retyped(old: Memory, now: Memory) -> list[str]:
     freed = old.committed_bytes - now.committed_bytes
     did = "freed" if freed >= 0 else "taken"
     return [f"{now.context} {types(old)} became {types(now)}: {size(abs(freed))} {did}, {1000 * seconds:.1f} ms"]
-
-
-def _speeds(before: Reading, now: Reading, seconds: float) -> dict[int, Speed]:
-    past = {slot.id: slot for slot in before.slots or ()}
-    return {slot.id: _speed(past.get(slot.id), slot, seconds) for slot in now.slots or ()}
 
 
 def _speed(before: Slot | None, now: Slot, seconds: float) -> Speed:
