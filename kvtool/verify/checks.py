@@ -112,7 +112,8 @@ class Finding:
 
 
 def finding(check: Check, outcome: CheckOutcome, status: str, reason: str = "", **more: Any) -> Finding:
-    return replace(Finding(check.id, check.kind, check.group, outcome, status, reason), **more)
+    group = check.group or ("other" if check.kind in ("kv-check", "retype") else "")
+    return replace(Finding(check.id, check.kind, group, outcome, status, reason), **more)
 
 
 def passed(check: Check, reason: str, **more: Any) -> Finding:
@@ -197,7 +198,7 @@ def has_layers_that_grow(log: str) -> bool:
 
 def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
     """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
-    check = replace(check, group=memory_class(log) or check.group or "other")
+    check = replace(check, group=memory_class(log) or check.group)
     end, data = {"log": log[-2000:]}, last_document(stdout)
     if data is None or data.get("status") not in STATUSES:
         if returncode < 0 or returncode > 2:

@@ -9,26 +9,31 @@ whatever their type). Each combination runs the checks that touch what it change
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kvtool import markdown
 from kvtool.result import CheckOutcome
 from kvtool.verify.checks import CLASS_TOYS, Check, Finding, class_rank, failed, longer, named_toys, passed
+from kvtool.verify.report import tally
 
 CHECKS = "generate,copy,shift,state-self"
-CACHES: tuple[tuple[str, str], ...] = (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
-SEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("1", ()),
-    ("4", ("--seqs", "4")),
-    ("4-unified", ("--seqs", "4", "--unified")),
-)
+# by name: the type, and kv-check's arguments
+CACHES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    f"{type_}-fa-{fa}": (type_, ("-fa", fa, "-ctk", type_, "-ctv", type_))
+    for fa, type_ in (("on", "f16"), ("on", "q8_0"), ("on", "q4_0"), ("off", "f16"))
+}
+SEQUENCES: Mapping[str, tuple[str, ...]] = {
+    "1": (),
+    "4": ("--seqs", "4"),
+    "4-unified": ("--seqs", "4", "--unified"),
+}
 # Upstream's RPC server aborts where it cannot shift a quantized K (MLA), and takes the checks after it along: there,
 # the shift is a run of its own, over one model of each class.
 DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
 STORAGES = ("inplace", "copy")
 _STORAGE_WORDS = {"inplace": "in place", "copy": "by copy"}  # a device has its own name
-COPIED = tuple(cache for cache in CACHES if cache[1] == "f16")
+COPIED = tuple(name for name, (type_, _) in CACHES.items() if type_ == "f16")
 
 # What upstream's -ctk and -ctv take, each with each, once per way in which it rotates a quantized cache.
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -49,18 +54,12 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
     return Check(name, "kv-check", toy, args=args)
 
 
-def _cache(fa: str, type_: str) -> tuple[str, tuple[str, ...]]:
-    return f"{type_}-fa-{fa}", ("-fa", fa, "-ctk", type_, "-ctv", type_)
-
-
-def _variants(
-    toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: dict[tuple[str, str], str]
-) -> list[Check]:
+def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: Mapping[str, str]) -> list[Check]:
+    """caches: the checks that each kind of cache runs."""
     return [
-        _check(toy, cache, name, storage, (*shape, *args, *more), checks)
-        for kind, checks in caches.items()
-        for cache, shape in (_cache(*kind),)
-        for name, args in SEQUENCES
+        _check(toy, cache, name, storage, (*CACHES[cache][1], *args, *more), checks)
+        for cache, checks in caches.items()
+        for name, args in SEQUENCES.items()
         for toy in toys
     ]
 
@@ -70,23 +69,20 @@ def in_memory(toys: Sequence[Path]) -> list[Check]:
     in_place, by_copy = (("--storage", storage) for storage in STORAGES)
     planned = _variants(toys, STORAGES[0], in_place, dict.fromkeys(CACHES, CHECKS))
     planned += _variants(toys, STORAGES[1], by_copy, dict.fromkeys(COPIED, CHECKS))
-    for toy in named_toys(toys, PAIR_TOYS):
-        for k in TYPES:
-            for v in TYPES:
-                args = ("-fa", "on", "-ctk", k, "-ctv", v)
-                planned.append(_check(toy, f"{k}-{v}", "1", "pair", args, PAIR_CHECKS))
+    for toy, k, v in itertools.product(named_toys(toys, PAIR_TOYS), TYPES, TYPES):
+        planned.append(_check(toy, f"{k}-{v}", "1", "pair", ("-fa", "on", "-ctk", k, "-ctv", v), PAIR_CHECKS))
     return planned
 
 
 def on_device(toys: Sequence[Path], label: str) -> list[Check]:
     """On a device, where storage grows by copy; which one, the run says."""
-    planned = _variants(toys, label, (), {cache: DEVICE_CHECKS[cache[1]] for cache in CACHES})
-    for fa, type_ in CACHES:
-        if "shift" not in DEVICE_CHECKS[type_]:
-            cache, shape = _cache(fa, type_)
-            shifted = named_toys(toys, CLASS_TOYS)
-            planned += [_check(toy, cache, "1-shift", label, shape, "shift") for toy in shifted]
-    return planned
+    checks = {cache: DEVICE_CHECKS[type_] for cache, (type_, _) in CACHES.items()}
+    alone = [cache for cache in CACHES if "shift" not in checks[cache]]
+    shifted = itertools.product(alone, named_toys(toys, CLASS_TOYS))
+    return [
+        *_variants(toys, label, (), checks),
+        *(_check(toy, cache, "1-shift", label, CACHES[cache][1], "shift") for cache, toy in shifted),
+    ]
 
 
 def _place(found: Finding) -> tuple[str, str] | None:
@@ -97,16 +93,10 @@ def _place(found: Finding) -> tuple[str, str] | None:
 
 def _cell(found: Sequence[Finding]) -> str:
     """equal/possible, how many of the equal ones did not grow, and what failed."""
-    if not found:
-        return ""
-    passed = [f for f in found if f.outcome is CheckOutcome.PASSED]
-    wrong = sum(f.outcome is CheckOutcome.FAILED for f in found)
-    flat = sum(not f.grown for f in passed)
-    return (
-        f"{len(passed)}/{len(passed) + wrong}"
-        + (f", {flat} not grown" if flat else "")
-        + (f" **{wrong} FAILED**" if wrong else "")
-    )
+    of = tally(found)
+    flat = f", {of.same - of.grown} not grown" if of.same > of.grown else ""
+    wrong = f" **{of.failed} FAILED**" if of.failed else ""
+    return f"{of.same}/{of.same + of.failed}{flat}{wrong}" if found else ""
 
 
 def judge_grown(findings: Sequence[Finding]) -> Finding:
@@ -128,33 +118,24 @@ def table(findings: Iterable[Finding]) -> str:
     models of the class and over one sequence, four streams and four sequences in one stream.
     """
     by: dict[str, dict[tuple[str, str], list[Finding]]] = defaultdict(lambda: defaultdict(list))
-    models: dict[str, set[str]] = defaultdict(set)
     for found in findings:
         place = _place(found)
         # what a static cache cannot do has no class: the log of a context that was never made names none
         if place is not None and place[1] != "pair" and found.outcome is not CheckOutcome.SKIPPED:
             by[found.group][place].append(found)
-            models[found.group].add(found.model)
-    if not by:
-        return ""
-    caches = [f"{type_}-fa-{fa}" for fa, type_ in CACHES]
     places = {place for row in by.values() for place in row}
     storages = (*STORAGES, *sorted({storage for _, storage in places} - {*STORAGES}))
-    columns = [place for place in itertools.product(caches, storages) if place in places]
-    named = (f">{_title(cache)}, {_STORAGE_WORDS.get(storage, storage.upper())}" for cache, storage in columns)
-    rows = [
-        [name, str(len(models[name])), *(_cell(by[name][column]) for column in columns)]
-        for name in sorted(by, key=class_rank)
-    ]
-    return markdown.table(["memory class", ">models", *named], rows)
+    columns = [place for place in itertools.product(CACHES, storages) if place in places]
+    titles = {cache: type_ if "on" in args else f"{type_} without FA" for cache, (type_, args) in CACHES.items()}
+    named = (f">{titles[cache]}, {_STORAGE_WORDS.get(storage, storage.upper())}" for cache, storage in columns)
+    rows = []
+    for name in sorted(by, key=class_rank):
+        models = {found.model for cell in by[name].values() for found in cell}
+        rows.append([name, str(len(models)), *(_cell(by[name][column]) for column in columns)])
+    return markdown.table(["memory class", ">models", *named], rows) if rows else ""
 
 
 def pairs(findings: Iterable[Finding]) -> str:
     """One line on the runs over pairs of types; "" without any."""
     found = [f for f in findings if (place := _place(f)) is not None and place[1] == "pair"]
     return f"Pairs of -ctk and -ctv ({', '.join(PAIR_TOYS)}): {_cell(found)} equal.\n" if found else ""
-
-
-def _title(cache: str) -> str:
-    type_, _, fa = cache.partition("-fa-")
-    return type_ if fa == "on" else f"{type_} without FA"

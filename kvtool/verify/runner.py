@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,16 +22,12 @@ class _Stopped(Exception):
     """The run was given up (Ctrl-C); raised inside process.capture, it ends the program."""
 
 
+@trial
 def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, lane: Lane = IN_MEMORY) -> Finding:
     """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure.
 
     stop: when it is set, the program is ended and _Stopped raised. Raises VerifyError when the lane's device is gone.
     """
-    return _kv_check(replace(check, group=check.group or "other"), binary, stop, lane)
-
-
-@trial
-def _kv_check(check: Check, binary: Path, stop: threading.Event | None, lane: Lane) -> Finding:
     lane.ready()
 
     def look() -> None:
