@@ -29,14 +29,11 @@ class Pair:
 
 def pair(work: Path) -> Pair:
     """The two models, written once. Only the tests of the shared cells need them, so verify makes no others."""
-    more = {"embedding_length_out": _EMBD, "nextn_predict_layers": len(_PATTERN)}
-    target, draft = work / "gemma4-target.gguf", work / "gemma4-assistant.gguf"
-    whole = _shapes(_EMBD, keys=True)
+    keys = _keys(_DRAFT_EMBD, embedding_length_out=_EMBD, nextn_predict_layers=len(_PATTERN))
     into = {"nextn.post_projection": (_EMBD, _DRAFT_EMBD), "nextn.pre_projection": (_DRAFT_EMBD, 2 * _EMBD)}
-    small = _shapes(_DRAFT_EMBD, keys=False, **into)
     return Pair(
-        written(target, lambda path: write_model(path, "gemma4", _keys(_EMBD), whole)),
-        written(draft, lambda path: write_model(path, "gemma4-assistant", _keys(_DRAFT_EMBD, **more), small)),
+        write_model(work / "gemma4-target.gguf", "gemma4", _keys(_EMBD), _shapes(_EMBD, keys=True)),
+        write_model(work / "gemma4-assistant.gguf", "gemma4-assistant", keys, _shapes(_DRAFT_EMBD, keys=False, **into)),
     )
 
 

@@ -233,44 +233,43 @@ def attention_keys(*, heads: int, head: int, **lengths: int) -> dict[str, Any]:
 
 def write_model(
     out: Path, arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, half: bool = False
-) -> None:
-    """A model without a tokenizer. keys: its architecture's; shapes: of its tensors, rows first; half: f16 matrices."""
+) -> Path:
+    """A model without a tokenizer, written once. keys: its architecture's; shapes: of its tensors, rows first; half:
+    f16 matrices."""
     from gguf import GGUFValueType as Kind
     from gguf import GGUFWriter
 
-    writer = GGUFWriter(out, arch)
-    writer.add_name(f"random weights, {arch}")
-    writer.add_tokenizer_model("no_vocab")
-    kinds = {bool: Kind.BOOL, str: Kind.STRING, float: Kind.FLOAT32, int: Kind.UINT32, list: Kind.ARRAY}
-    for name, value in keys.items():
-        writer.add_key_value(f"{arch}.{name}", value, kinds[type(value)])
-    for name, shape in shapes.items():
-        weight = random_weight(name, shape)
-        writer.add_tensor(name, weight.astype("float16") if half and len(shape) > 1 else weight)
-    finish(writer)
+    def write(path: Path) -> None:
+        writer = GGUFWriter(path, arch)
+        writer.add_name(f"random weights, {arch}")
+        writer.add_tokenizer_model("no_vocab")
+        kinds = {bool: Kind.BOOL, str: Kind.STRING, float: Kind.FLOAT32, int: Kind.UINT32, list: Kind.ARRAY}
+        for name, value in keys.items():
+            writer.add_key_value(f"{arch}.{name}", value, kinds[type(value)])
+        for name, shape in shapes.items():
+            weight = random_weight(name, shape)
+            writer.add_tensor(name, weight.astype("float16") if half and len(shape) > 1 else weight)
+        finish(writer)
+
+    return written(out, write)
 
 
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
     """A model with this geometry (about 10 MB for Qwen3.5-27B's cache alone); cached by name."""
     g = geometry
     size = f"-{g.embd}x{g.ffn}x{g.vocab}" if g.heads else ""
+    q, kv = (g.heads or g.kv_heads) * g.head_size, g.kv_heads * g.head_size
+    lengths = {"layers": g.layers, "embd": g.embd, "ffn": g.ffn, "vocab": g.vocab, "context": context}
+    keys = attention_keys(heads=g.heads or g.kv_heads, head=g.head_size, **lengths)
+    keys |= {"attention.head_count_kv": g.kv_heads, "rope.dimension_count": g.head_size}
+    layer = {"attn_norm": (g.embd,), "attn_q": (q, g.embd), "attn_k": (kv, g.embd), "attn_v": (kv, g.embd)}
+    layer |= {"attn_output": (g.embd, q), "ffn_norm": (g.embd,), "ffn_gate": (g.ffn, g.embd)}
+    layer |= {"ffn_up": (g.ffn, g.embd), "ffn_down": (g.embd, g.ffn)}
+    shapes = {"token_embd": (g.vocab, g.embd), "output_norm": (g.embd,), "output": (g.vocab, g.embd)}
+    shapes |= {f"blk.{il}.{name}": shape for il in range(g.layers) for name, shape in layer.items()}
+    named = {f"{name}.weight": shape for name, shape in shapes.items()}
     out = work / f"cache-{g.layers}x{g.kv_heads}x{g.head_size}{size}-{context}.gguf"
-    return written(out, lambda path: _write_cache_model(geometry, path, context))
-
-
-def _write_cache_model(geometry: Geometry, out: Path, context: int) -> None:
-    embd, ffn, vocab, head = geometry.embd, geometry.ffn, geometry.vocab, geometry.head_size
-    heads, kv_heads = geometry.heads or geometry.kv_heads, geometry.kv_heads
-    lengths = {"layers": geometry.layers, "embd": embd, "ffn": ffn, "vocab": vocab, "context": context}
-    keys = attention_keys(heads=heads, head=head, **lengths)
-    shapes = {"token_embd.weight": (vocab, embd), "output_norm.weight": (embd,), "output.weight": (vocab, embd)}
-    for il in range(geometry.layers):
-        layer = {"attn_norm": (embd,), "attn_output": (embd, heads * head)}
-        layer |= {"attn_q": (heads * head, embd)} | {f"attn_{what}": (kv_heads * head, embd) for what in "kv"}
-        layer |= {"ffn_norm": (embd,), "ffn_down": (embd, ffn), "ffn_gate": (ffn, embd), "ffn_up": (ffn, embd)}
-        shapes |= {f"blk.{il}.{name}.weight": shape for name, shape in layer.items()}
-    keys |= {"attention.head_count_kv": kv_heads, "rope.dimension_count": head}
-    write_model(out, "llama", keys, shapes, half=True)
+    return write_model(out, "llama", keys, named, half=True)
 
 
 def finish(writer: Any) -> None:

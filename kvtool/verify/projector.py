@@ -5,15 +5,13 @@ It is of LLaVA's kind, the plainest that mtmd has: a vision transformer, then tw
 The matrices are wide, so that the file is larger (20 MiB for a width of 256) than what a measurement of memory misses.
 """
 
-from __future__ import annotations
-
 import base64
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
-from kvtool.verify.models import fingerprint, read, write_model, written
+from kvtool.verify.models import fingerprint, read, write_model
 
 EMBD, LAYERS = 64, 2
 _HEADS, _FFN, _IMAGE, _PATCH, _HIDDEN = 4, 96, 32, 8, 16384
@@ -23,7 +21,7 @@ def projector(model: Path, work: Path) -> Path:
     """The projector for this model, written once. Raises VerifyError when the model cannot be read."""
     width = width_of(model)
     out = work / f"projector-{width}-{fingerprint([Path(__file__)])}.gguf"
-    return written(out, lambda path: write_model(path, "clip", keys(width), shapes(width)))
+    return write_model(out, "clip", keys(width), shapes(width))
 
 
 def width_of(model: Path) -> int:

@@ -20,8 +20,7 @@ APART = ("-c", "8192", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
 
 def projector_of_width(out: Path, width: int) -> Path:
     """Verify's for models of another width."""
-    write_model(out, "clip", keys(width), shapes(width))
-    return out
+    return write_model(out, "clip", keys(width), shapes(width))
 
 
 def merging_projector(out: Path, model: Path) -> Path:
@@ -32,8 +31,7 @@ def merging_projector(out: Path, model: Path) -> Path:
     hidden, _ = tensors["mm.0.weight"]
     tensors |= {"v.patch_embd.weight.1": tensors["v.patch_embd.weight"], "mm.0.weight": (hidden, 4 * EMBD)}
     tensors |= {f"v.blk.{il}.attn_{name}.bias": (EMBD,) for il in range(LAYERS) for name in "qkv"}
-    write_model(out, "clip", {**keys(width), "projector_type": "qwen2vl_merger"}, tensors)
-    return out
+    return write_model(out, "clip", {**keys(width), "projector_type": "qwen2vl_merger"}, tensors)
 
 
 def looking(*seeds: int, before: str = "", after: str = " what is it?", **of_each: int) -> dict[str, Any]:
