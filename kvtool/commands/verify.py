@@ -26,8 +26,7 @@ from kvtool.upstream.lock import load_lock
 from kvtool.verify import checks, conversation, devices, drafts, matrix, models, named, parts, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
-from kvtool.verify.junit import write_junit
-from kvtool.verify.report import Verified, class_rows
+from kvtool.verify.report import Verified, as_junit, class_rows
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 _PLACES = {**BACKENDS, "rpc": "The CPU's build, with the cache in a ggml-rpc-server on loopback."}
@@ -121,13 +120,12 @@ class Verification:
 
     def _units(self) -> list[Finding]:
         """What a patch can name beside the comparisons."""
-        units = [name for name in named.unit_tests(self.project.cpp) if name in self.kinds]
-
-        def unit(name: str) -> Finding:
-            program = self.program(name)
-            return named.unit(Check(f"unit/{name}", "unit", program, "unit tests", timeout=named.UNIT_SECONDS))
-
-        found = self.console.each("C++ unit tests", units, unit)
+        units = [
+            Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
+            for name in named.unit_tests(self.project.cpp)
+            if name in self.kinds
+        ]
+        found = self.console.each("C++ unit tests", units, named.unit, lambda check: check.model.name)
         if "preset" in self.kinds:
             presets = Check("preset", "preset", self.project.tree, "presets")
             found.append(named.preset(presets, toolchain.find("cmake").path))
@@ -143,12 +141,12 @@ class Verification:
         return chosen
 
     def _kv_checks(self, toys: Sequence[Path], tag: str) -> list[Finding]:
-        chosen, quick = bool(self.options.models), self.options.quick
-        wanted = plan.kv_checks(toys, quick=quick, chosen=chosen, by_copy=bool(self.on.label))
-        if quick or chosen:
-            return self._all(plan.on_device(self.on.label, (), wanted), self.on.lanes)
-        found = self._all(plan.on_device(self.on.label, (), [*wanted, *self._drafts(toys)]), self.on.lanes)
-        return [*found, checks.judge_grown(found, tag, self.on.label)]
+        chosen, quick, label = bool(self.options.models), self.options.quick, self.on.label
+        every = not (quick or chosen)
+        wanted = plan.kv_checks(toys, quick=quick, chosen=chosen, by_copy=bool(label))
+        wanted += self._drafts(toys) if every else []
+        found = self._all(plan.on_device(label, (), wanted), self.on.lanes)
+        return [*found, checks.judge_grown(found, tag, label)] if every else found
 
     def _all(
         self, planned: Sequence[Check], lanes: Sequence[devices.Lane], on_finding: runner.OnFinding = lambda *_: None
@@ -227,8 +225,7 @@ def _must_be_writable(file: Path) -> None:
     """UsageError before hours of work, and not after them."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a"):
-            pass
+        file.open("a").close()
     except OSError as err:
         raise UsageError(f"{file} cannot be written", why=str(err), next_step="name another file") from err
 
@@ -269,7 +266,7 @@ def command(env: Env, options: Options) -> Verified:
         under_way = Verification(project, console, options, kinds, bin_dir, work, on)
         everything = under_way.run(tag)
     if options.junit is not None:
-        write_junit(options.junit, everything)
+        options.junit.write_text(as_junit(everything), "utf-8")
     if options.markdown is not None:
         table = matrix.table(everything)
         options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")

@@ -1,8 +1,11 @@
 """The result of verify: what a person reads in ten seconds, and what a machine wants to know."""
 
+import re
+import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from itertools import groupby
 from pathlib import Path
 
 from kvtool.console import Console
@@ -50,8 +53,7 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
     rows = []
     for name in sorted(by_class, key=class_rank):
         models = {f.model for runs in by_class[name].values() for f in runs}
-        variants = {variant: tally(runs) for variant, runs in by_class[name].items()}
-        rows.append(ClassRow(name, len(models), variants))
+        rows.append(ClassRow(name, len(models), {variant: tally(runs) for variant, runs in by_class[name].items()}))
     return tuple(rows)
 
 
@@ -97,24 +99,19 @@ class Verified(Result, command="verify"):
             _render_classes(console, self.classes)
         if others := [f for f in self.findings if not is_model_run(f)]:
             console.line()
-            rows = [
-                (f.id, "ok" if f.outcome is CheckOutcome.PASSED else f.status, f.reason, f"{f.seconds:.0f}")
-                for f in others
-            ]
+            result = {CheckOutcome.PASSED: "ok"}
+            rows = [(f.id, result.get(f.outcome, f.status), f.reason, f"{f.seconds:.0f}") for f in others]
             console.table(("check", "result", "what was seen", ">s"), rows)
         self._render_reasons(console)
         for found in self.failed:
             console.line(f"FAILED {found.id}: {found.status}: {found.reason}", style="red")
         total = tally(self.findings)
-        verdict = (
-            f"{total.failed} checks failed" if total.failed else "dynamic equals static" if total.same else "nothing"
-        )
+        verdict = "dynamic equals static" if total.same else "nothing"
+        verdict = f"{total.failed} checks failed" if total.failed else verdict
+        said = f"{verdict}: {total.same} checks passed, {total.not_run} not possible, {self.seconds:.0f} s"
         console.line()
-        console.line(
-            f"llama.cpp {self.tag}, {self.mode}: {verdict}: {total.same} checks passed, {total.not_run} not possible, "
-            f"{self.seconds:.0f} s",
-            style="bold green" if self.failure is None else "bold red",
-        )
+        style = "bold green" if self.failure is None else "bold red"
+        console.line(f"llama.cpp {self.tag}, {self.mode}: {said}", style=style)
 
     def _render_reasons(self, console: Console) -> None:
         """Who did not grow or run, and why: by reason, or model by model when verbose."""
@@ -141,3 +138,34 @@ def _render_classes(console: Console, rows: Sequence[ClassRow]) -> None:
     named = [(row.memory_class, *numbers) for row, numbers in zip(rows, body, strict=True)]
     # a nought among many numbers hides what matters
     console.table(columns, [[cell or "" for cell in line] for line in (*named, ("all", *total))])
+
+
+# --- for CI systems ----------------------------------------------------------------------------------------------
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _clean(text: str) -> str:
+    """Without what XML 1.0 cannot hold: a model may say anything."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def as_junit(findings: Iterable[Finding]) -> str:
+    """A JUnit report, the format that CI systems read: a test suite per kind of check, a test case per check."""
+    root = ET.Element("testsuites", name="kvtool verify")
+    for kind, group in groupby(findings, key=lambda f: f.kind):
+        cases = list(group)
+        of = tally(cases)
+        counts = {"tests": of.runs, "errors": 0, "failures": of.failed, "skipped": of.not_run}
+        took = f"{sum(case.seconds for case in cases):.3f}"
+        suite = ET.SubElement(root, "testsuite", {k: str(v) for k, v in counts.items()}, name=kind, time=took)
+        for case in cases:
+            named = {"classname": f"verify.{kind}", "name": _clean(case.id), "time": f"{case.seconds:.3f}"}
+            element = ET.SubElement(suite, "testcase", named)
+            if case.outcome is CheckOutcome.FAILED:
+                body = ET.SubElement(element, "failure", type=case.status, message=_clean(case.reason))
+                body.text = _clean(str(case.details.get("log", "")))
+            elif case.outcome is CheckOutcome.SKIPPED:
+                ET.SubElement(element, "skipped", message=_clean(f"{case.status}: {case.reason}"))
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

@@ -18,7 +18,7 @@ import pytest
 from kvtool import cli
 from kvtool.commands import verify
 from kvtool.result import CheckOutcome
-from kvtool.verify import checks, junit, matrix, models, report
+from kvtool.verify import checks, matrix, models, report
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from tests import fakes
@@ -110,7 +110,7 @@ def test_junit_is_written_and_parses(
 
 def test_junit_survives_what_a_model_may_say() -> None:
     found = Finding("completion/x", "completion", "", CheckOutcome.FAILED, "differs", "static '\x00\x1b]\ud800' <&>\"")
-    text = junit.report([found])
+    text = report.as_junit([found])
     message = ET.fromstring(text.encode("utf-8")).find(".//failure")
     assert message is not None and "<&>" in (message.get("message") or "")
 
