@@ -90,10 +90,6 @@ class Tool:
     how: str = ""
     flags: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def found(self) -> bool:
-        return self.path is not None
-
 
 def version_of(path: Path) -> str | None:
     """The first version number a program prints of itself; "" when it prints none, None when it cannot run.
@@ -101,11 +97,9 @@ def version_of(path: Path) -> str | None:
     The compiler that macOS ships is a stub that fails until the command line tools are installed.
     """
     # Microsoft's cl knows no --version; called with nothing it prints its banner
-    done = _ran(path) if path.stem.lower() == "cl" else _ran(path, "--version")
-    if done is None:
-        return None
-    numbers = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr)
-    return numbers[0] if numbers else ""
+    done = _ran(path, *([] if path.stem.lower() == "cl" else ["--version"]))
+    numbers = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr) if done else None
+    return numbers[0] if numbers else "" if done else None
 
 
 def _ran(*argv: str | Path) -> process.Completed | None:
@@ -120,8 +114,7 @@ def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
     """A Tool from where it was found, or None; one that cannot run counts as missing."""
     if path is None:
         return Tool(name, None, missing=missing or f"{name} is not on PATH", how=how)
-    version = version_of(path)
-    if version is None:
+    if (version := version_of(path)) is None:
         return Tool(name, None, missing=f"{path} does not run", how=how)
     return Tool(name, path, version)
 
@@ -202,7 +195,7 @@ def find_nvcc() -> Tool:
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
     gpus = _ran("nvidia-smi", "-L")
     models = {} if gpus and "GPU" in gpus.stdout else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
-    return replace(tool, flags={**where, **models}) if tool.found else tool
+    return replace(tool, flags={**where, **models}) if tool.path else tool
 
 
 def _find_cuda() -> tuple[Tool, ...]:
@@ -308,7 +301,7 @@ def tools_of(backend: str, system: str) -> tuple[Tool, ...]:
 
 def _demand(what: str, tools: Sequence[Tool], *instead: str) -> None:
     """MissingToolError that names all that is missing, if something is. instead: what else can be done."""
-    if missing := [tool for tool in tools if not tool.found]:
+    if missing := [tool for tool in tools if tool.path is None]:
         raise MissingToolError(
             f"cannot {what} here: no {', '.join(tool.name for tool in missing)}",
             why="; ".join(tool.missing for tool in missing),

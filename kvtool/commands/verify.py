@@ -159,8 +159,8 @@ class Verification:
         """The drafts that upstream's tree knows: one that shares the cells of its target, and an MTP layer."""
         planned: list[Check] = []
         if (self.project.tree / "src" / "models" / "gemma4-assistant.cpp").is_file():
-            pair = drafts.pair(self.work)
-            planned.append(plan.draft("gemma4", pair.target, "-md", str(pair.draft)))
+            target, draft = drafts.pair(self.work)
+            planned.append(plan.draft("gemma4", target, "-md", str(draft)))
         for toy in checks.named_toys(toys, (drafts.MTP_TOY,)):
             planned.append(plan.draft(f"{toy.stem}-mtp", drafts.mtp(toy, self.work), "--mtp"))
         return planned

@@ -6,7 +6,6 @@
 - A toy with an MTP layer more, which drafts in a context with cells of its own.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,11 @@ MTP_TOY = "qwen35-dense"
 _PATTERN = (True, False)  # which layers have a window
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Paths of the two models."""
-
-    target: Path
-    draft: Path
-
-
-def pair(work: Path) -> Pair:
-    """The two models, written once. Only the tests of the shared cells need them, so verify makes no others."""
+def pair(work: Path) -> tuple[Path, Path]:
+    """A target and its draft, written once. Only tests of the shared cells need them, so verify makes no others."""
     keys = _keys(_DRAFT_EMBD, embedding_length_out=_EMBD, nextn_predict_layers=len(_PATTERN))
     into = {"nextn.post_projection": (_EMBD, _DRAFT_EMBD), "nextn.pre_projection": (_DRAFT_EMBD, 2 * _EMBD)}
-    return Pair(
+    return (
         write_model(work / "gemma4-target.gguf", "gemma4", _keys(_EMBD), _shapes(_EMBD, keys=True)),
         write_model(work / "gemma4-assistant.gguf", "gemma4-assistant", keys, _shapes(_DRAFT_EMBD, keys=False, **into)),
     )

@@ -7,7 +7,6 @@ was cut off.
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,7 @@ class Journal:
             self._file.unlink(missing_ok=True)
             return
         fresh = self._file.with_name(f"{self._file.name}.new")
-        with fresh.open("w", encoding="utf-8") as out:
-            out.writelines(_line(key, finding) for key, finding in self._known.items())
-            out.flush()
-            os.fsync(out.fileno())  # before it replaces the one that is there
+        fresh.write_text("".join(_line(key, finding) for key, finding in self._known.items()), "utf-8")
         fresh.replace(self._file)
 
 

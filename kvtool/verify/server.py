@@ -59,10 +59,8 @@ def json_of_events(answer: httpx.Response) -> Iterator[Any]:
 
 def free_port() -> int:
     """A port on loopback that nothing listens on right now (another process may still take it first)."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 class LlamaServer:

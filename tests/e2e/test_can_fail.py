@@ -59,13 +59,14 @@ class Lab:
     real: Real
     libraries: Path
     watch: Path
-    pair: drafts.Pair
+    pair: tuple[Path, Path]
     large: Path
     runs: dict[tuple[object, ...], Future[Seen]] = field(default_factory=dict)
 
     def model_args(self, name: str) -> tuple[str | Path, ...]:
         if name == DRAFT:
-            return ("-m", self.pair.target, "-md", self.pair.draft)
+            target, draft = self.pair
+            return ("-m", target, "-md", draft)
         if name == LARGE:
             return ("-m", self.large)
         return ("-m", self.real.toys / f"{name}.gguf") if name else ()

@@ -26,8 +26,8 @@ def drafting(real: Real, storage: str, *args: str | Path) -> None:
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("args", KINDS[:-1])  # upstream's draft has no streams
 def test_a_draft_that_shares_the_cells_of_its_target(real: Real, storage: str, args: tuple[str, ...]) -> None:
-    pair = drafts.pair(real.work)
-    drafting(real, storage, "-m", pair.target, "-md", pair.draft, *args)
+    target, draft = drafts.pair(real.work)
+    drafting(real, storage, "-m", target, "-md", draft, *args)
 
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])

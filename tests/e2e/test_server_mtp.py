@@ -71,8 +71,7 @@ def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_pat
 
 def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
     """It comes and goes, and they stay."""
-    pair = drafts.pair(real.work)
-    target, draft = real.speaking(pair.target), real.speaking(pair.draft)
+    target, draft = map(real.speaking, drafts.pair(real.work))
     text = prompt(1, 200)
     with serving(real, target, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 1000)["content"]

@@ -212,14 +212,14 @@ def test_a_whole_model_has_its_heads_and_words(tmp_path: Path) -> None:
 
 def test_a_draft_that_shares_cells_has_its_targets_geometry_and_no_keys(tmp_path: Path) -> None:
     pair = drafts.pair(tmp_path)
-    target, draft = (GGUFReader(path).fields for path in (pair.target, pair.draft))
+    target, draft = (GGUFReader(path).fields for path in pair)
     for key in ("block_count", "attention.key_length", "attention.sliding_window", "attention.sliding_window_pattern"):
         assert target[f"gemma4.{key}"].contents() == draft[f"gemma4-assistant.{key}"].contents()
     assert draft["gemma4-assistant.embedding_length_out"].contents() == target["gemma4.embedding_length"].contents()
-    with_keys = [{name for name in tensors(path) if "attn_k" in name} for path in (pair.target, pair.draft)]
+    with_keys = [{name for name in tensors(path) if "attn_k" in name} for path in pair]
     assert len(with_keys[0]) == 4 and not with_keys[1]
-    before = pair.target.stat().st_mtime_ns
-    assert drafts.pair(tmp_path) == pair and pair.target.stat().st_mtime_ns == before
+    before = pair[0].stat().st_mtime_ns
+    assert drafts.pair(tmp_path) == pair and pair[0].stat().st_mtime_ns == before
 
 
 def test_an_mtp_layer_is_the_last_one_once_more_and_what_leads_into_it(tmp_path: Path) -> None:

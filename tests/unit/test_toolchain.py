@@ -129,7 +129,7 @@ def test_cxx_decides_and_may_carry_arguments(machine: Machine, monkeypatch: pyte
     monkeypatch.setenv("CXX", "mycxx -m64")
     assert toolchain.find_compiler("C++") == toolchain.Tool("C++ compiler", other, "9.9")
     monkeypatch.setenv("CXX", " ")  # as if it were not set
-    assert toolchain.find_compiler("C++").found
+    assert toolchain.find_compiler("C++").path
     monkeypatch.setenv("CXX", "nowhere")
     with pytest.raises(MissingToolError, match=r"\$CXX names nowhere"):
         toolchain.require("cpu", "Linux")
