@@ -4,8 +4,9 @@
 /slots a sleeping server wakes up, so a server that sleeps is not asked for them.
 """
 
+import contextlib
 import re
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -20,28 +21,21 @@ class LoadingError(NetworkError):
     """The server is there, and will answer when it is ready: it loads its model."""
 
 
-class Server:
+class Server(contextlib.ExitStack):
     """The way to one server. url: as it is shown, without what may be secret."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
+        super().__init__()
         parsed = _parsed(url)
         self.url = str(parsed.copy_with(userinfo=b"")).rstrip("/")
         key = api_key.split(",")[0].strip()  # the server's own variable may hold several
         if not key.isprintable():
             raise UsageError("the API key has characters that no header can carry", next_step="look at LLAMA_API_KEY")
         self._has_key = bool(key)
-        self._http = httpx.Client(
-            base_url=parsed,
-            headers={b"Authorization": b"Bearer " + key.encode()} if key else None,
-            timeout=SECONDS,
-            trust_env=not _loopback(parsed.host),  # no proxy between a machine and itself
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+        headers = {b"Authorization": b"Bearer " + key.encode()} if key else None
+        outside = not _loopback(parsed.host)  # no proxy between a machine and itself
+        http = httpx.Client(base_url=parsed, headers=headers, timeout=SECONDS, trust_env=outside)
+        self._http = self.enter_context(http)
 
     def read(self) -> Reading:
         """Ask now.

@@ -61,15 +61,12 @@ def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Devic
     elif backend == "rpc":
         with contextlib.ExitStack() as ends:
             # a server has one client at a time
-            servers = [_RpcServer(bin_dir / RPC_SERVER, work / f"rpc-server-{i}.log") for i in range(jobs)]
+            logs = [work / f"rpc-server-{i}.log" for i in range(jobs)]
+            servers = [ends.enter_context(_RpcServer(bin_dir / RPC_SERVER, log)) for log in logs]
             for server in servers:
-                ends.callback(server.end)
                 server.start()
-            yield Device(
-                tuple(Lane(("--rpc", server.endpoint, "--device", "RPC0"), server.start) for server in servers),
-                "rpc",
-                ("--rpc", servers[0].endpoint, "-dev", "RPC0", "-ngl", "99"),
-            )
+            lanes = [Lane(("--rpc", server.endpoint, "--device", "RPC0"), server.start) for server in servers]
+            yield Device(tuple(lanes), "rpc", ("--rpc", servers[0].endpoint, "-dev", "RPC0", "-ngl", "99"))
     else:
         name = _first_accelerator(bin_dir / "kv-check", backend)
         yield Device((Lane(("--device", name)),) * jobs, backend, ("-dev", name, "-ngl", "99"))
@@ -88,27 +85,22 @@ def _first_accelerator(kv_check: Path, backend: str) -> str:
     return names[0]
 
 
-class _RpcServer:
+class _RpcServer(contextlib.ExitStack):
     """A ggml-rpc-server on a loopback port of its own. Upstream's aborts on what its backend has no operation for."""
 
     def __init__(self, binary: Path, log: Path) -> None:
-        self._argv: list[str | Path] = [binary, "-H", "127.0.0.1", "-t", "1", "-p"]
-        self._log = log
-        self._port = free_port()
+        super().__init__()
+        self._port, self._log = free_port(), log
+        self.endpoint = f"127.0.0.1:{self._port}"
+        self._argv: list[str | Path] = [binary, *f"-H 127.0.0.1 -t 1 -p {self._port}".split()]
         self._running: process.Process | None = None
-        self._ending = contextlib.ExitStack()
-
-    @property
-    def endpoint(self) -> str:
-        return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start it, unless it runs. Raises VerifyError when it does not come up."""
         if self._running is not None and self._running.poll() is None:
             return
-        self.end()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        self._running = self._ending.enter_context(process.spawn([*self._argv, str(self._port)], stdout=self._log))
+        self.close()
+        self._running = self.enter_context(process.spawn(self._argv, stdout=self._log))
         deadline = time.monotonic() + _START_SECONDS
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1):
@@ -118,7 +110,3 @@ class _RpcServer:
                 why = f"exit code {self._running.poll()}"
                 raise VerifyError("ggml-rpc-server did not start", why=why, output=output)
             time.sleep(0.05)
-
-    def end(self) -> None:
-        self._ending.close()
-        self._running = None

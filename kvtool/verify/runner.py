@@ -87,12 +87,11 @@ def kv_checks(
 
     with _pool(len(lanes)) as (pool, stop):
         # The large models first: they take longest, and one that starts last would run alone at the end.
-        sizes = [check.model.stat().st_size if check.model.exists() else 0 for check in checks]
-        heavy_first = sorted(range(len(checks)), key=lambda i: -sizes[i])
-        started = {i: pool.submit(one, checks[i]) for i in heavy_first}
+        heavy_first = sorted(checks, key=lambda check: -check.model.stat().st_size if check.model.exists() else 0)
+        started = {check.id: pool.submit(one, check) for check in heavy_first}
         for future in as_completed(started.values()):
             future.result()  # an exception here is a bug of ours, and ends the run
-        return [started[i].result() for i in range(len(checks))]
+        return [started[check.id].result() for check in checks]
 
 
 @trial

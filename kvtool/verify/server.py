@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import httpx_sse
@@ -63,17 +63,19 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-class LlamaServer:
+class LlamaServer(contextlib.ExitStack):
     """A running server. Methods raise VerifyError with the log's end when it dies or answers with an error.
 
     process: what runs; http: the client, for requests that have no method here.
     """
 
     def __init__(self, running: process.Process, port: int, log: Path) -> None:
+        super().__init__()
         self.process, self._log = running, log
         self.url = f"http://127.0.0.1:{port}"
         # No proxy from the environment: loopback must stay loopback.
-        self.http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False)
+        http = httpx.Client(base_url=self.url, timeout=httpx.Timeout(REQUEST_SECONDS, connect=10), trust_env=False)
+        self.http = self.enter_context(http)
 
     def resident(self) -> int | None:
         """The bytes of the process in memory, None where the system does not tell."""
@@ -144,12 +146,6 @@ class LlamaServer:
     def slot(self, action: str, slot: int, filename: str = "") -> dict[str, Any]:
         """save, restore or erase a slot; filename is relative to --slot-save-path."""
         return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.http.close()
 
 
 @contextlib.contextmanager
