@@ -71,8 +71,8 @@ def main(bin_dir: Path, globs: str, *, full: bool) -> int:
         every = [check for part in parts for check in part]
         if not every:
             sys.exit(f"error: no toy of a memory class is called {globs}")
-        journal = Journal(work, models.fingerprint(models.programs(program), on.label))
-        known = journal.known(every)
+        journal = Journal(work, models.fingerprint(models.programs(program), *map(str, every)))
+        known = journal.known
 
         def told(check: Check, found: Finding) -> None:
             journal.add(check, found)
@@ -87,7 +87,7 @@ def main(bin_dir: Path, globs: str, *, full: bool) -> int:
     findings = [known[check.id] for check in every]
     Path("report").mkdir(exist_ok=True)
     Path("report/vulkan.xml").write_text(report.as_junit(findings), "utf-8")
-    journal.forget(every)
+    journal.forget()
     print(f"{len(findings)} runs:", dict(Counter(found.status for found in findings)))
     return int(any(found.outcome is CheckOutcome.FAILED for found in findings))
 

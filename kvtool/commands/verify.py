@@ -171,20 +171,20 @@ class Verification:
         planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(lanes))]
         planned += [(matrix.on_device(toys, label), lanes)] if label else []
         checks = [check for some, _ in planned for check in some]
-        journal = self._journal(toys)
-        if known := journal.known(checks):
+        journal = self._journal(toys, checks)
+        if known := journal.known:
             said = f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end"
             self.console.step(said)
         for some, free in planned:
             found = self._all([check for check in some if check.id not in known], free, journal.add)
             known |= {finding.id: finding for finding in found}
         every = [known[check.id] for check in checks]
-        self.told.callback(journal.forget, checks)
+        self.told.callback(journal.forget)
         return [*every, matrix.judge_grown(every)]
 
-    def _journal(self, toys: Sequence[Path]) -> Journal:
+    def _journal(self, toys: Sequence[Path], checks: Sequence[Check]) -> Journal:
         switches = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_SWITCHES))
-        of = (toys[0].parent.name, self.on.label, platform.node(), *switches)
+        of = (toys[0].parent.name, platform.node(), *switches, *map(str, checks))
         return Journal(self.work, models.fingerprint(models.programs(self.program("kv-check")), *of))
 
     def _speakers(self, toys: Sequence[Path]) -> dict[str, Path]:
