@@ -1,8 +1,6 @@
 """Run a build plan: configure when needed, then ninja with a live progress bar. Errors show the failing command."""
 
-import contextlib
 import difflib
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,24 +69,21 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
 
 def configured_page(build_dir: Path) -> bool | None:
     """Whether a build directory was last configured with llama-server's web page; None for one that was not."""
-    try:
-        return PAGE_ON in json.loads((build_dir / _STAMP).read_text())["configure"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    stamp = build_dir / _STAMP
+    return PAGE_ON in stamp.read_text() if stamp.is_file() else None
 
 
 def _configure(planned: Plan, console: Console) -> bool:
     """Configure from scratch when the plan changed or the last attempt failed; otherwise ninja decides."""
-    stamp = planned.build_dir / _STAMP
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads(stamp.read_text())["key"] == planned.key and (planned.build_dir / "build.ninja").is_file():
-            # regenerate if a CMakeLists.txt changed, so that the list of targets below is the true one
-            _capture_build((planned.tools.ninja, "-C", planned.build_dir, "build.ninja"), planned, "configure failed")
-            return False
+    stamp, made = planned.build_dir / _STAMP, planned.build_dir / "build.ninja"
+    if stamp.is_file() and stamp.read_text() == planned.key and made.is_file():
+        # regenerate if a CMakeLists.txt changed, so that the list of targets below is the true one
+        _capture_build((planned.tools.ninja, "-C", planned.build_dir, made.name), planned, "configure failed")
+        return False
     stamp.unlink(missing_ok=True)
     console.step(f"configuring {planned.backend}-{planned.preset}")
     _capture_build(planned.configure, planned, "configure failed")
-    stamp.write_text(json.dumps({"key": planned.key, "configure": planned.configure}))
+    stamp.write_text(planned.key)
     return True
 
 

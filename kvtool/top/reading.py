@@ -104,15 +104,11 @@ def slot_of(said: dict[str, Any]) -> Slot:
     """What /slots says of one slot. Raises KeyError, TypeError or ValueError where it says something else."""
     token = said.get("next_token", {})
     generated = int((token[0] if isinstance(token, list) else token).get("n_decoded", 0))
-    if not said["is_processing"]:
-        phase = Phase.IDLE
-    elif said.get("is_waiting"):
-        phase = Phase.WAITING
-    else:
-        phase = Phase.GENERATING if generated else Phase.PROMPT
+    working = Phase.GENERATING if generated else Phase.PROMPT
+    at_work = Phase.WAITING if said.get("is_waiting") else working
     return Slot(
         int(said["id"]),
-        phase,
+        at_work if said["is_processing"] else Phase.IDLE,
         int(said["n_ctx"]),
         int(said.get("n_prompt_tokens", 0)),
         int(said.get("id_task", -1)),

@@ -128,14 +128,15 @@ def skipped(check: Check, reason: str, status: str = "skipped", **more: Any) -> 
     return finding(check, CheckOutcome.SKIPPED, status, reason, **more)
 
 
+def toy_check(toy: Path, name: str, *args: str, kind: Kind = "kv-check") -> Check:
+    """kv-check on one toy. args go to kv-check as they are."""
+    return Check(f"kv-check/{toy.stem}/{name}", kind, toy, args=args)
+
+
 def toy_checks(toys: Iterable[Path], args: Sequence[str] = (), flash: Sequence[str] = ("on", "off")) -> list[Check]:
-    """kv-check over the toys, with flash attention as named. args go to kv-check as they are."""
+    """kv-check over the toys, with flash attention as named."""
     label = "".join(f"/{a.lstrip('-')}" for a in args)
-    return [
-        Check(f"kv-check/{toy.stem}/fa-{fa}{label}", "kv-check", toy, args=("-fa", fa, *args))
-        for fa in flash
-        for toy in toys
-    ]
+    return [toy_check(toy, f"fa-{fa}{label}", "-fa", fa, *args) for fa in flash for toy in toys]
 
 
 def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:

@@ -5,11 +5,13 @@ through backend calls, as it does with Metal and CUDA.
 """
 
 import contextlib
+import functools
 import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from kvtool import process
 from kvtool.build.cmake import RPC_SERVER
@@ -19,20 +21,16 @@ from kvtool.verify.server import free_port
 _START_SECONDS = 30.0
 _NOT_A_GPU = ("CPU", "BLAS", "ACCEL")
 
-
-@dataclass(frozen=True)
-class Lane:
-    """Room for one kv-check at a time. args: its arguments for the device.
-
-    ready: called before every run; brings back a device that went away with the run before. Raises VerifyError when
-    it cannot.
-    """
-
-    args: tuple[str, ...] = ()
-    ready: Callable[[], None] = lambda: None
+# Room for one kv-check at a time: the device for a run, as kv-check's arguments. VerifyError when it cannot be had.
+Lane: TypeAlias = Callable[[], contextlib.AbstractContextManager[tuple[str, ...]]]
 
 
-IN_MEMORY = Lane()
+@contextlib.contextmanager
+def _lane(*args: str) -> Iterator[tuple[str, ...]]:
+    yield args
+
+
+IN_MEMORY: Lane = _lane
 
 
 @dataclass(frozen=True)
@@ -59,17 +57,14 @@ def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Devic
     if backend == "cpu":
         yield Device((IN_MEMORY,) * jobs)
     elif backend == "rpc":
-        with contextlib.ExitStack() as ends:
-            # a server has one client at a time
-            logs = [work / f"rpc-server-{i}.log" for i in range(jobs)]
-            servers = [ends.enter_context(_RpcServer(bin_dir / RPC_SERVER, log)) for log in logs]
-            for server in servers:
-                server.start()
-            lanes = [Lane(("--rpc", server.endpoint, "--device", "RPC0"), server.start) for server in servers]
-            yield Device(tuple(lanes), "rpc", ("--rpc", servers[0].endpoint, "-dev", "RPC0", "-ngl", "99"))
+        # a server has one client at a time
+        logs = (work / f"rpc-server-{i}.log" for i in range(jobs + 1))
+        lanes = [functools.partial(_rpc_server, bin_dir / RPC_SERVER, log, free_port()) for log in logs]
+        with lanes.pop()() as (flag, endpoint, *_):
+            yield Device(tuple(lanes), "rpc", (flag, endpoint, "-dev", "RPC0", "-ngl", "99"))
     else:
         name = _first_accelerator(bin_dir / "kv-check", backend)
-        yield Device((Lane(("--device", name)),) * jobs, backend, ("-dev", name, "-ngl", "99"))
+        yield Device((functools.partial(_lane, "--device", name),) * jobs, backend, ("-dev", name, "-ngl", "99"))
 
 
 def _first_accelerator(kv_check: Path, backend: str) -> str:
@@ -85,28 +80,21 @@ def _first_accelerator(kv_check: Path, backend: str) -> str:
     return names[0]
 
 
-class _RpcServer(contextlib.ExitStack):
-    """A ggml-rpc-server on a loopback port of its own. Upstream's aborts on what its backend has no operation for."""
+@contextlib.contextmanager
+def _rpc_server(binary: Path, log: Path, port: int) -> Iterator[tuple[str, ...]]:
+    """A ggml-rpc-server on loopback; of each run its own, as it aborts on what its backend has no operation for."""
+    argv: list[str | Path] = [binary, *f"-H 127.0.0.1 -t 1 -p {port}".split()]
+    deadline = time.monotonic() + _START_SECONDS
+    with process.spawn(argv, stdout=log) as running:
+        while not _listens(port):
+            if running.poll() is not None or time.monotonic() > deadline:
+                output = log.read_text("utf-8", "replace")[-2000:]
+                raise VerifyError("ggml-rpc-server did not start", why=f"exit code {running.poll()}", output=output)
+            time.sleep(0.02)
+        yield "--rpc", f"127.0.0.1:{port}", "--device", "RPC0"
 
-    def __init__(self, binary: Path, log: Path) -> None:
-        super().__init__()
-        self._port, self._log = free_port(), log
-        self.endpoint = f"127.0.0.1:{self._port}"
-        self._argv: list[str | Path] = [binary, *f"-H 127.0.0.1 -t 1 -p {self._port}".split()]
-        self._running: process.Process | None = None
 
-    def start(self) -> None:
-        """Start it, unless it runs. Raises VerifyError when it does not come up."""
-        if self._running is not None and self._running.poll() is None:
-            return
-        self.close()
-        self._running = self.enter_context(process.spawn(self._argv, stdout=self._log))
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1):
-                return
-            if self._running.poll() is not None or time.monotonic() > deadline:
-                output = self._log.read_text("utf-8", "replace")[-2000:]
-                why = f"exit code {self._running.poll()}"
-                raise VerifyError("ggml-rpc-server did not start", why=why, output=output)
-            time.sleep(0.05)
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvtool import markdown
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding, class_rank, failed, longer, named_toys, passed
+from kvtool.verify.checks import CLASS_TOYS, Check, Finding, class_rank, failed, longer, named_toys, passed, toy_check
 from kvtool.verify.report import tally
 
 CHECKS = "generate,copy,shift,state-self"
@@ -48,10 +48,9 @@ _PREFIX = "matrix"
 
 
 def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], checks: str) -> Check:
-    name = f"kv-check/{toy.stem}/{_PREFIX}/{cache}/{sequences}/{storage}"
-    more = () if storage == STORAGES[0] else longer(toy, sequences)
-    args = (*args, *MORE.get(toy.stem, ()), *more, "--quick", "--checks", checks)
-    return Check(name, "kv-check", toy, args=args)
+    more = (*MORE.get(toy.stem, ()), *(() if storage == STORAGES[0] else longer(toy, sequences)))
+    name = f"{_PREFIX}/{cache}/{sequences}/{storage}"
+    return toy_check(toy, name, *args, *more, "--quick", "--checks", checks)
 
 
 def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: Mapping[str, str]) -> list[Check]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, longer, named_toys, toy_checks
+from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, longer, named_toys, toy_check, toy_checks
 from kvtool.verify.conversation import BATCHED
 
 TRAINED = "llama-dense"
@@ -31,9 +31,8 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool 
         planned = [replace(check, args=(*check.args, *longer(check.model))) for check in planned]
     planned += toy_checks(toys, short, flash=("off",))
     planned += toy_checks(named_toys(toys, WINDOW_TOYS), ("--swa-full", *short))
-    for toy in named_toys(toys, (TRAINED,)):
-        planned.append(Check(f"kv-check/{toy.stem}/train", "kv-check", toy, args=("-fa", "off", *TRAINING)))
-    return planned
+    trained = named_toys(toys, (TRAINED,))
+    return [*planned, *(toy_check(toy, "train", "-fa", "off", *TRAINING) for toy in trained)]
 
 
 RETYPE = ("--checks", "retype")
@@ -55,7 +54,7 @@ def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
         (few, "copy-streams", "off", (*BY_COPY, *STREAMS, *short, *RETYPE)),
     )
     return [
-        Check(f"kv-check/{toy.stem}/retype/{how}/fa-{fa}", "retype", toy, args=("-fa", fa, *args))
+        toy_check(toy, f"retype/{how}/fa-{fa}", "-fa", fa, *args, kind="retype")
         for some, how, fa, args in variants
         for toy in some
     ]

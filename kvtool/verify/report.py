@@ -114,19 +114,13 @@ class Verified(Result, command="verify"):
         console.line(f"llama.cpp {self.tag}, {self.mode}: {said}", style=style)
 
     def _render_reasons(self, console: Console) -> None:
-        """Who did not grow or run, and why: by reason, or model by model when verbose."""
-        quiet = [f for f in self.findings if is_model_run(f) and f.outcome is not CheckOutcome.FAILED and not f.grown]
-        if not quiet:
-            return
-        console.line()
-        if console.verbose:
-            for found in quiet:
-                console.line(f"{found.id.removeprefix('kv-check/')}: {found.status}: {found.reason}", style="dim")
-            return
+        """Who did not grow or run, and why."""
         by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for found in quiet:
-            reason = found.reason if len(found.reason) <= 100 else found.reason[:97] + "..."
-            by_reason[found.status, reason].add(found.model)
+        for found in filter(is_model_run, self.findings):
+            if found.outcome is not CheckOutcome.FAILED and not found.grown:
+                by_reason[found.status, found.reason].add(found.model)
+        if by_reason:
+            console.line()
         for (status, reason), models in sorted(by_reason.items()):
             console.line(f"{status} ({len(models)}): {', '.join(sorted(models))}: {reason}", style="dim")
 

@@ -28,7 +28,6 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
 
     stop: when it is set, the program is ended and _Stopped raised. Raises VerifyError when the lane's device is gone.
     """
-    lane.ready()
 
     def look() -> None:
         if stop is not None and stop.is_set():
@@ -36,8 +35,9 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
 
     # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
     limit = str(max(1, int(check.timeout)))
-    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *lane.args, *f"-t 1 -v --timeout {limit}".split()]
-    done = run(check, argv, timeout=2 * check.timeout + _GRACE, on_tick=look)
+    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *f"-t 1 -v --timeout {limit}".split()]
+    with lane() as device:
+        done = run(check, [*argv, *device], timeout=2 * check.timeout + _GRACE, on_tick=look)
     return judge_kv_check(check, done.returncode, done.stdout, done.stderr)
 
 

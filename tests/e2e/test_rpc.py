@@ -27,16 +27,10 @@ def device(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dev
 def test_a_cache_on_a_device_gives_the_same_bits(
     real: Real, device: devices.Device, toy: str, args: tuple[str, ...]
 ) -> None:
-    argv: list[str | Path] = [
-        real.bin / "kv-check",
-        "-m",
-        real.toys / f"{toy}.gguf",
-        "--quick",
-        *args,
-        *device.lanes[0].args,
-    ]
-    device.lanes[0].ready()
-    done = subprocess.run([*argv, "--checks", "prompt,copy,shift,state-self"], capture_output=True, text=True)
+    argv: list[str | Path] = [real.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", *args]
+    argv += ["--checks", "prompt,copy,shift,state-self"]
+    with device.lanes[0]() as there:
+        done = subprocess.run([*argv, *there], capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert (answer["status"], done.returncode) == ("same", 0), answer["reason"]
     assert answer["grown"] and answer["device"] == "RPC0"

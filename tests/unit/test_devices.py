@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,29 +34,29 @@ def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
     # a server has one client at a time, so there is one for each job
     ports = set()
     for lane in seen[0].lanes:
-        host, port = lane.args[1].split(":")
-        assert lane.args == ("--rpc", f"{host}:{port}", "--device", "RPC0")
+        with lane() as args:
+            host, port = args[1].split(":")
+            assert args == ("--rpc", f"{host}:{port}", "--device", "RPC0")
+            socket.create_connection((host, int(port)), timeout=5).close()
         ports.add(port)
         with pytest.raises(OSError):
             socket.create_connection((host, int(port)), timeout=1)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", int(seen[0].tools[1].split(":")[1])), timeout=1)
     assert len(ports) == 2
 
 
 def test_an_rpc_server_that_a_run_took_along_is_there_for_the_next(here: Path, tmp_path: Path) -> None:
     with devices.device("rpc", here / "bin", tmp_path, 1) as on:
         (lane,) = on.lanes
-        host, port = lane.args[1].split(":")
-        with socket.create_connection((host, int(port)), timeout=5) as client:
-            client.sendall(b"abort")
-            client.recv(1)
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:  # until nobody listens any more
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5):
-                time.sleep(0.05)
-                continue
-            break
-        lane.ready()
-        socket.create_connection((host, int(port)), timeout=5).close()
+        with lane() as args:
+            host, port = args[1].split(":")
+            with socket.create_connection((host, int(port)), timeout=5) as client:
+                client.sendall(b"abort")
+                client.recv(1)
+        with lane() as again:
+            assert again == args
+            socket.create_connection((host, int(port)), timeout=5).close()
 
 
 @pytest.mark.usefixtures("here")
