@@ -1,6 +1,7 @@
 """Run a build plan: configure when needed, then ninja with a live progress bar. Errors show the failing command."""
 
 import difflib
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,12 +98,9 @@ def _capture_build(argv: Sequence[str | Path], planned: Plan, what: str) -> proc
 
 def _cmake_reason(output: str) -> str:
     """The first error CMake names, or the last line it printed."""
-    lines = output.splitlines()
-    for at, line in enumerate(lines):
-        if line.startswith("CMake Error"):
-            message = (text.strip() for text in lines[at + 1 :] if text.strip())
-            return f"{line.removesuffix(':')}: {next(message, '')}".rstrip(": ")
-    return lines[-1] if lines else ""
+    if found := re.search(r"^(CMake Error.*?):?(?:\n\s*(.*))?$", output, re.MULTILINE):
+        return ": ".join(filter(None, found.groups()))
+    return output.rpartition("\n")[2]
 
 
 def _existing_targets(planned: Plan) -> tuple[str, ...]:

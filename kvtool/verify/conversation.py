@@ -28,12 +28,11 @@ class Step:
     """One line of a transcript: what was asked, what came back. Two runs are equal when their steps are."""
 
     name: str
-    answer: Answer | None = None
-    numbers: tuple[int, ...] = ()
+    said: Answer | tuple[int, ...]
 
     def __str__(self) -> str:
-        text = "" if self.answer is None else f" {self.answer.content[:60]!r}"
-        return f"{self.name}{text} {' '.join(str(n) for n in self.numbers)}".rstrip()
+        said = repr(self.said.content[:60]) if isinstance(self.said, Answer) else " ".join(map(str, self.said))
+        return f"{self.name} {said}"
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,11 @@ def converse(server: LlamaServer, script: Script, own: str, other: str, at_once:
     saved = server.slot("save", 2, own)
     server.slot("erase", 2)
     restored = server.slot("restore", 2, own)
-    steps.append(Step("slot saved and restored", numbers=(int(saved["n_saved"]), int(restored["n_restored"]))))
+    steps.append(Step("slot saved and restored", (int(saved["n_saved"]), int(restored["n_restored"]))))
     continued = texts(last, " and then they went")[2]
     ask("after its own slot file", Request(continued, 32, 2))
     restored = server.slot("restore", 3, other)
-    steps.append(Step("slot file of the other kind", numbers=(int(restored["n_restored"]),)))
+    steps.append(Step("slot file of the other kind", (int(restored["n_restored"]),)))
     ask("after the other kind's slot file", Request(continued, 32, 3))
     if script.shift:
         ask("beyond the end of the slot", Request(prompt(77, 300), CELLS // SLOTS + 200, 1))
@@ -125,7 +124,7 @@ def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
 
 
 def _judge(check: Check, statics: Sequence[_Run], dynamic: _Run) -> Finding:
-    answers = sum(step.answer is not None for step in dynamic.steps)
+    answers = sum(isinstance(step.said, Answer) for step in dynamic.steps)
     unstable = [i for i in range(len(dynamic.steps)) if len({s.steps[i] for s in statics}) > 1]
     details: dict[str, object] = {
         "answers": answers,
