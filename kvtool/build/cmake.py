@@ -172,13 +172,9 @@ class Plan:
             out |= {f"CMAKE_{language}_COMPILER_LAUNCHER": str(tools.ccache) for language in backend.languages}
             # upstream compiles its models in batches, whose generated files must not name the tree they were made in
             out["CMAKE_UNITY_BUILD_RELOCATABLE"] = "ON"
-        return {**out, **tools.flags, **(tools.https if self._https else {}), **self.defines}
-
-    @property
-    def _https(self) -> bool:
-        """Not in a portable build for Macs: the system has no OpenSSL there, only who installed one."""
-        preset = PRESETS[self.preset]
-        return preset.extras and not (preset.portable and self.system == "Darwin")
+        # not in a portable build for Macs: the system has no OpenSSL there, only who installed one
+        https = tools.https if preset.extras and not (preset.portable and system == "Darwin") else {}
+        return {**out, **tools.flags, **https, **self.defines}
 
     @property
     def configure(self) -> tuple[str, ...]:

@@ -33,8 +33,9 @@ class Server(contextlib.ExitStack):
             raise UsageError("the API key has characters that no header can carry", next_step="look at LLAMA_API_KEY")
         self._has_key = bool(key)
         headers = {b"Authorization": b"Bearer " + key.encode()} if key else None
-        outside = not _loopback(parsed.host)  # no proxy between a machine and itself
-        http = httpx.Client(base_url=parsed, headers=headers, timeout=SECONDS, trust_env=outside)
+        # no proxy between a machine and itself
+        here = parsed.host in ("localhost", "::1") or parsed.host.startswith("127.")
+        http = httpx.Client(base_url=parsed, headers=headers, timeout=SECONDS, trust_env=not here)
         self._http = self.enter_context(http)
 
     def read(self) -> Reading:
@@ -137,7 +138,3 @@ def _model(props: dict[str, Any]) -> str:
     """What the server calls its model; without an alias that is the file's path."""
     name = str(props["model_alias"])
     return re.split(r"[/\\]", name)[-1] if name == props.get("model_path") else name
-
-
-def _loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -31,8 +31,7 @@ SEQUENCES: Mapping[str, tuple[str, ...]] = {
 # Upstream's RPC server aborts where it cannot shift a quantized K (MLA), and takes the checks after it along: there,
 # the shift is a run of its own, over one model of each class.
 DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
-STORAGES = ("inplace", "copy")
-_STORAGE_WORDS = {"inplace": "in place", "copy": "by copy"}  # a device has its own name
+STORAGES = {"inplace": "in place", "copy": "by copy"}  # in words; a device has its own name
 COPIED = tuple(name for name, (type_, _) in CACHES.items() if type_ == "f16")
 
 # What upstream's -ctk and -ctv take, each with each, once per way in which it rotates a quantized cache.
@@ -48,7 +47,7 @@ _PREFIX = "matrix"
 
 
 def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], checks: str) -> Check:
-    more = (*MORE.get(toy.stem, ()), *(() if storage == STORAGES[0] else longer(toy, sequences)))
+    more = (*MORE.get(toy.stem, ()), *(() if storage == "inplace" else longer(toy, sequences)))
     name = f"{_PREFIX}/{cache}/{sequences}/{storage}"
     return toy_check(toy, name, *args, *more, "--quick", "--checks", checks)
 
@@ -65,9 +64,8 @@ def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches:
 
 def in_memory(toys: Sequence[Path]) -> list[Check]:
     """In host memory: both ways to grow, and every pair of types."""
-    in_place, by_copy = (("--storage", storage) for storage in STORAGES)
-    planned = _variants(toys, STORAGES[0], in_place, dict.fromkeys(CACHES, CHECKS))
-    planned += _variants(toys, STORAGES[1], by_copy, dict.fromkeys(COPIED, CHECKS))
+    planned = _variants(toys, "inplace", ("--storage", "inplace"), dict.fromkeys(CACHES, CHECKS))
+    planned += _variants(toys, "copy", ("--storage", "copy"), dict.fromkeys(COPIED, CHECKS))
     for toy, k, v in itertools.product(named_toys(toys, PAIR_TOYS), TYPES, TYPES):
         planned.append(_check(toy, f"{k}-{v}", "1", "pair", ("-fa", "on", "-ctk", k, "-ctv", v), PAIR_CHECKS))
     return planned
@@ -126,7 +124,7 @@ def table(findings: Iterable[Finding]) -> str:
     storages = (*STORAGES, *sorted({storage for _, storage in places} - {*STORAGES}))
     columns = [place for place in itertools.product(CACHES, storages) if place in places]
     titles = {cache: type_ if "on" in args else f"{type_} without FA" for cache, (type_, args) in CACHES.items()}
-    named = (f">{titles[cache]}, {_STORAGE_WORDS.get(storage, storage.upper())}" for cache, storage in columns)
+    named = (f">{titles[cache]}, {STORAGES.get(storage, storage.upper())}" for cache, storage in columns)
     rows = []
     for name in sorted(by, key=class_rank):
         models = {found.model for cell in by[name].values() for found in cell}

@@ -41,14 +41,14 @@ def parts(check: Check, binary: Path, work: Path) -> Finding:
         raise Failed("garbage", "the image or the draft has no effect, so this proves nothing")
     with failing("dynamic-fails"), llama_server(binary, check.model, [*argv, *LAZY, FLAG], log) as server:
         _expect(_Said(text.text, drafted=False), _write(server), "with neither")
-        _act(server, "speculative", "load")
+        server.post("/speculative", {"action": "load"})
         _expect(text, _write(server), "with the draft loaded")
-        _act(server, "mmproj", "load", unload="speculative")
+        server.post("/mmproj", {"action": "load", "unload": "speculative"})
         _expect(seen, _look(server), "with the projector, swapped for the draft")
         _expect(_Said(text.text, drafted=False), _write(server), "with the projector, swapped for the draft")
-        _act(server, "speculative", "load", unload="mmproj")
+        server.post("/speculative", {"action": "load", "unload": "mmproj"})
         _expect(text, _write(server), "with the draft, swapped for the projector")
-        _act(server, "mmproj", "load")
+        server.post("/mmproj", {"action": "load"})
         _expect(seen, _look(server), "with both")
         _expect(text, _write(server), "with both")
     return passed(check, "7 answers equal", grown=True)
@@ -67,10 +67,6 @@ def _write(server: LlamaServer) -> _Said:
 def _look(server: LlamaServer) -> _Said:
     said = _ask(server, [{"type": "text", "text": prompt(1, 20)}, image_url(1)])
     return _Said(said.text, drafted=False)  # whether a draft follows an image is the server's affair
-
-
-def _act(server: LlamaServer, part: str, action: str, **more: str) -> None:
-    server.post(f"/{part}", {"action": action, **more})
 
 
 def _expect(expected: _Said, said: _Said, when: str) -> None:
