@@ -30,8 +30,8 @@ from kvtool.verify.report import Verified, as_junit, class_rows
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 _PLACES = {**BACKENDS, "rpc": "The CPU's build, with the cache in a ggml-rpc-server on loopback."}
-_TEXTS = frozenset(("completion", "bench", "server", "parts"))
-_COMPARISONS = ("kv-check", "retype", *_TEXTS, "memory")  # what runs unless something is chosen
+_TEXTS = named.PROGRAMS.keys() - {"kv-check", "retype"}
+_COMPARISONS = (*named.PROGRAMS, "memory")  # what runs unless something is chosen
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Verification:
     def run(self, tag: str) -> list[Finding]:
         """Everything that was asked for, one kind after the other. tag: the upstream's."""
         found = self._units()
-        if self.kinds & {"kv-check", "retype", *_TEXTS}:
+        if self.kinds & named.PROGRAMS.keys():
             toys = self._toys()
             if "kv-check" in self.kinds:
                 found += self._matrix(toys) if self.options.matrix else self._kv_checks(toys, tag)

@@ -93,14 +93,13 @@ class LlamaServer(contextlib.ExitStack):
     def wait_ready(self, seconds: float) -> None:
         """Until the model is loaded. Raises VerifyError when the server dies first or takes longer."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise self._failed("llama-server did not start")
+        while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
                 if self.http.get("/health", timeout=5).status_code == 200:
                     return
             time.sleep(0.05)
-        raise self._failed("llama-server did not start", f"not ready after {seconds:g} s")
+        why = f"not ready after {seconds:g} s" if self.process.poll() is None else ""
+        raise self._failed("llama-server did not start", why)
 
     def post(self, path: str, body: dict[str, Any], **params: str) -> dict[str, Any]:
         """The answer's JSON. Raises RefusedError when it is an error."""
