@@ -1,21 +1,21 @@
-"""Plots: memory against tokens, growth against what the machine can do. The only importer of matplotlib."""
+"""Pictures of what was measured. The only importer of matplotlib."""
 
+import contextlib
 import importlib.util
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-from kvtool.bench.runs import COPY, IN_PLACE, MODES, STATIC, Row
+from kvtool.bench.report import COPY, IN_PLACE, STATIC
 from kvtool.errors import MissingToolError
 
-if TYPE_CHECKING:
-    from kvtool.bench.serve import Served
-    from kvtool.bench.types import Change, Held, Loss
-
-GIB = 2**30
-_COLOURS = {STATIC: "#777777", COPY: "#d9822b", IN_PLACE: "#1f77b4"}
-_THREE = ("#777777", "#1f77b4", "#2ca02c")  # bars
-_MARKS = {STATIC: "", COPY: "s", IN_PLACE: "o"}
+COLOURS = {STATIC: "#777777", COPY: "#d9822b", IN_PLACE: "#1f77b4"}
+BARS = ("#777777", "#1f77b4", "#2ca02c")
+_STYLE: Any = {
+    **{"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 8, "figure.constrained_layout.use": True},
+    # the same numbers give the same file: no random ids; text stays text
+    **{"svg.hashsalt": "kvtool", "svg.fonttype": "none", "savefig.dpi": 110},
+}
 
 
 def require() -> None:
@@ -28,91 +28,19 @@ def require() -> None:
         )
 
 
-def draw(rows: Sequence[Row]) -> dict[str, bytes]:
-    depths = [r for r in rows if r.moment == "depth"]
-    return {**_saved("memory", _memory(depths)), **_saved("growth", _growth([r for r in depths if r.growth_limit]))}
-
-
-def _memory(depths: Sequence[Row]) -> Any:
-    figure, (axis,) = _panels(1)
-    for mode in MODES:
-        rows = [r for r in depths if r.mode == mode]
-        at = [r.depth for r in rows]
-        axis.plot(at, [r.committed / GIB for r in rows], color=_COLOURS[mode], marker=_MARKS[mode], label=mode)
-        if mode == IN_PLACE:
-            axis.plot(at, [r.used / GIB for r in rows], "k:", linewidth=1, label="used")
-    if not any(r.mode == STATIC for r in depths):
-        axis.axhline(depths[0].reserved / GIB, color=_COLOURS[STATIC], label="static (reserved)")
-    axis.set(xlabel="tokens", ylabel="KV cache, GiB", ylim=(0, None), xlim=(0, None))
-    axis.legend()
-    return figure
-
-
-def _growth(grown: Sequence[Row]) -> Any:
-    figure, (axis,) = _panels(1)
-    for mode, limit in ((IN_PLACE, "commit of the same pages"), (COPY, "memcpy of the same bytes")):
-        rows = [r for r in grown if r.mode == mode]
-        at, colour = [r.depth for r in rows], _COLOURS[mode]
-        axis.plot(at, [r.growth_seconds for r in rows], color=colour, marker=_MARKS[mode], label=f"growth {mode}")
-        axis.plot(at, [r.growth_limit for r in rows], color=colour, linestyle=":", label=limit)
-    axis.set(xlabel="tokens", ylabel="seconds, all growths up to there", ylim=(0, None), xlim=(0, None))
-    axis.legend(fontsize=8)
-    return figure
-
-
-def draw_serve(rows: Sequence["Served"]) -> dict[str, bytes]:
-    """A panel for each thing that sharing a prompt is to save."""
-    panels = {
-        "resident, MiB": [(row.resident or 0) / 2**20 for row in rows],
-        "prompt tokens computed": [row.computed for row in rows],
-        "seconds to the first token": [row.first or 0.0 for row in rows],
-    }
-    figure, axes = _panels(len(panels))
-    for axis, (title, values) in zip(axes, panels.items(), strict=True):
-        axis.bar([row.mode for row in rows], values, color=_THREE[: len(rows)])
-        axis.set(title=title, ylim=(0, None))
-    return _saved("serve", figure)
-
-
-def draw_types(changes: Sequence["Change"], held: Sequence["Held"], losses: Sequence["Loss"]) -> dict[str, bytes]:
-    """The time of each change beside memcpy's; tokens within the budget; what each model lost, both ways."""
-    figure, (times, tokens, lost) = _panels(3)
-    places = range(len(changes))
-    times.barh([at - 0.2 for at in places], [c.seconds for c in changes], 0.4, color=_COLOURS[IN_PLACE], label="change")
-    times.barh([at + 0.2 for at in places], [c.memcpy for c in changes], 0.4, color=_COLOURS[STATIC], label="memcpy")
-    times.set(yticks=places, yticklabels=[f"{c.types}\n{c.mode}" for c in changes], xlabel="seconds")
-    tokens.bar([h.cache for h in held], [h.tokens for h in held], color=_THREE[: len(held)])
-    tokens.set(ylabel=f"tokens in {held[0].budget / 2**20:.0f} MiB")
-    for types in dict.fromkeys(loss.types for loss in losses):
-        there = [loss for loss in losses if loss.types == types and min(loss.start, loss.changed) > 0]
-        lost.loglog([loss.start for loss in there], [loss.changed for loss in there], ".", label=types)
-    starts = [loss.start for loss in losses if loss.start > 0]
-    lost.loglog(ends := [min(starts, default=1), max(starts, default=1)], ends, "k:", linewidth=1)
-    lost.set(xlabel="KL with the types from the start", ylabel="KL of changed cells")
-    for axis in (times, lost):
-        axis.legend(fontsize=8)
-    return _saved("types", figure)
-
-
-def _panels(count: int) -> tuple[Any, Any]:
-    """A figure and so many panels."""
+@contextlib.contextmanager
+def picture(name: str, panels: int) -> Iterator[tuple[dict[str, bytes], Any]]:
+    """So many panels to draw on, and the files that there are of them afterwards."""
+    import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
-    figure = Figure(figsize=(1.6 + 3.0 * count, 4.0), layout="constrained")
-    axes = figure.subplots(1, count, squeeze=False)[0]
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    return figure, axes
-
-
-def _saved(name: str, figure: Any) -> dict[str, bytes]:
-    import matplotlib
-
-    out: dict[str, bytes] = {}
-    # the same numbers give the same file: no date, no random ids; text stays text
-    with matplotlib.rc_context({"svg.hashsalt": "kvtool", "svg.fonttype": "none"}):
-        for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-            data = io.BytesIO()
-            figure.savefig(data, format=kind, metadata=metadata, dpi=110)
-            out[f"{name}.{kind}"] = data.getvalue()
-    return out
+    files: dict[str, bytes] = {}
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(1.6 + 3.0 * panels, 4.0))
+        axes = figure.subplots(1, panels, squeeze=False)[0]
+        yield files, axes
+        for axis in (axis for axis in axes if axis.get_legend_handles_labels()[1]):
+            axis.legend()
+        for kind, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):  # no date either
+            figure.savefig(data := io.BytesIO(), format=kind, metadata=metadata)
+            files[f"{name}.{kind}"] = data.getvalue()

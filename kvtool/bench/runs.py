@@ -1,9 +1,22 @@
-"""Start kv-bench, process after process, and collect what it says: of memory the medians, as the rows that bars,
-tables, files and plots show, and pairs of calls for speed.py.
+"""What a context takes and how fast it is, with each kind of cache: kv-bench, process after process.
 
-Sizes in bytes, times in seconds unless a name ends in _us.
+Memory: each process has one context; in-place, copy and static take turns; figures are medians over the runs. The cache
+is filled without paying for attention over it: each batch is decoded as a sequence of its own and then given to the
+one that is measured (see `kv-bench`'s README). *Resident* is what the process grew by since before the context was
+created, compute buffers included. *The same without a cache*, right after each growth: in place the commit of as many
+fresh pages, by copy `memcpy` of what it copied into fresh memory.
+
+Speed: both contexts in one process, call by call in turns, in processor time of one thread. They are made anew every
+round, a round gives one ratio, and the interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula).
+*Speed* has growths as often as they come, *without growths* is that of the other calls; the last column has the time of
+a call with a growth over the static one's, and how many there were. Cache *off* is the patched build without the flag
+against an unpatched one.
+
+The weights are random. For memory the model has the cache geometry of a real one and everything else tiny; for speed
+all of it is as large as in one of the smallest models in use: where a token is cheap, what its cache costs weighs most.
 """
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -11,17 +24,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvtool import process
-from kvtool.bench import speed
-from kvtool.bench.speed import Pair, Speed
+from kvtool.bench import plots, speed
+from kvtool.bench.report import COPY, IN_PLACE, SPARE, STATIC, Bar, Report, Table, as_number, bytes_bar, mib, over
+from kvtool.bench.speed import OFF, Pair, Speed
 from kvtool.console import Console
 from kvtool.errors import MeasureError
 from kvtool.machine import available_memory, too_large
 from kvtool.result import last_document, read
 
-STATIC, COPY, IN_PLACE, OFF = "static", "copy", "in-place", "off"
+HOW = (__doc__ or "").partition("\n\n")[2]
 MODES = (IN_PLACE, COPY, STATIC)
+GIB = 2**30
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
+_AFTER_CLEAR = 1.4  # times what the live cells need may be left
+
+_SPEED = ("cache", "FA", "call", ">static ms", ">speed / static", ">without growths", ">time of those with one")
+_MEMORY = ("cache", ">tokens", ">KV reserved MiB", ">committed", ">used", ">resident", ">peak", ">ms")
+_GROWTH = ("cache", ">tokens", ">growths", ">shrinks", ">copied MiB", ">total ms", ">worst ms")
 
 _T = TypeVar("_T")
 
@@ -30,9 +50,9 @@ _T = TypeVar("_T")
 class Row:
     """One cache at one moment: created, at a depth (tokens), or after llama_memory_clear() and one more decode.
 
-    resident: what the process grew by; peak: the most of it since the moment before, both None where that is not known;
-    growth_seconds: of all growths so far, growth_worst: of one of them, growth_limit: of the same bytes without a
-    cache, None where nothing grew.
+    In bytes and seconds. resident: what the process grew by; peak: the most of it since the moment before, both None
+    where that is not known; growth_seconds: of all growths so far, growth_worst: of one of them, growth_limit: of the
+    same bytes without a cache, None where nothing grew.
     """
 
     mode: str
@@ -51,6 +71,60 @@ class Row:
     growth_seconds: float
     growth_worst: float
     growth_limit: float | None
+
+
+@dataclass(frozen=True)
+class Benched(Report):
+    """What a context costs with each kind of cache."""
+
+    name, how, said = "bench", HOW, "`-c {n_ctx}`, {repeats} runs and {rounds} rounds of each"
+    n_ctx: int
+    repeats: int
+    rounds: int
+    rows: tuple[Row, ...]
+    speeds: tuple[Speed, ...]
+
+    def tables(self) -> tuple[Table, ...]:
+        speeds, memory, growth = list[Any](), list[Any](), list[Any]()
+        for s in self.speeds:
+            call = s.mode, "on" if s.flash_attn else "off", f"{s.kind} {s.n_tokens or ''} at {s.depth}"
+            growing = f"{as_number(s.growing)}, {s.growths} of {s.pairs}"
+            speeds.append((*call, f"{1e3 * s.seconds:.1f}", str(s.ratio), str(s.steady or "-"), growing))
+        for r in self.rows:
+            created = f"{1e3 * r.create_seconds:.0f}" if r.moment == "created" else ""
+            sizes = mib(r.reserved, r.committed, r.used, r.resident, r.peak)
+            memory.append((r.mode, r.depth if r.moment == "depth" else r.moment, *sizes, created))
+            if r.mode != STATIC and r.moment == "depth":
+                times = f"{1e3 * r.growth_seconds:.0f}", f"{1e3 * r.growth_worst:.1f}"
+                ratio = f"{r.growth_seconds / r.growth_limit:.2f}" if r.growth_limit else ""
+                growth.append((r.mode, r.depth, r.growths, r.shrinks, *mib(r.copied), *times, ratio))
+        growths = "Growth up to each depth", (*_GROWTH, ">/ the same without a cache"), growth
+        return ("Speed", _SPEED, speeds), ("Memory", _MEMORY, memory), growths
+
+    def pictures(self) -> dict[str, bytes]:
+        """The cache against tokens; and all growths so far, beside what the same bytes take without a cache."""
+        depths = [r for r in self.rows if r.moment == "depth"]
+        grown = [r for r in depths if r.growth_limit]
+        with plots.picture("memory", 1) as (memory, (axis,)):
+            for mode in MODES:
+                _line(axis, depths, mode, "committed", mode, GIB, marker="o")
+            _line(axis, depths, IN_PLACE, "used", "used", GIB, color="k", linestyle=":")
+            if not any(r.mode == STATIC for r in depths):
+                axis.axhline(depths[0].reserved / GIB, color=plots.COLOURS[STATIC], label="static (reserved)")
+            axis.set(xlabel="tokens", ylabel="KV cache, GiB", ylim=(0, None), xlim=(0, None))
+        with plots.picture("growth", 1) as (growth, (axis,)):
+            for mode, limit in ((IN_PLACE, "commit of the same pages"), (COPY, "memcpy of the same bytes")):
+                _line(axis, grown, mode, "growth_seconds", f"growth {mode}", marker="o")
+                _line(axis, grown, mode, "growth_limit", limit, linestyle=":")
+            axis.set(xlabel="tokens", ylabel="seconds, all growths up to there", ylim=(0, None), xlim=(0, None))
+        return {**memory, **growth}
+
+
+def _line(axis: Any, rows: Sequence[Row], mode: str, name: str, label: str, unit: int = 1, **style: str) -> None:
+    """One figure of one cache against tokens."""
+    same = [r for r in rows if r.mode == mode]
+    values = [getattr(r, name) / unit for r in same]
+    axis.plot([r.depth for r in same], values, label=label, **{"color": plots.COLOURS[mode], **style})
 
 
 def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:
@@ -81,9 +155,31 @@ def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
     return [Row(*map(median, zip(*map(astuple, same), strict=True))) for same in zip(*samples, strict=True)]
 
 
-def at(found: Sequence[Row], mode: str, moment: str, depth: int | None = None) -> Row | None:
-    """The row of a mode and a moment, and at a depth if one is given."""
-    return next((r for r in found if (r.mode, r.moment) == (mode, moment) and depth in (None, r.depth)), None)
+def bars(rows: Sequence[Row]) -> list[Bar]:
+    """Creation, growth and memory of the dynamic caches that there are."""
+    by_mode = {mode: list(same) for mode, same in itertools.groupby(rows, lambda r: r.mode)}
+    static = by_mode.pop(STATIC, [])
+    return [bar for same in by_mode.values() for bar in _bars(same, static)]
+
+
+def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
+    """Beside the cache there is what is resident beside the static one at the same moment, or where that was left out,
+    beside this one. So memory that was freed but not given back to the system counts as the cache's."""
+    beside = [None if r.resident is None else r.resident - r.committed for r in static or rows]
+    *_, last, cleared = rows
+    seconds, size = (static[0].create_seconds, static[0].resident) if static else (None, None)
+    limit, most = ("memcpy", 1.5) if last.mode == COPY else ("commit", 1.1)
+    depths = list(zip(rows, beside, strict=True))[1:-1]
+    peaks = [r.peak - r.committed - other for r, other in depths if r.peak and other is not None]
+    left = None if cleared.resident is None or beside[-2] is None else max(0, cleared.resident - beside[-2])
+    layer = last.committed // last.n_layer if last.mode == COPY else 0  # it is there twice while it is copied
+    return [
+        Bar("creation time / static", last.mode, over(rows[0].create_seconds, seconds), most=0.02),
+        Bar("resident after creation / static", last.mode, over(rows[0].resident, size), most=0.005),
+        Bar(f"growth time / {limit}", last.mode, over(last.growth_seconds, last.growth_limit), most=most),
+        bytes_bar("peak over steady", last.mode, max(peaks, default=None), SPARE + layer),
+        bytes_bar("KV resident after clear and a decode", last.mode, left, SPARE + _AFTER_CLEAR * cleared.used),
+    ]
 
 
 @dataclass(frozen=True)
@@ -116,18 +212,17 @@ class KvBench:
 
         unpatched: a libllama without the patches, against which the flag off is held.
         """
-        modes = (IN_PLACE, COPY, OFF) if unpatched else (IN_PLACE, COPY)
-        turns = [(mode, flash) for mode in modes for flash in ("on", "off")]
-        found: list[Speed] = []
-        with self.console.progress("measuring speed", len(turns)) as bar:
-            for number, (mode, flash) in enumerate(turns):
-                bar.update(number, f"{mode}, flash attention {flash}")
-                other = ["--other", str(unpatched)] if mode == OFF else []
-                more = "--rounds", str(rounds), "-fa", flash, *other
-                pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
-                kinds = (speed.GENERATE, speed.PROMPT, *([speed.CREATE] if mode == OFF else []))
-                found += speed.speeds(mode, flash == "on", kinds, pairs)
-        return tuple(found)
+
+        def compare(turn: tuple[str, str]) -> list[Speed]:
+            mode, flash = turn
+            other = ["--other", str(unpatched)] if mode == OFF else []
+            more = "--rounds", str(rounds), "-fa", flash, *other
+            pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
+            return speed.speeds(mode, flash == "on", speed.KINDS if mode == OFF else speed.KINDS[:2], pairs)
+
+        turns = list(itertools.product((IN_PLACE, COPY, OFF) if unpatched else (IN_PLACE, COPY), ("on", "off")))
+        found = self.console.each("measuring speed", turns, compare, ", flash attention ".join)
+        return tuple(itertools.chain(*found))
 
     def answer(
         self, parse: Callable[[str, dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str

@@ -20,8 +20,7 @@ import httpx
 
 from kvtool import process
 from kvtool.bench import plots
-from kvtool.bench.bars import Bar, over
-from kvtool.bench.report import Report, Table, as_mib, as_number
+from kvtool.bench.report import MIB, STATIC, Bar, Report, Table, mib, over
 from kvtool.console import Console
 from kvtool.errors import MeasureError, VerifyError
 from kvtool.machine import cores
@@ -30,10 +29,9 @@ from kvtool.verify.server import LlamaServer, json_of_events, llama_server
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 GEOMETRY = Geometry("serve", layers=8, kv_heads=4, head_size=128)  # 16 KiB a token
-STATIC, DYNAMIC, SHARED = "static", "dynamic", "shared"
+DYNAMIC, SHARED = "dynamic", "shared"
 _SHARE = "--kv-share-prefix"
 FLAGS = {STATIC: (), DYNAMIC: ("--kv-dynamic",), SHARED: ("--kv-dynamic", _SHARE)}
-_WORDS = 1000, 30000  # token ids that are words in the vocabulary
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,6 @@ class Served:
     used: int | None
     committed: int | None
     resident: int | None
-    seconds: float
-
-
-_COLUMNS = ("cache", ">asked", ">errors", ">prompt", ">computed", ">first s", ">worst", ">KV MiB", ">taken", ">RSS")
 
 
 @dataclass(frozen=True)
@@ -80,25 +74,33 @@ class ServeResult(Report):
     """What `kvtool bench --serve` found."""
 
     name, how = "serve", HOW
+    said = (
+        "{load.chats} chats of {load.turns} turns, {load.common} tokens in common and {load.own} of their own a turn, "
+        "{load.answer} generated, `-c {load.cells}`"
+    )
     load: Load
     rows: tuple[Served, ...]
 
-    @property
-    def said(self) -> str:
-        load = self.load
-        chats = f"{load.chats} chats of {load.turns} turns, {load.common} tokens in common and {load.own} of their own"
-        return f"{chats} a turn, {load.answer} generated, `-c {load.cells}`, "
-
     def pictures(self) -> dict[str, bytes]:
-        return plots.draw_serve(self.rows)
+        """A panel for each thing that sharing a prompt is to save."""
+        panels = {
+            "resident, MiB": [(row.resident or 0) / MIB for row in self.rows],
+            "prompt tokens computed": [row.computed for row in self.rows],
+            "seconds to the first token": [row.first or 0.0 for row in self.rows],
+        }
+        with plots.picture("serve", len(panels)) as (files, axes):
+            for axis, (title, values) in zip(axes, panels.items(), strict=True):
+                axis.bar([row.mode for row in self.rows], values, color=plots.BARS)
+                axis.set(title=title)
+        return files
 
     def tables(self) -> tuple[Table, ...]:
+        columns = ("asked", "errors", "prompt", "computed", "first s", "worst", "KV MiB", "taken", "RSS")
         rows = []
-        for row in self.rows:
-            counts = map(str, (row.requests, row.errors, row.prompt_tokens, row.computed))
-            sizes = map(as_mib, (row.used, row.committed, row.resident))
-            rows.append((row.mode, *counts, as_number(row.first), as_number(row.worst), *sizes))
-        return (*super().tables(), ("Chats", _COLUMNS, rows))
+        for r in self.rows:
+            counts, waits = (r.requests, r.errors, r.prompt_tokens, r.computed), (r.first, r.worst)
+            rows.append((r.mode, *counts, *waits, *mib(r.used, r.committed, r.resident)))
+        return (("Chats", ("cache", *(f">{column}" for column in columns)), rows),)
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,12 @@ class Reply:
     error: str = ""
 
 
-def _words(seed: str, count: int) -> list[int]:
-    return random.Random(seed).choices(range(*_WORDS), k=count)
-
-
 def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
     """One conversation, in a slot of its own; each turn is asked when its reply is wanted."""
-    tokens = _words("all", load.common)
+    words = range(1000, 30000)  # of the vocabulary's tokens, those that are words
+    tokens = random.Random("all").choices(words, k=load.common)
     for turn in range(load.turns):
-        tokens += _words(f"{number}.{turn}", load.own)
+        tokens += random.Random(f"{number}.{turn}").choices(words, k=load.own)
         reply = _ask(server, {"prompt": tokens, "n_predict": load.answer, "id_slot": number})
         tokens += reply.tokens
         yield reply
@@ -132,32 +131,30 @@ def _ask(server: LlamaServer, request: dict[str, Any]) -> Reply:
     try:
         with server.http.stream("POST", "/completion", json=body) as answer:
             if answer.status_code != 200:
-                text = answer.read().decode("utf-8", "replace")
-                return Reply(asked, error=f"HTTP {answer.status_code}: {text[:200]}")
+                raise ValueError(f"HTTP {answer.status_code}: {answer.read().decode('utf-8', 'replace')[:200]}")
             for event in json_of_events(answer):
                 if "error" in event:
-                    return Reply(asked, error=str(event["error"]))
+                    raise ValueError(event["error"])
                 wait = wait or time.monotonic() - started
                 said += event.get("tokens", [])
                 if event.get("stop"):
                     return Reply(asked, tuple(said), int(event["timings"]["prompt_n"]), wait)
+            raise ValueError("the answer has no end")
     except (httpx.HTTPError, ValueError, KeyError) as err:
         return Reply(asked, error=str(err) or type(err).__name__)
-    return Reply(asked, error="the answer has no end")
 
 
 def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Served:
     """Start a server, let the chats talk to it, and look at what it took. MeasureError when it does not start."""
-    size = f"-c {load.cells} -np {load.chats} -kvu -cram 0 -t {cores()} --no-warmup".split()
-    started = time.monotonic()
+    args = [*f"-c {load.cells} -np {load.chats} -kvu -cram 0 -t {cores()} --no-warmup".split(), *FLAGS[mode]]
     try:
-        with llama_server(binary, model, [*size, *FLAGS[mode]], work / f"serve-{mode}.log") as server:
+        with llama_server(binary, model, args, work / f"serve-{mode}.log") as server:
             chats = [_chat(server, load, number) for number in range(load.chats)]
             alone = next(chats[0])
             with ThreadPoolExecutor(load.chats) as pool:
                 together: list[list[Reply]] = list(pool.map(list, chats))
-            took = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
-            resident = server.resident()
+            cache = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
+            sizes = cache.get("used_bytes"), cache.get("committed_bytes"), server.resident()
     except VerifyError as err:
         raise MeasureError(f"{mode}: {err.what}", why=err.why, output=err.output) from err
     replies = [alone, *itertools.chain(*together)]
@@ -165,10 +162,7 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
     waits = [first.wait for first, *_ in together[1:] if not first.error]
     counts = len(replies), len(errors), next(iter(errors), "")
     tokens = sum(reply.asked for reply in replies), sum(reply.computed for reply in replies)
-    first, worst = statistics.median(waits) if waits else None, max(waits, default=None)
-    used, committed = (took.get(f"{what}_bytes") for what in ("used", "committed"))
-    seconds = time.monotonic() - started
-    return Served(mode, *counts, *tokens, first, worst, used, committed, resident, seconds)
+    return Served(mode, *counts, *tokens, statistics.median(waits) if waits else None, max(waits, default=None), *sizes)
 
 
 def serve_all(binary: Path, model: Path, work: Path, load: Load, console: Console) -> tuple[tuple[Served, ...], str]:
@@ -179,13 +173,13 @@ def serve_all(binary: Path, model: Path, work: Path, load: Load, console: Consol
     return tuple(rows), "" if known else f"this llama-server has no {_SHARE}"
 
 
-def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
+def bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
     """What sharing a prompt has to save, against the same cache without; and that nobody is turned away."""
-    by_mode = {row.mode: row for row in rows}
+    _static, dynamic, *shared = rows
 
     def saved(what: str, name: str, most: float) -> Bar:
-        value, without = (getattr(by_mode.get(mode), name, None) for mode in (SHARED, DYNAMIC))
-        return Bar(f"{what} / without sharing", SHARED, over(value, without), most=most)
+        ratio = over(getattr(shared[0], name), getattr(dynamic, name)) if shared else None
+        return Bar(f"{what} / without sharing", SHARED, ratio, most=most)
 
     return (
         *(Bar("requests that fail", row.mode, float(row.errors), most=0, note=row.error) for row in rows),

@@ -20,7 +20,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-CREATE, GENERATE, PROMPT = "create", "generate", "prompt"
+from kvtool.bench.report import IN_PLACE, Bar
+
+OFF = "off"  # of a patched build without the flag, against an unpatched one
+KINDS = "generate", "prompt", "create"
 
 # t(0.975, n) for n = 1, 2, ...; beyond, the last one, which is a little too wide
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
@@ -50,6 +53,9 @@ class Figure:
     value: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f}-{self.high:.3f})"
 
 
 @dataclass(frozen=True)
@@ -126,3 +132,17 @@ def _speed(mode: str, flash_attn: bool, pairs: Sequence[Pair]) -> Speed:
         *(ratio, by_round(pairs, steady), _time(grew)),
         *(len(grew), len(pairs), len({p.round for p in pairs})),
     )
+
+
+def bars(speeds: Sequence[Speed]) -> list[Bar]:
+    """For each comparison and kind of call the depth that decides: one that misses the bar, or has the lowest bound."""
+    groups = itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind))
+    found = [min(map(_bar, group), key=lambda b: (bool(b.met), b.low or 0.0)) for _key, group in groups]
+    grew = [s.growing for s in speeds if s.mode == IN_PLACE and s.kind == "generate" and s.growing is not None]
+    return [*found, Bar("token with a growth / static", IN_PLACE, max(grew, default=None), most=2)]
+
+
+def _bar(s: Speed) -> Bar:
+    base, most = ("unpatched", 1.01) if s.mode == OFF else ("static", None)
+    name = f"{s.kind} speed / {base}{'' if s.flash_attn else ', no flash attention'}"
+    return Bar(name, s.mode, s.ratio.value, 0.99, most, note=f"at {s.depth}", low=s.ratio.low, high=s.ratio.high)

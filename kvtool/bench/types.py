@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.bench import plots
-from kvtool.bench.bars import MIB, SPARE, Bar, over
-from kvtool.bench.report import Report, Table, as_mib, as_number
-from kvtool.bench.runs import COPY, IN_PLACE, STATIC, KvBench
+from kvtool.bench.report import COPY, IN_PLACE, MIB, SPARE, STATIC, Bar, Report, Table, bytes_bar, mib, over
+from kvtool.bench.runs import KvBench
+from kvtool.console import Console
 from kvtool.machine import cores
 from kvtool.result import CheckOutcome
 from kvtool.verify import runner
@@ -85,42 +85,51 @@ class Loss:
 class TypesResult(Report):
     """What `kvtool bench --types` found."""
 
-    name, how = "types", HOW
+    name, how, said = "types", HOW, "`-c {cells}`"
     cells: int
     changes: tuple[Change, ...]
     held: tuple[Held, ...]
     losses: tuple[Loss, ...]
 
-    @property
-    def said(self) -> str:
-        return f"`-c {self.cells}`, {len({loss.model for loss in self.losses})} toy models, "
-
     def pictures(self) -> dict[str, bytes]:
-        return plots.draw_types(self.changes, self.held, self.losses)
+        """The time of each change beside memcpy's; tokens within the budget; what each model lost, both ways."""
+        with plots.picture("types", 3) as (files, (times, tokens, lost)):
+            for name, label, place, cache in (("seconds", "change", -0.2, IN_PLACE), ("memcpy", "memcpy", 0.2, STATIC)):
+                at, values = [i + place for i in range(len(self.changes))], [getattr(c, name) for c in self.changes]
+                times.barh(at, values, 0.4, color=plots.COLOURS[cache], label=label)
+            names = [f"{c.types}\n{c.mode}" for c in self.changes]
+            times.set(yticks=range(len(names)), yticklabels=names, xlabel="seconds")
+            tokens.bar([h.cache for h in self.held], [h.tokens for h in self.held], color=plots.BARS)
+            tokens.set(ylabel=f"tokens in {self.held[0].budget / MIB:.0f} MiB")
+            for types, same in by_types(self.losses).items():
+                lost.loglog([loss.start for loss in same], [loss.changed for loss in same], ".", label=types)
+            starts = [loss.start for loss in self.losses if loss.start > 0]
+            lost.loglog(ends := [min(starts, default=1), max(starts, default=1)], ends, "k:", linewidth=1)
+            lost.set(xlabel="KL with the types from the start", ylabel="KL of changed cells")
+        return files
 
     def tables(self) -> tuple[Table, ...]:
         changes = []
         for c in self.changes:
-            sizes, times = (c.before, c.after), (c.seconds, c.memcpy, over(c.seconds, c.memcpy))
-            changes.append((c.mode, c.types, *map(as_mib, sizes), *map(as_number, times), as_mib(c.over_steady)))
-        held = [(h.cache, str(h.tokens), h.type, as_mib(h.committed), as_mib(h.budget)) for h in self.held]
-        kinds = dict.fromkeys(loss.types for loss in self.losses)
-        losses = [_summary([loss for loss in self.losses if loss.types == types]) for types in kinds]
+            times = c.seconds, c.memcpy, over(c.seconds, c.memcpy)
+            changes.append((c.mode, c.types, *mib(c.before, c.after), *times, *mib(c.over_steady)))
+        held = [(h.cache, h.tokens, h.type, *mib(h.committed, h.budget)) for h in self.held]
+        losses = []
+        for types, same in by_types(self.losses).items():
+            medians = (statistics.median_high(getattr(loss, name) for loss in same) for name in ("changed", "start"))
+            losses.append((types, len(same), *medians, max(loss.more for loss in same)))
         return (
-            *super().tables(),
             ("Changes", ("cache", "types", ">MiB", ">then", ">s", ">memcpy s", ">ratio", ">over steady MiB"), changes),
             ("Budget", ("cache", ">tokens", "type", ">committed MiB", ">budget MiB"), held),
             ("Loss", ("types", ">models", ">KL changed", ">from the start", ">ratio, worst"), losses),
         )
 
 
-def _summary(losses: Sequence[Loss]) -> tuple[str, ...]:
-    """Of one change of types: the models, the medians, the worst ratio."""
-    medians = (statistics.median_high(getattr(loss, name) for loss in losses) for name in ("changed", "start"))
-    return losses[0].types, str(len(losses)), *map(as_number, (*medians, max(loss.more for loss in losses)))
+def by_types(losses: Sequence[Loss]) -> dict[str, list[Loss]]:
+    return {types: [loss for loss in losses if loss.types == types] for types in dict.fromkeys(x.types for x in losses)}
 
 
-def _changes(mode: str, said: Mapping[str, Any]) -> tuple[list[Change], int]:
+def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
     """What one kv-bench process with --retype says: its points are of the creation, the full cache, each change, ..."""
     found = []
     for was, now in itertools.pairwise(said["points"][1 : 2 + len(CHANGES)]):
@@ -129,23 +138,16 @@ def _changes(mode: str, said: Mapping[str, Any]) -> tuple[list[Change], int]:
         over_steady = max(0, now["peak"] - max(was["rss"], now["rss"])) if known else None
         types, layer = f"{was['type']} to {now['type']}", before // said["n_layer"]
         found.append(Change(mode, types, before, after, layer, now["seconds"], now["memcpy"], over_steady))
-    return found, said["points"][0]["usage"]["reserved"]
+    return found
 
 
-def changes(bench: KvBench, cells: int) -> tuple[tuple[Change, ...], int]:
-    """In place and by copy; and the bytes that the context would take in f16."""
+def changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
+    """In place and by copy."""
 
-    def change(mode: str) -> tuple[list[Change], int]:
+    def change(mode: str) -> list[Change]:
         return bench.answer(_changes, mode, cells, [cells], "--retype", ",".join(CHANGES))
 
-    (in_place, reserved), (copy, _) = bench.console.each("changing types", (IN_PLACE, COPY), change)
-    return (*in_place, *copy), reserved
-
-
-def _full(_mode: str, said: Mapping[str, Any]) -> tuple[int, str, int]:
-    """What one kv-bench process with --budget says: its points are of the creation, the full cache, ..."""
-    full = said["points"][1]
-    return full["depth"], full["type"], full["usage"]["committed"]
+    return tuple(itertools.chain(*bench.console.each("changing types", (IN_PLACE, COPY), change)))
 
 
 def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
@@ -156,29 +158,30 @@ def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
     kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}
 
     def fill(name: str) -> Held:
-        limit = ("--budget", str(budget // MIB), "-t", str(cores()), *kinds[name])  # not timed
-        return Held(name, *bench.answer(_full, IN_PLACE, cells, [cells], *limit), budget)
+        def full(_mode: str, said: Mapping[str, Any]) -> Held:
+            point = said["points"][1]  # after the creation
+            return Held(name, point["depth"], point["type"], point["usage"]["committed"], budget)
+
+        more = "--budget", str(budget // MIB), "-t", str(cores()), *kinds[name]  # not timed
+        return bench.answer(full, IN_PLACE, cells, [cells], *more)
 
     static = Held(STATIC, fits, LADDER[0], fits * size, budget)
     return (static, *bench.console.each("filling a budget", list(kinds), fill))
 
 
-def losses_of(found: Finding) -> list[Loss]:
-    """What kv-check measured on one model, by change of types; nothing where it was not run."""
-    measured: dict[str, float] = found.details.get("measured", {}).get(_CHECK, {})
-    ends = " kl changed", " kl from the start"
-    kinds = [name.removesuffix(ends[0]) for name in measured if name.endswith(ends[0])]
-    return [Loss(found.model, kind.replace(":", " to "), *(measured[kind + end] for end in ends)) for kind in kinds]
-
-
-def losses(program: Path, toys: Sequence[Path], jobs: int, bench: KvBench) -> tuple[tuple[Loss, ...], list[Finding]]:
-    """Of every toy that can have the types, and what failed."""
+def losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple[Loss, ...], list[Finding]]:
+    """Of every toy that can have the types, by change of types; and what failed."""
     args = ("--quick", "--checks", _CHECK)
     checks = [Check(f"kv-check/{toy.stem}/types", "retype", toy, args=args) for toy in toys]
-    with bench.console.progress(f"what is lost, on {len(checks)} models", len(checks)) as bar:
-        found = runner.kv_checks(checks, program, (IN_MEMORY,) * jobs, bar.update)
-    failed = [finding for finding in found if finding.outcome is CheckOutcome.FAILED]
-    return tuple(loss for finding in found for loss in losses_of(finding)), failed
+    with console.progress(f"what is lost, on {len(checks)} models", len(checks)) as bar:
+        found = runner.kv_checks(checks, program, (IN_MEMORY,) * cores(), bar.update)
+    lost, end = list[Loss](), " kl changed"
+    for finding in found:
+        measured: dict[str, float] = finding.details.get("measured", {}).get(_CHECK, {})
+        for kind in (name.removesuffix(end) for name in measured if name.endswith(end)):
+            start = measured[f"{kind} kl from the start"]
+            lost.append(Loss(finding.model, kind.replace(":", " to "), measured[kind + end], start))
+    return tuple(lost), [finding for finding in found if finding.outcome is CheckOutcome.FAILED]
 
 
 def bars(
@@ -189,16 +192,13 @@ def bars(
     worst = max((loss.more for loss in losses), default=None)
     note = f"{failed[0].id}: {failed[0].reason}" if failed else ""
     return (
-        *(_peak(change) for change in changes if change.after < change.before),
+        *(  # one layer, and by copy what else the process may take
+            bytes_bar(f"peak over steady, {c.types}", c.mode, c.over_steady, c.layer + SPARE * (c.mode == COPY))
+            for c in changes
+            if c.after < c.before
+        ),
         *(Bar("committed / budget", h.cache, h.committed / h.budget, most=1) for h in dynamic),
         *(Bar("tokens / static", h.cache, over(h.tokens, static.tokens), least=1) for h in dynamic),
         Bar("KL of changed cells / from the start, worst", "ladder", worst, most=1.5),
         Bar("models that are worse", "ladder", float(len(failed)), most=0, note=note),
     )
-
-
-def _peak(change: Change) -> Bar:
-    """One layer, and by copy what else the process may take."""
-    most = round((change.layer + (SPARE if change.mode == COPY else 0)) / MIB, 1)
-    value = over(change.over_steady, MIB)
-    return Bar(f"peak over steady, {change.types}", change.mode, value, most=most, unit="MiB")

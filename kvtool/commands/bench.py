@@ -8,13 +8,12 @@ from typing import Annotated
 from typer import Option
 
 from kvtool import process
-from kvtool.bench import bars, plots, runs
-from kvtool.bench.report import Benched, Report
+from kvtool.bench import plots, runs, speed
+from kvtool.bench.report import Report
 from kvtool.build import cmake
 from kvtool.commands import build
 from kvtool.errors import MeasureError
 from kvtool.locks import alone
-from kvtool.machine import cores
 from kvtool.options import BinDir, Env, refuse
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import checks, models
@@ -59,22 +58,22 @@ def _check(options: Options) -> None:
 def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
     from kvtool.bench import types
 
-    model = options.model or models.cache_model(models.QWEN35_27B, work)
-    bench = runs.KvBench(program, model, env.console)
+    given, quick = options.model, options.quick
     check, generator = (process.require_program(program.parent, name, MeasureError, "kvtool build") for name in _TOYS)
-    cells = max(2048, options.n_ctx // (16 if options.quick else 4))
-    changed, reserved = types.changes(bench, cells)
-    if options.model:
-        held = types.held(bench, reserved // 4, reserved // cells)
+    bench = runs.KvBench(program, given or models.cache_model(models.QWEN35_27B, work), env.console)
+    cells = max(2048, options.n_ctx // (16 if quick else 4))
+    changed = types.changes(bench, cells)
+    if given:
+        held = types.held(bench, changed[0].before // 4, changed[0].before // cells)
     else:
         large = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
-        held = types.held(large, types.BUDGET // (8 if options.quick else 1), types.LARGE_CELLS.bytes_per_cell())
+        held = types.held(large, types.BUDGET // (8 if quick else 1), types.LARGE_CELLS.bytes_per_cell())
     with env.console.progress("making upstream's toy models", None) as bar:
         # verify's: they take close to a GiB
         toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))
-    chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if options.quick else toys
-    lost, failed = types.losses(check, chosen, cores(), bench)
-    name = options.model.name if options.model else models.QWEN35_27B.name
+    chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if quick else toys
+    lost, failed = types.losses(check, chosen, env.console)
+    name = given.name if given else models.QWEN35_27B.name
     return types.TypesResult(name, types.bars(changed, held, lost, failed), "", cells, changed, held, lost)
 
 
@@ -85,7 +84,7 @@ def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
     vocabulary = env.project.tree / "models" / models.VOCABULARY
     model = options.model or models.spoken(models.cache_model(serve.GEOMETRY, work), vocabulary, work)
     rows, skipped = serve.serve_all(program, model, work, load, env.console)
-    return serve.ServeResult(model.name, serve.serve_bars(rows), skipped, load, rows)
+    return serve.ServeResult(model.name, serve.bars(rows), skipped, load, rows)
 
 
 def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
@@ -100,8 +99,8 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
     whole = replace(kv_bench, model=given or models.cache_model(models.SMOLLM2_135M, work))
     speeds = whole.speeds(speed_ctx, speed_depths, rounds, unpatched)
     name = given.name if given else f"{models.QWEN35_27B.name} for memory, {models.SMOLLM2_135M.name} for speed"
-    held = (*bars.memory_bars(found), *bars.speed_bars(speeds))
-    return Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
+    held = (*runs.bars(found), *speed.bars(speeds))
+    return runs.Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
 
 
 def command(env: Env, options: Options) -> Report:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.bench import bars, plots, runs
-from kvtool.bench.report import Benched
+from kvtool.bench import runs
+from kvtool.bench.report import Bar
+from kvtool.bench.runs import Benched
 from kvtool.commands import bench
 from kvtool.console import Console
 from kvtool.errors import DiskError, MeasureError, MissingToolError, UsageError
@@ -43,7 +44,7 @@ def run(place: Path, **options: object) -> Benched:
     return result
 
 
-def named(result: Benched, name: str, mode: str) -> bars.Bar:
+def named(result: Benched, name: str, mode: str) -> Bar:
     return next(b for b in result.bars if (b.name, b.mode) == (name, mode))
 
 
@@ -93,7 +94,7 @@ def test_a_static_side_that_does_not_fit_is_left_out_and_said(place: Path, monke
     assert named(result, "creation time / static", "copy").met is None
     assert named(result, "growth time / commit", "in-place").value is not None
     assert named(result, "peak over steady", "copy").value is not None
-    assert b"static (reserved)" in plots.draw(result.rows)["memory.svg"]
+    assert b"static (reserved)" in result.pictures()["memory.svg"]
 
 
 def test_without_resident_memory_the_rest_is_still_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +172,8 @@ def test_files_are_written_with_everything_in_them(place: Path) -> None:
 
 
 def test_the_same_figures_give_the_same_plots(place: Path) -> None:
-    found = run(place).rows
-    assert plots.draw(found) == plots.draw(found)
+    found = run(place)
+    assert found.pictures() == found.pictures()
 
 
 def test_without_matplotlib_the_error_comes_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

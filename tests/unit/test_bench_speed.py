@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.bench import bars, runs, speed
-from kvtool.bench.bars import Bar
+from kvtool.bench import runs, speed
+from kvtool.bench.report import Bar
 from kvtool.bench.speed import Figure, Pair
 
 MIB = 2**20
@@ -71,7 +71,7 @@ def test_the_depth_that_decides_is_the_one_that_misses() -> None:
         ratio = Figure(value, low, value)
         return speed.Speed("copy", True, "generate", depth, 1, 1.0, ratio, None, None, 0, 4, 4)
 
-    found = bars.speed_bars([at(250, 1.0, 0.98), at(1000, 0.985, 0.984), at(3000, 1.0, 0.99)])[0]
+    found = speed.bars([at(250, 1.0, 0.98), at(1000, 0.985, 0.984), at(3000, 1.0, 0.99)])[0]
     assert found.note == "at 1000" and found.met is False
 
 
@@ -93,10 +93,10 @@ def sample(mode: str, points: list[tuple[str, int, int, int]]) -> list[runs.Row]
 def test_memory_that_is_freed_but_kept_counts_as_peak_and_as_left() -> None:
     static = sample("static", [("created", 0, 1000, 1000), ("depth", 4, 1020, 1000), ("after-clear", 1, 1020, 1000)])
     hoards = sample("in-place", [("created", 0, 30, 20), ("depth", 4, 920, 400), ("after-clear", 1, 580, 20)])
-    found = {b.name: b.value for b in bars.memory_bars([*hoards, *static])}
+    found = {b.name: b.value for b in runs.bars([*hoards, *static])}
     assert found["peak over steady"] == 930 - 20 - 400
     assert found["KV resident after clear and a decode"] == 580 - 20
-    assert {b.name: b.value for b in bars.memory_bars(hoards)}["peak over steady"] == 10
+    assert {b.name: b.value for b in runs.bars(hoards)}["peak over steady"] == 10
 
 
 def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:
@@ -104,4 +104,3 @@ def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:
     created, deep = runs.medians(some)
     assert (created.resident, deep.resident) == (6 * MIB, 20 * MIB)
     assert created.growth_limit is None and deep.growth_limit == 4.0  # the second growth is beyond
-    assert runs.at([created, deep], "copy", "depth", 9) is None
