@@ -4,7 +4,6 @@ A closed loop: each chat asks again when it has its answer, a given number of ti
 a server that has been asked before; then all chats are at it. The tokens are drawn at random.
 """
 
-import functools
 import itertools
 import json
 import random
@@ -18,10 +17,8 @@ from typing import Any
 
 import httpx
 
-from kvtool import process
 from kvtool.bench import plots
 from kvtool.bench.report import MIB, STATIC, Bar, Report, Table, mib, over
-from kvtool.console import Console
 from kvtool.errors import MeasureError, VerifyError
 from kvtool.machine import cores
 from kvtool.verify.models import Geometry
@@ -30,8 +27,8 @@ from kvtool.verify.server import LlamaServer, json_of_events, llama_server
 HOW = (__doc__ or "").partition("\n\n")[2]
 GEOMETRY = Geometry("serve", layers=8, kv_heads=4, head_size=128)  # 16 KiB a token
 DYNAMIC, SHARED = "dynamic", "shared"
-_SHARE = "--kv-share-prefix"
-FLAGS = {STATIC: (), DYNAMIC: ("--kv-dynamic",), SHARED: ("--kv-dynamic", _SHARE)}
+SHARE = "--kv-share-prefix"
+FLAGS = {STATIC: (), DYNAMIC: ("--kv-dynamic",), SHARED: ("--kv-dynamic", SHARE)}
 
 
 @dataclass(frozen=True)
@@ -163,14 +160,6 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
     counts = len(replies), len(errors), next(iter(errors), "")
     tokens = sum(reply.asked for reply in replies), sum(reply.computed for reply in replies)
     return Served(mode, *counts, *tokens, statistics.median(waits) if waits else None, max(waits, default=None), *sizes)
-
-
-def serve_all(binary: Path, model: Path, work: Path, load: Load, console: Console) -> tuple[tuple[Served, ...], str]:
-    """Each kind of cache; and why one is left out."""
-    known = _SHARE in process.capture([binary, "--help"], error=MeasureError, timeout=60).stdout
-    modes = [mode for mode in FLAGS if known or mode != SHARED]
-    rows = console.each("talking to llama-server", modes, functools.partial(serve, binary, model, work, load))
-    return tuple(rows), "" if known else f"this llama-server has no {_SHARE}"
 
 
 def bars(rows: Sequence[Served]) -> tuple[Bar, ...]:

@@ -118,20 +118,15 @@ def whole(pairs: Sequence[Pair]) -> float:
 
 def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pair]) -> list[Speed]:
     """Every kind at every depth where it was measured."""
-    calls = itertools.product(kinds, sorted({p.depth for p in pairs}))
-    groups = ([p for p in pairs if (p.kind, p.depth) == call] for call in calls)
-    return [_speed(mode, flash_attn, group) for group in groups if group]
-
-
-def _speed(mode: str, flash_attn: bool, pairs: Sequence[Pair]) -> Speed:
-    first, grew = pairs[0], [p for p in pairs if p.n_grow]
-    ratio = by_round(pairs, whole)
-    assert ratio is not None  # whole() has a value wherever there is a pair
-    return Speed(
-        *(mode, flash_attn, first.kind, first.depth, first.n_tokens, statistics.median(p.base for p in pairs)),
-        *(ratio, by_round(pairs, steady), _time(grew)),
-        *(len(grew), len(pairs), len({p.round for p in pairs})),
-    )
+    found = []
+    for kind, depth in itertools.product(kinds, sorted({p.depth for p in pairs})):
+        calls = [p for p in pairs if (p.kind, p.depth) == (kind, depth)]
+        if ratio := by_round(calls, whole):
+            grew, rounds = [p for p in calls if p.n_grow], {p.round for p in calls}
+            call = mode, flash_attn, kind, depth, calls[0].n_tokens, statistics.median(p.base for p in calls)
+            figures = ratio, by_round(calls, steady), _time(grew)
+            found.append(Speed(*call, *figures, len(grew), len(calls), len(rounds)))
+    return found
 
 
 def bars(speeds: Sequence[Speed]) -> list[Bar]:

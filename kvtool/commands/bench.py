@@ -1,5 +1,6 @@
 """`kvtool bench`: what a static cache and the two kinds of dynamic ones cost, side by side in one run."""
 
+import functools
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +84,11 @@ def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
     load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
     vocabulary = env.project.tree / "models" / models.VOCABULARY
     model = options.model or models.spoken(models.cache_model(serve.GEOMETRY, work), vocabulary, work)
-    rows, skipped = serve.serve_all(program, model, work, load, env.console)
+    known = serve.SHARE in process.capture([program, "--help"], error=MeasureError, timeout=60).stdout
+    modes = [mode for mode in serve.FLAGS if known or mode != serve.SHARED]
+    chat = functools.partial(serve.serve, program, model, work, load)
+    rows = tuple(env.console.each("talking to llama-server", modes, chat))
+    skipped = "" if known else f"this llama-server has no {serve.SHARE}"
     return serve.ServeResult(model.name, serve.bars(rows), skipped, load, rows)
 
 
