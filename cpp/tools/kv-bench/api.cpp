@@ -1,5 +1,6 @@
 #include "api.h"
 
+#include <cstdlib>
 #include <stdexcept>
 
 #ifdef __GLIBC__
@@ -24,6 +25,8 @@ llama_api llama_api_linked() {
     KV_BENCH_API(KV_BENCH_SET)
 #undef KV_BENCH_SET
     res.llama_get_memory_usage = &::llama_get_memory_usage;
+    res.malloc = &::malloc;
+    res.free   = &::free;
 #ifdef __GLIBC__
     res.mallopt = &::mallopt;
 #endif
@@ -41,6 +44,14 @@ static void find(void * lib, const char * name, F & res) {
     }
 }
 
+std::string llama_api_linked_path() {
+    Dl_info info;
+    if (dladdr(dlsym(RTLD_DEFAULT, "llama_decode"), &info) == 0) {
+        throw std::runtime_error("this program is linked to no libllama of its own: build it with shared libraries");
+    }
+    return info.dli_fname;
+}
+
 llama_api llama_api_load(const std::string & path) {
     void * lib = dlmopen(LM_ID_NEWLM, path.c_str(), RTLD_NOW | RTLD_LOCAL); // never closed: it lives as long as the process
     if (lib == nullptr) {
@@ -53,12 +64,18 @@ llama_api llama_api_load(const std::string & path) {
     KV_BENCH_API(KV_BENCH_FIND)
 #undef KV_BENCH_FIND
     res.llama_get_memory_usage = (decltype(res.llama_get_memory_usage)) dlsym(lib, "llama_get_memory_usage");
+    find(lib, "malloc",  res.malloc);
+    find(lib, "free",    res.free);
     find(lib, "mallopt", res.mallopt);
 
     return res;
 }
 
 #else
+
+std::string llama_api_linked_path() {
+    return "";
+}
 
 llama_api llama_api_load(const std::string & path) {
     throw std::runtime_error("two builds in one process take dlmopen(), which is there with glibc only: " + path);

@@ -40,7 +40,10 @@ struct llama_api {
 
     decltype(&::llama_get_memory_usage) llama_get_memory_usage = nullptr; // null without the patches
 
-    int (*mallopt)(int, int) = nullptr; // of the C library that it uses, null where that is not glibc
+    // of the C library that it uses
+    void * (*malloc)(size_t)   = nullptr;
+    void   (*free)(void *)     = nullptr;
+    int    (*mallopt)(int, int) = nullptr; // null where that is not glibc
 };
 
 // ggml's work buffer is new uint8_t[]: on the heap it begins at any multiple of 16 bytes, and a prompt is 20 % slower or faster for
@@ -48,6 +51,9 @@ struct llama_api {
 void llama_api_map_large_buffers(const llama_api & api);
 
 llama_api llama_api_linked();
+
+// the file of the libllama that this program is linked to. throws std::runtime_error
+std::string llama_api_linked_path();
 
 // path: libllama of a build with shared libraries. throws std::runtime_error
 llama_api llama_api_load(const std::string & path);

@@ -23,6 +23,7 @@ void kv_bench_usage(const char * prog) {
     printf("         --limit                also measure memcpy and page commits of as many bytes as each growth takes\n");
     printf("         --rounds N             speed: make this context and a static one N times, call by call in turns (default: 0)\n");
     printf("         --other FILE           with --rounds: the static one is made by this libllama, of another build\n");
+    printf("  -s,    --seed N               with --rounds: where in memory they begin; odd: FILE is loaded first (default: 0)\n");
     printf("  -n,    --n-gen N              with --rounds: tokens to generate at each depth (default: 24)\n");
     printf("  -p,    --n-prompt N           with --rounds: tokens of a prompt batch (default: 64)\n");
     printf("  -b,    --batches N            with --rounds: prompt batches at each depth (default: 6)\n");
@@ -85,6 +86,7 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
         else if (is("-ub",  "--ubatch-size"))  { ok = parse_u32(val, params.n_ubatch) && params.n_ubatch > 0; }
         else if (is("--rounds"))               { ok = parse_u32(val, params.n_round); }
         else if (is("--other"))                { params.other = val; }
+        else if (is("-s",   "--seed"))         { ok = parse_u32(val, params.seed); }
         else if (is("-n",   "--n-gen"))        { ok = parse_u32(val, params.n_gen); }
         else if (is("-p",   "--n-prompt"))     { ok = parse_u32(val, params.n_prompt) && params.n_prompt > 0; }
         else if (is("-b",   "--batches"))      { ok = parse_u32(val, params.n_batch); }

@@ -33,6 +33,8 @@ struct kv_bench_params {
     // speed: this context and a static one take turns
     uint32_t n_round = 0; // times that both are made anew, 0: measure memory
 
+    uint32_t seed = 0; // of where the contexts' memory begins. odd: --other is loaded first
+
     std::string other; // libllama of another build, which the static context is made with
 
     uint32_t n_gen    = 24;  // tokens generated at each depth

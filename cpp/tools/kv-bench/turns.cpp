@@ -1,24 +1,34 @@
 #include "turns.h"
 
+#include "random-heap.h"
+
 #include <algorithm>
 #include <memory>
+#include <random>
 
 namespace {
 
 class turns {
   public:
-    turns(const kv_bench_params & params, std::vector<pair_result> & res) : params(params), res(res) {
+    static constexpr int N_CREATE = 6; // times that a context is made in a round: the last one is used
+
+    turns(const kv_bench_params & params, std::vector<pair_result> & res) : params(params), res(res), rng(params.seed) {
     }
 
     void round(uint32_t i, const bench_model & model_test, const bench_model & model_base) {
         i_round = i;
         i_depth = 0;
-        i_pair  = i; // the side that begins changes from round to round, too
+        i_pair  = params.seed + i; // the side that begins changes from round to round, too
+
+        const random_heap heap_test(model_test.api, rng);
+        const random_heap heap_base(model_base.api, rng);
 
         std::unique_ptr<bench_context> test;
         std::unique_ptr<bench_context> base;
 
-        pair("create", [&] { return create(test, model_test, params.kv_dynamic); }, [&] { return create(base, model_base, false); });
+        for (int i_create = 0; i_create < N_CREATE; ++i_create) {
+            pair("create", [&] { return create(test, model_test, params.kv_dynamic); }, [&] { return create(base, model_base, false); });
+        }
 
         for (const uint32_t depth : params.depths) {
             i_depth = depth;
@@ -39,6 +49,8 @@ class turns {
   private:
     call_result create(std::unique_ptr<bench_context> & ctx, const bench_model & model, bool kv_dynamic) const {
         call_result created = {};
+
+        ctx.reset();
 
         const double t_start = seconds_of(params);
         ctx = std::make_unique<bench_context>(model, params, kv_dynamic);
@@ -81,6 +93,8 @@ class turns {
     const kv_bench_params & params;
 
     std::vector<pair_result> & res;
+
+    std::mt19937 rng;
 
     uint32_t i_round = 0;
     uint32_t i_depth = 0;

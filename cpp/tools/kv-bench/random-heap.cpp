@@ -1,0 +1,28 @@
+#include "random-heap.h"
+
+#include <algorithm>
+
+static constexpr size_t N_BLOCK   = 64;   // of each kind
+static constexpr size_t SIZE_STEP = 16;   // what malloc() aligns to
+static constexpr size_t PAGE_STEP = 4096;
+
+random_heap::random_heap(const llama_api & api, std::mt19937 & rng) : api(api) {
+    // up to 4 KiB: on the heap; from 64 KiB to 320 KiB: mapped, see llama_api_map_large_buffers()
+    for (size_t i = 0; i < N_BLOCK; ++i) {
+        blocks.push_back(api.malloc(SIZE_STEP*(1 + rng()%256)));
+        blocks.push_back(api.malloc(PAGE_STEP*(16 + rng()%64)));
+    }
+
+    // holes for what is small
+    std::shuffle(blocks.begin(), blocks.end(), rng);
+    for (size_t i = 0; i < N_BLOCK; ++i) {
+        api.free(blocks.back());
+        blocks.pop_back();
+    }
+}
+
+random_heap::~random_heap() {
+    for (void * block : blocks) {
+        api.free(block);
+    }
+}
