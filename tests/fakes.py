@@ -217,7 +217,8 @@ storage = os.environ.get("LLAMA_KV_DYNAMIC_STORAGE", "static")
 n_ctx, cell, mib = int(arg("-c")), 65536, 1 << 20
 depths = [int(d) for d in arg("-d").split(",")]
 with open(os.environ["FAKE_BENCH_LOG"], "a") as log:
-    log.write(storage + (" rounds" if "--rounds" in args else "") + (" other" if "--other" in args else "") + "\\n")
+    other = " ".join(["", *arg("--other").split("/")[-2:-1], arg("--seed")]) if "--other" in args else ""
+    log.write(storage + (" rounds" if "--rounds" in args else "") + other + "\\n")
 doc = {"version": 2, "status": "ok", "reason": ""}
 def usage(cells, live, grown, copied):
     return {"reserved": n_ctx * cell, "committed": cells * cell, "used": live * cell, "n_grow": grown, "n_shrink": 0,

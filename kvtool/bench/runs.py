@@ -10,7 +10,7 @@ Speed: both contexts in one process, call by call in turns, in processor time of
 round, a round gives one ratio, and the interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula).
 *Speed* has growths as often as they come, *without growths* is that of the other calls; the last column has the time of
 a call with a growth over the static one's, and how many there were. Cache *off* is the patched build without the flag
-against an unpatched one.
+against an unpatched one, *same* against itself: what no difference looks like. These two have a process a round.
 
 The weights are random. For memory the model has the cache geometry of a real one and everything else tiny; for speed
 all of it is as large as in one of the smallest models in use: where a token is cheap, what its cache costs weighs most.
@@ -19,14 +19,14 @@ all of it is as large as in one of the smallest models in use: where a token is 
 import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvtool import process
 from kvtool.bench import plots, speed
 from kvtool.bench.report import COPY, IN_PLACE, SPARE, STATIC, Bar, Report, Table, as_number, bytes_bar, mib, over
-from kvtool.bench.speed import OFF, Pair, Speed
+from kvtool.bench.speed import OFF, SAME, Pair, Speed
 from kvtool.console import Console
 from kvtool.errors import MeasureError
 from kvtool.machine import available_memory, too_large
@@ -210,19 +210,28 @@ class KvBench:
     def speeds(self, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None) -> tuple[Speed, ...]:
         """Both contexts of each comparison in one process, call by call in turns; `rounds` times made anew.
 
-        unpatched: a libllama without the patches, against which the flag off is held.
+        unpatched: a libllama without the patches, against which the flag off is held; and, to see what no difference
+        looks like, the patched one against itself.
         """
+        others = {OFF: unpatched, SAME: self.program.with_name(unpatched.name)} if unpatched else {}
+        # which of two libraries is loaded first makes a difference: a process a round, and as many with either first
+        seeds = range(rounds + rounds % 2)
+        turns = [(mode, flash) for mode in (IN_PLACE, COPY, *others) for flash in ("on", "off")]
+        runs = [(*turn, seed) for turn in turns for seed in (seeds if turn[0] in others else [0])]
 
-        def compare(turn: tuple[str, str]) -> list[Speed]:
-            mode, flash = turn
-            other = ["--other", str(unpatched)] if mode == OFF else []
-            more = "--rounds", str(rounds), "-fa", flash, *other
+        def measure(run: tuple[str, str, int]) -> list[Pair]:
+            mode, flash, seed = run
+            other = ["1", "--other", str(others[mode])] if mode in others else [str(rounds)]
+            more = "-fa", flash, "--seed", str(seed), "--rounds", *other
             pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
-            return speed.speeds(mode, flash == "on", speed.KINDS if mode == OFF else speed.KINDS[:2], pairs)
+            return [replace(pair, round=pair.round + seed) for pair in pairs]
 
-        turns = list(itertools.product((IN_PLACE, COPY, OFF) if unpatched else (IN_PLACE, COPY), ("on", "off")))
-        found = self.console.each("measuring speed", turns, compare, ", flash attention ".join)
-        return tuple(itertools.chain(*found))
+        found = self.console.each("measuring speed", runs, measure, lambda run: f"{run[0]}, flash attention {run[1]}")
+        speeds: list[Speed] = []
+        for mode, flash in turns:
+            pairs = [pair for run, some in zip(runs, found, strict=True) if run[:2] == (mode, flash) for pair in some]
+            speeds += speed.speeds(mode, flash == "on", speed.KINDS if mode in others else speed.KINDS[:2], pairs)
+        return tuple(speeds)
 
     def answer(
         self, parse: Callable[[str, dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str

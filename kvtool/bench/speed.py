@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from kvtool.bench.report import IN_PLACE, Bar
 
-OFF = "off"  # of a patched build without the flag, against an unpatched one
+# of a patched build without the flag: against an unpatched one, and against itself
+OFF, SAME = "off", "same"
 KINDS = "generate", "prompt", "create"
 
 # t(0.975, n) for n = 1, 2, ...; beyond, the last one, which is a little too wide
@@ -138,6 +139,6 @@ def bars(speeds: Sequence[Speed]) -> list[Bar]:
 
 
 def _bar(s: Speed) -> Bar:
-    base, most = ("unpatched", 1.01) if s.mode == OFF else ("static", None)
+    base, most = {OFF: ("unpatched", 1.01), SAME: ("itself", 1.01)}.get(s.mode, ("static", None))
     name = f"{s.kind} speed / {base}{'' if s.flash_attn else ', no flash attention'}"
     return Bar(name, s.mode, s.ratio.value, 0.99, most, note=f"at {s.depth}", low=s.ratio.low, high=s.ratio.high)
