@@ -94,8 +94,9 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     shop.known[upstream.tag] = applied.base
     series = shop.series(upstream)
     explained = series.digest == applied.digest or (stage.path.exists() and not stage.edited())
-    moved = commits_of(scratch, applied.base, applied.head) if applied.tree != shop.lock.upstream().tree else {}
-    was = {report.id: moved[report.commit].diff for report in applied.patches if report.commit in moved}
+    moved = commits_of(scratch, applied.base, applied.head) if applied.tree != shop.lock.upstream().tree else ()
+    diffs = {commit.id: commit.diff for commit in moved}
+    was = {report.id: diffs[report.commit] for report in applied.patches if report.commit in diffs}
     if not explained and not only_dropped(scratch, project, applied, state.head, series, was):
         replayed = shop.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.resolve(f"{state.head}^{{tree}}"):

@@ -89,23 +89,37 @@ def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """A patch as a commit: where it was made. diff: as DIFF_FLAGS write it."""
+class Commit:
+    """A commit of a patched tree. parents: more than one for a merge; name, email, date: its author's, as git takes
+    them; message: whole; diff: as DIFF_FLAGS write it."""
 
-    parent: str
-    commit: str
+    id: str
+    parents: tuple[str, ...]
+    name: str
+    email: str
+    date: str
+    message: str
     diff: bytes
 
+    @property
+    def parent(self) -> str:
+        return next(iter(self.parents), "")
 
-def commits_of(git: Git, base: str, head: str) -> dict[str, Origin]:
-    """Each commit of a chain with its parent and diff, by its id; one git call for all."""
-    flags = ("--reverse", "-p", "--format=%x00%x00%H %P%x00", *DIFF_FLAGS)
-    found: dict[str, Origin] = {}
-    for entry in git.raw("log", *flags, f"{base}..{head}").split(b"\0\0")[1:]:
-        ids, _, diff = entry.partition(b"\0")
-        commit, parent = ids.decode().split()
-        found[commit] = Origin(parent, commit, diff.lstrip(b"\n"))
-    return found
+    @property
+    def subject(self) -> str:
+        return self.message.partition("\n")[0].strip()
+
+
+def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
+    """The commits that are in head and not in base, oldest first; one git call for all."""
+    flags = ("--reverse", "--topo-order", "--date=raw", "-p", *DIFF_FLAGS)
+    log = git.raw("log", *flags, "--format=%x00%x00%H%n%P%n%an%n%ae%n%ad%n%B%x00", f"{base}..{head}")
+    commits = []
+    for entry in log.split(b"\0\0")[1:]:
+        said, _, diff = entry.partition(b"\0")
+        commit, parents, name, email, date, message = said.decode("utf-8", "surrogateescape").split("\n", 5)
+        commits.append(Commit(commit, tuple(parents.split()), name, email, date, message, diff.lstrip(b"\n")))
+    return tuple(commits)
 
 
 def diff_of(git: Git, before: str, after: str) -> bytes:
@@ -184,14 +198,14 @@ class Builder:
         """The index as a tree."""
         return self.git.line("write-tree", env=self._env)
 
-    def commit_index(self, message: str, *, mail: Mail | None = None, tree: str = "") -> str | None:
-        """Commit the index (or a tree that is it) with the mail's author or kvtool's; None when it changes nothing."""
+    def commit_index(self, message: str, *, author: Mail | Commit | None = None, tree: str = "") -> str | None:
+        """Commit the index (or a tree that is it) as an author's or kvtool's; None when it changes nothing."""
         tree = tree or self.write_tree()
         if tree == self.tree:
             return None
         env: dict[str, str] = {}
-        if mail is not None:
-            env = {"GIT_AUTHOR_NAME": mail.name, "GIT_AUTHOR_EMAIL": mail.email, "GIT_AUTHOR_DATE": mail.date}
+        if author is not None:
+            env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email, "GIT_AUTHOR_DATE": author.date}
         self.commit = self.git.line("commit-tree", tree, "-p", self.commit, env=env, input=message)
         self.tree = tree
         return self.commit
@@ -249,7 +263,7 @@ def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool 
             builder.reset()
             failed = tuple(FailedHunk(path, 0, 0, "", note) for path, note in moved)
             return trouble.report(builder, name, mail.diff, failed)
-        commit = builder.commit_index(mail.message, mail=mail, tree=tree)
+        commit = builder.commit_index(mail.message, author=mail, tree=tree)
         if commit is None:
             return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)

@@ -17,12 +17,12 @@ from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project, read_text
 from kvtool.result import PatchOutcome
-from kvtool.tree.apply import Blob, Builder, blobs_of, replay
+from kvtool.tree.apply import Blob, Builder, Commit, blobs_of, commits_of, replay
 from kvtool.tree.checkout import applied_of
 from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.series import Series, Step, edit_series, hidden, limit_series, new_files, new_id
-from kvtool.tree.status import Applied, Commit, changed_rows, commits_since
+from kvtool.tree.status import Applied, changed_rows
 from kvtool.tree.transaction import Change, written
 from kvtool.upstream.lock import Upstream, pin
 
@@ -71,7 +71,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
     theirs = scratch.paths(applied.base)
     blobs = _new_blobs(scratch, tree, head, theirs)
-    groups = _groups(scratch, tree, commits_since(scratch, applied.base, head), applied, series, theirs)
+    groups = _groups(scratch, tree, commits_of(scratch, applied.base, head), applied, series, theirs)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
     patches = tuple(_build(builder, tree, group) for group in groups)
@@ -94,11 +94,11 @@ def only_dropped(
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
     made = {report.id: report.commit for report in tried if report.id in wanted}
     gone = {report.commit for report in applied.patches if report.id not in wanted}
-    subjects = {commit.subject for commit in commits_since(scratch, applied.base, applied.head) if commit.id in gone}
+    subjects = {commit.subject for commit in commits_of(scratch, applied.base, applied.head) if commit.id in gone}
     theirs = scratch.paths(applied.base)
     return (
         list(made) == list(wanted)
-        and not any(commit.subject in subjects for commit in commits_since(scratch, applied.base, head))
+        and not any(commit.subject in subjects for commit in commits_of(scratch, applied.base, head))
         and not _cpp_changes(project, scratch, _new_blobs(scratch, project.tree, applied.head, theirs))
         and not _mails(scratch, wanted, {name: commit for name, commit in made.items() if commit}, (), was)
     )
@@ -136,7 +136,7 @@ def _groups(
     by_name |= {step.patch.id: step.patch.id for step in series.steps if step.wanted}
     groups: list[_Group] = []
     for commit in commits:
-        if commit.merge:
+        if len(commit.parents) > 1:
             raise TreeError(
                 f"commit {commit.id[:10]} ({commit.subject}) is a merge",
                 why="a series is a line of commits",
@@ -209,8 +209,7 @@ def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
                 why="it changes lines that a later patch brings",
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
-    mail = Mail(first.author, first.email, first.date, first.subject, group.message, b"", b"")
-    made = builder.commit_index(group.message, mail=mail)
+    made = builder.commit_index(group.message, author=first)
     return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made or "")
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
-from kvtool.tree.apply import Blob, Builder, FailedHunk, Origin, diff_of, failed_hunks
+from kvtool.tree.apply import Blob, Builder, Commit, FailedHunk, diff_of, failed_hunks
 from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, parse_diff, pieces_of
 from kvtool.tree.placement import Landing, LineMap, check
 from kvtool.tree.source import SourceFile
@@ -43,7 +43,7 @@ class Picked:
     notes: tuple[str, ...] = ()
 
 
-def cherry_pick(builder: Builder, origin: Origin) -> Picked:
+def cherry_pick(builder: Builder, origin: Commit) -> Picked:
     """Bring a patch onto builder.tree. The index is left somewhere, and the caller commits the tree."""
     git, onto = builder.git, builder.tree
     merged, aligned = merge(builder, origin)
@@ -71,14 +71,14 @@ def cherry_pick(builder: Builder, origin: Origin) -> Picked:
 # --- the three-way merge ------------------------------------------------------------------------------------------
 
 
-def merge(builder: Builder, origin: Origin) -> tuple[str | None, tuple[str, ...]]:
+def merge(builder: Builder, origin: Commit) -> tuple[str | None, tuple[str, ...]]:
     """The merged tree, None when there are conflicts; and what was taken for re-aligned only.
 
     (merge-tree takes --merge-base from git 2.40 on only, so upstream becomes a commit on top of the base.)
     """
     git, onto = builder.git, builder.tree
     upstream = git.line("commit-tree", onto, "-p", origin.parent, input="upstream\n")
-    done = git.run("merge-tree", "--write-tree", "-z", "--no-messages", upstream, origin.commit, check=False)
+    done = git.run("merge-tree", "--write-tree", "-z", "--no-messages", upstream, origin.id, check=False)
     if done.returncode not in (0, 1):
         raise KvtoolError(
             "git cannot merge",
@@ -170,9 +170,10 @@ def apply_alone(builder: Builder, diff: bytes) -> str | None:
     return builder.write_tree() if builder.apply(diff) else None
 
 
-def _is_there(builder: Builder, origin: Origin) -> bool:
+def _is_there(builder: Builder, origin: Commit) -> bool:
     """Whether upstream has the whole patch: it can be taken back, and each hunk from the place where it belongs."""
-    back = Origin(origin.commit, origin.parent, diff_of(builder.git, origin.commit, origin.parent))
+    diff = diff_of(builder.git, origin.id, origin.parent)
+    back = replace(origin, id=origin.parent, parents=(origin.id,), diff=diff)
     without = apply_alone(builder, back.diff)
     return without is not None and not any(f.wrong for f in inspect(builder.git, back, builder.tree, without))
 
@@ -180,7 +181,7 @@ def _is_there(builder: Builder, origin: Origin) -> bool:
 # --- the placement check, fed from git ----------------------------------------------------------------------------
 
 
-def inspect(git: Git, origin: Origin, onto: str, result: str) -> tuple[Landing, ...]:
+def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[Landing, ...]:
     """Hold every hunk against the place where it landed, `onto` and `result` being the tree before and after.
 
     A hunk that upstream has already is left out.
@@ -190,7 +191,7 @@ def inspect(git: Git, origin: Origin, onto: str, result: str) -> tuple[Landing, 
     names = _renamed(git, files, onto, result)
     for file in files:
         there = names[file.path]
-        places = ((origin.parent, file.path), (origin.commit, file.path), (onto, there), (result, there))
+        places = ((origin.parent, file.path), (origin.id, file.path), (onto, there), (result, there))
         base, patched, now, after = (SourceFile(git.blob(tree, path) or b"", path) for tree, path in places)
         moved = compare(git, base, now)
         pieces = [piece for piece in pieces_of(file) if not _had(piece, patched, now, moved)]
@@ -225,7 +226,7 @@ def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
 _MOST = 40  # lines of a region worth showing
 
 
-def explain(git: Git, origin: Origin, onto: str, hunk: FailedHunk) -> FailedHunk:
+def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
     """Add what the patch expects there, what it makes of it, and what upstream has in its place."""
     file = next((f for f in parse_diff(origin.diff) if f.path == hunk.path), None)
     piece = next((p for p in pieces_of(file) if p.hunk.number == hunk.number), None) if file else None

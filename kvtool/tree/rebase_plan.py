@@ -21,7 +21,7 @@ from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import (
     Builder,
-    Origin,
+    Commit,
     PatchReport,
     Replayed,
     Trouble,
@@ -157,7 +157,7 @@ class Workshop:
                 why=error.why,
                 next_step="kvtool apply says more; correct it before moving to another upstream",
             )
-        commits = commits_of(scratch, locked.base, locked.head)
+        commits = {commit.id: commit for commit in commits_of(scratch, locked.base, locked.head)}
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
         mover = _Mover(Builder(scratch, there), origins, choices or Choices())
         mover.builder.commit_files(series.files)
@@ -177,7 +177,7 @@ class Workshop:
 class _Mover:
     """The new chain of commits as it grows, and what became of each patch."""
 
-    def __init__(self, builder: Builder, origins: Mapping[str, Origin], choices: Choices) -> None:
+    def __init__(self, builder: Builder, origins: Mapping[str, Commit], choices: Choices) -> None:
         self.builder = builder
         self.reports: list[PatchReport] = []
         self.stop: Stop | None = None
@@ -189,9 +189,9 @@ class _Mover:
         report = self._move(step, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
         if self.stop is None and report.in_the_way:
-            self.stop = Stop(step.patch.id, parent, origin.commit if origin else "", report.commit)
+            self.stop = Stop(step.patch.id, parent, origin.id if origin else "", report.commit)
 
-    def _move(self, step: Step, origin: Origin | None) -> PatchReport:
+    def _move(self, step: Step, origin: Commit | None) -> PatchReport:
         name = step.patch.id
         if name in self._choices.drop:
             return PatchReport(name, PatchOutcome.DROPPED)
@@ -209,10 +209,10 @@ class _Mover:
             return PatchReport(name, PatchOutcome.MERGED)
         return self._take(step, attempt, origin)
 
-    def _take(self, step: Step, attempt: Picked, origin: Origin | None) -> PatchReport:
+    def _take(self, step: Step, attempt: Picked, origin: Commit | None) -> PatchReport:
         assert attempt.tree is not None
         before = self.builder.tree
-        commit = self.builder.commit_index(step.mail.message, mail=step.mail, tree=attempt.tree)
+        commit = self.builder.commit_index(step.mail.message, author=step.mail, tree=attempt.tree)
         diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
         notes = attempt.notes

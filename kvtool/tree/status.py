@@ -145,35 +145,6 @@ def dirty_paths(git: Git) -> tuple[str, ...]:
     return tuple(entry[3:] for entry in entries)
 
 
-@dataclass(frozen=True)
-class Commit:
-    """A commit of a patched tree. date: as git takes it; message: whole; merge: more than one parent."""
-
-    id: str
-    parent: str
-    author: str
-    email: str
-    date: str
-    message: str
-    merge: bool
-
-    @property
-    def subject(self) -> str:
-        return self.message.partition("\n")[0].strip()
-
-
-def commits_since(git: Git, base: str, head: str) -> tuple[Commit, ...]:
-    """The commits that are in head and not in base, oldest first."""
-    fields = "--format=%H%n%P%n%an%n%ae%n%ad%n%B"
-    done = git.run("log", "-z", "--reverse", "--topo-order", "--date=raw", fields, f"{base}..{head}")
-    commits = []
-    for entry in done.stdout.split("\0")[:-1]:
-        commit, parents, author, email, date, message = entry.split("\n", 5)
-        parent, *more = parents.split() or [""]
-        commits.append(Commit(commit, parent, author, email, date, message, bool(more)))
-    return tuple(commits)
-
-
 def tree_state(project: Project) -> TreeState:
     """Look at the patched tree; changes nothing."""
     tree = project.tree
@@ -191,7 +162,8 @@ def tree_state(project: Project) -> TreeState:
         interrupted, operation = "", stopped
     extra: tuple[str, ...] = ()
     if head != applied.head:
-        extra = tuple(f"{c.id[:10]} {c.subject}" for c in commits_since(git, applied.head, head))
+        log = ("log", "-z", "--reverse", "--topo-order", "--abbrev=10", "--format=%h %s", f"{applied.head}..{head}")
+        extra = tuple(git.entries(*log))
     stale = _stale(project, applied)
     return TreeState(tree, applied, head, branch, dirty_paths(git), extra, stale, operation, interrupted)
 
@@ -265,8 +237,8 @@ class PatchReason:
 def reasons(git: Git, applied: Applied, series: Series) -> tuple[PatchReason, ...]:
     """One for each patch of the project, in order, then those that only the tree has."""
     reports = {report.id: report for report in applied.patches}
-    made = commits_of(git, applied.base, applied.head) if git.resolve(f"{applied.head}^{{commit}}") else {}
-    changed = {commit: changed_rows(origin.diff) for commit, origin in made.items()}
+    made = commits_of(git, applied.base, applied.head) if git.resolve(f"{applied.head}^{{commit}}") else ()
+    changed = {commit.id: changed_rows(commit.diff) for commit in made}
     found = [_reason(step, reports.get(step.patch.id), changed, applied.tag) for step in series.steps]
     there = {step.patch.id for step in series.steps}
     gone = "series.toml does not list it any more; kvtool apply takes it out of the tree"

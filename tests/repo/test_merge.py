@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.gitcmd import Git, Scratch
-from kvtool.tree.apply import Builder, Origin
+from kvtool.tree.apply import Builder, commits_of
 from kvtool.tree.merge import Picked, cherry_pick
-from kvtool.tree.patchfile import DIFF_FLAGS
 from tests.conftest import git
 
 Pick = Callable[..., tuple[str | None, Picked]]
@@ -46,8 +45,8 @@ def pick(tmp_path: Path) -> Pick:
     def run(base: str, patched: str, upstream: str, path: str = "f.cpp") -> tuple[str | None, Picked]:
         old, new = commit(path, base), commit(path, upstream)
         patch = commit(path, patched, old)
-        diff = Git(repo).raw("diff-tree", "-p", *DIFF_FLAGS, old, patch)
-        done = cherry_pick(Builder(Scratch(repo), new), Origin(old, patch, diff))
+        (origin,) = commits_of(Git(repo), old, patch)
+        done = cherry_pick(Builder(Scratch(repo), new), origin)
         return (git(repo, "show", f"{done.tree}:{path}", strip=False) if done.tree else None), done
 
     return run
