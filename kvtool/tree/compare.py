@@ -6,12 +6,10 @@ REV        patches/ and cpp/ at a revision of the project's git repository, on t
 REV:TAG    the same, on another upstream
 tree       the commits of the patched tree as it is
 
-They are compared by git's range-diff, with the patches' own names deciding what is what: range-diff pairs commits by
-how alike they are, and takes a small patch of which a line changed for a removed and an added one.
+They are compared by git's range-diff, one pair at a time, as the patches' own names say what is what: range-diff pairs
+commits by how alike they are, and takes a small patch of which a line changed for a removed and an added one.
 """
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,9 +68,8 @@ def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
 
 def _tree(project: Project, name: str) -> Snapshot:
     state = tree_state(project)
-    if state.applied is None:
+    if (applied := state.applied) is None:
         raise not_clean(state)
-    applied = state.applied
     return Snapshot(name, "", applied.tag, applied.base, state.head, (), _ids(applied.patches))
 
 
@@ -108,11 +105,9 @@ def _extract(project: Project, revision: str, place: Path) -> str:
 
 # --- two states --------------------------------------------------------------------------------------------------
 
-_PAIR = re.compile(r"^\s*(?:\d+|-):\s+(\S+) ([=!<>])\s+(?:\d+|-):\s+(\S+) (.*)$")
-_WORDS = {"=": "same", "!": "changed", "<": "removed", ">": "added"}
-_SIGNS = {word: sign for sign, word in _WORDS.items()}
+_SIGNS = {"same": "=", "changed": "!", "removed": "<", "added": ">"}
 # With git's three lines of context every change of upstream's nearby would count as a change of the patch.
-_RANGE_DIFF = ("-c", "diff.context=1", "-c", "core.abbrev=40", "range-diff", "--no-color")
+_RANGE_DIFF = ("-c", "diff.context=1", "range-diff", "--no-color")
 
 
 @dataclass(frozen=True)
@@ -128,26 +123,30 @@ class Pair:
     after: str
     diff: str = ""
 
-    @property
-    def name(self) -> str:
-        """What makes two commits the same patch."""
-        return self.id or self.subject
-
 
 def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
-    """Which commit became which."""
-    done = git.run(*_RANGE_DIFF, "--no-patch", f"{before.base}..{before.head}", f"{after.base}..{after.head}")
-    ids = {**before.ids, **after.ids}
-    pairs = [_pair(found, ids) for line in done.stdout.splitlines() if (found := _PAIR.match(line))]
-    gone = {pair.name: pair.before for pair in pairs if pair.change == "removed"}
-    back = {pair.name for pair in pairs if pair.change == "added"} & gone.keys()
-    joined: list[Pair] = []
-    for pair in pairs:
-        if pair.name in back and pair.change == "added":
-            pair = replace(pair, change="changed", before=gone[pair.name])
-        if pair.name not in back or pair.change != "removed":
-            joined.append(replace(pair, diff=_diff(git, pair)) if pair.change == "changed" else pair)
-    return tuple(joined)
+    """Which commit became which: those of one patch, and those of one subject where they are none yet."""
+    old, new = _commits(git, before), _commits(git, after)
+    names = (*(name for name in old if name not in new), *new)
+    return tuple(_pair(git, old.get(name), new.get(name)) for name in names)
+
+
+def _commits(git: Git, state: Snapshot) -> dict[str, tuple[str, str, str]]:
+    """The commits of a state in their order: what makes two the same patch, and the id of it, commit and subject."""
+    log = git.entries("log", "-z", "--reverse", "--topo-order", "--format=%H %s", f"{state.base}..{state.head}")
+    told = [(state.ids.get(entry[:40], ""), entry[:40], entry[41:]) for entry in log]
+    return {patch or subject: (patch, commit, subject) for patch, commit, subject in told}
+
+
+def _pair(git: Git, old: tuple[str, str, str] | None, new: tuple[str, str, str] | None) -> Pair:
+    (_, before, _), (_, after, _) = old or ("", "", ""), new or ("", "", "")
+    patch, _, subject = new or old or ("", "", "")
+    if not (before and after):
+        return Pair(patch, subject, "added" if after else "removed", before, after)
+    # a creation factor this high makes git pair the two whatever they hold
+    done = git.run(*_RANGE_DIFF, "--creation-factor=100000", f"{before}^..{before}", f"{after}^..{after}")
+    diff = "\n".join(done.stdout.splitlines()[1:])
+    return Pair(patch, subject, "changed" if diff else "same", before, after, diff)
 
 
 def text(pairs: tuple[Pair, ...]) -> str:
@@ -171,18 +170,6 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     spec = [f":(literal){path}" for path in sorted(paths)]
     done = git.run("diff", *PLAIN_FLAGS, "--diff-algorithm=myers", before.head, after.head, "--", *spec)
     return done.stdout.rstrip("\n")
-
-
-def _pair(found: re.Match[str], ids: Mapping[str, str]) -> Pair:
-    before, sign, after, subject = ("" if set(word) == {"-"} else word for word in found.groups())
-    return Pair(ids.get(after) or ids.get(before, ""), subject, _WORDS[sign], before, after)
-
-
-def _diff(git: Git, pair: Pair) -> str:
-    """The diff of two diffs; a creation factor this high makes git pair them whatever they hold."""
-    ranges = (f"{commit}^..{commit}" for commit in (pair.before, pair.after))
-    done = git.run(*_RANGE_DIFF, "--creation-factor=100000", *ranges)
-    return "\n".join(line for line in done.stdout.splitlines() if not _PAIR.match(line))
 
 
 # --- what a rebase leaves -----------------------------------------------------------------------------------------
