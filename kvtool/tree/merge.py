@@ -21,7 +21,7 @@ from pathlib import Path
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.tree.apply import Blob, Builder, Commit, FailedHunk, diff_of, failed_hunks
-from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, parse_diff, pieces_of
+from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of
 from kvtool.tree.placement import Landing, LineMap, check
 from kvtool.tree.source import SourceFile
 
@@ -220,7 +220,7 @@ def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
     if old.text == new.text:
         return LineMap(())
     blobs = (git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
-    return LineMap.of(git.raw("diff", "--text", *MAP_FLAGS, *blobs)).refined(old.keys, new.keys)
+    return LineMap(hunks_of(git.raw("diff", "--text", *MAP_FLAGS, *blobs))).refined(old.keys, new.keys)
 
 
 _MOST = 40  # lines of a region worth showing

@@ -41,11 +41,18 @@ class Mail:
 
 
 @dataclass(frozen=True)
-class Hunk:
-    """One hunk. number: 1-based in its file, of `total`; heading: what stands behind the second @@ (the function).
+class Block:
+    """Lines [old, old + removed) of one file became [new, new + added) of the other; 0-based."""
 
-    old, removed, new, added: as its header says, but 0-based: lines [old, old + removed) become [new, new + added).
-    """
+    old: int
+    removed: int
+    new: int
+    added: int
+
+
+@dataclass(frozen=True)
+class Hunk(Block):
+    """One hunk. number: 1-based in its file, of `total`; heading: what stands behind the second @@ (the function)."""
 
     path: str
     number: int
@@ -53,10 +60,6 @@ class Hunk:
     header: str
     heading: str
     text: bytes
-    old: int
-    removed: int
-    new: int
-    added: int
 
     @property
     def rows(self) -> list[bytes]:
@@ -133,7 +136,7 @@ def _hunk(path: str, number: int, total: int, lines: list[bytes]) -> Hunk:
     old, removed, new, added = (int(found[n]) if found[n] else 1 for n in range(2, 6))
     heading = found[6].decode("utf-8", "replace").strip()
     place = (old - (removed > 0), removed, new - (added > 0), added)  # without lines, git names the one before
-    return Hunk(path, number, total, found[1].decode(), heading, b"".join(lines), *place)
+    return Hunk(*place, path, number, total, found[1].decode(), heading, b"".join(lines))
 
 
 def _path(head: bytes) -> str:

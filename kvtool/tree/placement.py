@@ -21,24 +21,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
-from kvtool.tree.patchfile import Piece, hunks_of
+from kvtool.tree.patchfile import Block, Piece
 from kvtool.tree.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
 
 _HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
-
-
-@dataclass(frozen=True)
-class Block:
-    """Lines [old, old + removed) of one file became [new, new + added) of the other; 0-based."""
-
-    old: int
-    removed: int
-    new: int
-    added: int
 
 
 @dataclass(frozen=True)
@@ -55,11 +44,6 @@ class LineMap:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = sorted(blocks, key=lambda block: (block.old, block.new))
-
-    @classmethod
-    def of(cls, diff: bytes) -> Self:
-        """From a diff of the file without context."""
-        return cls([Block(hunk.old, hunk.removed, hunk.new, hunk.added) for hunk in hunks_of(diff)])
 
     def refined(self, old: Sequence[bytes], new: Sequence[bytes]) -> "LineMap":
         """The same, but lines of a block whose keys are equal are the same line: all of them where the block has only

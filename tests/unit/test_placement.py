@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.tree.patchfile import parse_diff, pieces_of, runs
-from kvtool.tree.placement import Block, Landing, LineMap, check, find_landings
+from kvtool.tree.patchfile import Block, hunks_of, parse_diff, pieces_of, runs
+from kvtool.tree.placement import Landing, LineMap, check, find_landings
 from kvtool.tree.source import SourceFile, split_lines
 
 BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]
@@ -26,7 +26,7 @@ def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = ""
     base = base or "".join(BASE)
     pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
     before, after, moved, applied = (SourceFile(text.encode(), "f.cpp") for text in (base, patched, target, result))
-    return list(check(before, after, moved, applied, pieces, LineMap.of(diff(tmp_path, base, target, 0))))
+    return list(check(before, after, moved, applied, pieces, LineMap(hunks_of(diff(tmp_path, base, target, 0)))))
 
 
 def add(text: str, after: str, line: str = "    more();\n") -> str:
