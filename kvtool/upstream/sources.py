@@ -255,8 +255,8 @@ def _download(
 
     def tick() -> None:
         with contextlib.suppress(OSError):  # a file may go away while we look
-            total = sum(p.stat().st_size for p in place.rglob("*") if p.is_file())
-            bar.update(total, f"{total / 1e6:.0f} MB")
+            largest = max((p.stat().st_size for p in place.rglob("*") if p.is_file()), default=0)  # pip unpacks it, too
+            bar.update(largest, f"{largest / 1e6:.0f} MB")
 
     done = process.capture(argv, cwd=place, env=env, check=False, on_tick=tick)
     if done.returncode != 0:
