@@ -18,8 +18,8 @@ from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk
-from kvtool.tree.rebase_plan import Rehearsal, Workshop
-from kvtool.upstream.lock import Upstream, load_lock, with_upstream
+from kvtool.tree.rebase_plan import Workshop
+from kvtool.upstream.lock import load_lock, with_upstream
 
 
 class Verdict(enum.StrEnum):
@@ -54,19 +54,22 @@ _WHY = {
 }
 
 
-def judge(rehearsal: Rehearsal, patch: str) -> Trial:
-    """good: it applies, or upstream has it; bad: a conflict, or it lost lines; skip: blocked, or not wanted there."""
-    report = next(report for report in rehearsal.reports if report.id == patch)
+def attempt(shop: Workshop, tag: str, patch: str, *clones: Path) -> Trial:
+    """Rehearse one upstream. good: the patch applies, or upstream has it; bad: a conflict, or it lost lines; skip:
+    blocked, or not wanted there. clones: repositories that have the upstream's commit, where the cache has not."""
+    with scratch_repository(shop.cache.repo, *clones) as scratch:
+        done = shop.rehearse(scratch, shop.lock.upstream(tag))
+    report = next(report for report in done.reports if report.id == patch)
     verdict = Verdict.BAD if report.lost else _VERDICTS.get(report.outcome, Verdict.SKIP)
     why = f"it lost {report.lost}" if report.lost else "; ".join(map(str, report.failed))
     why = why or _WHY.get(report.outcome, "")
     if report.blocked_by:
         why = f"blocked by {report.blocked_by}: {why}"
-    return Trial(rehearsal.tag, verdict, str(report.outcome), why, report.failed, rehearsal.seconds)
+    return Trial(tag, verdict, str(report.outcome), why, report.failed, done.seconds)
 
 
 def search(
-    tags: Sequence[str], attempt: Callable[[str], Trial], ends: tuple[Trial, Trial]
+    tags: Sequence[str], there: Callable[[str], Trial], ends: tuple[Trial, Trial]
 ) -> tuple[int, int, tuple[Trial, ...]]:
     """Where in tags, whose first is good and whose last is bad, the last good and the first bad one are; all trials.
 
@@ -77,7 +80,7 @@ def search(
     good, bad = 0, len(tags) - 1
     while untried := [n for n in range(good + 1, bad) if tags[n] not in trials]:
         middle = min(untried, key=lambda n: abs(2 * n - good - bad))
-        trial = trials[tags[middle]] = attempt(tags[middle])
+        trial = trials[tags[middle]] = there(tags[middle])
         if trial.verdict is Verdict.GOOD:
             good = middle
         elif trial.verdict is Verdict.BAD:
@@ -136,22 +139,6 @@ class BisectAt(Result, command="bisect"):
         console.line(f"{self.commit[:12]}: {self.patch} is {self.outcome}: {self.verdict}")
 
 
-def _rehearsal(shop: Workshop, upstream: Upstream, *clones: Path) -> Rehearsal:
-    """clones: repositories that have the upstream's commit, where the cache has not."""
-    with scratch_repository(shop.cache.repo, *clones) as scratch:
-        return shop.rehearse(scratch, upstream)
-
-
-def _try(shop: Workshop, tag: str, patch: str) -> Trial:
-    """An upstream of the lock; one that cannot be had, or on which nothing can be built, is skipped."""
-    try:
-        return judge(_rehearsal(shop, shop.lock.upstream(tag)), patch)
-    except KvtoolError as err:
-        if tag == shop.lock.current:
-            raise
-        return Trial(tag, Verdict.SKIP, "", str(err), (), 0.0)
-
-
 def run(project: Project, console: Console, patch: str, good: str, bad: str, mirror: str | None = None) -> BisectResult:
     """Search the upstreams of the lock between two of them, in either direction."""
     shop = Workshop(project, console, mirror)
@@ -163,11 +150,16 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
     tried = itertools.count()
     with console.progress(f"looking for the upstream where {patch} fails", float(len(tags))) as bar:
 
-        def attempt(tag: str) -> Trial:
+        def there(tag: str) -> Trial:
             bar.update(next(tried), tag)
-            return _try(shop, tag, patch)
+            try:
+                return attempt(shop, tag, patch)
+            except KvtoolError as err:  # it cannot be had, or nothing can be built on it
+                if tag == shop.lock.current:
+                    raise
+                return Trial(tag, Verdict.SKIP, "", str(err), (), 0.0)
 
-        first, last = attempt(good), attempt(bad)
+        first, last = there(good), there(bad)
         for trial, wanted in ((first, Verdict.GOOD), (last, Verdict.BAD)):
             if trial.verdict is not wanted:
                 raise UsageError(
@@ -175,7 +167,7 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
                     why=f"it is {trial.outcome or 'not known'} there" + (f": {trial.why}" if trial.why else ""),
                     next_step="kvtool rebase --dry-run --all shows every upstream",
                 )
-        holds, fails, trials = search(tags, attempt, (first, last))
+        holds, fails, trials = search(tags, there, (first, last))
     why = next(trial.why for trial in trials if trial.tag == tags[fails])
     suspects = tuple(tags[holds + 1 : fails])
     return BisectResult(patch, good, bad, tags[holds], tags[fails], suspects, why, trials)
@@ -197,7 +189,7 @@ def run_at(project: Project, console: Console, patch: str, revision: str, mirror
     tree, date = git.line("rev-parse", f"{commit}^{{tree}}"), git.line("log", "-1", "--format=%cs", commit)
     # from/until go by the order of the lock: the commit stands where its date puts it
     shop.lock, shop.known[tag] = with_upstream(shop.lock, tag, tree, date), commit
-    trial = judge(_rehearsal(shop, shop.lock.upstream(tag), git.repo), patch)
+    trial = attempt(shop, tag, patch, git.repo)
     return BisectAt(patch, commit, trial.verdict, trial.outcome, trial.why, trial.seconds)
 
 
