@@ -10,7 +10,8 @@ Speed: both contexts in one process, call by call in turns, in processor time of
 round, a round gives one ratio, and the interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula).
 *Speed* has growths as often as they come, *without growths* is that of the other calls; the last column has the time of
 a call with a growth over the static one's, and how many there were. Cache *off* is the patched build without the flag
-against an unpatched one, *same* against itself: what no difference looks like. These two have a process a round.
+against an unpatched one, *same* against itself: what no difference looks like. These two have half as many rounds, of
+two processes each, as it makes a difference which of two libraries is loaded first.
 
 The weights are random. For memory the model has the cache geometry of a real one and everything else tiny; for speed
 all of it is as large as in one of the smallest models in use: where a token is cheap, what its cache costs weighs most.
@@ -214,8 +215,8 @@ class KvBench:
         looks like, the patched one against itself.
         """
         others = {OFF: unpatched, SAME: self.program.with_name(unpatched.name)} if unpatched else {}
-        # which of two libraries is loaded first makes a difference: a process a round, and as many with either first
-        seeds = range(rounds + rounds % 2)
+        # which of two libraries is loaded first makes a difference of 2 %: a round is two processes, one of each
+        seeds = range(2 * max(2, rounds // 2))
         turns = [(mode, flash) for mode in (IN_PLACE, COPY, *others) for flash in ("on", "off")]
         runs = [(*turn, seed) for turn in turns for seed in (seeds if turn[0] in others else [0])]
 
@@ -224,7 +225,7 @@ class KvBench:
             other = ["1", "--other", str(others[mode])] if mode in others else [str(rounds)]
             more = "-fa", flash, "--seed", str(seed), "--rounds", *other
             pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
-            return [replace(pair, round=pair.round + seed) for pair in pairs]
+            return [replace(pair, round=pair.round + seed // 2) for pair in pairs]
 
         found = self.console.each("measuring speed", runs, measure, lambda run: f"{run[0]}, flash attention {run[1]}")
         speeds: list[Speed] = []
