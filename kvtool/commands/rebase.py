@@ -180,7 +180,7 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
         if options.abort:
             return _abort(project, console, git, state)
         if state.phase == "writing":
-            written = transaction.carry_out(project, git, console)
+            written = transaction.carry_out(project, git, console, state)
             return _finished(project, written, written.applied.patches, 0.0)
         if state.phase == "aborting":
             raise TreeError("the rebase was being given up", next_step="kvtool rebase --abort finishes that")
@@ -237,6 +237,7 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
         changes, applied = rebased(shop, scratch, upstream, done)
         write_range_diff(project.tree, scratch, shop.lock.current, done)
         git.fetch(scratch.repo, applied.head)
+    checkout.keep_branch(git, branch_of(state.tag), (state.head, state.at, applied.head))  # made since it began
     written = transaction.write(project, git, shop.console, state, changes, applied)
     return _finished(project, written, done.reports, done.seconds)
 

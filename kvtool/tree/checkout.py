@@ -189,6 +189,12 @@ def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -
 def move(tree: Path, git: Git, console: Console, head: str, applied: Applied) -> None:
     """Move branch and checkout from `head` to the new series; on any failure the tree is put back."""
     refuse_untracked(git, head, applied.head)
+    if (now := git.line("rev-parse", "HEAD")) != head:
+        raise TreeError(
+            f"{tree}: a commit was made there meanwhile",
+            why=f"HEAD is at {now[:10]}, and was at {head[:10]} when kvtool began",
+            next_step="kvtool export takes it into the series; then run the command again",
+        )
     journal = kvtool_dir(tree) / "pending.json"
     write_json(journal, {"from": head, "applied": asdict(applied)})
     try:

@@ -141,21 +141,31 @@ def write(
     Stage(project, "rebase").put_aside(changes, applied=asdict(applied), before=asdict(before), branch=tip)
     state = write_state(project.tree, replace(state, phase="writing", to=applied.head))
     try:
-        return carry_out(project, git, console)
+        return carry_out(project, git, console, state)
     except BaseException:
         if not state.choices.resolved:
             take_back(project, git, console, state)
         raise
 
 
-def carry_out(project: Project, git: Git, console: Console) -> Written:
-    """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last."""
+def carry_out(project: Project, git: Git, console: Console, state: RebaseState) -> Written:
+    """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last.
+
+    TreeError when a commit was made since, which would fall off the branch."""
     tree, stage = project.tree, _stage(project)
     plan = stage.plan
     applied = read(Applied, plan["applied"])
     finish_interrupted(tree, git)
-    if git.resolve("HEAD^{commit}") != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
-        move(tree, git, console, git.line("rev-parse", "HEAD"), applied)
+    head = git.line("rev-parse", "HEAD")
+    if head not in (state.at, applied.head):
+        raise TreeError(
+            f"{tree}: a kvtool rebase was interrupted, and HEAD was moved since",
+            why=f"it is at {head[:10]}, neither at {state.at[:10]} nor at {applied.head[:10]}",
+            next_step=f"keep what is there by a branch: git -C {tree} branch mine && git -C {tree} checkout --detach "
+            f"{applied.head[:10]}; then kvtool rebase --continue, or give it up: kvtool rebase --abort",
+        )
+    if head != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
+        move(tree, git, console, head, applied)
     else:
         write_applied(tree, applied)
     _put(stage, "new")
@@ -177,8 +187,9 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     ):
         switch(git, console, *state.back)
     branch = f"refs/heads/{branch_of(state.tag)}"
-    if branch != f"refs/heads/{state.branch}":
-        git.run("update-ref", *((branch, plan["branch"]) if plan["branch"] else ("-d", branch)), check=False)
+    if branch != f"refs/heads/{state.branch}":  # unless somebody has moved it since
+        back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)
+        git.run("update-ref", *back, state.to, check=False)
     write_applied(tree, read(Applied, plan["before"]))
     state_path(tree).unlink()
     stage.clear()

@@ -1,0 +1,101 @@
+"""A user who goes on working while kvtool works, or after it was killed: no commit falls off a branch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvtool.tree import checkout, transaction
+from tests.conftest import Tiny, git
+from tests.repo.edits import edit
+from tests.repo.rebases import current, release
+
+
+class Killed(BaseException):
+    """Instead of a kill: nothing is taken back."""
+
+
+def commit(project: Tiny) -> str:
+    """Of the user's, where the tree is."""
+    edit(project, "src/a.cpp", "x + 6;", "x + 66;", "mine")
+    return git(project.tree, "rev-parse", "HEAD")
+
+
+def is_on_a_branch(project: Tiny, mine: str) -> bool:
+    return mine in git(project.tree, "rev-list", "--branches").split()
+
+
+@pytest.fixture
+def writing(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """A rebase to v2 that was killed when the tree and the project's files were written."""
+    assert kvtool("apply").code == 0
+    real = transaction._put
+
+    def put(*args: Any) -> None:
+        real(*args)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transaction, "_put", put)
+        patched.setattr(transaction, "take_back", lambda *_: None)
+        with pytest.raises(Killed):
+            kvtool("rebase", "v2")
+    assert json.loads((project.state / "rebase.json").read_text())["phase"] == "writing"
+    assert git(project.tree, "rev-parse", "--abbrev-ref", "HEAD") == "kvtool/v2"
+    return project
+
+
+def test_going_on_with_a_killed_rebase_drops_no_commit(writing: Tiny, kvtool: Any) -> None:
+    made, mine = git(writing.tree, "rev-parse", "HEAD"), commit(writing)
+    ran = kvtool("rebase", "--continue", "--json")
+    assert is_on_a_branch(writing, mine), ran
+    assert ran.code == 4 and mine[:10] in ran.json["error"]["why"], ran
+    # what it says to do
+    git(writing.tree, "branch", "mine")
+    git(writing.tree, "checkout", "-q", "--detach", made)
+    assert kvtool("rebase", "--continue").code == 0
+    assert is_on_a_branch(writing, mine) and current(writing) == "v2"
+
+
+def test_giving_up_a_killed_rebase_drops_no_commit(writing: Tiny, kvtool: Any) -> None:
+    mine = commit(writing)
+    git(writing.tree, "checkout", "-q", "kvtool/v1")
+    ran = kvtool("rebase", "--abort")
+    assert is_on_a_branch(writing, mine), ran
+    assert ran.code == 0 and current(writing) == "v1"
+
+
+def test_a_commit_made_while_the_series_is_applied_stays(
+    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kvtool("apply").code == 0
+    (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
+    real, made = checkout.refuse_untracked, []
+
+    def meanwhile(*args: Any) -> None:
+        real(*args)
+        made.append(commit(project))
+
+    monkeypatch.setattr(checkout, "refuse_untracked", meanwhile)
+    ran = kvtool("apply", "--json")
+    assert is_on_a_branch(project, made[0]), ran
+    assert ran.code == 4 and ran.json["error"]["next"], ran
+
+
+def test_a_branch_made_while_a_rebase_waits_stays(project: Tiny, kvtool: Any) -> None:
+    project.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n"))
+    release(project, "v3", ("src/a.cpp", "x + 4;\n", "x + 44;\n"))
+    assert kvtool("apply").code == 0
+    assert kvtool("rebase", "v3").code == 3
+    text = git(project.tree, "show", "HEAD:src/a.cpp", strip=False)
+    mine = git(project.tree, "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "mine")
+    git(project.tree, "branch", "kvtool/v3", mine)
+    (project.tree / "src/a.cpp").write_text(text.replace("x + 44;\n", "x + 44;\n    one();\n"))
+    ran = kvtool("rebase", "--continue", "--json")
+    assert is_on_a_branch(project, mine), ran
+    assert ran.code == 4 and "kvtool/v3" in ran.json["error"]["what"], ran
+    git(project.tree, "branch", "-m", "kvtool/v3", "mine")
+    assert kvtool("rebase", "--continue").code == 0
+    assert is_on_a_branch(project, mine) and current(project) == "v3"
