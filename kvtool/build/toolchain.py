@@ -97,9 +97,11 @@ def version_of(path: Path) -> str | None:
     The compiler that macOS ships is a stub that fails until the command line tools are installed.
     """
     # Microsoft's cl knows no --version; called with nothing it prints its banner
-    done = _ran(path, *([] if path.stem.lower() == "cl" else ["--version"]))
-    numbers = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr) if done else None
-    return numbers[0] if numbers else "" if done else None
+    done = _ran(path) if path.stem.lower() == "cl" else _ran(path, "--version")
+    if done is None:
+        return None
+    numbers = re.search(r"\d+\.\d+[\w.]*", done.stdout + done.stderr)
+    return numbers[0] if numbers else ""
 
 
 def _ran(*argv: str | Path) -> process.Completed | None:

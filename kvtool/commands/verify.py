@@ -212,7 +212,9 @@ class Verification:
         if check.kind == "server":
             script = conversation.QUICK_SCRIPT if self.options.quick else conversation.FULL_SCRIPT
             return conversation.serve(check, program, work, script)
-        return (parts.parts if check.kind == "parts" else texts.completion)(check, program, work)
+        if check.kind == "parts":
+            return parts.parts(check, program, work)
+        return texts.completion(check, program, work)
 
     def _memory(self) -> list[Finding]:
         model = models.cache_model(models.QWEN35_27B, self.work)
