@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,17 +99,15 @@ def capture(
     Ctrl-C, ends the process and what it started.
     """
     args = _resolve(argv)
-    with input.open("rb") if isinstance(input, Path) else contextlib.nullcontext(subprocess.PIPE) as stdin:
-        process = _start(args, cwd, env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
-    try:
-        out_bytes, err_bytes = _communicate(process, data if isinstance(data, bytes) else None, timeout, on_tick)
-    except subprocess.TimeoutExpired as err:
-        _end(process)
-        raise error(f"{Path(args[0]).name} did not finish within {timeout:g} s", why=quote(argv)) from err
-    except BaseException:
-        _end(process)
-        raise
+    with (
+        input.open("rb") if isinstance(input, Path) else contextlib.nullcontext(subprocess.PIPE) as stdin,
+        _started(args, cwd, env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+    ):
+        try:
+            out_bytes, err_bytes = _communicate(process, data if isinstance(data, bytes) else None, timeout, on_tick)
+        except subprocess.TimeoutExpired as err:
+            raise error(f"{Path(args[0]).name} did not finish within {timeout:g} s", why=quote(argv)) from err
     out, text = out_bytes.decode("utf-8", "surrogateescape"), err_bytes.decode("utf-8", "surrogateescape")
     if check and process.returncode != 0:
         raise error(
@@ -119,25 +118,59 @@ def capture(
     return Completed(process.returncode, out, text, out_bytes)
 
 
-def _start(
+@contextlib.contextmanager
+def _started(
     args: Sequence[str], cwd: Path | None, env: Environment | None, *, stdin: _Stream, stdout: _Stream, stderr: int
-) -> Process:
-    """Start in a process group of its own, so that the whole family can be ended at once."""
+) -> Iterator[Process]:
+    """A process in a group of its own, ended with its whole family by an exception in the block."""
     windows = sys.platform == "win32"
     merged = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
+    with _signals_wait() as no_more:
+        try:
+            process = subprocess.Popen(
+                args,
+                cwd=cwd,
+                env=merged,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                process_group=None if windows else 0,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            )
+        except OSError as err:
+            raise MissingToolError(f"cannot run {args[0]}", why=str(err)) from err
+        try:
+            no_more()
+            yield process
+        except BaseException:
+            _end(process)
+            raise
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[Callable[[], None]]:
+    """Ctrl-C and kill wait until the function is called: within Popen() they would leave a child that nobody knows.
+
+    They are not blocked, as a child inherits that. Only the main thread gets them.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if here and hasattr(signal, name)]
+    # a child inherits what is ignored, too
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    came: list[int] = []
+
+    def no_more() -> None:
+        while handlers:
+            signal.signal(*handlers.popitem())
+        while came:
+            signal.raise_signal(came.pop())
+
     try:
-        return subprocess.Popen(
-            args,
-            cwd=cwd,
-            env=merged,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            process_group=None if windows else 0,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        )
-    except OSError as err:
-        raise MissingToolError(f"cannot run {args[0]}", why=str(err)) from err
+        for number in handlers:
+            signal.signal(number, lambda got, _: came.append(got))
+        yield no_more
+    finally:
+        no_more()
 
 
 def _communicate(
@@ -179,17 +212,15 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
     """
     args = _resolve(argv)
     collected: list[str] = []
-    process = _start(args, None, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    try:
+    with _started(
+        args, None, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
         with io.TextIOWrapper(process.stdout, "utf-8", "replace") as output:  # progress counters end lines with CR
             for line in output:
                 collected.append(line.rstrip("\n"))
                 on_line(collected[-1])
         process.wait()
-    except BaseException:
-        _end(process)
-        raise
     return Completed(process.returncode, "\n".join(collected))
 
 
@@ -197,9 +228,9 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
 def spawn(argv: Sequence[str | Path], *, stdout: Path) -> Iterator[Process]:
     """A process that runs beside us, its merged output in the file `stdout`; ended, with its children, on exit."""
     args = _resolve(argv)
-    with stdout.open("wb") as log:
-        process = _start(args, None, None, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield process
-        finally:
-            _end(process)
+    with (
+        stdout.open("wb") as log,
+        _started(args, None, None, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT) as process,
+    ):
+        yield process
+        _end(process)

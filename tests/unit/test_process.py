@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,6 +129,54 @@ def test_spawn_ends_the_whole_family(tmp_path: Path) -> None:
             assert running.poll() is None
         child = int(log.read_text())
     assert running.returncode is not None and gone(child)
+
+
+@posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("way", ["capture", "stream", "spawn"])
+def test_a_signal_while_a_program_starts_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, number: signal.Signals
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[call-overload]
+            started.append(self)
+            signal.raise_signal(number)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGTERM, stop)
+    argv = [PY, "-c", "import time; time.sleep(60)"]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            if way == "capture":
+                process.capture(argv)
+            elif way == "stream":
+                process.stream(argv, on_line=stop)
+            else:
+                with process.spawn(argv, stdout=tmp_path / "log"):
+                    pytest.fail("it began")
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert started[0].returncode is not None and gone(started[0].pid)
+
+
+@posix
+def test_a_program_may_start_in_a_thread_and_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ask = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, signal.pthread_sigmask(0, ()))"
+        with ThreadPoolExecutor(1) as pool:
+            assert process.capture([PY, "-c", ask]).stdout == "True set()\n"
+            assert pool.submit(process.capture, [PY, "-c", ask]).result().stdout == "True set()\n"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_observer_sees_each_command() -> None:
