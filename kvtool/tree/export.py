@@ -243,18 +243,21 @@ def rebased(
     """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
 
     A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
-    (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one.
+    (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one and the patch
+    has not ended with the next; one that was to begin later gets `from`, too.
     """
     project, lock = shop.project, shop.lock
     steps = {step.patch.id: step for step in shop.series(upstream).steps}
     made = {report.id: report.commit for report in done.reports if report.commit}
     dropped = [report.id for report in done.reports if report.outcome == PatchOutcome.DROPPED]
     out = [name for name, step in steps.items() if step.wanted and name not in (*made, *dropped)]
-    limit = "until", done.tag
+    limits = dict.fromkeys(out, ("until", done.tag))
     if upstream.order < lock.upstream().order:
-        limit = "from", next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
+        after = next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
+        limits |= {name: ("from", after) for name in out if steps[name].patch.until != after}
+    limits |= {name: ("from", done.tag) for name in made if not steps[name].wanted}
     found = _mails(scratch, steps, made, dropped, {})
-    found += _saying(project.series, limit_series(read_text(project.series), dropped, dict.fromkeys(out, limit)))
+    found += _saying(project.series, limit_series(read_text(project.series), dropped, limits))
     found += _saying(project.lock, pin(read_text(project.lock), lock, done.tag))
     todo = _in_order(found)
     series = shop.of(written(project, todo, scratch.place())).series(upstream)

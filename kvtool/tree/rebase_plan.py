@@ -33,7 +33,7 @@ from kvtool.tree.apply import (
 )
 from kvtool.tree.merge import Picked, cherry_pick
 from kvtool.tree.patchfile import runs, size_of
-from kvtool.tree.series import Series, Step, load_series
+from kvtool.tree.series import Series, Step, load_series, unsettled
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Upstream, load_lock
@@ -98,12 +98,14 @@ class Workshop:
     """A project's series on the upstreams of a lock: as it is on the locked one, moved from there to any other.
 
     lock: the project's, which may come to know more; known: base commits by tag, fetched when they are asked for.
+    _listed: the tags that the project's lock has.
     """
 
     def __init__(self, project: Project, console: Console, mirror: str | None = None) -> None:
         self.project, self.console, self.mirror = project, console, mirror
         self.lock, self.cache = load_lock(project.lock), Cache(project.cache)
         self.known: dict[str, str] = {}
+        self._listed = frozenset(self.lock.upstreams)
 
     def of(self, project: Project) -> Self:
         """The same for another copy of the project."""
@@ -159,7 +161,8 @@ class Workshop:
             )
         commits = {commit.id: commit for commit in commits_of(scratch, locked.base, locked.head)}
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
-        mover = _Mover(Builder(scratch, there), origins, choices or Choices())
+        unsure = {} if upstream.tag in self._listed else unsettled(series.steps, self.lock, upstream)
+        mover = _Mover(Builder(scratch, there), origins, choices or Choices(), unsure)
         mover.builder.commit_files(series.files)
         for step in series.steps:
             mover.step(step)
@@ -177,8 +180,10 @@ class Workshop:
 class _Mover:
     """The new chain of commits as it grows, and what became of each patch."""
 
-    def __init__(self, builder: Builder, origins: Mapping[str, Commit], choices: Choices) -> None:
-        self.builder = builder
+    def __init__(
+        self, builder: Builder, origins: Mapping[str, Commit], choices: Choices, unsure: Mapping[str, str]
+    ) -> None:
+        self.builder, self._unsure = builder, unsure
         self.reports: list[PatchReport] = []
         self.stop: Stop | None = None
         self._origins, self._choices, self._trouble = origins, choices, Trouble()
@@ -195,8 +200,27 @@ class _Mover:
         name = step.patch.id
         if name in self._choices.drop:
             return PatchReport(name, PatchOutcome.DROPPED)
-        if name in self._choices.skip or not step.wanted:
+        if name in self._choices.skip or not (step.wanted or name in self._unsure):
             return PatchReport(name, PatchOutcome.SKIPPED)
+        return (self._try if name in self._unsure else self._place)(step, origin)
+
+    def _try(self, step: Step, origin: Commit | None) -> PatchReport:
+        """A patch of which the lock does not tell whether it is needed here: where it has its place, it is."""
+        name, before = step.patch.id, (self.builder.commit, self.builder.tree)
+        report = self._place(replace(step, wanted=True), origin)
+        here = report.commit and not report.in_the_way
+        if not here:
+            self.builder.commit, self.builder.tree = before
+            report = PatchReport(name, PatchOutcome.SKIPPED)
+            if not step.wanted:
+                return report
+        needed = "not needed" if step.wanted else "needed"
+        place = "its place is here" if here else "it has no place here"
+        note = f"look at it: it is {needed} from llama.cpp {self._unsure[name]} on, the lock's next one, and {place}"
+        return replace(report, moved=(*report.moved, note))
+
+    def _place(self, step: Step, origin: Commit | None) -> PatchReport:
+        name = step.patch.id
         if made := next((made for made in self._choices.resolved if made.patch == name), None):
             return self._take(step, Picked(self._fitting(made)), origin)
         self.builder.reset()

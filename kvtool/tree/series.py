@@ -7,7 +7,7 @@ that start with a dot or end with a tilde.
 import hashlib
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tomlkit.items import AoT, Table
 
 from kvtool.errors import UsageError
 from kvtool.project import Project, read_text
-from kvtool.tree.patchfile import Mail, parse_mail
+from kvtool.tree.patchfile import Mail, parse_diff, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
 GOAL_LINES = 250  # of a group, changed lines in upstream's own files; more of them make a rebase conflict more often
@@ -201,6 +201,24 @@ def _digest(upstream: Upstream, files: tuple[NewFile, ...], steps: tuple[Step, .
         if step.wanted:
             add(b"patch", step.patch.id.encode(), step.mail.raw)
     return total.hexdigest()
+
+
+def unsettled(steps: Sequence[Step], lock: Lock, upstream: Upstream) -> dict[str, str]:
+    """The patches of which from/until do not tell whether an upstream that the lock did not have needs them: they begin
+    or end with the next one that it has, whose tag is told, and the change that they answer may be in any before that.
+
+    A feature may come later than what it needs, and what takes the place of another patch comes when that one goes.
+    """
+    tag = next((known.tag for known in lock.upstreams.values() if known.order == upstream.order + 1), None)
+    ending = [step for step in steps if tag and step.patch.until == tag and step.wanted]
+    theirs = {file.path for step in ending for file in parse_diff(step.mail.diff)}
+    beginning = [
+        step
+        for step in steps
+        if tag and step.patch.since == tag and not step.patch.group
+        if theirs.isdisjoint(file.path for file in parse_diff(step.mail.diff))
+    ]
+    return {step.patch.id: str(tag) for step in (*ending, *beginning)}
 
 
 # --- series.toml with another series in it ------------------------------------------------------------------------

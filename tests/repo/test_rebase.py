@@ -218,6 +218,53 @@ def test_from_and_until_decide_on_the_new_upstream(project: Tiny, kvtool: Any) -
     assert "bool one; // new" in (project.tree / "src/b.h").read_text()
 
 
+def test_an_upstream_that_no_list_names_has_what_it_needs(applied: Tiny, kvtool: Any) -> None:
+    """What begins or ends with the next upstream of the lock may have changed before it: the place tells."""
+    release(
+        applied, "between", ("src/b.h", "bool one;", "bool uno;"), ("docs/ünï cödé.md", "naïve", "small"), lock=False
+    )
+    release(applied, "v3", ("scripts/run.sh", "exit 0", "exit 1"))
+    assert kvtool("rebase", "v3").code == 0
+    for name, path, old, new in (
+        ("needed", "src/b.h", "bool uno;", "bool uno; // shared"),
+        ("later", "scripts/run.sh", "exit 1", "exit 1 # later"),
+        ("feature", "src/b.h", "bool three;", "bool three; // more"),
+        ("instead", "src/a.cpp", "x + 7;", "x + 7 + 0;"),
+    ):
+        file = applied.tree / path
+        assert file.read_text().count(old) == 1
+        file.write_text(file.read_text().replace(old, new))
+        git(applied.tree, "commit", "-qam", name)
+    assert kvtool("export").code == 0
+    listed = applied.root / "patches/series.toml"
+    text = listed.read_text()
+    for name, limit in (
+        *((name, 'from = "v3"') for name in ("needed", "later", "instead")),
+        ("feature", 'from = "v3"\ngroup = "feature"'),
+    ):
+        text = text.replace(f'id = "{name}"\n', f'id = "{name}"\n{limit}\n')
+    listed.write_text(text)
+    applied.add_patch("before", ("src/a.cpp", "x + 4;", "x + 4 + 0;"), extra='until = "v3"\n')
+    applied.add_patch("placeless", ("docs/ünï cödé.md", "naïve", "little"), extra='until = "v3"\n')
+    applied.add_patch("gone", ("src/a.cpp", "x + 3;", "x + 3 + 0;"), extra='until = "v2"\n')
+    ran = kvtool("rebase", "between", "--mirror", applied.upstream, "--json")
+    assert ran.code == 0, ran
+    told = {patch["id"]: patch for patch in ran.json["patches"]}
+    applied_there = {name for name, patch in told.items() if patch["outcome"] == "applied"}
+    assert applied_there == {"flag", "use", "needed", "before"}
+    assert "is needed from llama.cpp v3 on, the lock's next one, and its place is here" in told["needed"]["moved"][0]
+    assert "is not needed from llama.cpp v3 on, the lock's next one, and its" in told["before"]["moved"][0]
+    assert "is not needed from llama.cpp v3 on, the lock's next one, and it has no" in told["placeless"]["moved"][0]
+    assert not any(told[name]["moved"] for name in ("flag", "later", "feature", "instead", "gone"))
+    series = tomllib.loads((applied.root / "patches/series.toml").read_text())
+    limits = {patch["id"]: (patch.get("from"), patch.get("until")) for patch in series["patch"]}
+    assert limits["needed"] == ("between", None) and limits["later"] == ("v3", None)
+    assert limits["placeless"] == (None, "between") and limits["before"] == (None, "v3")
+    assert "bool uno; // shared" in (applied.tree / "src/b.h").read_text()
+    again = kvtool("rebase", "v3", "--json")
+    assert outcomes(again) == dict.fromkeys(told, "applied") | dict.fromkeys(("before", "placeless", "gone"), "skipped")
+
+
 def test_commit_of_the_users_on_the_target_branch_is_kept(applied: Tiny, kvtool: Any) -> None:
     git(applied.tree, "branch", "kvtool/v2", "HEAD~1")
     git(applied.tree, "checkout", "-q", "kvtool/v2")
