@@ -2,8 +2,6 @@
 
 #include "log.h"
 
-#include "llama-kv.h"
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -93,15 +91,13 @@ common_kv_budget_fit::common_kv_budget_fit(const common_params & params, llama_c
     for (auto * cparams : { &tgt, &dft }) {
         step_down(params.kv_auto_quant, cparams->type_k);
         step_down(params.kv_auto_quant, cparams->type_v);
-        cparams->kv_budget = nullptr; // of what lives, not of what is planned
     }
 }
 
 common_kv_budget_fit::~common_kv_budget_fit() {
     for (auto [cparams, given] : { std::make_pair(&tgt, &tgt_given), std::make_pair(&dft, &dft_given) }) {
-        cparams->type_k    = given->type_k;
-        cparams->type_v    = given->type_v;
-        cparams->kv_budget = given->kv_budget;
+        cparams->type_k = given->type_k;
+        cparams->type_v = given->type_v;
     }
 }
 

@@ -82,7 +82,7 @@ extern "C" {
     LLAMA_API const char * llama_memory_type_reason(int32_t result);
 
     // What the KV caches of several contexts may take together, and the types that they step down through to stay within it
-    // For llama_context_params::kv_budget, of contexts with kv_dynamic. It has to outlive them
+    // It has to outlive them
     // Not thread-safe: the contexts that share one must not be used at the same time
     struct llama_memory_budget;
 
@@ -93,6 +93,12 @@ extern "C" {
     // Returns NULL if the types are not of KV cells or one is not smaller than the one before
     LLAMA_API struct llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const enum ggml_type * types, size_t n_types);
     LLAMA_API void                         llama_memory_budget_free(struct llama_memory_budget * budget);
+
+    // A context with kv_dynamic stays within the budget: to be called before its first llama_decode(). Not a member of
+    // llama_context_params, whose size is that of upstream's for programs that are compiled with its header
+    // budget: NULL for none, ctx: NULL does nothing
+    // Returns false if the context has none then, or cannot have one: without kv_dynamic, or cells whose types cannot change
+    LLAMA_API bool llama_memory_budget_add(struct llama_memory_budget * budget, struct llama_context * ctx);
 
     // Let a batch fail (default: false) where the cells would take the next types, so that what nobody needs can be freed before
     LLAMA_API void llama_memory_budget_hold(struct llama_memory_budget * budget, bool hold);

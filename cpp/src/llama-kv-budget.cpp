@@ -41,7 +41,22 @@ void llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
         this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);
     }
 
-    this->budget = enabled ? budget : nullptr;
+    this->budget = enabled && llama_kv_dynamic_cache::can_retype() ? budget : nullptr;
+
+    account();
+}
+
+bool llama_kv_dynamic::set_budget_of(llama_context & ctx, llama_memory_budget * budget) {
+    if (!ctx.memory || !ctx.kv_dynamic) {
+        return false;
+    }
+
+    try {
+        ctx.kv_dynamic->set_budget(budget);
+    } catch (const std::bad_alloc &) { // none leaves a function of the interface: the next growth counts
+    }
+
+    return ctx.kv_dynamic->budget != nullptr;
 }
 
 size_t llama_kv_dynamic::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
@@ -227,6 +242,10 @@ llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type *
 
 void llama_memory_budget_free(llama_memory_budget * budget) {
     delete budget;
+}
+
+bool llama_memory_budget_add(llama_memory_budget * budget, llama_context * ctx) {
+    return ctx && llama_kv_dynamic::set_budget_of(*ctx, budget);
 }
 
 void llama_memory_budget_hold(llama_memory_budget * budget, bool hold) {

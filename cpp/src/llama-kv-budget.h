@@ -1,6 +1,6 @@
 #pragma once
 
-// The bytes that several contexts share and the types that their cells step down through (llama_context_params::kv_budget)
+// The bytes that several contexts share and the types that their cells step down through (llama_memory_budget_add())
 
 #include "llama-kv.h"
 

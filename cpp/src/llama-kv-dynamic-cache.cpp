@@ -117,15 +117,29 @@ void llama_kv_dynamic_cache::want_windows(const slot_info_vec_t & sinfos) {
     }
 }
 
-void llama_kv_dynamic_cache::request_rows(uint32_t n) {
-    n = std::min(n, n_max_cells);
+void llama_kv_dynamic_cache::request_rows(const std::vector<int64_t> & n) {
+    // attention covers as many rows of each stream of a batch as the longest one has
+    const int64_t end = std::min<int64_t>(*std::max_element(n.begin(), n.end()), n_max_cells);
 
-    has_rows    = true;
-    n_rows_used = std::max(n_rows_used, n);
+    has_rows = true;
 
     need.reset();
 
-    want(0, n);
+    for (size_t i = 0; i < std::min(n.size(), kv.seq_to_stream.size()); ++i) {
+        if (n[i] < 0) {
+            continue;
+        }
+
+        const uint32_t s     = kv.seq_to_stream[i];
+        const uint32_t n_cur = std::min<int64_t>(n[i], n_max_cells);
+
+        n_rows_used[s] = std::max(n_rows_used[s], n_cur);
+
+        if (is_dynamic) {
+            want(s, 0, storage->reads_below() ? end : n_cur);
+        }
+    }
+
     want(storage->dummy_row(), storage->dummy_row() + 1);
 }
 
@@ -139,7 +153,7 @@ uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
     }
 
     // not the last one, which takes dummy writes
-    return std::min({ n, n_rows_used, n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells });
+    return std::min({ n, *std::max_element(n_rows_used.begin(), n_rows_used.end()), n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells });
 }
 
 bool llama_kv_dynamic_cache::try_resize(uint32_t n) {
@@ -155,15 +169,19 @@ bool llama_kv_dynamic_cache::try_resize(uint32_t n) {
 bool llama_kv_dynamic_grow_rows(
         const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
         const std::vector<llama_ubatch> & ubatches) {
-    llama_pos pos_max = -1;
-    for (const auto & ubatch : ubatches) {
-        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-            pos_max = std::max(pos_max, ubatch.pos[i]);
-        }
-    }
-
     for (const auto & [kv, ratio] : rows) {
-        kv->dyn->request_rows((pos_max + 1)/ratio);
+        std::vector<int64_t> n(LLAMA_MAX_SEQ, -1);
+
+        for (const auto & ubatch : ubatches) {
+            for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+                for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
+                    auto & cur = n[ubatch.seq_id[i][s]];
+                    cur = std::max<int64_t>(cur, (ubatch.pos[i] + 1)/ratio);
+                }
+            }
+        }
+
+        kv->dyn->request_rows(n);
     }
 
     // that of one cache is that of all
@@ -171,19 +189,19 @@ bool llama_kv_dynamic_grow_rows(
 }
 
 bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
-    if (seq_id < 0) {
-        n_rows_used = 0;
+    const auto & ssrc = kv.sc_info.ssrc;
+
+    if (is_dynamic && seq_id >= 0 && is_late() && std::find(ssrc.begin(), ssrc.end(), (uint32_t) seq_id) != ssrc.end()) {
+        late_clear.set(seq_id); // what waits is to read it
+        return true;
+    }
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        n_rows_used[s] = seq_id < 0 || kv.seq_to_stream[seq_id] == s ? 0 : n_rows_used[s];
     }
 
     if (!is_dynamic) {
         return false;
-    }
-
-    const auto & ssrc = kv.sc_info.ssrc;
-
-    if (seq_id >= 0 && is_late() && std::find(ssrc.begin(), ssrc.end(), (uint32_t) seq_id) != ssrc.end()) {
-        late_clear.set(seq_id); // what waits is to read it
-        return true;
     }
 
     dyn->synchronize();
@@ -208,6 +226,8 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 //
 
 bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
+    n_rows_used[sdst] = std::max(n_rows_used[sdst], n_rows_used[ssrc]);
+
     if (!is_dynamic) {
         return false;
     }

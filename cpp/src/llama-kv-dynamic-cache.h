@@ -110,7 +110,7 @@ public:
     // rows that are written without a cell being occupied (the compressed caches of DSV4)
     //
 
-    void     request_rows(uint32_t n);
+    void     request_rows(const std::vector<int64_t> & n); // the first n of each sequence, -1: it has no part in the batch
     bool     reserve_rows(llama_io_read_i & io, uint32_t n); // for a state
     uint32_t used_rows   (uint32_t n) const;                 // of the first n
 
@@ -146,6 +146,7 @@ public:
     llama_seq_cells seq_cells(llama_seq_id seq_id, size_t & bytes) const;
     size_t          used_by_cells() const;
     bool            is_window()     const;
+    bool            counts_cells()  const; // each for a token
 
     uint32_t n_max() const;
 
@@ -155,6 +156,9 @@ public:
     //
     // other types, see llama-kv-types.cpp
     //
+
+    // whether cells can change their types on this upstream
+    static bool can_retype();
 
     // false: none of its own, or none that could change
     bool has_types() const;
@@ -309,8 +313,9 @@ private:
     // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
     uint32_t n_peak = 0;
 
-    bool     has_rows    = false;
-    uint32_t n_rows_used = 0; // of each stream, at most
+    bool has_rows = false;
+
+    std::vector<uint32_t> n_rows_used = std::vector<uint32_t>(kv.n_stream); // of each stream
 
     bool has_late_copy = false; // a copy of a stream found no memory: it waits for the next batch
 

@@ -138,7 +138,7 @@ void llama_kv_dynamic_cache::pin() {
 }
 
 llama_kv_rows llama_kv_dynamic_cache::rest() const {
-    if (has_rows && (n_rows_used > 0 || !kv.sc_info.empty())) {
+    if (has_rows && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty())) {
         return storage->rows();
     }
 

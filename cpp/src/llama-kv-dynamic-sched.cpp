@@ -98,14 +98,14 @@ void llama_kv_dynamic::new_sched() {
 }
 
 void llama_kv_dynamic::reset_sched() {
-    lctx->sched_need_reserve = false;
-
     new_sched();
 
     is_lost   = false;
     is_larger = false;
 
     try {
+        lctx->sched_reserve(); // what is due has to come before
+
         if (reserve_graph()) {
             return;
         }

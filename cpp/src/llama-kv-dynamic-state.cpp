@@ -146,7 +146,12 @@ bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
         return false;
     }
 
-    request_rows(n);
+    std::vector<int64_t> n_seq(LLAMA_MAX_SEQ, seq_id_read && *seq_id_read >= 0 ? -1 : n);
+    if (seq_id_read && *seq_id_read >= 0) {
+        n_seq[*seq_id_read] = n;
+    }
+
+    request_rows(n_seq);
 
     return grow_now(io);
 }

@@ -154,6 +154,9 @@ public:
     // it has to outlive this
     void set_budget(llama_memory_budget * budget);
 
+    // the same of a context. false: it has none
+    static bool set_budget_of(llama_context & ctx, llama_memory_budget * budget);
+
     // something else takes more or less of the budget than before. false: it has no room, and nothing has changed
     static bool follow_budget_of(llama_context & ctx);
 

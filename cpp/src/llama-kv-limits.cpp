@@ -1,5 +1,7 @@
 #include "llama-kv-limits.h"
 
+#include "llama-impl.h"
+
 #include "ggml.h"
 
 #include <algorithm>
@@ -135,6 +137,27 @@ size_t llama_kv_limits_available() {
     return llama_kv_limits_available("");
 }
 
+// what is to stay free on a device, -1: nobody says
+static int64_t margin_mib() {
+    const char * LLAMA_KV_DYNAMIC_MARGIN = getenv("LLAMA_KV_DYNAMIC_MARGIN");
+    if (!LLAMA_KV_DYNAMIC_MARGIN) {
+        return -1;
+    }
+
+    char * end = nullptr;
+
+    const int64_t res = strtoll(LLAMA_KV_DYNAMIC_MARGIN, &end, 10);
+    if (end == LLAMA_KV_DYNAMIC_MARGIN || *end != '\0' || res < 0 || res > (INT64_MAX >> 20)) {
+        static std::once_flag once;
+        std::call_once(once, [&]() {
+            LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_MARGIN=%s is not a number of MiB, and is ignored\n", __func__, LLAMA_KV_DYNAMIC_MARGIN);
+        });
+        return -1;
+    }
+
+    return res;
+}
+
 size_t llama_kv_limits_available(ggml_backend_buffer_type_t buft) {
     if (ggml_backend_buft_is_host(buft)) {
         return llama_kv_limits_available();
@@ -151,9 +174,8 @@ size_t llama_kv_limits_available(ggml_backend_buffer_type_t buft) {
         return SIZE_MAX;
     }
 
-    const char * LLAMA_KV_DYNAMIC_MARGIN = getenv("LLAMA_KV_DYNAMIC_MARGIN");
-
-    const size_t n_margin = LLAMA_KV_DYNAMIC_MARGIN ? (size_t) strtoull(LLAMA_KV_DYNAMIC_MARGIN, nullptr, 10) << 20 : n_total/64;
+    const int64_t n_margin_mib = margin_mib();
+    const size_t  n_margin     = n_margin_mib >= 0 ? (size_t) n_margin_mib << 20 : n_total/64;
 
     return n_free - std::min(n_free, n_margin);
 }

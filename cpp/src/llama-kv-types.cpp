@@ -169,6 +169,7 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
         lctx->memory_update(false);
         synchronize();
 
+        lctx->sched_reserve(); // if it is due: with adapters that were set, graphs are larger than there is room for now
         find_rotation();
 
         res = prepare_types(type_k, type_v);
@@ -236,8 +237,12 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 // llama_kv_dynamic_cache
 //
 
+bool llama_kv_dynamic_cache::can_retype() {
+    return has_init_rot<llama_kv_cache>(0);
+}
+
 bool llama_kv_dynamic_cache::has_types() const {
-    return has_init_rot<llama_kv_cache>(0) && !owner && !kv.layers.empty() && !is_shared_in_part;
+    return can_retype() && !owner && !kv.layers.empty() && !is_shared_in_part;
 }
 
 std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::types() const {

@@ -31,6 +31,10 @@ size_t llama_kv_dynamic_cache::used_by_cells() const {
     return has_rows ? 0 : usage().used;
 }
 
+bool llama_kv_dynamic_cache::counts_cells() const {
+    return !has_rows;
+}
+
 bool llama_kv_dynamic_cache::is_window() const {
     return kv.swa_type != LLAMA_SWA_TYPE_NONE;
 }
@@ -42,7 +46,7 @@ llama_memory_usage llama_kv_dynamic_cache::usage() const {
     res.n_cells     = storage->rows().size();
 
     for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        res.n_cells_used += has_rows ? n_rows_used : kv.v_cells[s].get_used();
+        res.n_cells_used += has_rows ? n_rows_used[s] : kv.v_cells[s].get_used();
     }
 
     res.reserved  = res.n_cells_max*size_cell();
@@ -60,6 +64,8 @@ llama_memory_usage llama_kv_dynamic::usage() const {
     // what is neither of the caches here is of a fixed size: recurrent states
     size_t fixed = sum(static_cast<const llama_memory_i *>(lctx->get_memory())->memory_breakdown());
 
+    double part = 1.0; // of the positions, that rows without cells have memory for
+
     for (const auto * cache : caches) {
         const llama_memory_usage cur = cache->usage();
 
@@ -69,12 +75,19 @@ llama_memory_usage llama_kv_dynamic::usage() const {
 
         fixed -= std::min(fixed, cur.committed);
 
-        if (cur.reserved > 0 && cur.n_cells_max > res.n_cells_max) { // the base cache of DSV4 has no layers
-            res.n_cells_max  = cur.n_cells_max;
-            res.n_cells      = cur.n_cells;
-            res.n_cells_used = cur.n_cells_used;
+        if (cache->counts_cells()) {
+            if (cur.n_cells_max > res.n_cells_max) {
+                res.n_cells_max  = cur.n_cells_max;
+                res.n_cells      = cur.n_cells;
+                res.n_cells_used = cur.n_cells_used;
+            }
+        } else {
+            part = std::min(part, double(cur.n_cells)/cur.n_cells_max);
         }
     }
+
+    // with layers or without, the largest cache is the one whose cells a batch can lack
+    res.n_cells = std::max<uint32_t>(res.n_cells_used, res.n_cells*part);
 
     res.reserved  += fixed;
     res.committed += fixed;

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import gguf
-import numpy
 import pytest
 
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
+from tests.e2e.adapter import adapter
 from tests.e2e.conftest import Real
 from tests.e2e.servers import at_once, completion, events, part, serving, until, until_logged
 
@@ -168,27 +167,8 @@ def test_cells_that_a_context_shift_has_moved(real: Real, model: Path, tmp_path:
         assert found(server, PROMPTS[0], 2) == common(server, COMMON, PROMPTS[0])
 
 
-def adapter(model: Path, out: Path) -> Path:
-    """A LoRA for the queries of the first layer."""
-    name = "blk.0.attn_q.weight"
-    weight = next(t for t in gguf.GGUFReader(model).tensors if t.name == name)
-    n_in, n_out = map(int, weight.shape)
-    random = numpy.random.default_rng(1)
-    writer = gguf.GGUFWriter(out, "llama")
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 4.0)
-    writer.add_tensor(f"{name}.lora_a", random.standard_normal((4, n_in)).astype(numpy.float32))
-    writer.add_tensor(f"{name}.lora_b", random.standard_normal((n_out, 4)).astype(numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
-
-
 def test_cells_of_the_time_of_another_lora(real: Real, model: Path, tmp_path: Path) -> None:
-    lora = adapter(model, tmp_path / "lora.gguf")
+    lora = adapter(model, tmp_path / "lora.gguf", "blk.0.attn_q.")
     with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--lora", lora) as server:
         found(server, COMMON, 0)
         assert found(server, PROMPTS[0], 1) > 100

@@ -69,19 +69,6 @@ bench_model::~bench_model() {
 // bench_context
 //
 
-// not every upstream has the patch for it
-template <typename T>
-static auto set_budget(T & cparams, llama_memory_budget * budget, int) -> decltype(void(cparams.kv_budget)) {
-    cparams.kv_budget = budget;
-}
-
-template <typename T>
-static void set_budget(T &, llama_memory_budget * budget, long) {
-    if (budget != nullptr) {
-        throw std::runtime_error("this libllama knows no budget");
-    }
-}
-
 bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api), params(params),
     budget(params.budget > 0 ? llama_memory_budget_init(params.budget*size_t(1024*1024), params.auto_quant.data(), params.auto_quant.size()) : nullptr,
             llama_memory_budget_free) {
@@ -101,11 +88,15 @@ bench_context::bench_context(const bench_model & model, const kv_bench_params & 
     cparams.type_k          = params.type_k;
     cparams.type_v          = params.type_v;
     cparams.kv_dynamic      = kv_dynamic;
-    set_budget(cparams, kv_dynamic ? budget.get() : nullptr, 0);
 
     ctx = api.llama_init_from_model(model.model, cparams);
     if (ctx == nullptr) {
         throw std::runtime_error("the context cannot be created");
+    }
+
+    if (kv_dynamic && budget && !llama_memory_budget_add(budget.get(), ctx)) {
+        api.llama_free(ctx);
+        throw std::runtime_error("this libllama knows no budget");
     }
 
     mem = api.llama_get_memory(ctx);

@@ -12,19 +12,6 @@ template <typename T>
 static void set_n_rs_seq(T &, uint32_t, long) {
 }
 
-// nor the patch for this one
-template <typename T>
-static auto set_budget(T & cparams, llama_memory_budget * budget, int) -> decltype(cparams.kv_budget, void()) {
-    cparams.kv_budget = budget;
-}
-
-template <typename T>
-static void set_budget(T &, llama_memory_budget * budget, long) {
-    if (budget != nullptr) {
-        throw check_skipped("this upstream has no budget");
-    }
-}
-
 void session_set_dynamic(llama_context_params & cparams, bool dynamic) {
     cparams.kv_dynamic = dynamic;
 }
@@ -50,7 +37,6 @@ llama_context_params session_context_params(const kv_check_params & params, cons
         res.pooling_type = params.pooling;
     }
     set_n_rs_seq(res, sp.n_rs_seq, 0);
-    set_budget(res, sp.budget, 0);
     session_set_dynamic(res, sp.dynamic);
 
     return res;
@@ -72,6 +58,10 @@ session::session(side & s, const session_params & sp, const std::string & name) 
     ctx = llama_init_from_model(s.model, session_context_params(s.params, sp));
     if (ctx == nullptr) {
         throw check_failed("the context cannot be created: " + s.last_error);
+    }
+    if (sp.budget && !llama_memory_budget_add(sp.budget, ctx)) {
+        llama_free(ctx);
+        throw check_skipped("this upstream has no budget");
     }
     if (s.first_context) {
         s.out.event(TRACE_KV_SIZE, "", (int64_t) llama_get_memory_usage(ctx).committed);

@@ -1,0 +1,56 @@
+"""What a program meets that links libllama: with upstream's header, and with calls in an order of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtool.tree.status import read_applied
+from tests.e2e.adapter import adapter
+from tests.e2e.conftest import SANITIZED, Real
+
+HERE = Path(__file__).parent
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="compiled with cc"),
+    pytest.mark.skipif(SANITIZED, reason="a program without the sanitizer cannot load a library with it"),
+]
+
+
+def compiled(real: Real, source: str, out: Path, *headers: Path) -> Path:
+    """A C program of this folder, linked to the build."""
+    compiler = shutil.which("cc")
+    assert compiler is not None
+    program = out / source.removesuffix(".c")
+    places = [f"-I{place}" for place in (*headers, real.tree / "include", real.tree / "ggml" / "include")]
+    link = [f"-L{real.bin}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{real.bin}"]
+    subprocess.run([compiler, *places, "-o", program, HERE / source, *link], check=True)
+    return program
+
+
+def said(*argv: str | Path, **env: str) -> tuple[int, str]:
+    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | env)
+    return done.returncode, done.stdout.strip()
+
+
+@pytest.mark.parametrize("flag", ["0", "1"])
+def test_a_program_that_was_compiled_for_upstream(real: Real, tmp_path: Path, flag: str) -> None:
+    """The parameters are of upstream's size, so that bindings go on with another library."""
+    applied = read_applied(real.tree)
+    assert applied is not None
+    show = ["git", "-C", str(real.tree), "show", f"{applied.base}:include/llama.h"]
+    (tmp_path / "llama.h").write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
+    program = compiled(real, "upstream.c", tmp_path, tmp_path)
+    assert said(program, real.toys / "llama-dense.gguf", LLAMA_KV_DYNAMIC=flag) == (0, "0 0")
+
+
+@pytest.mark.parametrize("what", ["types", "state", "budget"])
+def test_adapters_that_no_batch_has_seen(real: Real, tmp_path: Path, what: str) -> None:
+    """With them graphs are larger than what is reserved: it ended the process."""
+    model = real.toys / "llama-dense.gguf"
+    lora = adapter(model, tmp_path / "lora.gguf", "blk.")
+    assert said(compiled(real, "adapters.c", tmp_path), model, lora, what) == (0, "0 0")
