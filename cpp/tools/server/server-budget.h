@@ -47,7 +47,23 @@ public:
             return false;
         }
 
+        llama_memory_budget_set_other(budget(), n_bytes_mctx + n_bytes_draft, impl.ctx_tgt); // in smaller types, if there are some
+
+        if (is_passed()) {
+            const auto usage = llama_memory_budget_get_usage(budget());
+
+            SRV_ERR("--kv-budget is %.2f MiB, and the KV cache begins with %.2f MiB\n", usage.n_bytes/1024.0/1024.0, usage.committed/1024.0/1024.0);
+            return false;
+        }
+
         return true;
+    }
+
+    // is more taken than there is?
+    bool is_passed() {
+        const auto usage = budget() ? llama_memory_budget_get_usage(budget()) : llama_memory_budget_usage {};
+
+        return usage.n_bytes > 0 && usage.committed > usage.n_bytes;
     }
 
     // is there something that came on demand, and goes again for the cells?

@@ -329,6 +329,12 @@ private:
             throw server_refusal(ERROR_TYPE_OUT_OF_MEMORY, "not enough memory for the context of the draft model");
         }
 
+        if (self().budget.is_passed()) {
+            init.reset();
+            on_bytes(0);
+            throw server_refusal(ERROR_TYPE_OUT_OF_MEMORY, "the budget has no room for the cells that the draft model begins with");
+        }
+
         set(init->model(), init->context());
     }
 

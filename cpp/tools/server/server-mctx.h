@@ -30,6 +30,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -457,15 +458,24 @@ private:
 
         auto res = std::make_shared<std::shared_ptr<mtmd_context>>();
 
-        const json done = server_call(*queue_tasks, *queue_results, is_late, [this, res]() {
-            *res = load_to_use();
-            return json(true);
-        });
-        if (done.is_null()) {
-            throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is still being loaded, try again", 1);
-        }
+        while (true) {
+            try {
+                const json done = server_call(*queue_tasks, *queue_results, is_late, [this, res]() {
+                    *res = load_to_use();
+                    return json(true);
+                });
+                if (done.is_null()) {
+                    throw server_refusal(ERROR_TYPE_UNAVAILABLE, "the multimodal projector is still being loaded, try again", 1);
+                }
 
-        return std::move(*res);
+                return std::move(*res);
+            } catch (const server_refusal & e) {
+                if (e.type != ERROR_TYPE_UNAVAILABLE || is_late()) {
+                    throw;
+                }
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(100)); // it is being unloaded
+        }
     }
 
     // mutex held. returns false without a whole file
@@ -560,7 +570,7 @@ inline server_part server_mctx_part(
             server_mctx::closing closing(mctx);
 
             json res;
-            while (res.is_null() && closing.wait(deadline, should_stop)) {
+            while (res.is_null() && !should_stop() && closing.wait(deadline, should_stop)) {
                 res = call([&mctx]() { return mctx.unload(); });
             }
             return res;

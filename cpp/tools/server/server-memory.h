@@ -19,20 +19,22 @@
 
 // is memory what the context lacks for n_cells more, rather than cells? ask after a batch or a state found no place
 // the only place that decides it. ctx may be null
-inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = SIZE_MAX) {
+inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = 1) {
     if (!ctx) {
         return false;
     }
 
     const auto usage = llama_get_memory_usage(ctx);
 
-    return usage.n_cells < usage.n_cells_max && usage.n_cells - usage.n_cells_used < n_cells;
+    return usage.n_cells < usage.n_cells_max && usage.n_cells_max - usage.n_cells_used >= n_cells;
 }
 
 // does the context have all of its cells for n_cells? if not, another time may be better for what has failed
 // note: free cells do not tell, as a context can have caches of several sizes (windows)
 inline bool server_memory_is_free(const llama_context * ctx, size_t n_cells) {
-    return llama_get_memory_usage(ctx).n_cells_used == 0 && !server_memory_is_short(ctx, n_cells);
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells_used == 0 && usage.n_cells >= std::min<size_t>(n_cells, usage.n_cells_max);
 }
 
 // are the cells of n tokens of a sequence gone? a device that failed in the middle of a change of types has taken them
@@ -45,10 +47,10 @@ inline bool server_memory_is_lost(const llama_context * ctx, llama_seq_id id, in
 // what process_mtmd_chunk() returns if there is no place for what it decodes
 constexpr int32_t SERVER_CHUNK_NO_CELLS = -2;
 
-inline std::string server_memory_error(const llama_context * ctx) {
+inline std::string server_memory_error(const llama_context * ctx, size_t n_cells = 1) {
     const auto usage = llama_get_memory_usage(ctx);
 
-    if (!server_memory_is_short(ctx)) {
+    if (!server_memory_is_short(ctx, n_cells)) {
         return string_format("the KV cache of %u cells has no place left, try again when other requests are done", usage.n_cells_max);
     }
 

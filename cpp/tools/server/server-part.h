@@ -80,7 +80,7 @@ inline json server_part_post(const server_part & part, const server_part & other
     const auto action = json_value(body, "action", std::string());
     const auto swap   = json_value(body, "unload", std::string());
 
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(json_value(body, "timeout_ms", (int64_t) 10000));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(std::clamp<int64_t>(json_value(body, "timeout_ms", (int64_t) 10000), 0, 24*60*60*1000));
 
     if (action == "unload" && swap.empty()) {
         return part.unload(deadline);

@@ -98,8 +98,9 @@ protected:
     }
 
     // no cell was found. if that is for want of the memory that --cache-ram takes as well, what is saved there is the first to go
-    bool pool_drop_saved() {
-        is_ram_short = self().params_base.kv_budget_mib == 0 && pool_is_in_ram() && server_memory_is_short(self().ctx_tgt);
+    // n: cells that were wanted
+    bool pool_drop_saved(int32_t n) {
+        is_ram_short = self().params_base.kv_budget_mib == 0 && pool_is_in_ram() && server_memory_is_short(self().ctx_tgt, n);
 
         auto & cache = self().prompt_cache;
         if (!cache || cache->states.empty() || !is_ram_short) {
@@ -119,8 +120,10 @@ protected:
 
     // another time is no better
     void pool_refuse(const server_slot & slot) {
+        const int32_t n_max = n_cells_max();
+
         self().send_error(slot, string_format("request (%d tokens) exceeds what --kv-budget %d holds (%d tokens), try increasing it",
-                slot.task->n_tokens(), self().params_base.kv_budget_mib, n_cells_max()), ERROR_TYPE_EXCEED_CONTEXT_SIZE);
+                slot.task->n_tokens(), self().params_base.kv_budget_mib, slot.task->n_tokens() > n_max ? n_max : n_max - N_BLOCK), ERROR_TYPE_EXCEED_CONTEXT_SIZE);
     }
 
     // has a prompt found no cells that had all of them for itself?

@@ -70,11 +70,16 @@ protected:
     // the batch, rendered from off on, found no place. returns false if that may be for its size: then it is tried again as
     // upstream does, in smaller ones
     bool make_room(int32_t & n_batch, int32_t off) {
-        if (drop_drafts(off) || drop_spare()) {
+        const auto & batch = self().batch;
+
+        if (drop_drafts(off) || drop_spare(batch.view.size())) {
             return true;
         }
 
-        if (self().batch.view.size() > 1) {
+        // what is pooled over all of its tokens stays in one batch
+        const auto is_whole = [&](const auto & token) { return !self().slots[token.id_slot].can_split(); };
+
+        if (batch.view.size() > 1 && std::none_of(batch.tokens.begin() + off, batch.tokens.begin() + off + batch.view.size(), is_whole)) {
             return false;
         }
 
@@ -91,7 +96,7 @@ protected:
 
         if (has_lost_cells(slot)) {
             end_slot(slot, 0);
-        } else if (!drop_spare()) {
+        } else if (!drop_spare(mtmd_input_chunk_get_n_tokens(slot.task->tokens.find_chunk(slot.prompt.n_tokens()).get()))) {
             free_cells(slot, 0);
         }
     }
@@ -232,9 +237,9 @@ protected:
     }
 
 private:
-    // what is worth less than any cells
-    bool drop_spare() {
-        return self().pool_drop_saved() || (server_memory_is_short(self().ctx_tgt) && self().budget.drop_spare());
+    // what is worth less than any cells, of which n were wanted
+    bool drop_spare(int32_t n) {
+        return self().pool_drop_saved(n) || (server_memory_is_short(self().ctx_tgt, n) && self().budget.drop_spare());
     }
 
     // for the next cell of the slot, which ends if there is nothing else to do
