@@ -1,0 +1,131 @@
+"""Cells that are short, which is not memory that is short; and cells that belong to nobody."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtool.errors import VerifyError
+from kvtool.verify.server import LlamaServer
+from kvtool.verify.texts import prompt
+from tests.e2e.adapter import adapter
+from tests.e2e.conftest import Real
+from tests.e2e.servers import completion, serving, until_logged, weights
+
+NO_CACHE = ("--cache-ram", "0", "--no-warmup")
+
+
+def cells_used(server: LlamaServer) -> int:
+    return int(json.loads(server.get("/props"))["kv_cache"]["target"]["cells_used"])
+
+
+def test_a_batch_without_cells_leaves_the_prompt_cache(real: Real, model: Path, tmp_path: Path) -> None:
+    args = ("-c", "1024", "-np", "3", "--kv-unified", "--no-cache-idle-slots", "--cache-ram", "64", "--kv-dynamic")
+    texts = [prompt(n, words) for n, words in ((1, 250), (2, 120), (3, 260), (4, 700))]
+    with serving(real, model, tmp_path / "log", *args, "--no-warmup") as server:
+        for text, slot in zip(texts, (0, 0, 1, 2), strict=True):
+            completion(server, text, 4, id_slot=slot)
+        until_logged(server, "purging slot")
+        for text in (texts[0], texts[2]):  # one that was saved, and one that went for the last prompt
+            assert completion(server, f"{text} more", 1)["timings"]["cache_n"] > 100
+        assert "dropping the prompt cache" not in server.log
+
+
+def embeddings(server: LlamaServer, texts: list[str]) -> list[list[float]]:
+    rows: list[dict[str, Any]] = server.http.post("/embedding", json={"content": texts}).raise_for_status().json()
+    return [row["embedding"][0] for row in sorted(rows, key=lambda row: row["index"])]
+
+
+def test_what_is_pooled_is_not_split(real: Real, model: Path, tmp_path: Path) -> None:
+    """Two prompts at once, with cells of earlier ones in the way: each embedding is of its whole prompt."""
+    pooled = ("--embeddings", "--pooling", "mean", "-b", "2048", "-ub", "2048")
+    args = ("-c", "1200", "-np", "2", "--kv-unified", *pooled, *NO_CACHE, "--slot-save-path", tmp_path)
+    texts = [prompt(n, 480) for n in (1, 2)]
+    with serving(real, model, tmp_path / "log", *args) as server:
+        expected = []
+        for text in texts:
+            for slot in (0, 1):
+                server.slot("erase", slot)
+            expected += embeddings(server, [text])
+        for slot in (0, 1):
+            server.slot("erase", slot)
+        embeddings(server, [prompt(n, 240) for n in (3, 4)])
+        for one, other in zip(embeddings(server, texts), expected, strict=True):
+            assert math.dist(one, other) < 1e-3
+
+
+def test_no_cells_stay_behind_a_prompt_of_other_adapters(real: Real, model: Path, tmp_path: Path) -> None:
+    lora = adapter(model, tmp_path / "lora.gguf", "blk.0.attn_q.")
+    args = ("-c", "1024", "-np", "2", "--kv-unified", "--kv-dynamic", "--lora", lora, *NO_CACHE)
+    with serving(real, model, tmp_path / "log", *args) as server:
+        completion(server, prompt(1, 100), 4, id_slot=1, lora=[{"id": 0, "scale": 1.0}])
+        assert cells_used(server) > 100
+        wrong = {"prompt": prompt(1, 100), "id_slot": 1, "lora": [{"id": 0, "scale": 0.0}], "grammar": "root ::= bad x"}
+        assert server.http.post("/completion", json=wrong).status_code == 400
+        assert cells_used(server) == 0
+
+
+def test_no_cells_stay_behind_an_empty_state(real: Real, model: Path, tmp_path: Path) -> None:
+    args = ("-c", "512", "-np", "2", "--kv-unified", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
+    with serving(real, model, tmp_path / "log", *args) as server:
+        server.slot("save", 1, "empty")
+        completion(server, prompt(1, 150), 4, id_slot=0)
+        server.slot("restore", 0, "empty")
+        assert cells_used(server) == 0
+        assert completion(server, prompt(2, 150), 4, id_slot=1)["tokens_predicted"] == 4
+
+
+def test_a_restored_slot_has_its_time(real: Real, model: Path, tmp_path: Path) -> None:
+    idle = ("--kv-idle-release", "6", "--slot-save-path", tmp_path)
+    with serving(real, model, tmp_path / "log", "-c", "1024", "-np", "1", *idle, *NO_CACHE) as server:
+        completion(server, prompt(1, 100), 4)
+        server.slot("save", 0, "one")
+        time.sleep(5)
+        server.slot("restore", 0, "one")
+        time.sleep(2.5)
+        assert cells_used(server) > 100
+
+
+@pytest.mark.parametrize("flag", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
+@pytest.mark.parametrize("toy", ["lfm2-dense", "deepseek4-moe"])
+def test_requests_for_which_there_are_cells_run_side_by_side(
+    real: Real, tmp_path: Path, toy: str, flag: tuple[str, ...]
+) -> None:
+    """Also where all layers have windows, or rows are for several tokens."""
+    args = ("-c", "2048", "-np", "2", "--kv-unified", *flag, *NO_CACHE)
+    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(completion, server, prompt(slot, 200), 24, id_slot=slot) for slot in (0, 1)]
+        assert [request.result()["tokens_predicted"] for request in asked] == [24, 24]
+        assert "waits for cells" not in server.log
+        # the numbers are those of tokens
+        if flag:
+            cache = json.loads(server.get("/props"))["kv_cache"]["target"]
+            assert 400 < cache["cells_used"] <= cache["cells"] <= cache["cells_max"] and cache["cells_max"] >= 2048
+
+
+def test_the_first_cells_of_a_draft_are_within_the_budget(real: Real, model: Path, tmp_path: Path) -> None:
+    mib = weights(model) + 2  # of which four streams of each context begin with 2
+    draft = ("-md", model, "--spec-type", "draft-simple", "--draft-lazy")
+    args = ("-c", "4096", "-np", "4", "--no-kv-unified", "--kv-budget", str(mib), *draft, *NO_CACHE)
+    with serving(real, model, tmp_path / "log", *args) as server:
+        answer = server.http.post("/speculative", json={"action": "load"})
+        assert answer.status_code == 503 and "the cells that the draft model begins with" in answer.text
+        budget = json.loads(server.get("/props"))["kv_budget"]
+        assert budget["committed_bytes"] <= budget["bytes"]
+        assert completion(server, prompt(1, 50), 4)["tokens_predicted"] == 4
+
+
+def test_a_server_does_not_begin_above_its_budget(real: Real, model: Path, tmp_path: Path) -> None:
+    args = ("-c", "8192", "-np", "4", "--no-kv-unified", "--kv-budget", "1", *NO_CACHE)
+    with (
+        pytest.raises(VerifyError, match="did not start"),
+        serving(real, model, tmp_path / "log", *args),
+    ):
+        pass
+    assert "--kv-budget is 1.00 MiB, and the KV cache begins with 2.00 MiB" in (tmp_path / "log").read_text()
