@@ -52,6 +52,17 @@ def test_an_empty_one_takes_the_first_patch_and_moves_with_it(
     assert "x + 55" in (tree / "src/a.cpp").read_text() and "a comment on top" in (tree / "src/a.cpp").read_text()
 
 
+def test_its_gitattributes_change_no_byte(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = made(project, kvtool, monkeypatch)
+    picture = b"\x89PNG\r\n\x1a\n\0"
+    (root / "cpp/docs").mkdir()
+    (root / "cpp/docs/a.png").write_bytes(picture)
+    git(root, "init", "-q")
+    git(root, "-c", "core.autocrlf=true", "-c", "core.safecrlf=false", "add", "-A")
+    stored = subprocess.run(["git", "cat-file", "blob", ":cpp/docs/a.png"], cwd=root, capture_output=True).stdout
+    assert stored == picture
+
+
 def test_nothing_that_is_there_is_touched(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/Makefile").write_text("mine\n")
