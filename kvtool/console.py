@@ -74,8 +74,8 @@ class Console:
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "") -> None:
         self.json, self.quiet, self.verbose, self.command = json, quiet, verbose, command
-        self._out = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._err = RichConsole(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._out = RichConsole(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
+        self._err = RichConsole(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         process.observe(self.echo_command if verbose else None)
 
     def step(self, text: str) -> None:

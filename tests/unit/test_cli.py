@@ -132,6 +132,15 @@ def test_the_shell_completes_verbs_and_options() -> None:
     assert completes("kvtool rebase --acc") == ["--accept-shrink"]
 
 
+def test_no_text_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    said = console.Console()
+    said.line("+ user:x:1000 a:b:c :bug: [x]")
+    said.table(("a:b:c",), [("a:b:c",)])
+    said.error(UsageError("a:b:c"))
+    out, err = capsys.readouterr()
+    assert out.split() == ["+", "user:x:1000", "a:b:c", ":bug:", "[x]", "a:b:c", "a:b:c"] and err == "error: a:b:c\n"
+
+
 def test_a_log_gets_no_progress_that_says_nothing_new(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
