@@ -172,8 +172,8 @@ class Console:
         self._err.print(escape(text.rstrip()), style="dim")
 
     def document(self, doc: object) -> None:
-        """One JSON document on stdout, plain (no wrapping, no colour)."""
-        sys.stdout.write(json.dumps(doc, indent=2, ensure_ascii=False, default=str) + "\n")
+        """One JSON document on stdout, plain and in ASCII, so that no encoding of stdout matters."""
+        sys.stdout.write(json.dumps(doc, indent=2, default=str) + "\n")
         sys.stdout.flush()
 
 

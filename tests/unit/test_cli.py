@@ -170,6 +170,15 @@ def test_error_document_is_frozen(kvtool: Any, tmp_path: Path) -> None:
     assert "error: " in human.err and "why:  " in human.err and "next: " in human.err
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_a_document_is_json_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+    place = tmp_path / "prüfung 😀"
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    argv = [sys.executable, "-m", "kvtool", "status", "--json", "--project", str(place)]
+    ran = subprocess.run(argv, env=env, capture_output=True)
+    assert str(place) in json.loads(ran.stdout)["error"]["what"]
+
+
 def test_internal_error_has_a_traceback_and_still_is_json(
     kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
