@@ -227,7 +227,7 @@ def changes(
     added: dict[str, str] = {}  # new id -> subject
     made: dict[str, str] = {}
     for patch in (patch for patch in folded.patches if patch.commit):
-        name = patch.id or new_id(patch.subject, {*steps, *added})
+        name = patch.id or new_id(patch.subject, {*steps, *added, *_files_of_others(project, scratch, patch.commit)})
         made[name] = patch.commit
         if name not in steps:
             added[name] = patch.subject
@@ -235,6 +235,12 @@ def changes(
     found = [*_cpp_changes(project, scratch, folded.files), *_mails(scratch, steps, made, gone, was)]
     found += _saying(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
     return _in_order(found)
+
+
+def _files_of_others(project: Project, git: Git, commit: str) -> set[str]:
+    """The names that files in patches/ have already; what an export of this commit wrote before it was killed aside."""
+    mail = _as_mail(git, commit)
+    return {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
 
 
 def rebased(

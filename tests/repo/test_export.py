@@ -107,6 +107,24 @@ def test_new_patch_and_new_file_from_one_commit(applied: Tiny, kvtool, tmp_path)
     round_trip(applied, kvtool, tmp_path)
 
 
+def test_a_new_patch_takes_no_file_that_is_there(applied: Tiny, kvtool) -> None:
+    """One that series.toml does not list, and one that it lists by another id."""
+    (applied.root / "patches/Four.patch").write_text("notes of mine\n")
+    (applied.root / "patches/use.patch").rename(applied.root / "patches/five.patch")
+    with (applied.root / "patches/series.toml").open("a") as series:
+        series.write('file = "five.patch"\n')
+    was = applied.snapshot()
+    edit(applied, "src/b.h", "bool three;", "bool four;", "four")
+    edit(applied, "src/a.cpp", "x + 5;", "x + 55;", "five")
+    ran = kvtool("export", "--json")
+    assert (ran.code, files(ran)) == (
+        0,
+        {"patches/four-2.patch": "add", "patches/five-2.patch": "add", "patches/series.toml": "change"},
+    )
+    assert {**was, **{name: applied.snapshot()[name] for name in was if name.endswith(".patch")}} == was
+    assert kvtool("status", "--json").json["unlisted"] == ["Four.patch"]
+
+
 def test_rebased_history_reorders_the_series(applied: Tiny, kvtool, tmp_path) -> None:
     base, flag, use = git(applied.tree, "rev-list", "--reverse", "HEAD").splitlines()[1:]
     git(applied.tree, "reset", "-q", "--hard", base)
