@@ -87,7 +87,7 @@ def merge(builder: Builder, origin: Commit) -> tuple[str | None, tuple[str, ...]
             output=done.stderr,
         )
     tree, *entries = done.stdout.split("\0")
-    return (tree, ()) if done.returncode == 0 else _settle_all(builder, tree, _unmerged(entries))
+    return (tree, ()) if done.returncode == 0 else _settle_all(builder, tree, unmerged_of(entries))
 
 
 def _settle_all(
@@ -110,8 +110,8 @@ def _settle_all(
     return builder.write_tree(), tuple(notes)
 
 
-def _unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
-    """The conflicts of merge-tree: by path and stage (1 base, 2 upstream, 3 the patch) the mode and the blob."""
+def unmerged_of(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
+    """The conflicts of merge-tree or an index: by path and stage (1 base, 2 upstream, 3 the patch) mode and blob."""
     found: dict[str, dict[str, tuple[str, str]]] = {}
     for entry in entries:
         if entry:

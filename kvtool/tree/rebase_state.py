@@ -22,6 +22,7 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.tree.checkout import await_git, put_back, refuse_untracked, switch
+from kvtool.tree.merge import unmerged_of
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
 from kvtool.tree.status import dirty_paths, kvtool_dir, read_journal, write_json
 
@@ -96,7 +97,7 @@ def taking(tree: Path, state: RebaseState) -> Iterator[RebaseState]:
 def take(tree: Path, git: Git, state: RebaseState) -> RebaseState:
     """The person is done: what the tree holds is the resolution of state.stop. The checkout is clean afterwards.
 
-    ConflictError for left-over markers, TreeError when HEAD is somewhere else.
+    ConflictError for what is not resolved, TreeError when HEAD is somewhere else.
     """
     head, parent = git.resolve("HEAD^{commit}"), state.stop.parent
     if head is None or not git.ok("merge-base", "--is-ancestor", parent, head):
@@ -110,6 +111,12 @@ def take(tree: Path, git: Git, state: RebaseState) -> RebaseState:
             f"patch {state.stop.id!r} is not resolved yet",
             why=f"conflict markers are left in {', '.join(marked)}",
             next_step="edit them, then kvtool rebase --continue",
+        )
+    if left := _untouched(tree, git):
+        raise ConflictError(
+            f"patch {state.stop.id!r} is not resolved yet",
+            why=f"one side has no such file, or it is binary, and it is as git left it: {', '.join(left)}",
+            next_step=f"say what is right: git -C {tree} add FILE, or rm FILE; then kvtool rebase --continue",
         )
     git.run(*_CONFLICT, "rerere", check=False)  # remembers the resolution
     kept = keep(tree, git)
@@ -141,7 +148,8 @@ def keep(tree: Path, git: Git) -> str:
 
 def filled_in(tree: Path, git: Git) -> tuple[str, ...]:
     """The conflicts that rerere resolved as they were resolved before: unmerged, and without markers."""
-    return tuple(sorted(name for name in _unmerged(git) if (tree / name).is_file() and not _markers(tree / name)))
+    there = {name for name in _unmerged(git) if (tree / name).is_file() and not _markers(tree / name)}
+    return tuple(sorted(there - set(_untouched(tree, git))))
 
 
 def _marked(tree: Path, git: Git, parent: str) -> list[str]:
@@ -151,8 +159,19 @@ def _marked(tree: Path, git: Git, parent: str) -> list[str]:
     return sorted(name for name, count in found.items() if count > len(_MARKER.findall(git.blob(parent, name) or b"")))
 
 
-def _unmerged(git: Git) -> set[str]:
-    return {entry.split("\t", 1)[1] for entry in git.entries("ls-files", "-u", "-z")}
+def _unmerged(git: Git) -> dict[str, dict[str, tuple[str, str]]]:
+    return unmerged_of(git.entries("ls-files", "-u", "-z"))
+
+
+def _untouched(tree: Path, git: Git) -> list[str]:
+    """Conflicts that git can put no markers into (one side has no such file, or it is binary), as git left them."""
+    found: list[str] = []
+    for name, stages in _unmerged(git).items():
+        mine = [stages[number][1] for number in "23" if number in stages]
+        left = git.raw("cat-file", "blob", mine[0]) if mine and (tree / name).is_file() else None
+        if left is not None and (len(mine) == 1 or b"\0" in left) and (tree / name).read_bytes() == left:
+            found.append(name)
+    return found
 
 
 def _markers(file: Path) -> int:

@@ -297,6 +297,35 @@ def test_lost_hunk_put_back(shrunk: Tiny, kvtool: Any) -> None:
     finished(shrunk, kvtool)
 
 
+@pytest.mark.parametrize("kind", ["removed", "binary"])
+def test_a_conflict_without_markers_wants_a_word(applied: Tiny, kvtool: Any, kind: str) -> None:
+    """--continue took such a file as git had left it: what upstream removed came back, and a binary change was gone."""
+    name = "src/b.h" if kind == "removed" else "docs/empty"
+    if kind == "removed":
+        git(applied.upstream, "rm", "-q", name)
+    else:
+        (applied.tree / name).write_bytes(b"\0mine\r\n")
+        git(applied.tree, "commit", "-qam", "picture")
+        assert kvtool("export").code == 0
+        (applied.upstream / name).write_bytes(b"\0theirs")
+    release(applied, "v3")
+    ran = kvtool("rebase", "v3", "--json")
+    assert (ran.code, ran.json["filled_in"]) == (3, [])
+    assert "resolved as before" not in ran.json["error"]["next"]
+    for _ in range(2):
+        said = kvtool("rebase", "--continue", "--json").json["error"]
+        assert said["exit_code"] == 3 and name in said["why"] and "add FILE, or rm FILE" in said["next"]
+    if kind == "removed":
+        git(applied.tree, "rm", "-q", name)
+        ran = kvtool("rebase", "--skip", "flag")
+    else:
+        (applied.tree / name).write_bytes(b"\0both")
+        ran = kvtool("rebase", "--continue")
+        assert (applied.tree / name).read_bytes() == b"\0both"
+    assert ran.code == 0, ran
+    finished(applied, kvtool)
+
+
 def test_resolution_that_takes_upstreams_side_loses_the_patch(stopped: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v3")
     git(stopped.tree, "checkout", "-q", "HEAD", "--", "src/a.cpp")
