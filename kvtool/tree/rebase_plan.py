@@ -194,7 +194,8 @@ class _Mover:
         report = self._move(step, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
         if self.stop is None and report.in_the_way:
-            self.stop = Stop(step.patch.id, parent, origin.id if origin else "", report.commit)
+            commit = report.commit or (parent if report.lost else "")  # it lost all that it had
+            self.stop = Stop(step.patch.id, parent, origin.id if origin else "", commit)
 
     def _move(self, step: Step, origin: Commit | None) -> PatchReport:
         name = step.patch.id

@@ -331,5 +331,8 @@ def test_resolution_that_takes_upstreams_side_loses_the_patch(stopped: Tiny, kvt
     git(stopped.tree, "checkout", "-q", "HEAD", "--", "src/a.cpp")
     ran = kvtool("rebase", "--continue", "--json")
     assert (ran.code, ran.json["stopped_at"]) == (3, "block") and "1 of 1 hunks" in ran.json["error"]["what"]
+    assert git(stopped.tree, "status", "--porcelain") == ""  # nothing is to be resolved a second time
+    ran = kvtool("rebase", "--accept-shrink", "block", "--json")
+    assert (outcomes(ran)["block"], ran.json["stopped_at"]) == ("empty", "more")
     ran = kvtool("rebase", "--abort")
     assert ran.code == 0
