@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -267,8 +268,15 @@ def _span(patch: Patch, tag: str) -> str:
 
 
 def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
-    """What a diff changes, without line numbers and context."""
+    """What a diff changes, without line numbers and context: modes, lines, and what a file without lines becomes."""
     return tuple(
-        (file.path, tuple(row for hunk in file.hunks for row in hunk.rows if row[:1] in (b"+", b"-")))
+        (
+            file.path,
+            (
+                *re.findall(rb"^(?:old|new|new file|deleted file) mode .*", file.head, re.MULTILINE),
+                *re.findall(rb"^index \w+\.\.(\w+)", b"" if file.hunks else file.head, re.MULTILINE),
+                *(row for hunk in file.hunks for row in hunk.rows if row[:1] in (b"+", b"-")),
+            ),
+        )
         for file in parse_diff(diff)
     )

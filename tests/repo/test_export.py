@@ -176,6 +176,28 @@ def test_tag_that_skips_a_patch_leaves_it_alone(project: Tiny, kvtool, tmp_path)
     round_trip(project, kvtool, tmp_path)
 
 
+@pytest.mark.parametrize("what", ["mode", "binary"])
+def test_a_change_without_lines_is_one_on_another_upstream_too(project: Tiny, kvtool, what: str) -> None:
+    """Where the series is not locked to, a patch is held against its file by what it changes."""
+    assert kvtool("apply").code == 0
+    (project.tree / "docs/empty").write_bytes(b"\0one")
+    git(project.tree, "commit", "-qam", "picture")
+    assert kvtool("export").code == 0
+    was = (project.root / "patches/picture.patch").read_bytes()
+    assert kvtool("apply", "v2").code == 0
+    if what == "mode":
+        (project.tree / "docs/empty").chmod(0o755)
+    else:
+        (project.tree / "docs/empty").write_bytes(b"\0two")
+    git(project.tree, "commit", "-qam", "fixup! picture")
+    assert kvtool("export", "--check").code == 6
+    ran = kvtool("export", "--json")
+    assert (ran.code, files(ran)) == (0, {"patches/picture.patch": "change"})
+    assert kvtool("status", "--json").json["state"] == "clean"
+    (project.root / "patches/picture.patch").write_bytes(was)
+    assert kvtool("status", "--json").json["reasons"][-1]["state"] == "changed"
+
+
 def test_mailbox_is_a_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
     before = applied.snapshot()
     ran = kvtool("export", "--mailbox", tmp_path / "mails", "--json")
