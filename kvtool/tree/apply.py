@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.result import PatchOutcome
-from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, pieces_of, size_of
+from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, pieces_of, size_of, subject_of
 from kvtool.tree.series import NewFile, Series, Step
 from kvtool.tree.source import split_lines
 
@@ -107,7 +107,7 @@ class Commit:
 
     @property
     def subject(self) -> str:
-        return self.message.partition("\n")[0].strip()
+        return subject_of(self.message)
 
 
 def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:

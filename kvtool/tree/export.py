@@ -19,7 +19,7 @@ from kvtool.project import Project, read_text
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import Blob, Builder, Commit, blobs_of, commits_of, replay
 from kvtool.tree.checkout import applied_of
-from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
+from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail, subject_of
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.series import Series, Step, edit_series, hidden, limit_series, new_files, new_id
 from kvtool.tree.status import Applied, changed_rows
@@ -210,7 +210,7 @@ def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
     made = builder.commit_index(group.message, author=first)
-    return FoldedPatch(group.id, group.message.partition("\n")[0].strip(), made or "")
+    return FoldedPatch(group.id, subject_of(group.message), made or "")
 
 
 # --- what changes ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from email import policy
 from email.parser import BytesHeaderParser
 from email.utils import parseaddr
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from kvtool.errors import UsageError
 from kvtool.tree.source import split_lines
@@ -96,6 +96,11 @@ _HUNK = re.compile(rb"^(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@)(.*)$")
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
 
 
+def subject_of(message: str) -> str:
+    """The subject of a commit as git has it: the lines of the first paragraph as one."""
+    return " ".join(map(str.rstrip, takewhile(str.strip, message.lstrip("\n").split("\n")))).strip()
+
+
 def parse_mail(raw: bytes, where: str) -> Mail:
     """Parse a patch file; UsageError when it is not a mail as format-patch writes it."""
     hint = "write it with `kvtool export`, or git format-patch"
@@ -112,7 +117,7 @@ def parse_mail(raw: bytes, where: str) -> Mail:
     text, diff = (rest[: start.start()], rest[start.start() :]) if start else (rest, b"")
     body = re.split(rb"^---$", text, maxsplit=1, flags=re.MULTILINE)[0].decode("utf-8", "surrogateescape").strip()
     message = f"{subject}\n\n{body}\n" if body else f"{subject}\n"
-    return Mail(name or email, email, date, subject, message, diff, raw)
+    return Mail(name or email, email, date, subject_of(message), message, diff, raw)
 
 
 def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:

@@ -70,6 +70,20 @@ def test_fixup_by_id_and_nested_and_amend(applied: Tiny, kvtool, tmp_path) -> No
     round_trip(applied, kvtool, tmp_path)
 
 
+def test_a_subject_of_several_lines(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    """git makes one line of it, also in a fixup!; the message keeps them."""
+    edit(applied, "src/b.h", "bool three;", "bool four;", "feat: four\n- did a\n  - did b\n\nbody")
+    for five in ("five", "six"):
+        file = applied.tree / "src/b.h"
+        file.write_text(file.read_text().replace("bool four;", f"bool {five};\n    bool four;"))
+        git(applied.tree, "commit", "-qa", "--fixup=HEAD")
+        assert kvtool("export").code == 0
+        round_trip(applied, kvtool, tmp_path / five)
+        assert git(applied.tree, "log", "-1", "--format=%B") == "feat: four\n- did a\n  - did b\n\nbody"
+        git(applied.tree, "commit", "-q", "--amend", "--no-edit", f"--author={five} <{five}@x>")
+    assert files(kvtool("export", "--json")) == {"patches/feat-four-did-a-did-b.patch": "change"}
+
+
 def test_new_files_go_to_cpp_by_path(applied: Tiny, kvtool, tmp_path) -> None:
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     (applied.tree / "tools/check/run.sh").write_text("#!/bin/sh\nexit 1\n")
