@@ -132,8 +132,8 @@ def _groups(
     git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, theirs: frozenset[str]
 ) -> list[_Group]:
     by_commit = {report.commit: report.id for report in applied.patches if report.commit}
-    by_name = {step.mail.subject: step.patch.id for step in series.steps if step.wanted}
-    by_name |= {step.patch.id: step.patch.id for step in series.steps if step.wanted}
+    by_subject = {step.mail.subject: step.patch.id for step in series.steps if step.wanted}
+    ids = {step.patch.id for step in series.steps if step.wanted}
     groups: list[_Group] = []
     for commit in commits:
         if len(commit.parents) > 1:
@@ -145,7 +145,7 @@ def _groups(
         target, kind = commit.subject, ""
         while found := _FIXUP.match(target):
             target, kind = target[found.end() :], kind or found[1]
-        patch = by_commit.get(commit.id) or by_name.get(target, "")
+        patch = by_commit.get(commit.id) or by_subject.get(target) or (target if kind and target in ids else "")
         diff = _upstream_diff(git, commit, theirs)
         known = next((group for group in groups if patch and group.id == patch), None)
         if kind:

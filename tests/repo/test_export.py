@@ -84,6 +84,12 @@ def test_a_subject_of_several_lines(applied: Tiny, kvtool, tmp_path: Path) -> No
     assert files(kvtool("export", "--json")) == {"patches/feat-four-did-a-did-b.patch": "change"}
 
 
+def test_a_subject_that_is_an_id_is_one_of_its_own(applied: Tiny, kvtool) -> None:
+    edit(applied, "src/b.h", "bool three;", "bool four;", "use")
+    ran = kvtool("export", "--json")
+    assert (ran.code, files(ran)) == (0, {"patches/use-2.patch": "add", "patches/series.toml": "change"})
+
+
 def test_new_files_go_to_cpp_by_path(applied: Tiny, kvtool, tmp_path) -> None:
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     (applied.tree / "tools/check/run.sh").write_text("#!/bin/sh\nexit 1\n")
