@@ -27,6 +27,7 @@ from kvtool.tree.transaction import Change, written
 from kvtool.upstream.lock import Upstream, pin
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
+_NO_MAIL = re.compile(r"\A\s*\Z|^(---\s*$|diff -.*|Index: .*)", re.MULTILINE)  # git am ends a mail's message there
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,12 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
 def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
     """Commit a group on top of what is built so far, if it changes anything in upstream's files."""
     first = group.first
+    if cut := _NO_MAIL.search(group.message):
+        raise TreeError(
+            f"the message of commit {first.id[:10]} ({first.subject}) cannot stand in a patch file",
+            why=f"a mail's message ends at a line such as {line!r}" if (line := cut[0].strip()) else "it is empty",
+            next_step=f"reword it: git -C {tree} rebase -i {first.parent[:10]}",
+        )
     for commit, diff in group.commits:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
             builder.reset()

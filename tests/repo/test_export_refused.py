@@ -178,6 +178,14 @@ def test_a_dropped_patch_hides_no_other_change(applied: Tiny, kvtool, also: str)
     refused(applied, kvtool, 4, "would undo that")
 
 
+@pytest.mark.parametrize("line", ["---", "diff --git a/x b/x", ""])
+def test_a_message_that_a_mail_would_cut(applied: Tiny, kvtool, line: str) -> None:
+    (applied.tree / "src/b.h").write_text("struct params {};\n")
+    message = f"one\n\ntwo\n{line}\nthree" if line else ""
+    git(applied.tree, "commit", "-qa", "--allow-empty-message", "-m", message)
+    refused(applied, kvtool, 4, "cannot stand in a patch file", line or "empty", "reword")
+
+
 @pytest.mark.parametrize("path", [".hidden", "src/.x", "src/x~", "README.md"])
 def test_file_that_cpp_cannot_hold(applied: Tiny, kvtool, path: str) -> None:
     (applied.tree / path).write_text("x")
