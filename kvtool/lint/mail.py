@@ -53,7 +53,7 @@ def _subject(mail: Mail) -> Findings:
 
 
 def _diff(mail: Mail, new_paths: Collection[str]) -> Findings:
-    line = mail.raw[: len(mail.raw) - len(mail.diff)].count(b"\n") + 1
+    line = mail.raw[: mail.raw.find(mail.diff)].count(b"\n") + 1
     if not mail.diff:
         yield 0, "empty", "it changes nothing", "drop it, or write what it is for"
     for part in parse_diff(mail.diff):

@@ -94,6 +94,7 @@ class Piece:
 
 _HUNK = re.compile(rb"^(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@)(.*)$")
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
+_SIGNATURE = re.compile(rb"^-- \n(?!diff --git )[^-+ @\\].*\Z", re.MULTILINE | re.DOTALL)  # of a mail; no row of a diff
 
 
 def subject_of(message: str) -> str:
@@ -106,7 +107,8 @@ def parse_mail(raw: bytes, where: str) -> Mail:
     hint = "write it with `kvtool export`, or git format-patch"
     head, separator, rest = raw.partition(b"\n\n")
     if not separator or not head.startswith(b"From "):
-        raise UsageError(f"{where} is not a patch mail", why="it does not begin with a From line", next_step=hint)
+        why = "its lines end in CR LF" if b"\r\n\r\n" in raw else "it does not begin with a From line"
+        raise UsageError(f"{where} is not a patch mail", why=why, next_step=hint)
     headers = BytesHeaderParser(policy=policy.default).parsebytes(head.partition(b"\n")[2] + b"\n\n")
     name, email = parseaddr(str(headers["From"] or ""))
     subject, date = str(headers["Subject"] or "").strip(), str(headers["Date"] or "").strip()
@@ -114,7 +116,7 @@ def parse_mail(raw: bytes, where: str) -> Mail:
         if not value:
             raise UsageError(f"{where} is not a patch mail", why=f"it has no {what} header", next_step=hint)
     start = _DIFF.search(rest)
-    text, diff = (rest[: start.start()], rest[start.start() :]) if start else (rest, b"")
+    text, diff = (rest[: start.start()], _SIGNATURE.sub(b"", rest[start.start() :])) if start else (rest, b"")
     body = re.split(rb"^---$", text, maxsplit=1, flags=re.MULTILINE)[0].decode("utf-8", "surrogateescape").strip()
     message = f"{subject}\n\n{body}\n" if body else f"{subject}\n"
     return Mail(name or email, email, date, subject_of(message), message, diff, raw)

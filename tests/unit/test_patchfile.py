@@ -76,6 +76,18 @@ def test_empty_file() -> None:
         parse_mail(b"", "here")
 
 
+@pytest.mark.parametrize("signature", [b"-- \n2.39.5\n\n", b"-- \nmine\n- two\n"])
+def test_a_signature_is_no_row(signature: bytes) -> None:
+    row = MAIL.replace(b"-all\n", b"-all\n-- \n").replace(b"@@ -1 +0,0", b"@@ -1,2 +0,0")  # a removed "- " is one
+    assert parse_mail(row + signature, "here").diff == parse_mail(row, "here").diff == row[row.index(b"diff --git") :]
+
+
+def test_line_ends_are_told() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_mail(MAIL.replace(b"\n", b"\r\n"), "here")
+    assert "CR LF" in caught.value.why
+
+
 def test_diff() -> None:
     spaced, gone, mode = parse_diff(parse_mail(MAIL, "here").diff)
     assert [f.path for f in (spaced, gone, mode)] == ["src/a b.cpp", "gone.h", "run.sh"]
