@@ -112,7 +112,7 @@ def parse_mail(raw: bytes, where: str) -> Mail:
     headers = BytesHeaderParser(policy=policy.default).parsebytes(head.partition(b"\n")[2] + b"\n\n")
     name, email = parseaddr(str(headers["From"] or ""))
     subject, date = str(headers["Subject"] or "").strip(), str(headers["Date"] or "").strip()
-    for what, value in (("From", email), ("Date", date), ("Subject", subject)):
+    for what, value in (("From", name or email), ("Date", date), ("Subject", subject)):
         if not value:
             raise UsageError(f"{where} is not a patch mail", why=f"it has no {what} header", next_step=hint)
     start = _DIFF.search(rest)

@@ -84,6 +84,15 @@ def test_a_subject_of_several_lines(applied: Tiny, kvtool, tmp_path: Path) -> No
     assert files(kvtool("export", "--json")) == {"patches/feat-four-did-a-did-b.patch": "change"}
 
 
+def test_an_author_without_an_address(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    """As of who has set user.email to nothing."""
+    edit(applied, "src/b.h", "bool three;", "bool four;", "four")
+    git(applied.tree, "commit", "-q", "--amend", "--no-edit", "--author=Foo <>")
+    assert kvtool("export").code == 0
+    assert git(applied.tree, "log", "-1", "--format=%an|%ae") == "Foo|"
+    round_trip(applied, kvtool, tmp_path)
+
+
 def test_a_subject_that_is_an_id_is_one_of_its_own(applied: Tiny, kvtool) -> None:
     edit(applied, "src/b.h", "bool three;", "bool four;", "use")
     ran = kvtool("export", "--json")
