@@ -84,12 +84,12 @@ def _root(start: Path | None) -> Path:
 def find_project(start: Path | None = None, tree: Path | None = None) -> Project:
     """start: --project, or None for KVTOOL_PROJECT, upward from here, this kvtool's own checkout, packaged data.
 
-    tree: --tree, or None for KVTOOL_TREE, `<root>/llama.cpp`; packaged data has no place for a tree, so there it is
-    ./llama.cpp. Raises UsageError when there is no project.
+    tree: --tree, or None for KVTOOL_TREE, `<root>/llama.cpp`, links followed, so that it is one tree by every name;
+    packaged data has no place for a tree, so there it is ./llama.cpp. Raises UsageError when there is no project.
     """
     root = _root(start)
     checkout = _named("KVTOOL_TREE", tree) or (Path.cwd() if root == PACKAGED else root) / "llama.cpp"
-    return Project(root, checkout, user_cache())
+    return Project(root, checkout.resolve(), user_cache())
 
 
 def read_text(path: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtool.project import find_project
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit
 from tests.repo.fetches import fake, needs_posix
@@ -79,6 +80,18 @@ def test_what_others_own_is_used_where_the_users_git_uses_it(
     (tmp_path / "config").write_text('[safe]\ndirectory = "/odd\x01"\ndirectory = "*"\n[core]\nworktree = /nowhere\n')
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
     assert [kvtool(command).code for command in ("apply", "apply", "status", "export")] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["dangling", "empty"])
+def test_the_tree_may_be_a_link(project: Tiny, kvtool, tmp_path, there: bool) -> None:
+    """As where the disk with room is another; and it is one tree by both names."""
+    place = tmp_path / "large disk" / "llama"
+    if there:
+        place.mkdir(parents=True)
+    project.tree.symlink_to(place)
+    assert kvtool("apply").code == 0
+    assert project.tree.is_symlink() and (place / "src/new.cpp").is_file()
+    assert find_project(tree=place) == find_project()
 
 
 def test_second_apply_changes_nothing(project: Tiny, kvtool) -> None:
