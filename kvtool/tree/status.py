@@ -137,6 +137,9 @@ def read_applied(tree: Path) -> Applied | None:
 
 
 def write_applied(tree: Path, applied: Applied) -> None:
+    """Take note of what a tree holds; a ref keeps its commits, also when the user's branch has moved on."""
+    (tree / ".git/refs/kvtool/applied.lock").unlink(missing_ok=True)  # a killed git's: nobody else writes that ref
+    Git(tree).run("update-ref", "refs/kvtool/applied", applied.head)
     write_json(kvtool_dir(tree) / "state.json", asdict(applied))
 
 

@@ -93,6 +93,15 @@ def test_an_author_without_an_address(applied: Tiny, kvtool, tmp_path: Path) -> 
     round_trip(applied, kvtool, tmp_path)
 
 
+def test_what_was_applied_outlives_gc(applied: Tiny, kvtool) -> None:
+    """Weeks later git has forgotten what no branch and no reflog holds."""
+    git(applied.tree, "commit", "-q", "--amend", "-m", "use: a patch\n\nA word more.")
+    git(applied.tree, "reflog", "expire", "--expire=now", "--expire-unreachable=now", "--all")
+    git(applied.tree, "gc", "-q", "--prune=now")
+    assert kvtool("status", "--json").json["state"] == "commits"
+    assert files(kvtool("export", "--json")) == {"patches/use.patch": "change"}
+
+
 def test_a_subject_that_is_an_id_is_one_of_its_own(applied: Tiny, kvtool) -> None:
     edit(applied, "src/b.h", "bool three;", "bool four;", "use")
     ran = kvtool("export", "--json")
