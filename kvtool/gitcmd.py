@@ -125,9 +125,12 @@ class Git:
         check: bool = True,
         error: type[KvtoolError] = KvtoolError,
     ) -> Completed:
-        """Run captured. With check a failure raises `error` (DiskError when the disk is full) with git's output."""
+        """Run captured. With check a failure raises `error` with git's output.
+
+        A full disk (a DiskError) and a git that was killed always raise: neither is an answer.
+        """
         done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
-        if check and done.returncode != 0:
+        if done.returncode < 0 or (done.returncode != 0 and (check or _DISK.search(done.stderr))):
             raise _failure(args, done, error)
         return done
 

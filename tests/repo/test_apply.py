@@ -201,6 +201,19 @@ def test_every_hunk_that_fails_is_named(project: Tiny, kvtool) -> None:
     assert [(hunk["number"], hunk["total"]) for hunk in failed] == [(1, 3), (3, 3)]
 
 
+@needs_posix
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("echo 'unable to write: No space left on device' >&2; exit 1", "disk"), ("kill -9 $$", "internal")],
+)
+def test_a_git_that_fails_is_no_conflict(applied: Tiny, kvtool, tmp_path, monkeypatch, how: str, code: str) -> None:
+    """A full disk, or one that the system killed to have its memory."""
+    (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
+    fake(tmp_path, monkeypatch, "git", f'case " $* " in *" apply "*) {how};; esac\nexec {shutil.which("git")} "$@"\n')
+    ran = kvtool("apply", "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (1, code) and "conflict" not in ran.out
+
+
 def test_conflict_on_first_apply_leaves_nothing(project: Tiny, kvtool) -> None:
     break_patch(project, "flag", "     bool two;", "     bool twenty;")
     assert kvtool("apply").code == 3
