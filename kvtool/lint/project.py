@@ -88,7 +88,8 @@ def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
             added, removed = ({row[1:] for row in rows if row[:1] == sign} for sign in (b"+", b"-"))
             known = (line for line in sorted(added & removed) if (file.path, line) in brought and len(line.split()) > 1)
             if moved := next(known, b""):
-                what = f"it moves a line of {brought[file.path, moved]} in {file.path}: {moved.decode().strip()}"
+                line = moved.decode("utf-8", "replace").strip()
+                what = f"it moves a line of {brought[file.path, moved]} in {file.path}: {line}"
                 todo = "let that patch bring it where it belongs: commit --fixup=<its commit>, then kvtool export"
                 yield LintFinding(f"patches/{patch.file}", 0, "moves", what, todo)
             brought |= {(file.path, line): patch.id for line in added}

@@ -96,6 +96,10 @@ def test_a_patch_that_moves_what_another_one_brings(good: Tiny, kvtool: Any) -> 
     good.add_patch("brings", ("src/b.h", three, brings + three))
     good.add_patch("moves", ("src/b.h", brings + three, three + brings))
     assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/moves.patch", "moves")]
+    for name in ("brings", "moves"):  # a line need not be UTF-8
+        file = good.root / f"patches/{name}.patch"
+        file.write_bytes(file.read_bytes().replace(b"brought", b"br\xfcught"))
+    assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/moves.patch", "moves")]
 
 
 def test_the_lock(good: Tiny, kvtool: Any) -> None:
