@@ -3,6 +3,7 @@
 A conflict is an outcome, not an exception: every patch is tried, and each gets a report.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -115,7 +116,7 @@ def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
     flags = ("--reverse", "--topo-order", "--date=raw", "-p", *DIFF_FLAGS)
     log = git.raw("log", *flags, "--format=%x00%x00%H%n%P%n%an%n%ae%n%ad%n%B%x00", f"{base}..{head}")
     commits = []
-    for entry in log.split(b"\0\0")[1:]:
+    for entry in re.split(rb"\0\0(?=[0-9a-f]{40}\n)", log)[1:]:  # a file that git takes for text may have NULs, too
         said, _, diff = entry.partition(b"\0")
         commit, parents, name, email, date, message = said.decode("utf-8", "surrogateescape").split("\n", 5)
         commits.append(Commit(commit, tuple(parents.split()), name, email, date, message, diff.lstrip(b"\n")))

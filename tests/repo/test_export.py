@@ -93,6 +93,17 @@ def test_an_author_without_an_address(applied: Tiny, kvtool, tmp_path: Path) -> 
     round_trip(applied, kvtool, tmp_path)
 
 
+def test_a_text_with_zeros_in_it(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    """git looks at the first 8000 bytes of a file to say that it is binary."""
+    (applied.tree / "src/table.txt").write_bytes(b"0123456789abcde\n" * 600 + b"\0\0\0\0\n")
+    git(applied.tree, "add", "-A")
+    git(applied.tree, "commit", "-qm", "table")
+    edit(applied, "src/b.h", "bool three;", "bool four;", "four")
+    assert kvtool("export").code == 0
+    assert (applied.root / "cpp/src/table.txt").stat().st_size == 9605
+    round_trip(applied, kvtool, tmp_path)
+
+
 def test_what_was_applied_outlives_gc(applied: Tiny, kvtool) -> None:
     """Weeks later git has forgotten what no branch and no reflog holds."""
     git(applied.tree, "commit", "-q", "--amend", "-m", "use: a patch\n\nA word more.")
