@@ -13,6 +13,7 @@ inside command(), not at the top: `kvtool --help` imports every command module, 
 
 import copy
 import dataclasses
+import errno
 import importlib
 import inspect
 import io
@@ -27,7 +28,7 @@ import typer
 
 from kvtool import __version__
 from kvtool.console import Console, escape
-from kvtool.errors import BisectAbort, KvtoolError, UsageError
+from kvtool.errors import BisectAbort, DiskError, KvtoolError, UsageError
 from kvtool.options import Env, Shared, Taken, taken
 from kvtool.project import find_project
 from kvtool.result import Result
@@ -135,13 +136,16 @@ def _verb_first(argv: list[str]) -> list[str]:
     return [rest[0], *argv[:at], *rest[1:]] if rest and not rest[0].startswith("-") else rest
 
 
+_DENIED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's trouble, no bug
+
+
 def run(argv: list[str]) -> int:
     """Run one command line; the exit code. Never raises."""
     argv = _verb_first(argv)
     verb = argv[0] if argv[:1] and argv[0] in COMMANDS else ""
     edge = Console(json="--json" in argv, command=verb)
     judged = any(word.startswith("--at") for word in argv)  # git bisect run would take 1 and 2 for a verdict
-    usage, internal = (BisectAbort, BisectAbort) if judged else (UsageError, KvtoolError)
+    usage, disk, internal = (BisectAbort,) * 3 if judged else (UsageError, DiskError, KvtoolError)
     try:
         try:
             Path.cwd()
@@ -168,6 +172,9 @@ def run(argv: list[str]) -> int:
             elif hasattr(err, "show"):
                 err.show()
             return usage.exit_code
+        if isinstance(err, OSError) and err.errno in _DENIED:
+            edge.error(disk("a file cannot be read or written", why=str(err)))
+            return disk.exit_code
         edge.error(internal(f"internal error: {type(err).__name__}", why=str(err), next_step="please report this"))
         edge.traceback(traceback.format_exc())
         return internal.exit_code

@@ -154,9 +154,10 @@ def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, 
         raise UsageError(
             f"{folder} holds something else than a mailbox", next_step="name a directory that is empty or not there yet"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.iterdir():
-        left.unlink()
+    with writing(str(folder), "name another place"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.iterdir():
+            left.unlink()
     git.run("format-patch", "--quiet", "-o", folder.absolute(), *MAIL_FLAGS, *DIFF_FLAGS, f"{base}..{head}")
     return tuple(sorted(folder.iterdir()))
 

@@ -264,3 +264,5 @@ def test_mailbox_is_a_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
     (own := tmp_path / "own").mkdir()
     (own / "0001-my-own-work.patch").write_text("From 1234567890123456789012345678901234567890 Mon Sep 17\n")
     assert kvtool("export", "--mailbox", own).code == 2 and len(list(own.iterdir())) == 1
+    below = own / "0001-my-own-work.patch" / "x"
+    assert kvtool("export", "--mailbox", below, "--json").json["error"]["code"] == "disk"

@@ -179,19 +179,22 @@ def test_a_document_is_json_in_every_encoding(tmp_path: Path, encoding: str) -> 
     assert str(place) in json.loads(ran.stdout)["error"]["what"]
 
 
-def test_internal_error_has_a_traceback_and_still_is_json(
-    kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("error", "code"), [(ZeroDivisionError("oh"), "internal"), (OSError(28, "No space left on device"), "disk")]
+)
+def test_only_an_internal_error_has_a_traceback_and_still_is_json(
+    kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, code: str
 ) -> None:
     from kvtool.commands import status
 
     def broken(_project: object) -> None:
-        raise ZeroDivisionError("oh")
+        raise error
 
     monkeypatch.setattr(status, "load_lock", broken)
     (tmp_path / "patches").mkdir()
     (tmp_path / "patches/series.toml").write_text("")
     ran = kvtool("status", "--json", "--project", tmp_path)
-    assert ran.code == 1 and ran.json["error"]["code"] == "internal" and "Traceback" in ran.err
+    assert ran.code == 1 and ran.json["error"]["code"] == code and ("Traceback" in ran.err) == (code == "internal")
 
 
 def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
