@@ -35,7 +35,7 @@ from kvtool.tree.status import (
     write_json,
 )
 from kvtool.upstream.cache import Cache, ref_of
-from kvtool.upstream.lock import Upstream
+from kvtool.upstream.lock import Upstream, load_lock
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,13 @@ class Brought:
 
 def bring(shop: Workshop, upstream: Upstream, *, pinned: bool) -> Brought:
     """Make the project's tree the series on an upstream. TreeError (exit 4) rather than lose work."""
-    tree, series = shop.project.tree, shop.series(upstream)
+    tree = shop.project.tree
     with hold_tree(shop.project, shop.console):
+        if (current := load_lock(shop.project.lock).current) != shop.lock.current:
+            raise TreeError(
+                f"another kvtool moved the project to llama.cpp {current} meanwhile", next_step="run the command again"
+            )
+        series = shop.series(upstream)
         sweep(tree)
         if read_applied(tree) is not None:
             return _update(shop, series, pinned)

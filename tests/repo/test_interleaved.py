@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvtool import locks
 from kvtool.tree import checkout, transaction
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit
@@ -82,6 +83,21 @@ def test_a_commit_made_while_the_series_is_applied_stays(
     ran = kvtool("apply", "--json")
     assert is_on_a_branch(project, made[0]), ran
     assert ran.code == 4 and ran.json["error"]["next"], ran
+
+
+def test_an_apply_that_waited_for_a_rebase_does_not_undo_it(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
+    """It had read the lock before."""
+    real = locks.hold_tree
+
+    def waiting(*args: Any) -> Any:
+        monkeypatch.setattr(checkout, "hold_tree", real)
+        assert kvtool("rebase", "v2").code == 0
+        return real(*args)
+
+    monkeypatch.setattr(checkout, "hold_tree", waiting)
+    ran = kvtool("apply", "--json")
+    assert ran.code == 4 and "v2" in ran.json["error"]["what"]
+    assert kvtool("status", "--json").json["state"] == "clean" and current(applied) == "v2"
 
 
 def test_a_branch_made_while_a_rebase_waits_stays(project: Tiny, kvtool: Any) -> None:
