@@ -147,6 +147,9 @@ def _explain(output: str, what: str = "") -> KvtoolError:
         return DiskError("the disk is full", why=what, output=output)
     if _REFUSED.search(output) and not _UNREACHED.search(output):
         return UsageError(f"{name}it is not there", output=output)
+    if "promisor remote" in output:
+        whole = "have all of it there: git fetch --refetch --no-filter, and check the tag out; or name another"
+        return UsageError(f"{name}it is a partial clone that lacks files of it", next_step=whole, output=output)
     if _DAMAGED.search(output):
         return LockError(f"{name}the download is damaged", why="truncated or corrupt", output=output)
     lines = [line.strip() for line in output.splitlines() if line.strip()]

@@ -92,6 +92,16 @@ def test_mirror_is_none(project: Tiny, kvtool, tmp_path: Path, kind: str) -> Non
     assert_clean(tmp_path)
 
 
+def test_mirror_that_is_a_partial_clone(project: Tiny, kvtool, tmp_path: Path) -> None:
+    git(project.upstream, "config", "uploadpack.allowFilter", "true")
+    url, partial = f"file://{project.upstream}", tmp_path / "partial"
+    git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", url, str(partial))
+    git(partial, "remote", "set-url", "origin", str(tmp_path / "gone"))
+    ran = kvtool("fetch", "--mirror", partial, "--json")
+    assert ran.code == 2 and "partial clone" in ran.json["error"]["what"]
+    assert_clean(tmp_path)
+
+
 def test_mirror_with_the_wrong_tree(project: Tiny, kvtool, tmp_path: Path) -> None:
     project.write_lock(v1="0123456789" * 4)
     ran = kvtool("fetch", "--json")
