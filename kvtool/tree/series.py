@@ -196,7 +196,12 @@ def _digest(upstream: Upstream, files: tuple[NewFile, ...], steps: tuple[Step, .
 
     add(b"kvtool series 1", upstream.tag.encode(), upstream.tree.encode())
     for file in files:
-        add(b"file", file.path.encode(), b"x" if file.executable else b"-", file.source.read_bytes())
+        add(
+            b"file",
+            file.path.encode("utf-8", "surrogateescape"),
+            b"x" if file.executable else b"-",
+            file.source.read_bytes(),
+        )
     for step in steps:
         if step.wanted:
             add(b"patch", step.patch.id.encode(), step.mail.raw)

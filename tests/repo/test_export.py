@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,15 @@ def test_a_text_with_zeros_in_it(applied: Tiny, kvtool, tmp_path: Path) -> None:
     edit(applied, "src/b.h", "bool three;", "bool four;", "four")
     assert kvtool("export").code == 0
     assert (applied.root / "cpp/src/table.txt").stat().st_size == 9605
+    round_trip(applied, kvtool, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file name is text there")
+def test_a_name_that_is_no_utf8(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    (applied.tree / os.fsdecode(b"caf\xe9.txt")).write_text("au lait\n")
+    git(applied.tree, "add", "-A")
+    git(applied.tree, "commit", "-qm", "menu")
+    assert kvtool("export", "--json").json["files"] == [{"path": os.fsdecode(b"cpp/caf\xe9.txt"), "action": "add"}]
     round_trip(applied, kvtool, tmp_path)
 
 
