@@ -19,7 +19,7 @@ from kvtool.project import Project, read_text
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import Blob, Builder, Commit, blobs_of, commits_of, replay
 from kvtool.tree.checkout import applied_of
-from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail, subject_of
+from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.series import Series, Step, edit_series, hidden, limit_series, new_files, new_id
 from kvtool.tree.status import Applied, changed_rows
@@ -35,7 +35,6 @@ class FoldedPatch:
     """A patch as the tree has it. id "" for a new one; commit: the folded one, "" when fixups took all of it back."""
 
     id: str
-    subject: str
     commit: str
 
 
@@ -217,7 +216,7 @@ def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
     made = builder.commit_index(group.message, author=first)
-    return FoldedPatch(group.id, subject_of(group.message), made or "")
+    return FoldedPatch(group.id, made or "")
 
 
 # --- what changes ------------------------------------------------------------------------------------------------
@@ -234,20 +233,19 @@ def changes(
     added: dict[str, str] = {}  # new id -> subject
     made: dict[str, str] = {}
     for patch in (patch for patch in folded.patches if patch.commit):
-        name = patch.id or new_id(patch.subject, {*steps, *added, *_files_of_others(project, scratch, patch.commit)})
-        made[name] = patch.commit
+        name = patch.id
         if name not in steps:
-            added[name] = patch.subject
+            mail = _as_mail(scratch, patch.commit)
+            subject = parse_mail(mail, patch.commit).subject
+            # what lies there, but for what an export of this commit wrote before it was killed
+            files = {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
+            name = name or new_id(subject, {*steps, *added, *files})
+            added[name] = subject
+        made[name] = patch.commit
     gone = [patch.id for patch in folded.patches if not patch.commit and patch.id in steps]
     found = [*_cpp_changes(project, scratch, folded.files), *_mails(scratch, steps, made, gone, was)]
     found += _saying(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
     return _in_order(found)
-
-
-def _files_of_others(project: Project, git: Git, commit: str) -> set[str]:
-    """The names that files in patches/ have already; what an export of this commit wrote before it was killed aside."""
-    mail = _as_mail(git, commit)
-    return {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
 
 
 def rebased(

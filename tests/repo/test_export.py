@@ -114,6 +114,19 @@ def test_a_name_that_is_no_utf8(applied: Tiny, kvtool, tmp_path: Path) -> None:
     round_trip(applied, kvtool, tmp_path)
 
 
+def test_a_message_that_is_no_utf8(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    """Typed into a terminal of another time: git says Latin-1 of it where it makes a commit."""
+    edit(applied, "src/b.h", "bool three;", "bool four;", "größer")
+    raw = git(applied.tree, "cat-file", "commit", "HEAD", strip=False).encode().replace("ö".encode(), b"\xf6")
+    (tmp_path / "raw").write_bytes(raw.replace("ß".encode(), b"\xdf"))
+    made = git(applied.tree, "hash-object", "-t", "commit", "-w", str(tmp_path / "raw"))
+    git(applied.tree, "update-ref", "HEAD", made)
+    assert kvtool("export").code == 0
+    assert git(applied.tree, "log", "-1", "--format=%s") == "größer"
+    assert 'why = "größer"' in (applied.root / "patches/series.toml").read_text()
+    round_trip(applied, kvtool, tmp_path)
+
+
 def test_what_was_applied_outlives_gc(applied: Tiny, kvtool) -> None:
     """Weeks later git has forgotten what no branch and no reflog holds."""
     git(applied.tree, "commit", "-q", "--amend", "-m", "use: a patch\n\nA word more.")
