@@ -240,7 +240,7 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[st
     """series.toml with new entries in their place, gone ones removed, the rest reordered only if it must be."""
     doc = tomlkit.parse(text)
     table = doc.get("patch")
-    entries = list(table) if isinstance(table, AoT) else []
+    entries: list[Any] = list(table or ())
     listed = [str(entry["id"]) for entry in entries]
     by_id = dict(zip(listed, entries, strict=True))
     for name, subject in added.items():
@@ -258,16 +258,17 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[st
     if result == listed:
         return text
     fresh = [_entry_text(by_id[name]) for name in result]
-    if result[: len(listed)] == listed:  # the usual case: the file grows at its end, and nothing in it moves
+    if result[: len(listed)] == listed and (table is None or isinstance(table, AoT)):
+        # the usual case: the file grows at its end, and nothing in it moves
         return "\n\n".join([text.rstrip("\n"), *fresh[len(listed) :]]).lstrip("\n") + "\n"
     if table is not None:
         doc.remove("patch")
     return "\n\n".join([tomlkit.dumps(doc).rstrip("\n"), *fresh]).lstrip("\n") + "\n"
 
 
-def _entry_text(entry: Table) -> str:
+def _entry_text(entry: Mapping[str, Any]) -> str:
     tables = tomlkit.aot()
-    tables.append(entry)
+    tables.append(entry if isinstance(entry, Table) else tomlkit.item(dict(entry)))
     doc = tomlkit.document()
     doc.append("patch", tables)
     return tomlkit.dumps(doc).strip("\n")

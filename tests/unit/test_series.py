@@ -128,6 +128,15 @@ def test_edit_inserts_removes_and_reorders() -> None:
     assert ids(edit_series(GOOD, [], {}, {"one", "two"})) == []
 
 
+def test_edit_of_entries_in_an_array() -> None:
+    merged = 'upstream = { status = "merged", pr = "p" }'
+    text = f'patch = [\n  {{ id = "a", why = "w", {merged} }},\n  {{ id = "b", why = "w" }},\n]\n'
+    for order in (["a", "b", "c"], ["c", "b", "a"]):
+        edited = edit_series(text, order, {"c": "new"}, set())
+        assert ids(edited) == order and set(parse_series(text)) < set(parse_series(edited))
+    assert edit_series("patch = []\n", ["c"], {"c": "new"}, set()).startswith("[[patch]]\n")
+
+
 def test_edit_leaves_skipped_patches_behind_the_one_they_followed() -> None:
     assert ids(edit_series(GOOD, ["one", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
     assert ids(edit_series(GOOD, ["two", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
