@@ -93,8 +93,9 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
 
 
 def read_text(path: Path) -> str:
-    """A text file of the project; UsageError when it cannot be read."""
+    """A text file of the project, without the mark that Windows' editors begin one with; UsageError when it cannot be
+    read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as err:
         raise UsageError(f"cannot read {path}", why=str(err)) from err

@@ -72,6 +72,12 @@ def test_missing_file_and_wrong_bytes(tmp_path: Path) -> None:
         load_lock(tmp_path / "bytes")
 
 
+def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
+    """As Notepad writes it."""
+    (tmp_path / "upstream.lock").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load_lock(tmp_path / "upstream.lock") == parse_lock(GOOD)
+
+
 def test_unknown_tag_lists_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         parse_lock(GOOD).upstream("v7")
