@@ -188,7 +188,7 @@ class Git:
         return [str(located), "-C", str(self.repo), *(str(a) for a in args)]
 
 
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk full", re.IGNORECASE)
+_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk full|write new index file", re.IGNORECASE)
 
 
 def _failure(args: tuple[str | Path, ...], done: Completed, error: type[KvtoolError]) -> KvtoolError:

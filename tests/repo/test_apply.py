@@ -204,7 +204,11 @@ def test_every_hunk_that_fails_is_named(project: Tiny, kvtool) -> None:
 @needs_posix
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("echo 'unable to write: No space left on device' >&2; exit 1", "disk"), ("kill -9 $$", "internal")],
+    [
+        ("echo 'unable to write: No space left on device' >&2; exit 1", "disk"),
+        ("echo 'error: Unable to write new index file' >&2; exit 128", "disk"),
+        ("kill -9 $$", "internal"),
+    ],
 )
 def test_a_git_that_fails_is_no_conflict(applied: Tiny, kvtool, tmp_path, monkeypatch, how: str, code: str) -> None:
     """A full disk, or one that the system killed to have its memory."""
