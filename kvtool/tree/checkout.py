@@ -219,10 +219,12 @@ def switch(git: Git, console: Console, *where: str) -> None:
     if done.returncode != 0:
         if "No space left" in done.stdout:
             raise DiskError("the disk is full", why="git checkout could not write", output=done.stdout)
+        in_the_way = "overwritten" in done.stdout or "would lose" in done.stdout
+        files = f"move the files it names away, or commit them: git -C {git.repo} add -A && git commit"
         raise TreeError(
             f"{git.repo}: the checkout cannot move",
             why="git refused; nothing was changed",
-            next_step=f"move the files it names away, or commit them: git -C {git.repo} add -A && git commit",
+            next_step=files if in_the_way else "put right what git says, then run the command again",
             output=done.stdout.strip(),
         )
 

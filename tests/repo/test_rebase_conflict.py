@@ -135,6 +135,19 @@ def resolve_use(project: Tiny) -> None:
     resolve(project, "src/a.cpp", "int y = x + 2;", "int y = x + 2 + grown();")
 
 
+def test_abort_waits_for_another_work_tree(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
+    """Where somebody looks at the old series meanwhile, git does not check it out a second time."""
+    before = everything(stopped)
+    kvtool("rebase", "v3")
+    git(stopped.tree, "worktree", "add", "-q", str(tmp_path / "old"), "kvtool/v1")
+    ran = kvtool("rebase", "--abort", "--json")
+    assert ran.code == 4 and str(tmp_path / "old") in ran.json["error"]["output"]
+    assert "what git says" in ran.json["error"]["next"]
+    git(stopped.tree, "worktree", "remove", str(tmp_path / "old"))
+    assert kvtool("rebase", "--abort").code == 0
+    assert everything(stopped) == before
+
+
 def test_abort_after_a_resolution(twice: Tiny, kvtool: Any) -> None:
     before = everything(twice)
     assert kvtool("rebase", "v4", "--json").json["stopped_at"] == "use"
