@@ -131,9 +131,9 @@ def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
 def _groups(
     git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, theirs: frozenset[str]
 ) -> list[_Group]:
-    by_commit = {report.commit: report.id for report in applied.patches if report.commit}
     by_subject = {step.mail.subject: step.patch.id for step in series.steps if step.wanted}
-    ids = {step.patch.id for step in series.steps if step.wanted}
+    ids = set(by_subject.values())
+    by_commit = {report.commit: report.id for report in applied.patches if report.commit and report.id in ids}
     groups: list[_Group] = []
     for commit in commits:
         if len(commit.parents) > 1:

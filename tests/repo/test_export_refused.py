@@ -56,6 +56,15 @@ def test_same_change_on_both_sides_is_no_conflict(applied: Tiny, kvtool) -> None
     assert kvtool("status", "--json").json["state"] == "clean"
 
 
+def test_a_patch_with_another_id_is_the_same(applied: Tiny, kvtool) -> None:
+    """Renamed in the project, as patches/README.md says, and not applied since."""
+    series = applied.root / "patches/series.toml"
+    series.write_text(series.read_text().replace('id = "flag"', 'id = "dyn"'))
+    (applied.root / "patches/flag.patch").rename(applied.root / "patches/dyn.patch")
+    assert files(kvtool("export", "--json")) == {}
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
 def test_merge_commit(applied: Tiny, kvtool) -> None:
     git(applied.tree, "checkout", "-q", "-b", "side", "HEAD~1")
     git(applied.tree, "commit", "-q", "--allow-empty", "-m", "side")
