@@ -175,8 +175,16 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
 
 
 def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -> None:
-    """TreeError when a branch that is to be replaced has commits of the user's. tree: nothing is lost if it is that."""
+    """TreeError when a branch that is to be replaced has commits of the user's, or another work tree has it. tree:
+    nothing is lost if it is that."""
     tip = git.resolve(f"refs/heads/{branch}")
+    place = Path(git.line("for-each-ref", "--format=%(worktreepath)", f"refs/heads/{branch}") or git.repo)
+    if place.exists() and not place.samefile(git.repo):  # git before 2.43 does not ask
+        raise TreeError(
+            f"{git.repo}: branch {branch} is checked out in {place}",
+            why="it would move there, too, and the files not",
+            next_step=f"git -C {place} checkout --detach",
+        )
     if tip is None or tip in known or git.resolve(f"{tip}^{{tree}}") == tree:
         return
     committers = set(git.run("log", "--format=%ce", tip).stdout.split())

@@ -113,6 +113,18 @@ def test_commit_on_the_branch_while_head_is_elsewhere_is_kept(project: Tiny, kvt
     assert git(project.tree, "log", "-1", "--format=%s", "kvtool/v1") == "my work"
 
 
+def test_branch_that_another_work_tree_has_is_kept(applied: Tiny, kvtool, tmp_path) -> None:
+    assert kvtool("apply", "v2").code == kvtool("apply", "v1").code == 0
+    git(applied.tree, "worktree", "add", "-q", str(tmp_path / "two"), "kvtool/v2")
+    change_series(applied)
+    for command in ("apply", "rebase"):
+        ran = kvtool(command, "v2", "--json")
+        assert ran.code == 4 and str(tmp_path / "two") in ran.json["error"]["what"]
+    assert git(tmp_path / "two", "status", "--porcelain") == ""
+    git(tmp_path / "two", "checkout", "-q", "--detach")
+    assert kvtool("apply", "v2").code == 0
+
+
 def test_operation_under_way(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.tree / ".git/rebase-merge").mkdir()
