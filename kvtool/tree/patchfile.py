@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 from email import policy
+from email.header import decode_header, make_header
 from email.parser import BytesHeaderParser
-from email.utils import parseaddr
+from email.utils import parseaddr, unquote
 from itertools import pairwise, takewhile
 
 from kvtool.errors import UsageError
@@ -97,6 +98,17 @@ _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
 _SIGNATURE = re.compile(rb"^-- \n(?!diff --git )[^-+ @\\].*\Z", re.MULTILINE | re.DOTALL)  # of a mail; no row of a diff
 
 
+def _sender(raw: str) -> tuple[str, str]:
+    """Name and address of a From header as git writes it. Python's own parser cuts off what is no address for a mailer
+    (1+x[bot]@y), and puts blanks into a name that takes several encoded words."""
+    text = raw.encode("ascii", "surrogateescape").decode("utf-8", "replace")
+    name, bracket, email = text.rpartition("<")
+    if not bracket:
+        return parseaddr(text)
+    name = unquote(" ".join(name.split()))
+    return str(make_header(decode_header(name))) if "=?" in name else name, email.rstrip("> \r\n")
+
+
 def subject_of(message: str) -> str:
     """The subject of a commit as git has it: the lines of the first paragraph as one."""
     return " ".join(map(str.rstrip, takewhile(str.strip, message.lstrip("\n").split("\n")))).strip()
@@ -110,7 +122,7 @@ def parse_mail(raw: bytes, where: str) -> Mail:
         why = "its lines end in CR LF" if b"\r\n\r\n" in raw else "it does not begin with a From line"
         raise UsageError(f"{where} is not a patch mail", why=why, next_step=hint)
     headers = BytesHeaderParser(policy=policy.default).parsebytes(head.partition(b"\n")[2] + b"\n\n")
-    name, email = parseaddr(str(headers["From"] or ""))
+    name, email = _sender(next((value for key, value in headers.raw_items() if key.lower() == "from"), ""))
     subject, date = str(headers["Subject"] or "").strip(), str(headers["Date"] or "").strip()
     for what, value in (("From", name or email), ("Date", date), ("Subject", subject)):
         if not value:

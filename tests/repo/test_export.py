@@ -85,12 +85,13 @@ def test_a_subject_of_several_lines(applied: Tiny, kvtool, tmp_path: Path) -> No
     assert files(kvtool("export", "--json")) == {"patches/feat-four-did-a-did-b.patch": "change"}
 
 
-def test_an_author_without_an_address(applied: Tiny, kvtool, tmp_path: Path) -> None:
-    """As of who has set user.email to nothing."""
+@pytest.mark.parametrize("author", ["Foo <>", "a[bot] <1+a[bot]@x.y>", f"{'Ж' * 40} <z@x>", 'A "B, C" D <a@b>'])
+def test_an_author_is_who_it_was(applied: Tiny, kvtool, tmp_path: Path, author: str) -> None:
+    """Without an address, with user.email set to nothing; with one that no mailer takes."""
     edit(applied, "src/b.h", "bool three;", "bool four;", "four")
-    git(applied.tree, "commit", "-q", "--amend", "--no-edit", "--author=Foo <>")
+    git(applied.tree, "commit", "-q", "--amend", "--no-edit", f"--author={author}")
     assert kvtool("export").code == 0
-    assert git(applied.tree, "log", "-1", "--format=%an|%ae") == "Foo|"
+    assert git(applied.tree, "log", "-1", "--format=%an <%ae>") == author
     round_trip(applied, kvtool, tmp_path)
 
 

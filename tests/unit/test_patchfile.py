@@ -51,6 +51,26 @@ def test_mail() -> None:
     assert mail.diff.startswith(b"diff --git a/src/a b.cpp") and mail.raw == MAIL
 
 
+LONG = b"=?UTF-8?q?=D0=92=D0=BB=D0=B0?=\n =?UTF-8?q?=D0=B4=D0=B8=D0=BC=20=D0=98?=\n <a@b>"
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "email"),
+    [
+        (b"dependabot[bot] <1+dependabot[bot]@users.example>", "dependabot[bot]", "1+dependabot[bot]@users.example"),
+        (LONG, "Влади\u043c И", "a@b"),
+        (b'"M\xc3\xbcller, \\"H\\" <x>" <m@x>', 'Müller, "H" <x>', "m@x"),
+        (b"Foo <>", "Foo", ""),
+        (b"x@y", "x@y", "x@y"),
+        (b"x@y (X Y)", "X Y", "x@y"),
+        (b"A <a@b@c d>", "A", "a@b@c d"),
+    ],
+)
+def test_authors_are_as_git_has_them(header: bytes, name: str, email: str) -> None:
+    mail = parse_mail(MAIL.replace(b"=?UTF-8?q?J=C3=B6?= <j@example.invalid>", header), "here")
+    assert (mail.name, mail.email) == (name, email)
+
+
 def test_stat_behind_dashes_is_no_message() -> None:
     mail = parse_mail(MAIL.replace(b"\ndiff --git a/src", b"\n---\n src/a | 2 +-\n\ndiff --git a/src", 1), "here")
     assert mail.message == "Ünï [x] one two\n\nBody with ü.\n"
