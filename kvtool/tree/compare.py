@@ -178,7 +178,8 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
 def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Path:
     """Keep how each patch changed from the old upstream to the new one; the file."""
     ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
-    text = git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
+    empty = done.locked.base == done.locked.head or done.base == done.head  # no range for git
+    text = b"" if empty else git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
     path = range_diff_path(tree, old_tag, done.tag)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text)

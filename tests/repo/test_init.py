@@ -52,6 +52,21 @@ def test_an_empty_one_takes_the_first_patch_and_moves_with_it(
     assert "x + 55" in (tree / "src/a.cpp").read_text() and "a comment on top" in (tree / "src/a.cpp").read_text()
 
 
+def test_an_empty_one_moves_and_one_that_upstream_has_all_of(
+    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git has no range-diff of nothing."""
+    root = made(project, kvtool, monkeypatch, "--empty")
+    tree = root / "llama.cpp"
+    assert kvtool("apply").code == kvtool("rebase", "v2").code == kvtool("rebase", "v1").code == 0
+    (tree / "src/a.cpp").write_text((tree / "src/a.cpp").read_text().replace("x + 8", "x + 88"))
+    git(tree, "commit", "-qam", "eight")
+    assert kvtool("export").code == 0
+    ran = kvtool("rebase", "v2", "--json")
+    assert ran.code == 0 and ran.json["patches"][0]["outcome"] == "merged"
+    assert kvtool("status", "--json").json["state"] == "clean"
+
+
 def test_its_gitattributes_change_no_byte(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = made(project, kvtool, monkeypatch)
     picture = b"\x89PNG\r\n\x1a\n\0"
