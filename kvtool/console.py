@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.markup import escape as escape
 from rich.progress import BarColumn, TaskID, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -80,11 +81,11 @@ class Console:
 
     def step(self, text: str) -> None:
         if not self.quiet:
-            self._err.print(escape(text))
+            self._err.print(_as_it_is(text))
 
     def echo_command(self, argv: Sequence[str | Path]) -> None:
         """`+ command` on stderr."""
-        self._err.print(f"[dim]+ {escape(process.quote(argv))}[/dim]")
+        self._err.print(_as_it_is(f"+ {process.quote(argv)}"), style="dim")
 
     @contextlib.contextmanager
     def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:
@@ -110,7 +111,7 @@ class Console:
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line of a result, on stdout; for Result.render() only. style: a rich style such as "bold red"."""
-        self._out.print(escape(text), style=style)
+        self._out.print(_as_it_is(text), style=style)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
         """A table of a result, on stdout; a column whose name starts with ">" is right-aligned."""
@@ -120,7 +121,7 @@ class Console:
                 escape(column.removeprefix(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
             )
         for row in rows:
-            table.add_row(*(escape(str(cell)) for cell in row))
+            table.add_row(*(Text(str(cell)) for cell in row))
         self._out.print(table, soft_wrap=False)
 
     @property
@@ -160,21 +161,27 @@ class Console:
         if self.json:
             self.document({"command": self.command, "ok": False, "error": err.to_json()})
             return
-        self._err.print(f"[bold red]error:[/bold red] {escape(err.what)}")
+        self._err.print("[bold red]error:[/bold red]", end=" ")
+        self._err.print(_as_it_is(err.what))
         if err.why:
-            self._err.print(f"  why:  {escape(err.why)}")
+            self._err.print(_as_it_is(f"  why:  {err.why}"))
         if err.next_step:
-            self._err.print(escape("  next: " + err.next_step.replace("\n", "\n        ")))
+            self._err.print(_as_it_is("  next: " + err.next_step.replace("\n", "\n        ")))
         if err.output:
-            self._err.print(escape(err.output.rstrip()), style="dim")
+            self._err.print(_as_it_is(err.output.rstrip()), style="dim")
 
     def traceback(self, text: str) -> None:
-        self._err.print(escape(text.rstrip()), style="dim")
+        self._err.print(_as_it_is(text.rstrip()), style="dim")
 
     def document(self, doc: object) -> None:
         """One JSON document on stdout, plain and in ASCII, so that no encoding of stdout matters."""
         sys.stdout.write(json.dumps(doc, indent=2, default=str) + "\n")
         sys.stdout.flush()
+
+
+def _as_it_is(text: str) -> Segments:
+    """A text for rich of which nothing changes: no tab, no backslash, nothing that could be markup or an emoji."""
+    return Segments([Segment(text)], new_lines=True)
 
 
 def drawn(lines: Sequence[Line], *, plain: bool = False) -> Group:

@@ -132,13 +132,18 @@ def test_the_shell_completes_verbs_and_options() -> None:
     assert completes("kvtool rebase --acc") == ["--accept-shrink"]
 
 
-def test_no_text_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
-    said = console.Console()
-    said.line("+ user:x:1000 a:b:c :bug: [x]")
-    said.table(("a:b:c",), [("a:b:c",)])
-    said.error(UsageError("a:b:c"))
+def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    said, texts = console.Console(), ("user:x:1000 a:b:c :bug:", "[x] \\[y]", "#define A \\", "all:\t\tb", "c\r", "")
+    for text in texts:
+        said.line(text)
+        said.line(text, "red")
+        said.step(text)
+        said.error(UsageError(text))
     out, err = capsys.readouterr()
-    assert out.split() == ["+", "user:x:1000", "a:b:c", ":bug:", "[x]", "a:b:c", "a:b:c"] and err == "error: a:b:c\n"
+    assert out == "".join(f"{text}\n" * 2 for text in texts)
+    assert err == "".join(f"{text}\nerror: {text}\n" for text in texts)
+    said.table(("a:b:c",), [("a:b:c \\",)])
+    assert capsys.readouterr().out.split() == ["a:b:c", "a:b:c", "\\"]
 
 
 def test_a_log_gets_no_progress_that_says_nothing_new(
