@@ -28,9 +28,9 @@ class DiffResult(Result, command="diff"):
         for side in (self.before, self.after):
             for missing in side.missing:
                 console.line(f"{side.name}: {missing}")
-        for line in self.diff.splitlines():
-            console.line(line)
-        if not self.diff:
+        if self.diff:
+            console.line(self.diff)
+        else:
             console.line(f"{_title(self.before)} and {_title(self.after)}: no difference")
 
 

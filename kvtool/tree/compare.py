@@ -145,7 +145,7 @@ def _pair(git: Git, old: tuple[str, str, str] | None, new: tuple[str, str, str] 
         return Pair(patch, subject, "added" if after else "removed", before, after)
     # a creation factor this high makes git pair the two whatever they hold
     done = git.run(*_RANGE_DIFF, "--creation-factor=100000", f"{before}^..{before}", f"{after}^..{after}")
-    diff = "\n".join(done.stdout.splitlines()[1:])
+    diff = done.stdout.partition("\n")[2].rstrip("\n")
     return Pair(patch, subject, "changed" if diff else "same", before, after, diff)
 
 

@@ -102,6 +102,15 @@ def test_the_code_of_the_files_that_the_series_touches(kept: Tiny, kvtool: Any) 
     assert "+// a comment on top" in kvtool("diff", "v1", "v2", "--code").out, "upstream's news in those files"
 
 
+def test_line_ends_of_others_are_text(kept: Tiny, kvtool: Any) -> None:
+    """A form feed, a CR and U+2028 end no line of a patch."""
+    odd = "    bool odd; // \f a \u2028 b\r\n"
+    patch = kept.root / "patches/flag.patch"
+    patch.write_bytes(patch.read_bytes().replace(b"+    bool dynamic;\n", f"+{odd}".encode()))
+    assert f"+{odd}" in kvtool("diff", "--code").out
+    assert f"+{odd}" in kvtool("diff").out and f"+{odd}" in kvtool("diff", "--json").json["diff"]
+
+
 def test_looking_changes_nothing(kept: Tiny, kvtool: Any) -> None:
     kvtool("fetch", "v2")
     cache = kept.root.parent / "cache/upstream.git"
