@@ -89,7 +89,7 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
         raise not_clean(replace(state, interrupted=""))
-    shop, stage = Workshop(project, console), Stage(project, "export")
+    stage, shop = Stage(project, "export"), Workshop(project, console)
     upstream = shop.lock.upstream(applied.tag)
     shop.known[upstream.tag] = applied.base
     series = shop.series(upstream)

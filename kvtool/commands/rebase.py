@@ -224,6 +224,7 @@ def _decide(tree: Path, git: Git, state: RebaseState, options: Options) -> Rebas
 def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
     """Move every patch; finish, or stop in the tree at the first one that needs a person."""
     project, upstream = shop.project, shop.lock.upstream(state.tag)
+    stage = transaction.Stage(project, "rebase")
     for tag in (shop.lock.current, state.tag):
         shop.known[tag] = git.line("rev-parse", f"{base_ref(tag)}^{{commit}}")
     with scratch_below(project.tree, project.tree) as scratch:
@@ -238,7 +239,7 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
         write_range_diff(project.tree, scratch, shop.lock.current, done)
         git.fetch(scratch.repo, applied.head)
     checkout.keep_branch(git, branch_of(state.tag), (state.head, state.at, applied.head))  # made since it began
-    written = transaction.write(project, git, shop.console, state, changes, applied)
+    written = transaction.write(stage, git, shop.console, state, changes, applied)
     return _finished(project, written, done.reports, done.seconds)
 
 

@@ -62,14 +62,26 @@ def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
 
 
 class Stage:
-    """The changes of one command, put aside: each file as it was and as it is to be, and whatever else is known."""
+    """The changes of one command, put aside: each file as it was and as it is to be, and whatever else is known.
+
+    Made before the project is read: an edit that comes after that is nobody's to overwrite.
+    """
 
     def __init__(self, project: Project, verb: str) -> None:
-        self.project = project
+        self.project, self.verb = project, verb
         self.path = kvtool_dir(project.tree) / f"{verb}-stage.json"
+        named = (project.series, project.lock, *project.patches.glob("*.patch"))
+        files = (*named, *(file for file in project.cpp.rglob("*") if file.is_file()))
+        names = [file.relative_to(project.root).as_posix() for file in files]
+        self._read = {name: self._now(name) for name in names}
 
     def put_aside(self, changes: Sequence[Change], **more: object) -> None:
-        """Begin. From now on the changes are known, also after a kill."""
+        """Begin. From now on the changes are known, also after a kill. TreeError when a file was edited meanwhile."""
+        if edited := [change.path for change in changes if self._now(change.path) != self._read.get(change.path)]:
+            raise TreeError(
+                f"{', '.join(edited)}: edited while kvtool {self.verb} worked",
+                next_step="nothing was changed; run the command again",
+            )
         files = []
         for change in changes:
             new = None if change.content is None else [change.content.decode("latin-1"), change.executable]
@@ -131,14 +143,15 @@ class Written:
 
 
 def write(
-    project: Project, git: Git, console: Console, state: RebaseState, changes: Sequence[Change], applied: Applied
+    stage: Stage, git: Git, console: Console, state: RebaseState, changes: Sequence[Change], applied: Applied
 ) -> Written:
     """Change tree and project. On failure all is as before, unless a person has resolved something: then it waits for
     `kvtool rebase --continue`."""
+    project = stage.project
     before = read_applied(project.tree)
     assert before is not None
     tip = git.resolve(f"refs/heads/{branch_of(applied.tag)}") or ""
-    Stage(project, "rebase").put_aside(changes, applied=asdict(applied), before=asdict(before), branch=tip)
+    stage.put_aside(changes, applied=asdict(applied), before=asdict(before), branch=tip)
     state = write_state(project.tree, replace(state, phase="writing", to=applied.head))
     try:
         return carry_out(project, git, console, state)

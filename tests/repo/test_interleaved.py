@@ -9,6 +9,7 @@ import pytest
 
 from kvtool import locks
 from kvtool.tree import checkout, transaction
+from kvtool.tree.export import changes
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit
 from tests.repo.rebases import current, release
@@ -115,3 +116,27 @@ def test_a_branch_made_while_a_rebase_waits_stays(project: Tiny, kvtool: Any) ->
     git(project.tree, "branch", "-m", "kvtool/v3", "mine")
     assert kvtool("rebase", "--continue").code == 0
     assert is_on_a_branch(project, mine) and current(project) == "v3"
+
+
+@pytest.mark.parametrize("path", ["patches/use.patch", "patches/series.toml", "cpp/src/new.cpp"])
+def test_what_is_edited_while_an_export_works_stays(
+    applied: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    for name in ("src/a.cpp", "src/new.cpp"):
+        file = applied.tree / name
+        file.write_text(file.read_text().replace("x + 2", "x + 22") + "// more\n")
+    git(applied.tree, "commit", "-qam", "fixup! use")
+    (applied.tree / "src/b.h").write_text((applied.tree / "src/b.h").read_text() + "// a patch of its own\n")
+    git(applied.tree, "commit", "-qam", "another")
+    file = applied.root / path
+
+    def meanwhile(*args: Any) -> Any:
+        found = changes(*args)
+        file.write_text(file.read_text() + "\n# mine\n")
+        return found
+
+    monkeypatch.setattr("kvtool.commands.export.changes", meanwhile)
+    ran = kvtool("export", "--json")
+    assert ran.code == 4 and path in ran.json["error"]["what"], ran
+    assert file.read_text().endswith("# mine\n")
+    assert not (applied.root / "patches/another.patch").exists()
