@@ -145,6 +145,7 @@ class Workshop:
     ) -> Rehearsal:
         """Move every patch to another upstream, from the locked one or from where it was `made`.
 
+        choices: of a rebase, None where from/until are to be followed to the letter (a bisection asks about one patch).
         keep_going False: end with the first that cannot be moved. ConflictError when the series does not even apply to
         its own upstream; UsageError when the new one has a file of cpp/; TreeError when a resolution was made for
         another state.
@@ -161,7 +162,8 @@ class Workshop:
             )
         commits = {commit.id: commit for commit in commits_of(scratch, locked.base, locked.head)}
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
-        unsure = {} if upstream.tag in self._listed else unsettled(series.steps, self.lock, upstream)
+        told = choices is None or upstream.tag in self._listed
+        unsure = {} if told else unsettled(series.steps, self.lock, upstream)
         mover = _Mover(Builder(scratch, there), origins, choices or Choices(), unsure)
         mover.builder.commit_files(series.files)
         for step in series.steps:
