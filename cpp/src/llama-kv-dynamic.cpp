@@ -248,6 +248,7 @@ size_t llama_kv_dynamic::n_bytes_row(uint32_t n_max) const {
 }
 
 void llama_kv_dynamic::update() {
+    lctx->sched_reserve(); // if it is due: the update does not expect another scheduler
     lctx->memory_update(false);
     synchronize();
 }

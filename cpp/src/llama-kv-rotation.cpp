@@ -13,9 +13,6 @@ void llama_kv_dynamic::find_rotation() {
         return;
     }
 
-    // what is due can have larger graphs than there is room for now (adapters)
-    lctx->sched_reserve();
-
     for (auto * cache : caches) {
         cache->begin_find_rotation();
     }

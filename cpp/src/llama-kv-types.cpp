@@ -120,6 +120,7 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
 void llama_kv_dynamic::convert(const std::function<void(llama_kv_converter &)> & f) {
     synchronize();
 
+    lctx->sched_reserve(); // as in set_types()
     find_rotation();
 
     const llama_kv_converter::uninterrupted scope(*lctx, lctx->abort_callback, lctx->abort_callback_data);
@@ -165,11 +166,12 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     try {
         synchronize();
 
+        lctx->sched_reserve(); // if it is due: with adapters that were set, graphs are larger than there is room for now
+
         // shifts and copies of streams that wait are done as they would have been
         lctx->memory_update(false);
         synchronize();
 
-        lctx->sched_reserve(); // if it is due: with adapters that were set, graphs are larger than there is room for now
         find_rotation();
 
         res = prepare_types(type_k, type_v);

@@ -64,7 +64,10 @@ llama_memory_usage llama_kv_dynamic::usage() const {
     // what is neither of the caches here is of a fixed size: recurrent states
     size_t fixed = sum(static_cast<const llama_memory_i *>(lctx->get_memory())->memory_breakdown());
 
-    double part = 1.0; // of the positions, that rows without cells have memory for
+    double part        = 1.0; // of the positions, that rows without cells have memory for
+    double part_layers = 1.0; // the same of cells that are in front of layers
+
+    bool has_layers = true; // the largest cache
 
     for (const auto * cache : caches) {
         const llama_memory_usage cur = cache->usage();
@@ -80,6 +83,11 @@ llama_memory_usage llama_kv_dynamic::usage() const {
                 res.n_cells_max  = cur.n_cells_max;
                 res.n_cells      = cur.n_cells;
                 res.n_cells_used = cur.n_cells_used;
+
+                has_layers = cur.reserved > 0;
+            }
+            if (cur.reserved > 0) {
+                part_layers = std::min(part_layers, double(cur.n_cells)/cur.n_cells_max);
             }
         } else {
             part = std::min(part, double(cur.n_cells)/cur.n_cells_max);
@@ -87,7 +95,7 @@ llama_memory_usage llama_kv_dynamic::usage() const {
     }
 
     // with layers or without, the largest cache is the one whose cells a batch can lack
-    res.n_cells = std::max<uint32_t>(res.n_cells_used, res.n_cells*part);
+    res.n_cells = std::max<uint32_t>(res.n_cells_used, res.n_cells*(has_layers ? part : std::min(part, part_layers)));
 
     res.reserved  += fixed;
     res.committed += fixed;

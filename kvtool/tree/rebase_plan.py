@@ -209,8 +209,10 @@ class _Mover:
 
     def _try(self, step: Step, origin: Commit | None) -> PatchReport:
         """A patch of which the lock does not tell whether it is needed here: where it has its place, it is."""
-        name, before = step.patch.id, (self.builder.commit, self.builder.tree)
+        name, before, trouble = step.patch.id, (self.builder.commit, self.builder.tree), self._trouble
+        self._trouble = Trouble()  # no later patch is blocked by one that may be left out
         report = self._place(replace(step, wanted=True), origin)
+        self._trouble = trouble
         here = report.commit and not report.in_the_way
         if not here:
             self.builder.commit, self.builder.tree = before

@@ -130,3 +130,22 @@ def test_a_server_does_not_begin_above_its_budget(real: Real, model: Path, tmp_p
     ):
         pass
     assert "--kv-budget is 1.00 MiB, and the KV cache begins with 2.00 MiB" in (tmp_path / "log").read_text()
+
+
+def test_a_restored_sequence_has_its_own_rows(real: Real, tmp_path: Path) -> None:
+    """DeepSeek V4's: not all that there could be, in all streams."""
+    args = ("-c", "8192", "-np", "4", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
+    with serving(real, real.spoken("deepseek4-moe"), tmp_path / "log", *args) as server:
+
+        def cache() -> dict[str, int]:
+            found: dict[str, int] = json.loads(server.get("/props"))["kv_cache"]["target"]
+            return found
+
+        completion(server, prompt(1, 300), 4, id_slot=1)
+        before = cache()
+        server.slot("save", 1, "one")
+        server.slot("erase", 1)
+        server.slot("restore", 1, "one")
+        after = cache()
+        assert after["committed_bytes"] <= before["committed_bytes"]
+        assert after["used_bytes"] <= before["used_bytes"]

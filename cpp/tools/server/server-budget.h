@@ -47,9 +47,7 @@ public:
             return false;
         }
 
-        llama_memory_budget_set_other(budget(), n_bytes_mctx + n_bytes_draft, impl.ctx_tgt); // in smaller types, if there are some
-
-        if (is_passed()) {
+        if (!keep(false, true)) {
             const auto usage = llama_memory_budget_get_usage(budget());
 
             SRV_ERR("--kv-budget is %.2f MiB, and the KV cache begins with %.2f MiB\n", usage.n_bytes/1024.0/1024.0, usage.committed/1024.0/1024.0);
@@ -59,11 +57,18 @@ public:
         return true;
     }
 
-    // is more taken than there is?
-    bool is_passed() {
-        const auto usage = budget() ? llama_memory_budget_get_usage(budget()) : llama_memory_budget_usage {};
+    // what is taken already, as a context begins with cells: returns false if it stays above the budget
+    // others: idle slots may give up their cells, smaller: those that are left may take the next types
+    bool keep(bool others, bool smaller) {
+        while (is_passed() && others && (impl.clear_idle_slot() || impl.pool_clear_started())) {
+        }
+        for (auto * ctx : { impl.ctx_tgt, impl.ctx_dft }) {
+            if (is_passed() && smaller && ctx) {
+                llama_memory_budget_set_other(budget(), n_bytes_mctx + n_bytes_draft, ctx);
+            }
+        }
 
-        return usage.n_bytes > 0 && usage.committed > usage.n_bytes;
+        return !is_passed();
     }
 
     // is there something that came on demand, and goes again for the cells?
@@ -77,6 +82,13 @@ public:
     }
 
 private:
+    // is more taken than there is?
+    bool is_passed() {
+        const auto usage = budget() ? llama_memory_budget_get_usage(budget()) : llama_memory_budget_usage {};
+
+        return usage.n_bytes > 0 && usage.committed > usage.n_bytes;
+    }
+
     // throws server_refusal: then it is as before, but for the cells of idle slots
     // make_room: what goes first, returns false if nothing else may
     void set(const char * what, size_t & n_bytes, size_t n_bytes_new, const std::function<bool()> & make_room) {

@@ -329,7 +329,7 @@ private:
             throw server_refusal(ERROR_TYPE_OUT_OF_MEMORY, "not enough memory for the context of the draft model");
         }
 
-        if (self().budget.is_passed()) {
+        if (!self().budget.keep(draft_may_take_others(), draft_may_take_others())) {
             init.reset();
             on_bytes(0);
             throw server_refusal(ERROR_TYPE_OUT_OF_MEMORY, "the budget has no room for the cells that the draft model begins with");

@@ -96,7 +96,7 @@ protected:
 
         if (has_lost_cells(slot)) {
             end_slot(slot, 0);
-        } else if (!drop_spare(mtmd_input_chunk_get_n_tokens(slot.task->tokens.find_chunk(slot.prompt.n_tokens()).get()))) {
+        } else if (!drop_spare(std::min<int32_t>(llama_n_batch(slot.ctx_tgt), mtmd_input_chunk_get_n_tokens(slot.task->tokens.find_chunk(slot.prompt.n_tokens()).get())))) {
             free_cells(slot, 0);
         }
     }

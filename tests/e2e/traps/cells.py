@@ -24,7 +24,7 @@ ROWS = (
     ),
     Trap(
         "the compressed caches of DSV4 are written beyond their storage",
-        Edit(DYNAMIC_CACHE, "kv->dyn->request_rows((pos_max + 1)/ratio);", ""),
+        Edit(DYNAMIC_CACHE, "kv->dyn->request_rows(n);", ""),
         copies("deepseek4-moe", "rows"),
         "rows",
     ),

@@ -80,7 +80,7 @@ NO_MEMORY = (
     ),
     Trap(
         "nothing goes back while a copy waits",
-        Edit(DYNAMIC_GROW, "has_rows && (n_rows_used > 0 || !kv.sc_info.empty())", "!kv.sc_info.empty()"),
+        Edit(DYNAMIC_GROW, "has_rows && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty())", "!kv.sc_info.empty()"),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
