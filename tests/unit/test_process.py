@@ -150,6 +150,7 @@ def test_a_signal_while_a_program_starts_leaves_none(
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     before = signal.signal(signal.SIGTERM, stop)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     argv = [PY, "-c", "import time; time.sleep(60)"]
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -163,6 +164,7 @@ def test_a_signal_while_a_program_starts_leaves_none(
         assert signal.getsignal(signal.SIGTERM) is stop
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, ignored)
     assert started[0].returncode is not None and gone(started[0].pid)
 
 

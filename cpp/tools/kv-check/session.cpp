@@ -59,7 +59,7 @@ session::session(side & s, const session_params & sp, const std::string & name) 
     if (ctx == nullptr) {
         throw check_failed("the context cannot be created: " + s.last_error);
     }
-    if (sp.budget && !llama_memory_budget_add(sp.budget, ctx)) {
+    if (sp.budget && !llama_memory_budget_add(sp.budget, ctx) && sp.dynamic) {
         llama_free(ctx);
         throw check_skipped("this upstream has no budget");
     }
