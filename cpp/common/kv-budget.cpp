@@ -2,6 +2,8 @@
 
 #include "log.h"
 
+#include "llama-kv.h"
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>

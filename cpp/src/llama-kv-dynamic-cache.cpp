@@ -117,7 +117,7 @@ void llama_kv_dynamic_cache::want_windows(const slot_info_vec_t & sinfos) {
     }
 }
 
-void llama_kv_dynamic_cache::request_rows(const std::vector<int64_t> & n) {
+void llama_kv_dynamic_cache::request_rows(const seq_rows & n) {
     // attention covers as many rows of each stream of a batch as the longest one has
     const int64_t end = std::min<int64_t>(*std::max_element(n.begin(), n.end()), n_max_cells);
 
@@ -169,16 +169,22 @@ bool llama_kv_dynamic_cache::try_resize(uint32_t n) {
 bool llama_kv_dynamic_grow_rows(
         const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
         const std::vector<llama_ubatch> & ubatches) {
-    for (const auto & [kv, ratio] : rows) {
-        std::vector<int64_t> n(LLAMA_MAX_SEQ, -1);
+    llama_kv_dynamic_cache::seq_rows pos_max;
+    pos_max.fill(-1);
 
-        for (const auto & ubatch : ubatches) {
-            for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-                for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
-                    auto & cur = n[ubatch.seq_id[i][s]];
-                    cur = std::max<int64_t>(cur, (ubatch.pos[i] + 1)/ratio);
-                }
+    for (const auto & ubatch : ubatches) {
+        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+            for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
+                auto & cur = pos_max[ubatch.seq_id[i][s]];
+                cur = std::max<int64_t>(cur, ubatch.pos[i]);
             }
+        }
+    }
+
+    for (const auto & [kv, ratio] : rows) {
+        auto n = pos_max;
+        for (auto & cur : n) {
+            cur = cur < 0 ? -1 : (cur + 1)/ratio;
         }
 
         kv->dyn->request_rows(n);

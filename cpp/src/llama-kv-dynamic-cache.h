@@ -11,6 +11,7 @@
 #include "llama-kv-dynamic.h"
 #include "llama-kv-storage.h"
 
+#include <array>
 #include <bitset>
 #include <cstdint>
 #include <memory>
@@ -110,7 +111,9 @@ public:
     // rows that are written without a cell being occupied (the compressed caches of DSV4)
     //
 
-    void     request_rows(const std::vector<int64_t> & n); // the first n of each sequence, -1: it has no part in the batch
+    using seq_rows = std::array<int64_t, LLAMA_MAX_SEQ>; // the first n of each sequence, -1: it has no part in the batch
+
+    void     request_rows(const seq_rows & n);
     bool     reserve_rows(llama_io_read_i & io, uint32_t n); // for a state
     uint32_t used_rows   (uint32_t n) const;                 // of the first n
 

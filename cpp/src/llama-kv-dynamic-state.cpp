@@ -148,7 +148,8 @@ bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
 
     const bool is_one = seq_id_read && *seq_id_read >= 0;
 
-    std::vector<int64_t> n_seq(LLAMA_MAX_SEQ, is_one ? int64_t(-1) : int64_t(n));
+    seq_rows n_seq;
+    n_seq.fill(is_one ? int64_t(-1) : int64_t(n));
     if (is_one) {
         n_seq[*seq_id_read] = n;
     }
