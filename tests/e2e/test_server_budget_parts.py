@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import VerifyError
+from kvtool.verify import models
 from kvtool.verify.projector import projector
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, Watched, props, within
@@ -123,6 +124,37 @@ def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path,
         part(watched.server, "mmproj", "unload")
         part(watched.server, "speculative", "load")
         assert "draft_n" in watched.ask(0, 100)["timings"]
+
+
+def in_two_files(model: Path, out: Path) -> Path:
+    """The first of them."""
+    from gguf import GGUFWriter
+
+    reader = models.read(model)
+    arch = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(out / "split.gguf", arch, split_max_tensors=len(reader.tensors) // 2 + 1)
+    models.copy_keys(reader, writer, lambda _name: True)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    models.finish(writer)
+    return out / "split-00001-of-00002.gguf"
+
+
+def test_a_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
+    """Both count, and one that is missing is named."""
+    split, taken = in_two_files(model, tmp_path), []
+    for draft in (model, split):
+        parts = ("-md", draft, "--spec-type", "draft-simple", "--draft-lazy")
+        with within(real, model, tmp_path, weights(model) + 12, "-np", "1", *parts) as watched:
+            part(watched.server, "speculative", "load")
+            taken.append(props(watched.server)["kv_budget"]["loaded_bytes"])
+            assert "draft_n" in watched.ask(0, 100)["timings"]
+            if draft == split:
+                part(watched.server, "speculative", "unload")
+                (tmp_path / "split-00002-of-00002.gguf").unlink()
+                said = refusal(watched.server.http.post("/speculative", json={"action": "load"}))
+                assert said[0] == 500 and "split-00002-of-00002.gguf': No such file" in said[2]
+    assert taken[1] == pytest.approx(taken[0], rel=0.01)
 
 
 @pytest.mark.parametrize("ladder", [(), LADDER])

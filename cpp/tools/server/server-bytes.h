@@ -10,6 +10,7 @@
 
 #include "ggml-cpp.h"
 #include "gguf.h"
+#include "llama.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -58,6 +59,7 @@ struct server_bytes {
 struct server_gguf {
     std::string header;
     size_t      n_bytes_data = 0;
+    int         n_split      = 1; // files of the model
 
     // throws server_refusal, also if the file ends before the data of its last tensor
     explicit server_gguf(const std::string & path) {
@@ -85,6 +87,11 @@ struct server_gguf {
         }
         n_bytes_data = n_needed - n_header;
 
+        const int64_t i_split = gguf_find_key(gguf.get(), "split.count");
+        if (i_split >= 0 && gguf_get_kv_type(gguf.get(), i_split) == GGUF_TYPE_UINT16) {
+            n_split = std::max<int>(1, gguf_get_val_u16(gguf.get(), i_split));
+        }
+
         header.resize(n_header);
         std::ifstream file(fs_path, std::ios::binary);
         if (!file.read(&header[0], header.size())) {
@@ -92,6 +99,26 @@ struct server_gguf {
         }
     }
 };
+
+// bytes of the tensors of a model, in all of its files. throws server_refusal if one is missing or truncated
+inline size_t server_gguf_n_bytes(const std::string & path) {
+    const server_gguf first(path);
+
+    std::vector<char> prefix(path.size() + 1);
+    if (first.n_split > 1 && llama_split_prefix(prefix.data(), prefix.size(), path.c_str(), 0, first.n_split) <= 0) {
+        server_refuse_file(path, "not the first file of its model");
+    }
+
+    size_t res = first.n_bytes_data;
+    for (int i = 1; i < first.n_split; ++i) {
+        std::vector<char> other(path.size() + 32);
+        llama_split_path(other.data(), other.size(), prefix.data(), i, first.n_split);
+
+        res += server_gguf(other.data()).n_bytes_data;
+    }
+
+    return res;
+}
 
 // throws server_refusal if a device does not have as much
 // n_bytes_host: address space that is needed besides

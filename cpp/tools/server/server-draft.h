@@ -54,15 +54,17 @@ public:
 
     // HTTP thread
     server_part draft_part(const std::function<bool()> & should_stop) {
+        const auto call = [this, &should_stop](std::function<json()> func) {
+            return server_call(self().queue_tasks, self().queue_results, should_stop, std::move(func));
+        };
+
         return {
             "speculative",
             [this]() { return state == STATE_LOADED; },
-            [this, &should_stop]() {
-                return server_call(self().queue_tasks, self().queue_results, should_stop, [this]() { return load(); });
-            },
-            [this, &should_stop](server_deadline) {
-                return server_call(self().queue_tasks, self().queue_results, should_stop, [this]() { return unload(); });
-            },
+            [this]() { return load(); },
+            [this]() { return unload(); },
+            call,
+            [call](std::function<json()> func, server_deadline) { return call(std::move(func)); },
         };
     }
 
@@ -292,13 +294,13 @@ private:
 
         const auto before = server_bytes::measure(devices());
 
-        close();
         if (self().prompt_cache) {
             for (auto & entry : self().prompt_cache->states) {
                 entry.data.drft = {};
                 forget(entry.prompt);
             }
         }
+        close();
 
         return server_part_done(names[state], "freed", before, server_bytes::measure(devices()));
     }
@@ -314,9 +316,15 @@ private:
         params.load_progress_callback_user_data = nullptr;
 
         auto & init = self().spec_init;
-        self().queue_tasks.yield_to_queue([&]() { // for the metrics
-            init = common_speculative_init_from_params(params, self().model_tgt, self().ctx_tgt);
-        });
+        try {
+            self().queue_tasks.yield_to_queue([&]() { // for the metrics
+                init = common_speculative_init_from_params(params, self().model_tgt, self().ctx_tgt);
+            });
+        } catch (...) {
+            init.reset();
+            on_bytes(0);
+            throw;
+        }
 
         if (!init->context()) {
             const bool has_model = !has_file() || init->model();
@@ -344,7 +352,7 @@ private:
 
     // throws server_refusal
     size_t n_bytes_file() const {
-        return has_file() ? server_gguf(path()).n_bytes_data : 0;
+        return has_file() ? server_gguf_n_bytes(path()) : 0;
     }
 
     void close() {
@@ -353,7 +361,6 @@ private:
         state = STATE_UNLOADED;
         self().spec.reset();
         set(nullptr, nullptr);
-        self().spec.reset(draft_new());
         attach();
         self().spec_init.reset();
         if (kind == KIND_MTP) {
@@ -361,7 +368,8 @@ private:
         }
         on_bytes(0);
 
-        self().memory.update(self().ctx_tgt, self().ctx_dft); // what it has given back
+        self().spec.reset(draft_new()); // may throw
+        attach();
     }
 
     void set(llama_model * model, llama_context * ctx) {

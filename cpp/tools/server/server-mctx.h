@@ -208,9 +208,15 @@ public:
     public:
         explicit closing(server_mctx & mctx) : mctx(mctx) {
             mctx.check_exists();
+        }
 
+        // again where it was loaded meanwhile
+        void begin() {
             std::lock_guard<std::mutex> lock(mctx.mutex);
 
+            if (is_open && mctx.state == STATE_UNLOADING) {
+                return;
+            }
             if (mctx.state == STATE_LOADING || mctx.state == STATE_UNLOADING) {
                 throw mctx.why_not();
             }
@@ -300,6 +306,12 @@ public:
     // does it come and go with those who need it?
     bool is_auto() const {
         return lazy.is_auto();
+    }
+
+    bool is_loaded() const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return ctx != nullptr;
     }
 
     // is there one that came on demand? also one that is about to go
@@ -562,16 +574,20 @@ inline server_part server_mctx_part(
 
     return {
         "mmproj",
-        [&]() { return (bool) server_mctx_ref(mctx); },
-        [&, call]() {
-            return call([&mctx]() { return mctx.load(); });
-        },
-        [&, call](server_deadline deadline) {
+        [&mctx]() { return mctx.is_loaded(); },
+        [&mctx]() { return mctx.load(); },
+        [&mctx]() { return mctx.unload(); },
+        call,
+        [&mctx, &should_stop, call](const std::function<json()> & func, server_deadline deadline) {
             server_mctx::closing closing(mctx);
 
             json res;
-            while (res.is_null() && !should_stop() && closing.wait(deadline, should_stop)) {
-                res = call([&mctx]() { return mctx.unload(); });
+            while (res.is_null() && !should_stop()) {
+                closing.begin();
+                if (!closing.wait(deadline, should_stop)) {
+                    break;
+                }
+                res = call(func);
             }
             return res;
         },

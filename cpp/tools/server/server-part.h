@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -56,11 +57,15 @@ private:
 struct server_part {
     std::string name;
 
+    // main loop, also when the HTTP thread has gone. load and unload throw server_refusal: then all is as before
     std::function<bool()> is_loaded;
+    std::function<json()> load;
+    std::function<json()> unload; // returns null while somebody uses it
 
-    // both throw server_refusal: then all is as before
-    std::function<json()>                load;
-    std::function<json(server_deadline)> unload; // once nobody uses it
+    // HTTP thread: what the main loop makes of a function; the other one takes one that returns null while somebody uses the part,
+    // and waits until nobody does
+    std::function<json(std::function<json()>)>                  call;
+    std::function<json(std::function<json()>, server_deadline)> call_unused;
 };
 
 // what a load or an unload says. what: "taken" or "freed", more - less; nothing if it was in that state before
@@ -75,6 +80,30 @@ inline json server_part_done(const char * state, const char * what, const server
     };
 }
 
+// main loop. no request comes between the two: it would have the one that has just gone loaded again
+inline json server_part_swap(const server_part & part, const server_part & other) {
+    const bool was_loaded = other.is_loaded();
+
+    const json gone = other.unload();
+    if (gone.is_null()) {
+        return gone;
+    }
+    try {
+        json res = part.load();
+        res["unloaded"] = {{ other.name, gone }};
+        return res;
+    } catch (...) {
+        if (was_loaded) {
+            try {
+                other.load();
+            } catch (const std::exception & e) {
+                SRV_ERR("the %s that was unloaded for it is not there any more: %s\n", other.name.c_str(), e.what());
+            }
+        }
+        throw;
+    }
+}
+
 // other: the one that may have to go, for a swap
 inline json server_part_post(const server_part & part, const server_part & other, const json & body) {
     const auto action = json_value(body, "action", std::string());
@@ -83,7 +112,7 @@ inline json server_part_post(const server_part & part, const server_part & other
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(std::clamp<int64_t>(json_value(body, "timeout_ms", (int64_t) 10000), 0, 24*60*60*1000));
 
     if (action == "unload" && swap.empty()) {
-        return part.unload(deadline);
+        return part.call_unused(part.unload, deadline);
     }
 
     if (action != "load" || (!swap.empty() && swap != other.name)) {
@@ -92,27 +121,8 @@ inline json server_part_post(const server_part & part, const server_part & other
     }
 
     if (swap.empty()) {
-        return part.load();
+        return part.call(part.load);
     }
 
-    const bool was_loaded = other.is_loaded();
-
-    const json gone = other.unload(deadline);
-    if (gone.is_null()) {
-        return gone;
-    }
-    try {
-        json res = part.load();
-        res["unloaded"] = {{ other.name, gone }};
-        return res;
-    } catch (const server_refusal &) {
-        if (was_loaded) {
-            try {
-                other.load();
-            } catch (const server_refusal & e) {
-                SRV_ERR("the %s that was unloaded for it is not there any more: %s\n", other.name.c_str(), e.what());
-            }
-        }
-        throw;
-    }
+    return other.call_unused([part, other]() { return server_part_swap(part, other); }, deadline);
 }
