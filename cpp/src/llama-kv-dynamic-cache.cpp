@@ -281,8 +281,20 @@ bool llama_kv_dynamic_cache::end_copies() {
     return !is_late();
 }
 
-bool llama_kv_dynamic_cache::has_shift() const {
-    return kv.get_has_shift();
+bool llama_kv_dynamic_cache::has_shift(llama_seq_id seq_id) const {
+    if (seq_id < 0 || !kv.get_has_shift()) {
+        return kv.get_has_shift();
+    }
+
+    const auto & cells = kv.v_cells[kv.seq_to_stream[seq_id]];
+
+    for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
+        if (cells.seq_has(i, seq_id) && cells.get_shift(i) != 0) {
+            return true;
+        }
+    }
+
+    return false;
 }
 
 std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ranges() {

@@ -78,7 +78,7 @@ public:
     // such a copy is from or to one of these streams, or a K-shift is to come after it
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
 
-    bool has_shift() const; // that is to be done
+    bool has_shift(llama_seq_id seq_id = -1) const; // that is to be done, of all sequences (-1)
 
     // a copy to the stream of a sequence, or to any (-1), is still to be made, also one that waits for nothing but the next batch,
     // or a K-shift is to come after one that found no memory

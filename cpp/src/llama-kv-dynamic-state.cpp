@@ -27,6 +27,10 @@ bool llama_kv_dynamic::awaits_copy(llama_seq_id seq_id) const {
     return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->awaits_copy(seq_id); });
 }
 
+bool llama_kv_dynamic::awaits_shift(llama_seq_id seq_id) const {
+    return is_late_shift && std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->has_shift(seq_id); });
+}
+
 bool llama_kv_dynamic::has_cells(uint32_t s) const {
     return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->has_cells(s); });
 }
@@ -82,15 +86,15 @@ void llama_kv_dynamic_cache::drop_seq(llama_seq_id seq_id) {
 }
 
 void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {
-    if (!is_dynamic || !dyn->awaits_copy(seq_id)) {
+    if (!is_dynamic || !(dyn->awaits_copy(seq_id) || dyn->awaits_shift(seq_id))) {
         return;
     }
 
-    // in a static cache the batch that found no memory for the copy would have made it
+    // in a static cache the batch that found no memory for it would have done that
     dyn->update();
 
-    if (dyn->awaits_copy(seq_id)) {
-        throw std::runtime_error("a copy of the sequence waits for memory");
+    if (dyn->awaits_copy(seq_id) || dyn->awaits_shift(seq_id)) {
+        throw std::runtime_error("a copy or a shift of the sequence waits for memory");
     }
 }
 

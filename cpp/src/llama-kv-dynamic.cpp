@@ -278,18 +278,15 @@ int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
 }
 
 bool llama_kv_dynamic::finish_shift() {
-    const auto is_late = [this] {
-        return std::exchange(is_late_shift, false) && enabled &&
-            std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_shift(); });
-    };
-
     // in smaller types there can be room for it
-    while (is_late()) {
+    while (enabled && awaits_shift(-1)) {
         if (!step_down()) {
             return false;
         }
+        is_late_shift = false;
         update();
     }
+    is_late_shift = false;
 
     fit_compute();
 

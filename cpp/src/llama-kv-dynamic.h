@@ -178,6 +178,8 @@ public:
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
     bool awaits_copy(llama_seq_id seq_id) const;
 
+    bool awaits_shift(llama_seq_id seq_id) const; // that a batch found no memory for, of all sequences (-1)
+
     void drop_late_copies(); // that nobody waits for any more
 
     bool has_cells(uint32_t s) const; // in use, in a stream of any cache

@@ -136,6 +136,12 @@ DEVICE = (
         "random",
     ),
     Trap(
+        "a state has the positions of a K-shift that found no memory, and rows without it",
+        Edit(DYNAMIC_STATE, "!(dyn->awaits_copy(seq_id) || dyn->awaits_shift(seq_id))", "!dyn->awaits_copy(seq_id)"),
+        RANDOM,
+        "random",
+    ),
+    Trap(
         "a batch that finds no memory ends as a fault of the device does, and not as in a full cache",
         Edit(DYNAMIC, "has_memory ? 0 : 1", "has_memory ? 0 : -2", after="int32_t llama_kv_dynamic::grow_batch("),
         RANDOM,
