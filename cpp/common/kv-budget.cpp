@@ -81,7 +81,14 @@ uint32_t common_kv_n_ctx(const common_params & params) {
         n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified ? 1 : params.n_parallel);
     }
 
-    return n_ctx == 0 || n_ctx > (uint32_t) params.kv_cache_tokens ? params.kv_cache_tokens : params.n_ctx;
+    // a context has a multiple of this, and takes more where it is asked for something else
+    const uint32_t align = 256*(params.kv_unified ? 1 : std::max(1, params.n_parallel));
+    const uint32_t n_max = std::max<uint32_t>(align, params.kv_cache_tokens/align*align);
+    if (n_max > (uint32_t) params.kv_cache_tokens) {
+        LOG_WRN("%s: --kv-cache-tokens %d is less than the smallest context, %u\n", __func__, params.kv_cache_tokens, n_max);
+    }
+
+    return n_ctx == 0 || n_ctx > n_max ? n_max : params.n_ctx;
 }
 
 //
@@ -133,7 +140,7 @@ void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const c
 
     const uint32_t align = 256*(tgt.kv_unified ? 1 : std::max<uint32_t>(1, tgt.n_seq_max));
 
-    const uint32_t n_min = GGML_PAD(tgt.n_ubatch, align); // a smaller context has smaller batches
+    const uint32_t n_min = (tgt.n_ubatch + align - 1)/align*align; // a smaller context has smaller batches
     uint32_t       n_max = tgt.n_ctx;
     if (n_max <= n_min) {
         return;
@@ -156,7 +163,7 @@ void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const c
         }
 
         // all but windows are proportional to n_ctx
-        const uint32_t n = n_min + (uint64_t) (n_max - n_min)*(budget - size_min)/(size_max - size_min);
+        const uint32_t n = n_min + (n_max - n_min)*(double(budget - size_min)/(size_max - size_min));
         n_max = std::max(n_min, n - n%align);
     }
 

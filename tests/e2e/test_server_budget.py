@@ -30,7 +30,10 @@ def n_ctx(server: LlamaServer) -> int:
         (("--kv-budget", "100", "-c", "4096"), (4096,)),
         (("--kv-budget", "100", "-c", "0"), (262144,)),  # all that the model has, by request
         (("--kv-budget", "100", "--kv-cache-tokens", "512"), (512,)),
+        (("--kv-budget", "100", "-np", "3", "--no-kv-unified"), range(256, 531, 256)),  # of each
         (("--kv-cache-tokens", "1024"), (1024,)),
+        (("--kv-cache-tokens", "1000"), (768,)),  # no more than that, and a multiple of 256
+        (("--kv-cache-tokens", "100"), (256,)),
         (("--kv-cache-tokens", "1024", "-c", "8192"), (1024,)),
         (("--kv-cache-tokens", "8192", "-c", "1024"), (1024,)),
         (("--kv-cache-tokens", "1000000"), (262144,)),
@@ -43,11 +46,12 @@ def test_the_size_of_the_context(
         assert n_ctx(server) in cells
 
 
-def test_cells_over_all_slots(real: Real, model: Path, tmp_path: Path) -> None:
-    args = ("-c", "8192", "-np", "4", "--no-kv-unified", "--kv-cache-tokens", "2048", "--kv-dynamic")
+@pytest.mark.parametrize(("most", "each"), [(2048, 512), (2047, 256)])
+def test_cells_over_all_slots(real: Real, model: Path, tmp_path: Path, most: int, each: int) -> None:
+    args = ("-c", "8192", "-np", "4", "--no-kv-unified", "--kv-cache-tokens", str(most), "--kv-dynamic")
     with serving(real, model, tmp_path / "log", *args) as server:
-        assert n_ctx(server) == 512
-        assert props(server)["kv_cache"]["target"]["cells_max"] == 2048
+        assert n_ctx(server) == each
+        assert props(server)["kv_cache"]["target"]["cells_max"] == 4 * each
 
 
 def test_what_a_server_says_of_its_budget(real: Real, model: Path, tmp_path: Path) -> None:
@@ -76,7 +80,7 @@ def test_the_environment(real: Real, mute: Path, tmp_path: Path, monkeypatch: py
     with serving(real, mute, tmp_path / "log", *PLAIN, "--no-jinja") as server:
         said = props(server)
         assert said["kv_budget"]["types"] == ["q4_0"]
-        assert n_ctx(server) == 3072  # whole blocks of 256
+        assert n_ctx(server) == 2816  # whole blocks of 256, no more than 3000
 
 
 # --- within it -----------------------------------------------------------------------------------------------------
