@@ -15,7 +15,7 @@ from kvtool.verify.texts import prompt
 from tests.e2e import broken
 from tests.e2e.budgets import LADDER, within
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, events, refusal, serving, until_it_generates
+from tests.e2e.servers import completion, events, refusal, serving, until, until_it_generates, until_logged, weights
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the broken library is linked by Linux's rules")
 
@@ -96,6 +96,31 @@ def test_a_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...])
             answer = completion(server, f"{TEXT} the", 40, id_slot=slot)
             assert answer["content"] == expected[slot]
             assert answer["timings"]["cache_n"] > 200 and answer["timings"]["draft_n_accepted"] > 0
+
+
+def test_a_draft_whose_cells_an_idle_slot_had(real: Real, model: Path, wide: Path, tmp_path: Path) -> None:
+    """They are lost for another slot's sake: the draft takes in anew the prompt that was saved without them."""
+    draft = ("-md", wide, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--no-kv-unified", *LADDER)
+    args = (
+        "-c",
+        "4096",
+        "-np",
+        "2",
+        "--no-cache-idle-slots",
+        "--no-warmup",
+        "--kv-budget",
+        str(weights(wide) + 64),
+        *draft,
+    )
+    with serving(real, model, tmp_path / "log", *args) as server:
+        completion(server, TEXT, 0, id_slot=1)
+        completion(server, prompt(2, 900), 8, id_slot=0)
+        until_logged(server, "the device failed, all cells are lost")
+        completion(server, prompt(3, 100), 0, id_slot=1)
+        before = server.log.count("caught up")
+        answer = completion(server, f"{TEXT} the", 40, id_slot=1)
+        assert answer["timings"]["cache_n"] > 200 and "draft_n" in answer["timings"]
+        until(lambda: server.log.count("caught up") > before)
 
 
 def lose_cells(server: LlamaServer) -> None:

@@ -68,6 +68,17 @@ def test_idle_slots_make_room_for_what_was_paused(
     assert "resumed" in server.log
 
 
+def test_what_finds_no_place_is_not_tried_with_each_batch(
+    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By copy, a block that a growth takes can be more than the budget has left, and the cells that are wanted less."""
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
+    with serving(real, wide, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
+        all_finish(at_once(server, [prompt(i, 80) for i in range(3)], 300), 300)
+    assert "resumed" in server.log
+    assert server.log.count("error loading state") < 30
+
+
 def test_what_was_paused_goes_on_where_it_was(real: Real, model: Path, tmp_path: Path) -> None:
     prompts = [prompt(i, 40) for i in range(4)]
     with serving(real, model, tmp_path / "roomy", *POOL, "-c", "8192") as server:
@@ -86,6 +97,22 @@ def test_without_memory_for_what_is_paused_one_ends(real: Real, model: Path, tmp
     assert 1 <= len(ended) <= 2
     for answer in ended:
         assert (answer["stop_type"], answer["content"] != "") == ("limit", True)
+
+
+def test_what_is_paused_and_what_is_saved_share_the_memory(real: Real, wide: Path, tmp_path: Path) -> None:
+    """Of 64 KiB a cell: a prompt that is given up beside one that is paused finds no place in --cache-ram with it."""
+    args = ("-np", "3", "-c", "1024", "--kv-unified", "--no-warmup", "--no-cache-idle-slots", "--cache-ram", "44")
+    texts = [prompt(1, 100), prompt(2, 250), prompt(3, 450)]
+    with serving(real, wide, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
+        answers = []
+        for slot, n_predict in enumerate((800, 100, 200)):
+            answers.append(pool.submit(completion, server, texts[slot], n_predict, id_slot=slot))
+            until(lambda: server.log.count("processing task") == len(answers))
+        all_finish([answers[0].result()], 800)
+        all_finish([answers[1].result()], 100)
+        all_finish([answers[2].result()], 200)
+        assert "resumed" in server.log and "purging slot 1" in server.log
+        assert completion(server, f"{texts[1]} river", 1)["timings"]["cache_n"] < 50
 
 
 def test_one_that_has_the_pool_for_itself_and_needs_more(real: Real, model: Path, tmp_path: Path) -> None:

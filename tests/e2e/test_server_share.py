@@ -99,6 +99,17 @@ def test_one_that_has_not_started_yet_gives_what_it_has(real: Real, model: Path,
     assert sum(a["timings"]["prompt_n"] for a in answers) <= own
 
 
+def test_what_is_shared_is_not_given_up_for_nothing(real: Real, model: Path, tmp_path: Path) -> None:
+    """Two that wait for cells have those of the donor: to give up what is the donor's, too, makes no room."""
+    args = ("-c", "1024", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", FLAG, *KEEP)
+    with serving(real, model, tmp_path / "log", *args) as server, generating(server, COMMON, 400):
+        long = [f"{COMMON} {prompt(n, 830)}" for n in (2, 3)]
+        assert [answer["tokens_predicted"] for answer in at_once(server, long, 8)] == [8, 8]
+    assert "waits for cells" in server.log
+    assert server.log.count("shares the cells") <= 4
+    assert server.log.count("not started yet, purging") <= 1
+
+
 def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server, generating(server, COMMON, 300):
         assert completion(server, PROMPTS[0], 4, id_slot=1, cache_prompt=False)["timings"]["cache_n"] == 0

@@ -29,6 +29,13 @@ inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = 1
     return usage.n_cells < usage.n_cells_max && usage.n_cells_max - usage.n_cells_used >= n_cells;
 }
 
+// does the context have no n_cells that are free?
+inline bool server_memory_is_full(const llama_context * ctx, size_t n_cells) {
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells_max - usage.n_cells_used < n_cells;
+}
+
 // does the context have all of its cells for n_cells? if not, another time may be better for what has failed
 // note: free cells do not tell, as a context can have caches of several sizes (windows)
 inline bool server_memory_is_free(const llama_context * ctx, size_t n_cells) {
@@ -38,8 +45,9 @@ inline bool server_memory_is_free(const llama_context * ctx, size_t n_cells) {
 }
 
 // are the cells of n tokens of a sequence gone? a device that failed in the middle of a change of types has taken them
+// ctx may be null
 inline bool server_memory_is_lost(const llama_context * ctx, llama_seq_id id, int32_t n) {
-    auto * mem = llama_get_memory(ctx);
+    auto * mem = ctx ? llama_get_memory(ctx) : nullptr;
 
     return mem && n > 0 && llama_memory_seq_pos_max(mem, id) < 0;
 }

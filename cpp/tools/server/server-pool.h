@@ -46,6 +46,10 @@ protected:
             if (!find_place(*slot, n_tokens) && has_ahead(*slot)) {
                 return;
             }
+            // storage is taken in blocks, so there can be less than has_place() sees: not again with every batch
+            if (has_ahead(*slot) && slot->task->id == id_no_place && ggml_time_us() < t_no_place_us + T_RETRY_US && pool_idle_slots(slot).empty()) {
+                return;
+            }
             if (!resume(*slot)) {
                 return;
             }
@@ -154,11 +158,12 @@ protected:
     }
 
     // a slot that has not started yet, or waits for its parent, has the prompt of its last request
-    bool pool_clear_started(const server_slot * except = nullptr) {
+    // with_kept: also one that frees nothing by itself
+    bool pool_clear_started(const server_slot * except = nullptr, bool with_kept = true) {
         for (auto & slot : self().slots) {
             const bool is_waiting = slot.state == SLOT_STATE_STARTED || slot.state == SLOT_STATE_WAIT_OTHER;
 
-            if (&slot != except && is_waiting && slot.prompt.n_tokens() > 0) {
+            if (&slot != except && is_waiting && slot.prompt.n_tokens() > 0 && (with_kept || !is_kept(slot, except))) {
                 SLT_WRN(slot, "not started yet, purging %d tokens\n", slot.prompt.n_tokens());
                 pool_save(slot);
                 slot.prompt_clear();
@@ -166,6 +171,14 @@ protected:
             }
         }
         return false;
+    }
+
+    size_t pool_n_bytes_paused() const {
+        size_t res = 0;
+        for (const auto & slot : self().slots) {
+            res += slot.paused ? slot.paused->size() : 0;
+        }
+        return res;
     }
 
     // what a slot is about to give up
@@ -208,8 +221,33 @@ private:
 
     bool is_ram_short = false; // while room is made for a batch
 
+    static constexpr int64_t T_RETRY_US = 1000*1000;
+
+    // the last one that could not be resumed, and when
+    int     id_no_place   = -1;
+    int64_t t_no_place_us = 0;
+
     static bool is_running(const server_slot & slot) {
         return slot.state == SLOT_STATE_PROCESSING_PROMPT || slot.state == SLOT_STATE_DONE_PROMPT || slot.state == SLOT_STATE_GENERATING;
+    }
+
+    // are all cells of the slot also those of one that runs, or of the one that needs a place?
+    bool is_kept(const server_slot & slot, const server_slot * except) const {
+        if (!self().params_base.kv_share_prefix) {
+            return false;
+        }
+
+        const auto usage = llama_memory_seq_usage(slot.ctx_tgt, slot.id);
+        if (usage.cells.n_cells == 0 || usage.cells.n_shared < usage.cells.n_cells) {
+            return false;
+        }
+
+        const auto & slots = self().slots;
+
+        return std::any_of(slots.begin(), slots.end(), [&](const server_slot & other) {
+            return &other != &slot && (&other == except || is_running(other)) && self().share_has(other) &&
+                other.prompt.tokens.get_common_prefix(slot.prompt.tokens) >= slot.prompt.tokens.size();
+        });
     }
 
     // does it have its place before the slot? also one that starts with the same batch, and was asked for before
@@ -314,7 +352,7 @@ private:
     // idle slots make one
     bool find_place(const server_slot & slot, int32_t n) {
         while (!has_place(slot, n)) {
-            if (!self().try_clear_idle_slots() && !pool_clear_started(&slot)) {
+            if (!self().try_clear_idle_slots() && !pool_clear_started(&slot, false)) {
                 return false;
             }
         }
@@ -396,13 +434,15 @@ private:
             return nullptr;
         }
 
+        auto * ctx_dft = server_memory_is_lost(slot.ctx_dft, slot.id, slot.prompt.n_tokens()) ? nullptr : slot.ctx_dft;
+
         const auto size = [&](llama_context * ctx) { return ctx ? llama_state_seq_get_size(ctx, slot.id) : 0; };
 
-        size_t n_bytes = size(slot.ctx_tgt) + size(slot.ctx_dft);
-        for (const auto & other : self().slots) {
-            n_bytes += other.paused ? other.paused->size() : 0;
+        size_t n_bytes = size(slot.ctx_tgt) + size(ctx_dft);
+        for (const auto & ckpt : slot.prompt.checkpoints) {
+            n_bytes += ckpt.size();
         }
-        if (cache->limit_size > 0 && n_bytes > cache->limit_size) {
+        if (cache->limit_size > 0 && cache->n_bytes_paused() + n_bytes > cache->limit_size) {
             return nullptr;
         }
         while (cache->limit_size > 0 && !cache->states.empty() && cache->size() + n_bytes > cache->limit_size) {
@@ -418,7 +458,13 @@ private:
                 return !ctx || (!data.empty() && llama_state_seq_get_data(ctx, data.data(), data.size(), slot.id) == data.size());
             };
 
-            return read(slot.ctx_tgt, res->data.main) && read(slot.ctx_dft, res->data.drft) ? std::move(res) : nullptr;
+            if (!read(slot.ctx_tgt, res->data.main)) {
+                return nullptr;
+            }
+            if (!read(ctx_dft, res->data.drft)) {
+                res->data.drft.clear(); // it takes the prompt in anew
+            }
+            return res;
         } catch (const std::bad_alloc &) {
             return nullptr;
         }
@@ -454,6 +500,8 @@ private:
         }
         if (!ok && has_ahead(slot)) {
             leave_mctx(slot);
+            id_no_place   = slot.task->id;
+            t_no_place_us = ggml_time_us();
             return false; // until one of these ends
         }
 

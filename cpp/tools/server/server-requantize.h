@@ -117,6 +117,8 @@ public:
         if (server_memory_is_lost(self().ctx_tgt, slot.id, slot.prompt.n_tokens())) {
             SLT_WRN(slot, "the cells of %d tokens are lost\n", slot.prompt.n_tokens());
             slot.prompt_clear();
+        } else if (server_memory_is_lost(slot.ctx_dft, slot.id, slot.prompt.n_tokens()) && !self().draft_lacks_some(slot)) {
+            self().draft_drop(slot);
         }
     }
 

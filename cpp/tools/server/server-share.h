@@ -231,7 +231,7 @@ private:
         }
 
         std::vector<uint8_t> state(llama_state_seq_get_size(ctx, id));
-        if (llama_state_seq_get_data(ctx, state.data(), state.size(), id) != state.size()) {
+        if (state.empty() || llama_state_seq_get_data(ctx, state.data(), state.size(), id) != state.size()) {
             return false;
         }
         llama_memory_seq_rm(llama_get_memory(ctx), id, -1, -1);

@@ -64,7 +64,9 @@ protected:
         // cells of their own are of no use to others, unless memory is what is short
         const bool is_shared = self().params_base.kv_unified || server_memory_is_short(self().ctx_tgt);
 
-        return { self().params_base.kv_budget.get(), (has_idle && is_shared) || self().budget.has_spare() };
+        is_held_for_spare = self().budget.has_spare();
+
+        return { self().params_base.kv_budget.get(), (has_idle && is_shared) || is_held_for_spare };
     }
 
     // the batch, rendered from off on, found no place. returns false if that may be for its size: then it is tried again as
@@ -81,6 +83,11 @@ protected:
 
         if (batch.view.size() > 1 && std::none_of(batch.tokens.begin() + off, batch.tokens.begin() + off + batch.view.size(), is_whole)) {
             return false;
+        }
+
+        // what the types were kept for is in use again
+        if (is_held_for_spare && !self().budget.has_spare()) {
+            return true;
         }
 
         free_cells(self().slots[self().batch.tokens[off].id_slot], off);
@@ -208,6 +215,7 @@ protected:
         for (auto & other : self().slots) {
             if (slot.stats.n_gen == 0 && other.is_processing() && other.task->id_parent == slot.task->id) {
                 send_error(other);
+                server_batch_drop(self().batch, other.id, off);
                 other.release();
             }
         }
@@ -237,6 +245,8 @@ protected:
     }
 
 private:
+    bool is_held_for_spare = false; // the last batch
+
     // what is worth less than any cells, of which n were wanted
     bool drop_spare(int32_t n) {
         return self().pool_drop_saved(n) || (server_memory_is_short(self().ctx_tgt, n) && self().budget.drop_spare());
@@ -277,9 +287,7 @@ private:
 
     // slots that share cells have cells of their own in a draft that has caught up: it is full before the target is
     bool is_draft_full(const common_batch & view) {
-        const auto usage = llama_get_memory_usage(self().ctx_dft);
-
-        return (int32_t) (usage.n_cells_max - usage.n_cells_used) < view.size();
+        return server_memory_is_full(self().ctx_dft, view.size());
     }
 
     // the tokens of the slot that are not in the draft's cache
