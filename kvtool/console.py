@@ -16,7 +16,7 @@ from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape as escape
-from rich.progress import BarColumn, TaskID, TimeElapsedColumn
+from rich.progress import BarColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.segment import Segment, Segments
 from rich.table import Table
@@ -35,39 +35,25 @@ Line: TypeAlias = Sequence[tuple[str, str]]  # pieces of one line of a picture: 
 Draw: TypeAlias = Callable[[int, int], Sequence[Line]]  # the picture for that many columns and lines
 
 
-class _Bar:
-    """On a terminal: a bar that redraws itself."""
+class Progress:
+    """A bar that redraws itself on a terminal, a line now and then elsewhere. done, total: in the caller's unit."""
 
-    def __init__(self, bars: RichProgress, task: TaskID) -> None:
-        self._bars, self._task = bars, task
-
-    def update(self, done: float, note: str = "") -> None:
-        self._bars.update(self._task, completed=done, note=escape(note))
-
-    def set_total(self, total: float | None) -> None:
-        self._bars.update(self._task, total=total)
-
-
-class _Lines:
-    """Elsewhere: a line now and then."""
-
-    def __init__(self, console: "Console", text: str, total: float | None) -> None:
-        self._console, self._text, self._total = console, text, total
+    def __init__(self, bars: RichProgress, say: Callable[[str], None], text: str, total: float | None) -> None:
+        self._bars, self._say, self._text = bars, say, text
+        self._task = bars.add_task(escape(text), total=total, note="")
         self._last, self._said = time.monotonic(), text
 
     def update(self, done: float, note: str = "") -> None:
-        now = time.monotonic()
-        share = f" {100 * done / self._total:.0f}%" if self._total else ""
+        self._bars.update(self._task, completed=done, note=escape(note))
+        now, (task,) = time.monotonic(), self._bars.tasks
+        share = f" {task.percentage:.0f}%" if task.total else ""
         line = f"{self._text}{share} {note}".rstrip()
-        if line != self._said and now - self._last >= _QUIET_SECONDS:
+        if self._bars.disable and line != self._said and now - self._last >= _QUIET_SECONDS:
             self._last, self._said = now, line
-            self._console.step(line)
+            self._say(line)
 
     def set_total(self, total: float | None) -> None:
-        self._total = total
-
-
-Progress: TypeAlias = _Bar | _Lines  # done and total are in the unit the caller chose
+        self._bars.update(self._task, total=total)
 
 
 class Console:
@@ -90,14 +76,14 @@ class Console:
     @contextlib.contextmanager
     def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:
         """A bar on stderr while the block runs (total None: unknown); sparse lines where stderr is no terminal."""
-        if self.quiet or not self._err.is_terminal:
+        hidden = self.quiet or not self._err.is_terminal
+        if hidden:
             self.step(text)
-            yield _Lines(self, text, total)
-            return
         what, share, note = "{task.description}", "{task.percentage:>3.0f}%", "[dim]{task.fields[note]}"
         columns = (what, BarColumn(), share, TimeElapsedColumn(), note)
-        with RichProgress(*columns, console=self._err, transient=True) as bars:
-            yield _Bar(bars, bars.add_task(escape(text), total=total, note=""))
+        bars = RichProgress(*columns, console=self._err, transient=True, disable=hidden)
+        with contextlib.nullcontext() if hidden else bars:
+            yield Progress(bars, self.step, text, total)
 
     def each(self, text: str, items: Sequence[_T], do: Callable[[_T], _R], note: Callable[[_T], str] = str) -> list[_R]:
         """Do something with one item after the other, and show a progress (none for no items) that notes which."""

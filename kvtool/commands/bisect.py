@@ -10,7 +10,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kvtool.commands.rebase import refuse_unknown
 from kvtool.console import Console
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
@@ -19,6 +18,7 @@ from kvtool.project import Project
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk
 from kvtool.tree.rebase_plan import Workshop
+from kvtool.tree.series import load_patches, patch_named
 from kvtool.upstream.lock import load_lock, with_upstream
 
 
@@ -142,7 +142,7 @@ class BisectAt(Result, command="bisect"):
 def run(project: Project, console: Console, patch: str, good: str, bad: str, mirror: str | None = None) -> BisectResult:
     """Search the upstreams of the lock between two of them, in either direction."""
     shop = Workshop(project, console, mirror)
-    refuse_unknown(project, (patch,))
+    patch_named(load_patches(project), patch)
     ends = shop.lock.upstream(good).order, shop.lock.upstream(bad).order
     tags = list(shop.lock.upstreams)[min(ends) : max(ends) + 1][:: 1 if ends[0] < ends[1] else -1]
     if len(tags) < 2:
@@ -185,7 +185,7 @@ def run_at(project: Project, console: Console, patch: str, revision: str, mirror
     if commit is None:
         raise UsageError(f"{mirror} has no commit {revision!r}")
     shop, tag = Workshop(project, console), commit[:12]
-    refuse_unknown(project, (patch,))
+    patch_named(load_patches(project), patch)
     tree, date = git.line("rev-parse", f"{commit}^{{tree}}"), git.line("log", "-1", "--format=%cs", commit)
     # from/until go by the order of the lock: the commit stands where its date puts it
     shop.lock, shop.known[tag] = with_upstream(shop.lock, tag, tree, date), commit

@@ -22,7 +22,7 @@ from kvtool.tree.compare import range_diff_path, write_range_diff
 from kvtool.tree.export import rebased
 from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
 from kvtool.tree.rebase_state import RebaseState
-from kvtool.tree.series import load_patches
+from kvtool.tree.series import load_patches, patch_named
 from kvtool.tree.status import branch_of, not_clean, require_applied, tree_state
 from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import Upstream, load_lock, with_upstream
@@ -84,12 +84,10 @@ def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> 
     return replace(told, seconds=round(done.seconds, 3))
 
 
-def refuse_unknown(project: Project, names: tuple[str, ...]) -> None:
-    """UsageError for a patch id that the series does not have."""
-    known = [patch.id for patch in load_patches(project)]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"there is no patch {name!r}", next_step=f"name one of: {', '.join(known)}")
+def _refuse_unknown(project: Project, options: Options) -> None:
+    patches = load_patches(project)
+    for name in options.choices.named:
+        patch_named(patches, name)
 
 
 # --- without touching anything -----------------------------------------------------------------------------------
@@ -103,7 +101,7 @@ def _rehearse(shop: Workshop, upstream: Upstream, options: Options) -> Rehearsal
 
 def _dry_run(project: Project, console: Console, options: Options) -> RebaseResult:
     shop = Workshop(project, console, options.mirror)
-    refuse_unknown(project, options.choices.named)
+    _refuse_unknown(project, options)
     assert options.tag is not None
     upstream = shop.find(options.tag)
     done = _rehearse(shop, upstream, options)
@@ -139,7 +137,7 @@ def _span(project: Project, console: Console, options: Options) -> SpanResult:
 def begin(project: Project, console: Console, options: Options) -> RebaseResult:
     """A rebase from the beginning; the tree is first brought to the locked upstream, or made."""
     shop = Workshop(project, console, options.mirror)
-    refuse_unknown(project, options.choices.named)
+    _refuse_unknown(project, options)
     if rebase_state.read_state(project.tree):
         raise not_clean(tree_state(project))
     assert options.tag is not None

@@ -8,7 +8,7 @@ from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
 from kvtool.result import FileChange, PatchOutcome, Result
-from kvtool.tree.apply import FailedHunk, PatchReport
+from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,11 @@ class RebaseResult(Result, command="rebase"):
 
     @property
     def failure(self) -> KvtoolError | None:
-        if not self.stopped_at:
-            return None
-        report = next(report for report in self.patches if report.id == self.stopped_at)
-        others = [r.id for r in self.patches if r is not report and r.in_the_way]
-        also = f"; also in the way: {', '.join(others)}" if others else ""
-        if report.lost:
-            return ConflictError(
-                f"patch {report.id!r} loses {report.lost} on llama.cpp {self.tag}",
-                why=f"the merge or the resolution left them out{also}",
-                next_step=self._next_after_loss(),
-            )
-        return ConflictError(
-            f"patch {report.id!r} does not go onto llama.cpp {self.tag}",
-            why="; ".join(str(hunk) for hunk in report.failed) + also,
-            next_step=self._next_after_conflict(),
-        )
+        error = conflict_error(self.patches, self.tag) if self.stopped_at else None
+        if error is not None:
+            lost = next(report for report in self.patches if report.in_the_way).lost
+            error.next_step = self._next_after_loss() if lost else self._next_after_conflict()
+        return error
 
     def _next_after_conflict(self) -> str:
         name = self.stopped_at

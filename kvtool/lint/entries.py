@@ -41,9 +41,9 @@ def parse_entries(tables: list[Any], text: SeriesText) -> tuple[dict[int, Patch]
         problems = list(entry_problems(table))
         if not problems:
             patches[number] = patch_of(table)
-        for problem in problems:
+        for key, problem in problems:
             what = f"{problem.what} ({problem.why})" if problem.why else problem.what
-            found.append(text.finding(number, problem.key, "entry", what, problem.next_step or "correct it"))
+            found.append(text.finding(number, key, "entry", what, problem.next_step or "correct it"))
     return patches, found
 
 

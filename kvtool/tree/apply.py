@@ -315,9 +315,10 @@ def conflict_error(reports: tuple[PatchReport, ...], tag: str) -> KvtoolError | 
     bad = [report for report in reports if report.in_the_way]
     if not bad:
         return None
-    others = "" if len(bad) == 1 else f"; {len(bad) - 1} more do not apply: {', '.join(r.id for r in bad[1:])}"
+    first, *others = bad
+    also = f"; also in the way: {', '.join(report.id for report in others)}" if others else ""
     return ConflictError(
-        f"patch {bad[0].id!r} does not apply to llama.cpp {tag}",
-        why=("; ".join(str(hunk) for hunk in bad[0].failed) or f"it loses {bad[0].lost}") + others,
+        f"patch {first.id!r} {f'loses {first.lost} on' if first.lost else 'does not go onto'} llama.cpp {tag}",
+        why=("; ".join(map(str, first.failed)) or "the merge or the resolution left them out") + also,
         next_step="correct the patch (patches/README.md: resolve a conflict); the tree is as it was",
     )

@@ -75,40 +75,31 @@ class Series:
     digest: str
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with an entry of series.toml. key: the one it is about; next_step: what to do about it."""
-
-    key: str
-    what: str
-    why: str = ""
-    next_step: str = ""
-
-
-def entry_problems(table: Any) -> Iterator[Problem]:
-    """Everything that keeps a [[patch]] table from being a Patch; nothing means that `patch_of` takes it."""
+def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
+    """Everything that keeps a [[patch]] table from being a Patch, each with the key that it is about; nothing means
+    that `patch_of` takes it."""
     if not isinstance(table, dict):
-        yield Problem("", "not a table")
+        yield "", UsageError("not a table")
         return
     for key in sorted(set(table) - _KEYS):
-        yield Problem(key, f"unknown key {key!r}", next_step=f"known are {', '.join(sorted(_KEYS))}")
+        yield key, UsageError(f"unknown key {key!r}", next_step=f"known are {', '.join(sorted(_KEYS))}")
     fields = {key: table.get(key, "") for key in ("id", "file", "group", "why", "from", "until")}
     wrong = {key for key, value in fields.items() if not isinstance(value, str)}
     for key in sorted(wrong):
-        yield Problem(key, f"{key} must be a string", f"it is {fields[key]!r}")
+        yield key, UsageError(f"{key} must be a string", why=f"it is {fields[key]!r}")
     if "id" not in wrong and not _ID.fullmatch(fields["id"]):
-        yield Problem("id", "id must be lower-case letters, digits and dashes", f"it is {fields['id']!r}")
+        yield "id", UsageError("id must be lower-case letters, digits and dashes", why=f"it is {fields['id']!r}")
     file = fields["file"]
     if "file" not in wrong and file and ("/" in file or "\\" in file or not file.endswith(".patch")):
-        yield Problem("file", "file must be a name in patches/ that ends in .patch", f"it is {file!r}")
+        yield "file", UsageError("file must be a name in patches/ that ends in .patch", why=f"it is {file!r}")
     if "why" not in wrong and not fields["why"].strip():
-        yield Problem("why", "why is empty", next_step="say in one sentence what breaks without this patch")
+        yield "why", UsageError("why is empty", next_step="say in one sentence what breaks without this patch")
     upstream = table.get("upstream", {})
     if not isinstance(upstream, dict) or upstream.get("status", "local") not in UPSTREAM_STATUS:
-        yield Problem("upstream", f"upstream.status must be one of {', '.join(UPSTREAM_STATUS)}")
+        yield "upstream", UsageError(f"upstream.status must be one of {', '.join(UPSTREAM_STATUS)}")
     tests = table.get("tests", [])
     if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        yield Problem("tests", "tests must be a list of strings", f"it is {tests!r}")
+        yield "tests", UsageError("tests must be a list of strings", why=f"it is {tests!r}")
 
 
 def patch_of(table: dict[str, Any]) -> Patch:
@@ -131,10 +122,10 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
     """Parse and check series.toml; UsageError says which entry is wrong and how."""
     _, entries = read_tables(text, "patch", where)
     for number, table in enumerate(entries, 1):
-        for problem in entry_problems(table):
-            named = isinstance(table, dict) and problem.key != "id" and isinstance(table.get("id"), str) and table["id"]
-            here = f"{where}: {named or f'[[patch]] {number}'}"
-            raise UsageError(f"{here}: {problem.what}", why=problem.why, next_step=problem.next_step)
+        for key, problem in entry_problems(table):
+            named = isinstance(table, dict) and key != "id" and isinstance(table.get("id"), str) and table["id"]
+            problem.what = f"{where}: {named or f'[[patch]] {number}'}: {problem.what}"
+            raise problem
     patches = tuple(map(patch_of, entries))
     for key in ("id", "file"):
         names = [getattr(p, key) for p in patches]
@@ -145,6 +136,15 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
 
 def load_patches(project: Project) -> tuple[Patch, ...]:
     return parse_series(read_text(project.series), str(project.series))
+
+
+def patch_named(patches: Collection[Patch], patch_id: str) -> Patch:
+    """The patch of that id; UsageError when the series has none."""
+    for patch in patches:
+        if patch.id == patch_id:
+            return patch
+    known = ", ".join(patch.id for patch in patches)
+    raise UsageError(f"there is no patch {patch_id!r}", next_step=f"name one of: {known}")
 
 
 def hidden(path: str) -> bool:
@@ -188,24 +188,14 @@ def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
 
 def _digest(upstream: Upstream, files: tuple[NewFile, ...], steps: tuple[Step, ...]) -> str:
     """Over everything that decides the commits: the upstream, each new file, each wanted patch; not the reasons."""
-    total = hashlib.sha256()
-
-    def add(*parts: bytes) -> None:
-        for part in parts:
-            total.update(len(part).to_bytes(8, "big") + part)
-
-    add(b"kvtool series 1", upstream.tag.encode(), upstream.tree.encode())
+    parts = [b"kvtool series 1", upstream.tag.encode(), upstream.tree.encode()]
     for file in files:
-        add(
-            b"file",
-            file.path.encode("utf-8", "surrogateescape"),
-            b"x" if file.executable else b"-",
-            file.source.read_bytes(),
-        )
+        path, mode = file.path.encode("utf-8", "surrogateescape"), b"x" if file.executable else b"-"
+        parts += b"file", path, mode, file.source.read_bytes()
     for step in steps:
         if step.wanted:
-            add(b"patch", step.patch.id.encode(), step.mail.raw)
-    return total.hexdigest()
+            parts += b"patch", step.patch.id.encode(), step.mail.raw
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
 
 
 def unsettled(steps: Sequence[Step], lock: Lock, upstream: Upstream) -> dict[str, str]:

@@ -5,7 +5,6 @@ and the files follow. So whoever was killed on the way can be completed or taken
 """
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from kvtool.result import FileChange, read
 from kvtool.tree.checkout import await_git, finish_interrupted, move, switch
 from kvtool.tree.rebase_state import RebaseState, state_path, write_state
 from kvtool.tree.series import load_patches, new_files
-from kvtool.tree.status import Applied, branch_of, kvtool_dir, read_applied, write_applied, write_json
+from kvtool.tree.status import Applied, branch_of, kvtool_dir, read_applied, read_journal, write_applied, write_json
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,8 @@ class Stage:
 
     @property
     def plan(self) -> dict[str, Any]:
-        try:
-            data: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-        except ValueError as err:
-            raise TreeError(
-                f"{self.path} cannot be understood",
-                why=str(err),
-                next_step="look at git status of the project and of the tree, then remove the file",
-            ) from err
-        return data
+        advice = "look at git status of the project and of the tree, then remove the file"
+        return read_journal(self.path, dict, advice) or {}
 
     def _now(self, name: str) -> list[Any] | None:
         """A file of the project as it is put aside: its bytes, each a character, and whether it can be run."""

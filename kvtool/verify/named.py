@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from kvtool.errors import UsageError
-from kvtool.tree.series import Patch
+from kvtool.tree.series import Patch, patch_named
 from kvtool.verify.checks import Check, Finding, Kind, passed, skipped
 from kvtool.verify.trial import LOG, Failed, run, trial
 
@@ -26,10 +26,7 @@ def known_tests(cpp: Path) -> tuple[str, ...]:
 
 def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[str]:
     """What series.toml names for a patch; UsageError for an unknown patch, none named, or one that does not exist."""
-    patch = next((patch for patch in patches if patch.id == patch_id), None)
-    if patch is None:
-        known = ", ".join(patch.id for patch in patches)
-        raise UsageError(f"there is no patch {patch_id!r} in patches/series.toml", next_step=f"known are {known}")
+    patch = patch_named(patches, patch_id)
     if not patch.tests:
         raise UsageError(
             f"patches/series.toml names no test for {patch_id!r}",

@@ -93,7 +93,7 @@ def test_the_preset_is_read_by_cmake(here: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("patch", "says"),
-    [("nope", "known are cache"), ("none", "names no test"), ("typo", "'kv-chekc'")],
+    [("nope", "name one of: cache"), ("none", "names no test"), ("typo", "'kv-chekc'")],
 )
 def test_what_cannot_be_run_is_a_usage_error(capsys: pytest.CaptureFixture[str], patch: str, says: str) -> None:
     code, data = run(capsys, patch)
