@@ -163,8 +163,6 @@ def run(argv: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         edge.error(_Interrupted("interrupted"))
         return 130
-    except BrokenPipeError:
-        return 0
     except Exception as err:
         if hasattr(err, "format_message"):  # the parser's own usage errors, whichever click typer carries
             if message := err.format_message():

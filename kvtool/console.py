@@ -6,11 +6,12 @@ progress, commands, errors) goes to stderr, so that stdout can be piped.
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import IO, TypeAlias, TypeVar
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -56,13 +57,21 @@ class Progress:
         self._bars.update(self._task, total=total)
 
 
+class _Stream(RichConsole):
+    """Where a reader that goes away is no failure: the rest goes nowhere, and the command ends as it would have."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _drop(self.file)
+
+
 class Console:
     """Made by cli.py, handed to every command. command: the verb that an error document names."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "") -> None:
         self.json, self.quiet, self.verbose, self.command = json, quiet, verbose, command
-        self._out = RichConsole(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
-        self._err = RichConsole(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
+        self._out = _Stream(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
+        self._err = _Stream(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         process.observe(self.echo_command if verbose else None)
 
     def step(self, text: str) -> None:
@@ -145,8 +154,11 @@ class Console:
     def error(self, err: KvtoolError) -> None:
         """An error: one JSON document on stdout, or what / why / next on stderr."""
         if self.json:
-            self.document({"command": self.command, "ok": False, "error": err.to_json()})
-            return
+            try:
+                self.document({"command": self.command, "ok": False, "error": err.to_json()})
+                return
+            except OSError:  # on a full disk it is told below
+                _drop(sys.stdout)
         self._err.print("[bold red]error:[/bold red]", end=" ")
         self._err.print(_as_it_is(err.what))
         if err.why:
@@ -161,8 +173,16 @@ class Console:
 
     def document(self, doc: object) -> None:
         """One JSON document on stdout, plain and in ASCII, so that no encoding of stdout matters."""
-        sys.stdout.write(json.dumps(doc, indent=2, default=str) + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(json.dumps(doc, indent=2, default=str) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _drop(sys.stdout)
+
+
+def _drop(stream: IO[str]) -> None:
+    """What is still to be written there goes nowhere, also what Python writes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _as_it_is(text: str) -> Segments:

@@ -223,6 +223,22 @@ def test_places_that_are_none_or_no_text(tmp_path: Path) -> None:
     assert ran.returncode == 2 and b"is not there any more" in ran.stderr, ran
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+@pytest.mark.parametrize("json", [(), ("--json",)])
+def test_an_output_that_ends_early(json: tuple[str, ...]) -> None:
+    """A reader that goes away changes no exit code, a full disk is told."""
+    argv = [sys.executable, "-m", "kvtool", "lint", *json]
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (0, b"")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("wb") as full:
+            told = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE)
+        assert told.returncode == 1 and b"No space left" in told.stderr and b"Traceback" not in told.stderr
+
+
 def test_interrupt(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(only: str = "") -> None:
         raise KeyboardInterrupt
