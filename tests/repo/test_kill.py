@@ -119,6 +119,27 @@ def test_killed_at_a_git_call(scenario: Scenario, kvtool: Any, killer: Killer) -
         scenario.check()
 
 
+def test_an_edit_after_a_killed_export_is_told(project: Tiny, kvtool: Any, killer: Killer, tmp_path: Path) -> None:
+    scenario, stage = exporting(project, kvtool, tmp_path), project.tree / ".git/kvtool/export-stage.json"
+    scenario.begin()
+    before, at = project.snapshot(), killer.calls("export")
+    scenario.begin()
+    while killer.run("export", at=at) == 0 or not stage.exists():
+        scenario.begin()
+        at -= 1
+    patch = project.root / "patches/flag.patch"
+    written = patch.read_text()
+    patch.write_text(written + "mine\n")
+    ran = kvtool("export", "--json")
+    assert ran.code == 4 and "patches/flag.patch was edited" in ran.json["error"]["what"], ran
+    assert ran.json["error"]["next"].endswith("kvtool export")
+    assert kvtool("apply", "--json").json["error"]["next"] == "kvtool export"
+    assert patch.read_text() == written + "mine\n" and project.snapshot() != before
+    patch.write_text(written)
+    assert kvtool("export").code == 0
+    scenario.check()
+
+
 @pytest.mark.timeout(300 + 60 * KILLS)
 def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None:
     """At a random time: kvtool alone, so that a git it started goes on, or with everything that it started."""
