@@ -207,7 +207,16 @@ class Builder:
         env: dict[str, str] = {}
         if author is not None:
             env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email, "GIT_AUTHOR_DATE": author.date}
-        self.commit = self.git.line("commit-tree", tree, "-p", self.commit, env=env, input=message)
+        try:
+            self.commit = self.git.line("commit-tree", tree, "-p", self.commit, env=env, input=message)
+        except KvtoolError as err:
+            if author is None or "invalid date format" not in err.output:
+                raise
+            raise UsageError(
+                f"git takes {author.date!r} for no date",
+                why=f"it is that of {message.partition(chr(10))[0]!r}",
+                next_step="correct the Date: line of its file in patches/",
+            ) from err
         self.tree = tree
         return self.commit
 

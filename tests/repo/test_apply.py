@@ -58,6 +58,13 @@ def test_author_and_date_come_from_the_mail_committer_is_fixed(project: Tiny, kv
     )
 
 
+def test_a_date_that_is_none_is_told(project: Tiny, kvtool) -> None:
+    patch = project.root / "patches/flag.patch"
+    patch.write_text(re.sub(r"(?m)^Date: .*", "Date: soon", patch.read_text()))
+    ran = kvtool("apply", "--json")
+    assert ran.code == 2 and "'soon'" in ran.json["error"]["what"], ran
+
+
 def test_same_ids_on_two_clones_under_other_settings(project: Tiny, kvtool, tmp_path, monkeypatch) -> None:
     first = kvtool("apply", "--json").json["head"]
     copy = tmp_path / "elsewhere"
