@@ -138,6 +138,10 @@ public:
     void release(const std::vector<llama_kv_dynamic_cache *> & caches); // the rows of freed cells. caches: of the context
     void pin();
 
+    // by copy: graphs are built over caches of one size, so others of the same cells start so, too
+    bool has_size_like(const llama_kv_dynamic_cache & other) const;
+    bool restart_like(const llama_kv_dynamic_cache & other); // false: no memory, and the cache cannot be used
+
     // between the rows of two streams there can be some that nothing may read, not even to copy what is around them to where a
     // graph reads it. nothing is decoded yet
     bool has_gaps() const;
@@ -243,6 +247,7 @@ private:
     llama_kv_rows next(bool ahead) const; // than what is there
     llama_kv_rows rest() const;           // of what is there, when the rows of freed cells go
 
+    bool is_like(const llama_kv_dynamic_cache & other) const; // of the same cells
     bool mirrors(const llama_kv_dynamic_cache & other) const;
 
     bool grow_now(llama_io_read_i & io);

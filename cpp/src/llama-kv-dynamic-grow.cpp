@@ -46,8 +46,12 @@ llama_kv_rows llama_kv_dynamic_cache::used() const {
     return res;
 }
 
+bool llama_kv_dynamic_cache::is_like(const llama_kv_dynamic_cache & other) const {
+    return &other != this && other.n_max_cells == n_max_cells && other.kv.n_stream == kv.n_stream;
+}
+
 bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const {
-    return &other != this && is_dynamic && other.is_dynamic && other.n_max_cells == n_max_cells && other.kv.n_stream == kv.n_stream;
+    return is_like(other) && is_dynamic && other.is_dynamic;
 }
 
 void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {

@@ -94,7 +94,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
     }
 
     if (!is_dynamic && can_grow()) {
-        auto inplace = create_inplace();
+        auto inplace = dyn->has_size_like(*this) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 
         if (inplace && inplace->can_grow()) {
@@ -109,7 +109,8 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
     if (!res && instead) {
         LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
 
-        if (restart()) {
+        // graphs are built over caches of one size
+        if (restart() && dyn->restart_like(*this)) {
             res = storage->alloc(ctx, buft, layers);
         }
     }
@@ -154,6 +155,14 @@ bool llama_kv_dynamic_cache::restart() {
     return true;
 }
 
+bool llama_kv_dynamic_cache::has_size_like(const llama_kv_dynamic_cache & other) const {
+    return is_like(other) && is_dynamic && storage->has_size();
+}
+
+bool llama_kv_dynamic_cache::restart_like(const llama_kv_dynamic_cache & other) {
+    return !instead || !other.has_size_like(*this) || restart();
+}
+
 bool llama_kv_dynamic_cache::has_gaps() const {
     return instead && storage->reads_below() && kv.n_stream > 1;
 }
@@ -169,6 +178,14 @@ void llama_kv_dynamic_cache::close_gaps() {
 //
 // llama_kv_dynamic
 //
+
+bool llama_kv_dynamic::has_size_like(const llama_kv_dynamic_cache & cache) const {
+    return std::any_of(caches.begin(), caches.end(), [&](const auto * other) { return other->has_size_like(cache); });
+}
+
+bool llama_kv_dynamic::restart_like(const llama_kv_dynamic_cache & cache) {
+    return std::all_of(caches.begin(), caches.end(), [&](auto * other) { return other->restart_like(cache); });
+}
 
 void llama_kv_dynamic::begin() {
     const auto has_gaps = [](const auto * cache) { return cache->has_gaps(); };

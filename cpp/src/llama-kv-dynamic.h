@@ -94,6 +94,10 @@ public:
 
     bool is_enabled() const;
 
+    // a cache that is about to start, or had to start by copy, see llama_kv_dynamic_cache
+    bool has_size_like(const llama_kv_dynamic_cache & cache) const;
+    bool restart_like(const llama_kv_dynamic_cache & cache);
+
     // the first graphs are reserved: have the cells elsewhere, if their storage does not do where these read them
     // throws std::runtime_error when there is no memory, and the context cannot be used
     void begin();
