@@ -27,7 +27,7 @@ from typing import Annotated, Any, NoReturn, get_args
 import typer
 
 from kvtool import __version__
-from kvtool.console import Console, escape
+from kvtool.console import Console, end_output, escape
 from kvtool.errors import BisectAbort, DiskError, KvtoolError, UsageError
 from kvtool.options import Env, Shared, Taken, taken
 from kvtool.project import find_project
@@ -189,4 +189,5 @@ def main() -> NoReturn:
     for number in _ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupted)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    sys.exit(code if end_output() else code or DiskError.exit_code)

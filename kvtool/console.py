@@ -185,6 +185,16 @@ def _drop(stream: IO[str]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def end_output() -> bool:
+    """Write what stdout still holds. False when that cannot be; Python's own attempt would end with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop(sys.stdout)
+        return False
+    return True
+
+
 def _as_it_is(text: str) -> Segments:
     """A text for rich of which nothing changes: no tab, no backslash, nothing that could be markup or an emoji."""
     return Segments([Segment(text)], new_lines=True)
