@@ -46,10 +46,12 @@ class Progress:
 
     def update(self, done: float, note: str = "") -> None:
         self._bars.update(self._task, completed=done, note=escape(note))
+        if not self._bars.disable:
+            return
         now, (task,) = time.monotonic(), self._bars.tasks
         share = f" {task.percentage:.0f}%" if task.total else ""
         line = f"{self._text}{share} {note}".rstrip()
-        if self._bars.disable and line != self._said and now - self._last >= _QUIET_SECONDS:
+        if line != self._said and now - self._last >= _QUIET_SECONDS:
             self._last, self._said = now, line
             self._say(line)
 

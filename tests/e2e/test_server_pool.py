@@ -58,23 +58,15 @@ def test_within_a_budget(real: Real, wide: Path, tmp_path: Path) -> None:
     assert "resumed" in server.log
 
 
-def test_idle_slots_make_room_for_what_was_paused(
-    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("requests", "words", "n_predict"), [(2, 50, 400), (3, 80, 300)])
+def test_by_copy_a_block_is_always_beyond_the_cells_in_use(
+    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int, words: int, n_predict: int
 ) -> None:
-    """The cells that the budget has are not all to be had: by copy a block is always beyond those in use."""
+    """The cells that the budget has are not all to be had. Idle slots make room for what was paused; what finds none is
+    not tried with each batch."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     with serving(real, wide, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
-        all_finish(at_once(server, [prompt(i, 50) for i in range(2)], 400), 400)
-    assert "resumed" in server.log
-
-
-def test_what_finds_no_place_is_not_tried_with_each_batch(
-    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By copy, a block that a growth takes can be more than the budget has left, and the cells that are wanted less."""
-    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
-    with serving(real, wide, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
-        all_finish(at_once(server, [prompt(i, 80) for i in range(3)], 300), 300)
+        all_finish(at_once(server, [prompt(i, words) for i in range(requests)], n_predict), n_predict)
     assert "resumed" in server.log
     assert server.log.count("error loading state") < 30
 
