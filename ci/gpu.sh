@@ -2,15 +2,17 @@
 # What only a GPU can show, on a machine with one, which needs nvcc, cmake, ninja and python3 and no network.
 #   ci/gpu.sh pack FILE       where the patched tree is: what the other machine needs, in one archive of 18 MB
 #   ci/gpu.sh [run] [FILE]    there: build for that GPU alone, and what is worth knowing, by priority
-# A run ends within LIMIT seconds (560). Run it again and it goes on where it was; the build goes on in between. Each result is
-# in OUT (report/gpu) as soon as it is there: results.jsonl has a line for each step, summary.txt what a person reads,
-# failed.log what the failed ones printed. What a step found is kept until FILE is another one, or llama.cpp/build/gpu is removed.
+# A run ends within LIMIT seconds (580). Run it again, at once where the machine is lent, and it goes on where it was; the build
+# goes on in between. Each result is in OUT (report/gpu) as soon as it is there: results.jsonl has a line for each step, summary.txt
+# what a person reads, failed.log what the failed ones printed, build.log. What a step found is kept until FILE is another one, or
+# llama.cpp/build/gpu is removed. What differs is run again, static against static: a backend may differ from itself.
 #   BIN=DIR       the programs of this build, instead of building
 #   DEVICE=NAME   default: the first GPU (CUDA0); CPU tries out the script itself
 # Exit code: 0 all steps ended well, 1 one did not, 3 there is more to do (run it again), 4 nothing here can run it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 4
-out=${OUT:-$PWD/report/gpu} end=$((SECONDS + ${LIMIT:-560})) device=${DEVICE:-CUDA0}
+out=${OUT:-$PWD/report/gpu} end=$((SECONDS + ${LIMIT:-580})) device=${DEVICE:-CUDA0}
+export PATH=$PATH:/usr/local/cuda/bin
 tree=$PWD/llama.cpp build=$PWD/llama.cpp/build/gpu
 bin=${BIN:-$build/bin} state=$build/$device
 model=$tree/build/cache-qwen3.5-27b.gguf
@@ -67,10 +69,13 @@ start_build() {
     local arch
     arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
     say "building for sm_$arch, $(nvcc --version | sed -n 's/.*release //p')"
-    rm -f "$build"/built-*
+    rm -f "$build"/built-* "$build/ended"
+    # the driver's library need not be where the linker looks
     cat >"$build/build.sh" <<END
+trap 'touch "$build/ended"' EXIT
 cmake -S "$tree" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$arch -DGGML_NATIVE=ON \
-    -DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF &&
+    -DLLAMA_BUILD_TESTS=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF \
+    -DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined &&
     ninja -C "$build" test-kv-device && touch "$build/built-first" &&
     ninja -C "$build" kv-check test-llama-archs kv-bench && touch "$build/built-all"
 END
@@ -78,7 +83,7 @@ END
     echo $! >"$build/pid"
 }
 
-is_building() { [ -f "$build/pid" ] && kill -0 "$(cat "$build/pid")" 2>/dev/null; }
+is_building() { [ ! -f "$build/ended" ] && [ -f "$build/pid" ] && kill -0 "$(cat "$build/pid")" 2>/dev/null; }
 
 # until that part of the build is there; false when it is not in this run
 wait_for() { # first|all
@@ -89,7 +94,7 @@ wait_for() { # first|all
     done
 }
 
-# one step: once, as long as there is time. its last line of JSON is the answer
+# one step: once, as long as there is time. its last line of JSON is the answer. NEED: what it prints unless it ran something else
 step() { # NAME SECONDS PROGRAM ARGUMENT...
     local name=$1 most=$2 rc started=$SECONDS
     shift 2
@@ -99,10 +104,10 @@ step() { # NAME SECONDS PROGRAM ARGUMENT...
     timeout --kill-after=5 "$most" "$@" >"$state/log/$name" 2>&1 </dev/null
     rc=$?
     if [ $rc = 124 ] && [ "$(left)" -lt 15 ]; then echo "$name" >>"$state/more"; return 0; fi
-    python3 - "$state" "$name" "$rc" "$((SECONDS - started))" "$*" <<'END'
-import fcntl, json, pathlib, sys
+    python3 - "$state" "$name" "$rc" "$((SECONDS - started))" "$*" "${NEED:-}" <<'END' | tee -a "$out/summary.txt"
+import fcntl, json, pathlib, re, sys
 
-state, name, rc, seconds, command = sys.argv[1:]
+state, name, rc, seconds, command, need = sys.argv[1:]
 answer, text = None, pathlib.Path(state, "log", name).read_text(errors="replace")
 for line in reversed(text.splitlines()):
     if line.startswith("{"):
@@ -111,27 +116,42 @@ for line in reversed(text.splitlines()):
             break
         except ValueError:
             pass
+missing = rc == "0" and not re.search(need, text)
+if missing:
+    rc, text = "lacks", f"{text}\nit did not say {need}"
 with open(pathlib.Path(state, "results.jsonl"), "a") as file:
     fcntl.flock(file, fcntl.LOCK_EX)
-    row = {"step": name, "rc": int(rc), "seconds": int(seconds), "command": command, "answer": answer}
+    row = {"step": name, "rc": rc if missing else int(rc), "seconds": int(seconds), "command": command, "answer": answer}
     file.write(json.dumps(row) + "\n")
 words = (answer or {}).get("status") or (text.strip().splitlines() or [""])[-1][:100]
+words += missing * ", but not as it was to"
+said = f"{'ok    ' if rc == '0' else 'FAILED'} {name}: {words} ({seconds} s)"
 with open(pathlib.Path(state, "summary.txt"), "a") as file:
-    print(f"{'ok    ' if rc == '0' else 'FAILED'} {name}: {words} ({seconds} s)", file=file)
+    print(said, file=file)
+print(said)
 if rc != "0":
     with open(pathlib.Path(state, "failed.log"), "a") as file:
         print(f"== {name}: exit code {rc}\n$ {command}\n{text[-4000:]}", file=file)
 END
     touch "$state/done/$name"
     cp "$state/results.jsonl" "$out/"
-    tail -1 "$state/summary.txt"
     { [ ! -f "$state/failed.log" ] || cp "$state/failed.log" "$out/"; } 2>/dev/null
+}
+
+# a comparison, by the way that is in its name
+check() { # NAME-inplace|NAME-copy SECONDS MODEL OPTION...
+    local name=$1 most=$2 way=${1##*-} model=$3 how='by copy'
+    shift 3
+    [ "$way" != inplace ] || how='in place'
+    local run=("$bin/kv-check" -m "$model" ${on[@]+"${on[@]}"} --timeout 90)
+    NEED="\"storage\": \"$how\"|same-not-grown|no-cache|skipped" step "$name" "$most" "${run[@]}" --storage "$way" "$@"
+    if grep -q "^FAILED $name:" "$state/summary.txt"; then step "self-$name" "$most" "${run[@]}" --self "$@"; fi
 }
 
 # up to four at once: a toy keeps no GPU busy
 beside() {
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-4}" ]; do wait -n; done
-    step "$@" &
+    check "$@" &
 }
 
 run() { # [ARCHIVE]
@@ -141,6 +161,8 @@ run() { # [ARCHIVE]
     [ -f "$tree/CMakeLists.txt" ] || { say "no patched tree at $tree: ci/gpu.sh pack FILE makes the archive that it comes from"; return 4; }
     mkdir -p "$state/done" "$state/log"
     rm -f "$state/more"
+    touch "$state/summary.txt"
+    cat "$state/summary.txt" >>"$out/summary.txt"
 
     if [ "$device" != CPU ] && ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
         say "NOT RUN: everything, because there is no GPU here (nvidia-smi -L names none)."
@@ -155,19 +177,19 @@ run() { # [ARCHIVE]
         [ -f "$build/built-all" ] || is_building || start_build
     fi
 
-    local on=(--device "$device") gpu=1
-    [ "$device" != CPU ] || { on=(); gpu=; say "on the CPU: nothing below says anything of a GPU"; }
+    local on=(--device "$device") gpu=1 pages="$device: pages of"
+    [ "$device" != CPU ] || { on=(); gpu=; pages=; say "on the CPU: nothing below says anything of a GPU"; }
 
-    if wait_for first; then step pages 120 "$bin/test-kv-device"; else echo pages >>"$state/more"; fi
+    if wait_for first; then NEED=$pages step pages 120 "$bin/test-kv-device"; else echo pages >>"$state/more"; fi
     if wait_for all; then
-        checks
+        first_checks
+        sanitizer
         measurements
-        others
+        checks
     else
         echo build >>"$state/more"
     fi
-
-    cat "$state/summary.txt" >>"$out/summary.txt" 2>/dev/null
+    { cp "$build/build.log" "$state/log/pages" "$out/"; } 2>/dev/null
     if [ -z "${BIN:-}" ] && [ ! -f "$build/built-all" ] && ! is_building; then
         say "FAILED: the build"
         grep -A20 '^FAILED\|CMake Error' "$build/build.log" | head -60 | tee -a "$out/failed.log"
@@ -177,41 +199,60 @@ run() { # [ARCHIVE]
     ! grep -q '^FAILED' "$state/summary.txt"
 }
 
-checks() {
-    local toys=$build/toys toy way
-    [ -d "$toys" ] || step toys 240 bash -c "mkdir -p '$toys.new' && '$bin/test-llama-archs' -s 1 -o '$toys.new' && mv '$toys.new' '$toys'"
+# what no toy shows: tensors of many pages, of which some come and go, with several streams
+first_checks() {
+    local toys=$build/toys n=2600 toy
+    [ -n "$gpu" ] || n=300
+    [ -d "$toys" ] || step toys 240 bash -c "mkdir -p '$toys.new' && '$bin/test-llama-archs' -s 1 -o '$toys.new'; rc=\$?; mv '$toys.new' '$toys'; exit \$rc"
+    if [ -f "$model" ]; then
+        beside pages-inplace 200 "$model" --seqs 3 -n "$n" --checks prompt,generate,copy,uneven,shrink,clear,state-self,shift
+    fi
     for toy in $classes; do
-        [ -f "$toys/$toy.gguf" ] || continue
-        for way in inplace copy; do
-            beside "check-$toy-$way" 200 env LLAMA_KV_DYNAMIC_STORAGE=$way "$bin/kv-check" -m "$toys/$toy.gguf" "${on[@]}" --quick
-        done
+        [ -f "$toys/$toy.gguf" ] || { say "NOT RUN: $toy, because test-llama-archs did not make it"; continue; }
+        beside "check-$toy-inplace" 200 "$toys/$toy.gguf" --quick
+        beside "check-$toy-copy" 200 "$toys/$toy.gguf" --quick
     done
     wait
 }
 
+sanitizer() {
+    local toy=$build/toys/llama-dense.gguf
+    if command -v compute-sanitizer >/dev/null && [ -n "$gpu" ] && [ -f "$toy" ]; then
+        # kv-check's sides are its children, and it is none that uses the device
+        NEED='ERROR SUMMARY' step sanitizer 200 compute-sanitizer --target-processes all --require-cuda-init no --error-exitcode 9 \
+            "$bin/kv-check" -m "$toy" "${on[@]}" --storage inplace --quick --checks generate,shrink
+    else
+        say "NOT RUN: compute-sanitizer, because it or a GPU is not there"
+    fi
+}
+
 measurements() {
-    local bench=("$bin/kv-bench" -m "$model" "${on[@]}") depths=809,6409,32768,131072 rounds=(-c 16384 --rounds 6 -d "1000,8000") way
+    local bench=("$bin/kv-bench" -m "$model" ${on[@]+"${on[@]}"}) depths=809,6409,32768,131072 rounds=(-c 16384 --rounds 6 -d "1000,8000") way
     [ -f "$model" ] || { say "NOT RUN: bench, because $model is not there (ci/gpu.sh pack makes it)"; return; }
     [ -n "$gpu" ] || { depths=809,3000 rounds=(-c 2048 --rounds 1 -n 4 -b 2 -d 500); }
     step bench-static 120 "${bench[@]}" -c 131072 -d "$depths"
     for way in inplace copy; do
         step "bench-$way" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" -c 131072 -d "$depths" --kv-dynamic on --limit
         step "speed-$way" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" "${rounds[@]}" --kv-dynamic on
-        step "speed-$way-no-fa" 120 env LLAMA_KV_DYNAMIC_STORAGE=$way "${bench[@]}" "${rounds[@]}" --kv-dynamic on -fa off
     done
+    # transposed V grows by copy on a device
+    step speed-copy-no-fa 120 env LLAMA_KV_DYNAMIC_STORAGE=copy "${bench[@]}" "${rounds[@]}" --kv-dynamic on -fa off
 }
 
-others() {
-    local toy
-    if command -v compute-sanitizer >/dev/null && [ -n "$gpu" ]; then
-        step sanitizer 200 compute-sanitizer --target-processes all --error-exitcode 9 "$bin/kv-check" \
-            -m "$build/toys/llama-dense.gguf" "${on[@]}" --checks generate,shrink
-    else
-        say "NOT RUN: compute-sanitizer, because it or a GPU is not there"
-    fi
-    # all of them, as time allows
+# other cells, then all toys as time allows
+checks() {
+    local toy name
+    for toy in $classes; do
+        [ -f "$build/toys/$toy.gguf" ] || continue
+        beside "q8-$toy-inplace" 200 "$build/toys/$toy.gguf" --quick -ctk q8_0 -ctv q8_0
+        beside "retype-$toy-inplace" 200 "$build/toys/$toy.gguf" --quick --retype f16:q8_0,q8_0:q4_0 --checks retype-bits,retype-grow,retype-shift
+        beside "streams-$toy-inplace" 200 "$build/toys/$toy.gguf" --quick --seqs 4
+        beside "fa-off-$toy-copy" 200 "$build/toys/$toy.gguf" --quick -fa off
+        [ -n "$gpu" ] || break
+    done
     for toy in "$build"/toys/*.gguf; do
-        beside "quick-$(basename "$toy" .gguf)" 200 "$bin/kv-check" -m "$toy" "${on[@]}" --quick --checks prompt,generate,shrink,state-self
+        name=$(basename "$toy" .gguf)
+        beside "quick-$name-inplace" 200 "$toy" --quick --checks prompt,generate,shrink,state-self
         [ -n "$gpu" ] || break
     done
     wait

@@ -50,7 +50,8 @@ static void log_line(ggml_log_level level, const std::string & line) {
         }
     } else if (const char * str = strstr(line.c_str(), "dynamic KV cache: start = ")) {
         if (sscanf(str, "dynamic KV cache: start = %u cells", &a) == 1) {
-            g_log.out->event(TRACE_START, "", a);
+            const auto at = line.find("grows ");
+            g_log.out->event(TRACE_START, at == std::string::npos ? "" : trimmed(line.substr(at + strlen("grows "))), a);
         }
     } else if (line.find("dynamic KV cache") != std::string::npos || line.find("kv_dynamic") != std::string::npos) {
         if (g_log.s == nullptr || g_log.s->first_context) {

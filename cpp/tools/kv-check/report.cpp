@@ -231,6 +231,9 @@ static void sum_up(run_result & res, const trace & dy) {
 run_result report_compare(const std::vector<std::string> & checks, const trace & st, const trace & dy) {
     run_result res;
     res.arch             = st.model_val("arch");
+    for (const auto & storage : dy.storages) {
+        res.storage += (res.storage.empty() ? "" : ", ") + storage;
+    }
     res.cells_start      = dy.cells_start;
     res.cells_end        = dy.cells_start;
     res.kv_bytes_static  = st.kv_bytes;
@@ -342,7 +345,7 @@ std::string report_json(const kv_check_params & params, const run_result & res, 
     out.num("n_ctx", (int64_t) kv_check_n_cells(params)*n_streams).num("n_ubatch", params.n_ubatch);
     out.str("device", params.device.empty() ? "CPU" : params.device);
     out.str("status", res.status).str("reason", res.reason);
-    out.flag("grown", res.n_growths > 0).flag("fallback", params.fallback);
+    out.flag("grown", res.n_growths > 0).flag("fallback", params.fallback).str("storage", res.storage);
 
     out.begin_array("growths");
     for (const auto & growth : res.growths) {

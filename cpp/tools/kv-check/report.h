@@ -40,6 +40,7 @@ struct run_result {
     int64_t n_growths   = 0;
     int64_t n_shrinks   = 0;
     int64_t n_injected  = 0; // allocations that were made to fail
+    std::string storage; // how the dynamic caches grow: each way, one after the other
     int64_t cells_start = 0;
     int64_t cells_end   = 0;
     int64_t kv_bytes_static  = 0; // of a fresh context

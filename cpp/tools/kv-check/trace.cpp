@@ -200,7 +200,10 @@ static void trace_add(trace & res, const trace_record & rec) {
             if (cur) { cur->steps.push_back(rec); }
             break;
         case TRACE_GROWTH:  if (cur) { cur->growths.emplace_back(rec.a, rec.b); } break;
-        case TRACE_START:   if (res.cells_start == 0) { res.cells_start = rec.a; } break;
+        case TRACE_START:
+            if (res.cells_start == 0) { res.cells_start = rec.a; }
+            res.storages.insert(rec.text);
+            break;
         case TRACE_INJECTED: res.n_injected++; break;
         case TRACE_KV_SIZE: if (res.checks.size() <= 1) { res.kv_bytes += rec.a; } break;
         case TRACE_ERROR:   if (cur) { cur->last_error = rec.text; } else if (res.load_error.empty()) { res.load_error = rec.text; } break;

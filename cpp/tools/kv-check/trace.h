@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,7 @@ enum trace_kind : uint32_t {
     TRACE_VALUE,   // a = the value
     TRACE_BLOB,    // a = number of bytes, text: a 64-bit hash for each block of trace_blob_block bytes
     TRACE_GROWTH,  // a, b = cells before and after, fewer where memory was given back
-    TRACE_START,   // a = cells at the start
+    TRACE_START,   // a = cells at the start, text: how the cache grows
     TRACE_KV_SIZE, // a = bytes of a KV buffer at creation
     TRACE_INJECTED, // an allocation was made to fail
     TRACE_ERROR,   // text: the last error that was logged
@@ -85,6 +86,7 @@ struct trace {
     std::vector<std::pair<std::string, std::string>> model;
     std::vector<trace_check> checks;
     std::vector<std::string> notes;
+    std::set<std::string> storages; // how the caches grow
     std::string load_error;
     int64_t cells_start  = 0;
     int64_t kv_bytes     = 0; // of the first context
