@@ -14,7 +14,7 @@ from kvtool.gitcmd import Git, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
-from kvtool.result import Result
+from kvtool.result import PatchOutcome, Result
 from kvtool.tree import checkout, rebase_state, transaction
 from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
 from kvtool.tree.checkout import base_ref, scratch_below, take_base
@@ -81,7 +81,20 @@ def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> 
 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
     told = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
-    return replace(told, seconds=round(done.seconds, 3))
+    return replace(told, seconds=round(done.seconds, 3), mirror=shop.mirror or "", older=_older(shop, upstream, done))
+
+
+def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
+    """Why an upstream that the lock does not have is taken for older than the locked one, if patches go for that."""
+    listed, locked = load_lock(shop.project.lock).upstreams, shop.lock.upstream()
+    here = {report.id for report in done.locked.reports if report.commit}
+    gone = [report.id for report in done.reports if report.outcome == PatchOutcome.SKIPPED and report.id in here]
+    if upstream.tag in listed or upstream.order > locked.order or not gone:
+        return ""
+    return (
+        f"by its number or its date ({upstream.date}), {upstream.tag} is taken for older than {locked.tag}, and"
+        f" from/until leave out {', '.join(gone)}. If it is not: enter it in patches/upstream.lock, at its place"
+    )
 
 
 def _refuse_unknown(project: Project, options: Options) -> None:
@@ -160,7 +173,7 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
             head=there.head,
             branch=there.branch,
             digest=brought.applied.digest,
-            mirror=options.mirror or "",
+            mirror=shop.mirror or "",
             at=there.head,
             choices=options.choices,
         )

@@ -1,5 +1,6 @@
 """What `kvtool rebase` answers: one rebase, or the table over every upstream of the lock."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,8 @@ class RebaseResult(Result, command="rebase"):
     previous: the locked tag before; head: the series' last commit on the new upstream, "" while there is none;
     stopped_at: id of the patch that needs a person; range_diff: a report of how each patch changed; files: what was
     written in the project; patches: a report each, in order; seconds: of moving them; filled_in: files whose
-    conflict was resolved as it was before (git rerere).
+    conflict was resolved as it was before (git rerere); mirror: where upstream was taken from, "" where
+    nobody said; older: why an upstream that the lock does not have is taken for older, and what is left out then.
     """
 
     tag: str
@@ -32,6 +34,8 @@ class RebaseResult(Result, command="rebase"):
     patches: tuple[PatchReport, ...] = ()
     seconds: float = 0.0
     filled_in: tuple[str, ...] = ()
+    mirror: str = ""
+    older: str = ""
 
     @property
     def failure(self) -> KvtoolError | None:
@@ -41,13 +45,18 @@ class RebaseResult(Result, command="rebase"):
             error.next_step = self._next_after_loss() if lost else self._next_after_conflict()
         return error
 
+    @property
+    def _again(self) -> str:
+        return f"kvtool rebase {self.tag}" + (f" --mirror {shlex.quote(self.mirror)}" if self.mirror else "")
+
     def _next_after_conflict(self) -> str:
         name = self.stopped_at
         if self.outcome == "rehearsed":
-            return f"kvtool rebase {self.tag} stops there with the conflict in the files"
+            return f"{self._again} stops there with the conflict in the files"
         before = f"resolved as before, look at it: {', '.join(self.filled_in)}\n" if self.filled_in else ""
         return before + (
-            f"git -C {self.tree} status; resolve the conflict in its files, then: kvtool rebase --continue\n"
+            f"git -C {self.tree} status; resolve the conflict in its files, or put what landed in the wrong place\n"
+            "where it belongs, then: kvtool rebase --continue\n"
             f"or leave the patch out: kvtool rebase --skip {name} (here), --drop {name} (for good)\n"
             "or give it up: kvtool rebase --abort"
         )
@@ -55,9 +64,7 @@ class RebaseResult(Result, command="rebase"):
     def _next_after_loss(self) -> str:
         name = self.stopped_at
         if self.outcome == "rehearsed":
-            return (
-                f"look at it: kvtool rebase {self.tag}; if it is right: kvtool rebase {self.tag} --accept-shrink {name}"
-            )
+            return f"look at it: {self._again}; if it is right: {self._again} --accept-shrink {name}"
         return (
             f"git -C {self.tree} show; if that is right: kvtool rebase --accept-shrink {name}\n"
             "or put back what is missing, then: kvtool rebase --continue\n"
@@ -66,6 +73,8 @@ class RebaseResult(Result, command="rebase"):
 
     def render(self, console: Console) -> None:
         render_patches(console, self.patches)
+        if self.older:
+            console.line(f"  look at it: {self.older}", "yellow")
         for report in self.patches:
             for note in report.moved:
                 console.line(f"  {report.id}: {note}", "yellow")

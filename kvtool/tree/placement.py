@@ -7,7 +7,9 @@ two things are held against the place where a hunk landed:
   removed lines. Each one that is still there must be where the hunk landed. In a file of C a line that was only
   re-aligned is still there.
 - the enclosing function: the line that heads it must be the same line by the map, or have been replaced by the one that
-  heads it now, or (where upstream moved the whole function) read the same.
+  heads it now, or (where upstream moved the whole function) read the same. A function that still stands, or of which
+  upstream made two, keeps its hunks: a diff takes a copy for the original where the copy reads more like it. (One that
+  is much shorter now has given its lines to the other.)
 
 Where upstream rewrote a line that the hunk stands on, the map says nothing about it: the function must then be the
 same, and the hunk must have one place in it only.
@@ -27,6 +29,7 @@ from kvtool.tree.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
 
+_MEMBER = re.compile(rb"\s*/\*\s*\.\w+\s*=\s*\*/")  # which member an entry without a name is of
 _HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
 
 
@@ -154,7 +157,7 @@ def check(
     if landed is None:
         wrong = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
         return tuple(Landing(piece, wrong) for piece in pieces)
-    judged = (_judge(piece, at, base.keys, target.keys, moved) for piece, at in zip(stand, landed, strict=True))
+    judged = (_judge(piece, at, base, target, moved) for piece, at in zip(stand, landed, strict=True))
     return tuple(
         _look(replace(landing, piece=piece), place, patched, target)
         for landing, piece, place in zip(judged, pieces, shared, strict=True)
@@ -196,6 +199,9 @@ def _look(landing: Landing, shared: range, patched: SourceFile, target: SourceFi
     theirs = target.lines[shared.start : shared.stop]
     if words(theirs) & words(patched.lines[mine.start : mine.stop]):
         return replace(landing, wrong="upstream put some of the same lines in at the same place")
+    if any(_MEMBER.match(line) for line in (*theirs, *patched.lines[mine.start : mine.stop])):
+        why = "both put entries into an initializer that goes by position: they must stand as in what it initializes"
+        return replace(landing, wrong=why)
     if not (target.whole(shared.start, shared.stop) and patched.whole(mine.start, mine.stop)):
         return replace(landing, wrong="upstream put in lines at the same place, and one of the two is not whole")
     note = f"merged, look at it: it stands behind {len(theirs)} lines that upstream put in at the same place"
@@ -213,7 +219,11 @@ def _expected(piece: Piece, moved: LineMap) -> int | None:
     return next((line for line in _mapped(piece, moved) if line is not None), None)
 
 
-def _judge(piece: Piece, at: int, base: Lines, target: Lines, moved: LineMap) -> Landing:
+def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineMap) -> Landing:
+    base, target = old.keys, new.keys
+    within, into = old.function_at(piece.start), new.function_at(at)
+    if within and into and _is_untouched(base, target, within, into, moved, at - piece.start):
+        return Landing(piece)
     mapped = _mapped(piece, moved)
     was, now = heading_at(base, piece.start), heading_at(target, at)
     here = f"it landed in line {at + 1}, {_name(target, now)}"
@@ -222,6 +232,8 @@ def _judge(piece: Piece, at: int, base: Lines, target: Lines, moved: LineMap) ->
         want = known[0]
         there = f"it belongs in line {want + 1}, {_name(target, heading_at(target, want))}"
         return Landing(piece, f"{here}; {there}")
+    if within and into and (why := _elsewhere(piece, old, new, within, into, moved)):
+        return Landing(piece, f"it landed in line {at + 1}, {_name(target, into.start)}; {why}")
     same = _same_function(base, target, was, now, moved)
     if len(known) == len(piece.before) and known:
         # every line says so; upstream may have put a label or the head of a split function in between
@@ -235,6 +247,41 @@ def _judge(piece: Piece, at: int, base: Lines, target: Lines, moved: LineMap) ->
     if (count := _places(target, piece, now)) > 1:
         return Landing(piece, f"{here}; upstream rewrote its lines and {count} places there would do")
     return Landing(piece)
+
+
+def _is_untouched(base: Lines, target: Lines, was: range, now: range, moved: LineMap, shift: int) -> bool:
+    """Whether a function reads as it did, and stands `shift` lines from where it did.
+
+    What the map says of its lines may be of a copy: they are the same.
+    """
+    stands = moved.line(was.start) == now.start == was.start + shift
+    return stands and base[was.start : was.stop] == target[now.start : now.stop]
+
+
+_AROUND = 3  # lines that make two places of a function look alike
+
+
+def _elsewhere(piece: Piece, old: SourceFile, new: SourceFile, was: range, now: range, moved: LineMap) -> str:
+    """Why the function in which a hunk landed is not the one it was in, "" where it may be."""
+    base, target = old.keys, new.keys
+    head, kept = base[was.start].strip(), moved.line(was.start)
+    if kept == now.start or (kept is None and target[now.start].strip() == head):
+        return ""
+    if kept is None:
+        others = {moved.line(n) for n, line in enumerate(base) if line.strip() == head}
+        kept = next((n for n, line in enumerate(target) if line.strip() == head and n not in others), None)
+    there = new.function_at(kept) if kept is not None else None
+    if there and 2 * len(there) >= len(was):  # a shorter one may call what it was
+        return f"it belongs {_name(base, was.start)}, which stands in line {there.start + 1}"
+    above, below = piece.start - _AROUND, piece.start + len(piece.before) + _AROUND
+    lines = base[max(was.start + 1, above) : min(was.stop, below)]
+    if _count(target, lines) > max(_count(base, lines), 1):
+        return f"upstream has made more than one of {_name(base, was.start)[3:]}, with the same lines in each"
+    return ""
+
+
+def _count(lines: Lines, part: Lines) -> int:
+    return sum(lines[n : n + len(part)] == part for n in range(len(lines) - len(part) + 1))
 
 
 def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:

@@ -12,6 +12,7 @@ import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from kvtool.console import Console
@@ -102,7 +103,7 @@ class Workshop:
     """
 
     def __init__(self, project: Project, console: Console, mirror: str | None = None) -> None:
-        self.project, self.console, self.mirror = project, console, mirror
+        self.project, self.console, self.mirror = project, console, _absolute(mirror)
         self.lock, self.cache = load_lock(project.lock), Cache(project.cache)
         self.known: dict[str, str] = {}
         self._listed = frozenset(self.lock.upstreams)
@@ -177,6 +178,12 @@ class Workshop:
         if upstream.tree != self.lock.upstream().tree:
             return self.rehearse(scratch, upstream)
         return replay(scratch, self.base(upstream), self.series(upstream))
+
+
+def _absolute(mirror: str | None) -> str | None:
+    """The same from any other folder, where it is a path."""
+    path = Path(mirror).expanduser() if mirror else None
+    return str(path.resolve()) if path and path.exists() else mirror
 
 
 class _Mover:

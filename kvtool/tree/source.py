@@ -23,6 +23,9 @@ _WORD = re.compile(rb"[^ \t\r\n]+")
 _BRACKETS = {b"(": b")", b"[": b"]", b"{": b"}"}
 _SCOPE = re.compile(rb"[][(){}]|^[ \t]*#[ \t]*(?:if|el|endif)\w*", re.MULTILINE)
 _LABEL = re.compile(rb"[ \t]*(?:case\b.*|\w+[ \t]*):(?!:)")
+_CONTROL = rb"(?:if|for|while|switch|else|do|try|catch|return|case|default|goto|throw|new|delete|using|typedef)\b"
+_TOP = re.compile(rb"[A-Za-z_$](?:.*[^:\s])?\s*$")  # git's rule for the function in a hunk's heading, but for labels
+_MEMBER = re.compile(rb"(?: {1,4}|\t)(?!" + _CONTROL + rb")[A-Za-z_~][^;]*\([^;]*$")
 _GOES_ON = re.compile(rb"\s*(?:(?:else|catch|while)\b|[.,?:|=<>%/)]|&&|->)")  # the statement before it
 
 
@@ -96,6 +99,37 @@ class SourceFile:
         last = text.rpartition(b"\n")[2].lstrip()
         ends = text == b"" or text.endswith((b";", b"}", b",")) or (last.startswith(b"#") and last[-1:] != b"\\")
         return ends and not any(_LABEL.match(line) for line in self._code[start:stop])
+
+    def function_at(self, number: int) -> range | None:
+        """The function around a line, from the one that heads it to its last; None outside of all of them.
+
+        Told by how code is indented: one that begins in the first column, or in a class that does.
+        """
+        code = self._code if self.is_code else []
+        head = next((n for n in range(min(number, len(code) - 1), -1, -1) if _TOP.match(code[n])), None)
+        if head is None or (body := self._body(head)) is None or number not in body:
+            return None
+        if b"(" in code[head]:
+            return body
+        member = next((n for n in range(number, head, -1) if _MEMBER.match(code[n])), None)
+        inner = self._body(member) if member is not None else None
+        return inner if inner is not None and number in inner else None
+
+    def _body(self, head: int) -> range | None:
+        """The lines from a head to the brace in its column that ends it; None for a declaration."""
+        code = self._code
+        start = next((n for n in range(head, len(code)) if b"{" in code[n] or b";" in code[n]), None)
+        if start is None or b";" in code[start].partition(b"{")[0]:
+            return None
+        if _balanced(b"".join(code[head : start + 1])):
+            return range(head, start + 1)
+        brace = _indent(code[head]) + b"}"
+        end = next((n for n in range(start + 1, len(code)) if code[n].startswith(brace)), None)
+        return range(head, end + 1) if end is not None else None
+
+
+def _indent(line: bytes) -> bytes:
+    return line[: len(line) - len(line.lstrip(b" \t"))]
 
 
 def _key(line: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -184,8 +185,23 @@ def test_unknown_tag_by_a_mirror_without_history(applied: Tiny, kvtool: Any, tmp
 def test_conflict_in_a_mirror_without_history_says_so(applied: Tiny, kvtool: Any, tmp_path: Path) -> None:
     release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool twenty;\n"), lock=False)
     mirror = squashed(applied, "v3", tmp_path / "mirror")
-    ran = kvtool("rebase", "v3", "--dry-run", "--json", "--mirror", mirror)
+    ran = kvtool("rebase", "v3", "--dry-run", "--json", "--mirror", os.path.relpath(mirror))
     assert "no history" in ran.json["patches"][0]["failed"][0]["behind"]
+    assert ran.json["error"]["next"].startswith(f"kvtool rebase v3 --mirror {mirror} stops there")
+
+
+def test_an_upstream_that_is_taken_for_an_older_one_is_told(
+    applied: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied.add_patch("new", ("src/a.cpp", "x + 4;", "x + 4 + 0;"), extra='from = "v1"\ngroup = "new"\n')
+    release(applied, "other", ("src/a.cpp", "x + 7", "x + 77"), lock=False)
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2020-01-01T00:00:00Z")
+    mirror = squashed(applied, "other", tmp_path / "mirror")
+    ran = kvtool("rebase", "other", "--dry-run", "--json", "--mirror", mirror)
+    assert (ran.code, outcomes(ran)["new"]) == (0, "skipped")
+    assert "its date (2020-01-01), other is taken for older than v1" in ran.json["older"]
+    assert "leave out new. If it is not" in ran.json["older"]
+    assert ran.json["older"] in " ".join(kvtool("rebase", "other", "--dry-run", "--mirror", mirror).out.split())
 
 
 @pytest.mark.parametrize("tag", ["v9", "../x", "-x", "a..b"])
@@ -319,6 +335,8 @@ def test_json_documents(stopped: Tiny, kvtool: Any) -> None:
         "patches",
         "seconds",
         "filled_in",
+        "mirror",
+        "older",
     ]
     assert sorted(dry["patches"][0]) == sorted(
         ["id", "outcome", "commit", "hunks", "added", "removed", "failed", "blocked_by", "moved", "lost", "seconds"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,90 @@ def test_label_that_upstream_put_above_is_worth_a_look_only(tmp_path: Path) -> N
     target = base.replace("    int a;\n", "    int a;\nprivate:\n")
     (found,) = judge(tmp_path, patched, target, target.replace("    int c;\n", "    int more;\n    int c;\n"), base)
     assert not found.wrong and "'struct s {', landed in 'private:'" in found.note
+
+
+F3 = "int y = 3;\n    use(y);\n"
+EDITED = BASE[2].replace("use(y);", "use(y, 0);").replace("return y", "return -y")
+
+
+def methods(text: str) -> str:
+    """The functions as methods of a class, of which git's headings say `private:`."""
+    return (
+        "class c {\nprivate:\n"
+        + "".join(f"    {line}" if line.strip() else line for line in text.splitlines(True))
+        + "};\n"
+    )
+
+
+@pytest.mark.parametrize("shape", [str, methods])
+@pytest.mark.parametrize("behind", [False, True])
+def test_copy_of_a_function_while_the_original_was_edited(
+    tmp_path: Path, shape: Callable[[str], str], behind: bool
+) -> None:
+    copy = BASE[2].replace("f3", "g3")
+    target = "".join([*BASE[:2], *([EDITED, copy] if behind else [copy, EDITED]), BASE[3]])
+    base, patched = shape("".join(BASE)), shape(PATCHED)
+    (found,) = judge(tmp_path, patched, shape(target), shape(add(target, F3)), base)
+    assert "it landed in" in found.wrong and "int g3() {'; it belongs in 'int f3() {', which stands in" in found.wrong
+
+
+def test_signature_that_changed_and_a_function_that_calls_it_by_the_old_one(tmp_path: Path) -> None:
+    target = "".join(BASE).replace("int f3() {", "int f3(int x) {") + "int f3() { return f3(0); }\n"
+    (found,) = judge(tmp_path, PATCHED, target, add(target, F3))
+    assert (found.wrong, found.note) == ("", "")
+
+
+def test_two_copies_of_a_function_that_is_gone(tmp_path: Path) -> None:
+    copies = [BASE[2].replace("f3", name) for name in ("f3_here", "f3_there")]
+    target = "".join([*BASE[:2], *copies, BASE[3]])
+    result = add(target, f"f3_there() {{\n    {F3}")
+    (found,) = judge(tmp_path, PATCHED, target, result)
+    assert "upstream has made more than one of 'int f3() {', with the same lines in each" in found.wrong
+
+
+def test_copy_behind_a_function_that_is_as_it_was(tmp_path: Path) -> None:
+    """A diff may say that the body went along to the copy."""
+    target = "".join([*BASE[:3], BASE[2].replace("f3", "g3"), BASE[3]])
+    pieces = pieces_of(parse_diff(diff(tmp_path, "".join(BASE), PATCHED, 1))[0])
+    texts = ("".join(BASE), PATCHED, target, target.replace(F3, F3 + "    more();\n", 1))
+    base, patched, now, after = (SourceFile(text.encode(), "f.cpp") for text in texts)
+    (found,) = check(base, patched, now, after, pieces, LineMap([Block(13, 0, 13, 6)]))
+    assert not found.wrong
+
+
+def test_entries_that_go_by_position(tmp_path: Path) -> None:
+    base = "s f() {\n    s res = {\n        /*.a =*/ 1,\n        /*.z =*/ 9,\n    };\n    return res;\n}\n"
+    patched = base.replace("        /*.z", "        /*.mine =*/ 2,\n        /*.z")
+    target = base.replace("        /*.z", "        /*.theirs =*/ 3,\n        /*.z")
+    result = target.replace("        /*.z", "        /*.mine =*/ 2,\n        /*.z")
+    (found,) = judge(tmp_path, patched, target, result, base)
+    assert "goes by position" in found.wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "function"),
+    [
+        (1, (0, 3)),
+        (4, None),
+        (6, None),
+        (8, (7, 9)),
+        (10, None),
+        (11, None),
+        (14, (12, 16)),
+        (15, (12, 16)),
+        (18, None),
+    ],
+)
+def test_function_around_a_line(line: int, function: tuple[int, int] | None) -> None:
+    text = (
+        "static int f(\n        int a) {\n    return a;\n}\n\n"
+        "class c : public b {\npublic:\n    int m(int a) const {\n        return a;\n    }\n\n"
+        "    void declared(int a);\n"
+        "    c(int a)\n        : b(a) {\n        if (a) {\n        }\n    }\n    int n;\n};\n"
+    )
+    found = SourceFile(text.encode(), "f.cpp").function_at(line)
+    assert (found and (found.start, found.stop - 1)) == function
+    assert SourceFile(text.encode(), "f.py").function_at(line) is None
 
 
 def test_hunks_out_of_order_cannot_be_told(tmp_path: Path) -> None:
