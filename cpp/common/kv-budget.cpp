@@ -16,6 +16,11 @@ static bool is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
+// a context has a multiple of this, and takes more where it is asked for something else
+static uint32_t n_ctx_step(bool kv_unified, int32_t n_seq_max) {
+    return 256*(kv_unified ? 1 : std::max(1, n_seq_max));
+}
+
 // K and V change to each of the types that makes them smaller
 static void step_down(const std::vector<ggml_type> & types, ggml_type & cur) {
     for (const auto type : types) {
@@ -81,9 +86,8 @@ uint32_t common_kv_n_ctx(const common_params & params) {
         n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified ? 1 : params.n_parallel);
     }
 
-    // a context has a multiple of this, and takes more where it is asked for something else
-    const uint32_t align = 256*(params.kv_unified ? 1 : std::max(1, params.n_parallel));
-    const uint32_t n_max = std::max<uint32_t>(align, params.kv_cache_tokens/align*align);
+    const uint32_t step  = n_ctx_step(params.kv_unified, params.n_parallel);
+    const uint32_t n_max = std::max<uint32_t>(step, params.kv_cache_tokens/step*step);
     if (n_max > (uint32_t) params.kv_cache_tokens) {
         LOG_WRN("%s: --kv-cache-tokens %d is less than the smallest context, %u\n", __func__, params.kv_cache_tokens, n_max);
     }
@@ -138,9 +142,9 @@ void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const c
         return;
     }
 
-    const uint32_t align = 256*(tgt.kv_unified ? 1 : std::max<uint32_t>(1, tgt.n_seq_max));
+    const uint32_t step = n_ctx_step(tgt.kv_unified, tgt.n_seq_max);
 
-    const uint32_t n_min = (tgt.n_ubatch + align - 1)/align*align; // a smaller context has smaller batches
+    const uint32_t n_min = (tgt.n_ubatch + step - 1)/step*step; // a smaller context has smaller batches
     uint32_t       n_max = tgt.n_ctx;
     if (n_max <= n_min) {
         return;
@@ -164,7 +168,7 @@ void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const c
 
         // all but windows are proportional to n_ctx
         const uint32_t n = n_min + (n_max - n_min)*(double(budget - size_min)/(size_max - size_min));
-        n_max = std::max(n_min, n - n%align);
+        n_max = std::max(n_min, n - n%step);
     }
 
     if (n_max < tgt.n_ctx) {

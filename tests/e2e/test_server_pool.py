@@ -12,6 +12,7 @@ import pytest
 
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
+from tests.e2e.budgets import LADDER
 from tests.e2e.conftest import Real
 from tests.e2e.servers import at_once, completion, refusal, serving, until, until_logged
 
@@ -190,3 +191,25 @@ def test_slots_that_wait_for_their_parent_give_up_what_they_had(real: Real, mode
         answer = server.http.post("/completion", json=body)
         assert answer.status_code == 200, answer.text
         assert [a["tokens_predicted"] for a in answer.json()] == [8, 8]
+
+
+@pytest.mark.parametrize("limit", [("-c", "1024", "--kv-dynamic"), ("-c", "4096", "--kv-budget", "64", *LADDER)])
+def test_idle_slots_make_room_for_a_restored_one(
+    real: Real, wide: Path, tmp_path: Path, limit: tuple[str, ...]
+) -> None:
+    """Of 64 KiB a cell: the budget has 1024, and all of them in smaller types would be less exact."""
+    files = ("-np", "2", "--kv-unified", "--no-warmup", "--slot-save-path", tmp_path, "--cache-ram", "0")
+    with serving(real, wide, tmp_path / "log", *files, *limit) as server:
+        completion(server, prompt(1, 400), 0, id_slot=0)
+        server.slot("save", 0, "slot.bin")
+        server.slot("erase", 0)
+        completion(server, prompt(2, 800), 0, id_slot=1)
+        assert server.slot("restore", 0, "slot.bin")["n_restored"] >= 400
+        assert completion(server, prompt(1, 400), 1, id_slot=0)["timings"]["cache_n"] >= 400
+        assert server.http.get("/props").json().get("kv_budget", {}).get("down_total", 0) == 0
+        # what is wrong with the file costs nobody anything
+        (tmp_path / "broken.bin").write_bytes((tmp_path / "slot.bin").read_bytes()[:1000000])
+        completion(server, prompt(2, 100), 0, id_slot=1)
+        broken = server.http.post("/slots/0", params={"action": "restore"}, json={"filename": "broken.bin"})
+        assert refusal(broken)[0] == 400
+        assert completion(server, prompt(2, 100), 1, id_slot=1)["timings"]["cache_n"] >= 100

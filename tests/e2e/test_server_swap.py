@@ -1,4 +1,4 @@
-"""A swap of the projector for the draft, whose client goes before it is done: it is done, or nothing of it."""
+"""Projector and draft: a swap whose client goes before it is done, and a server that wakes without their files."""
 
 from __future__ import annotations
 
@@ -64,3 +64,33 @@ def test_a_client_that_goes(
                 part(server, "mmproj", "load", unload="speculative")
                 swapped += 1
         assert swapped > 0, "no swap was under way when its client went"
+
+
+def test_what_is_gone_when_the_server_wakes_stays_unloaded(
+    real: Real, model: Path, sight: Path, tmp_path: Path
+) -> None:
+    eyes, draft = tmp_path / "eyes.gguf", tmp_path / "draft.gguf"
+    files = {eyes: sight.read_bytes(), draft: model.read_bytes()}
+    args = ("--mmproj", eyes, "--mmproj-lazy", "-md", draft, *DRAFT, "--draft-lazy", "--sleep-idle-seconds", "1")
+
+    def write() -> None:
+        for file, content in files.items():
+            file.write_bytes(content)
+
+    write()
+    with serving(real, model, tmp_path / "log", *ONE, "--no-warmup", *args, "--kv-dynamic") as server:
+        expected = completion(server, prompt(1, 20), 8)["content"]
+        part(server, "mmproj", "load")
+        part(server, "speculative", "load")
+        for file in files:
+            file.unlink()
+        until(lambda: server.http.get("/props").json()["is_sleeping"])
+        assert completion(server, prompt(1, 20), 8)["content"] == expected
+        assert loaded(server) == set()
+        write()
+        part(server, "mmproj", "load")
+        part(server, "speculative", "load")
+        assert completion(server, prompt(1, 20), 8)["content"] == expected
+        until(lambda: server.http.get("/props").json()["is_sleeping"])
+        assert completion(server, prompt(1, 20), 8)["content"] == expected
+        assert loaded(server) == {"mmproj", "speculative"}

@@ -47,7 +47,9 @@ public:
             return false;
         }
 
-        if (!keep(false, true)) {
+        while (!keep(false, true) && (impl.draft_let_go() || impl.mctx.let_go())) {
+        }
+        if (is_passed()) {
             const auto usage = llama_memory_budget_get_usage(budget());
 
             SRV_ERR("--kv-budget is %.2f MiB, and the KV cache begins with %.2f MiB\n", usage.n_bytes/1024.0/1024.0, usage.committed/1024.0/1024.0);

@@ -92,6 +92,28 @@ protected:
         return state == STATE_LOADED;
     }
 
+    // load_model(). it could not be loaded: returns false if it has to be there. one that comes and goes stays unloaded when the
+    // server wakes
+    bool draft_can_do_without() {
+        if (!comes_and_goes()) {
+            return false;
+        }
+
+        SRV_WRN("%s", "the draft stays unloaded\n");
+        state = STATE_UNLOADED;
+        self().spec_init.reset();
+        set(nullptr, nullptr);
+
+        return true;
+    }
+
+    // load_model(). there is none after all: what it is for does not run here
+    void draft_refuse() {
+        if (state == STATE_LOADED) {
+            state = STATE_NONE;
+        }
+    }
+
     // the models are about to be freed
     void draft_sleep() {
         is_asleep = true;
@@ -146,7 +168,26 @@ protected:
     // server_refusal
     void draft_set_on_bytes(std::function<void(size_t)> func) {
         on_bytes = std::move(func);
-        on_bytes(self().model_dft ? n_bytes_file() : 0);
+        try {
+            on_bytes(self().model_dft ? n_bytes_file() : 0);
+        } catch (const std::exception & e) {
+            SRV_ERR("%s\n", e.what());
+            if (!draft_let_go()) {
+                throw;
+            }
+        }
+    }
+
+    // load_model(). the server wakes, and there is no room for it any more. returns false if it has to be there, or is not
+    bool draft_let_go() {
+        if (!self().ctx_dft || !comes_and_goes()) {
+            return false;
+        }
+
+        SRV_WRN("%s", "the draft stays unloaded\n");
+        close();
+
+        return true;
     }
 
     // main loop, now and then: one that was loaded on demand goes when nobody needs it any more
@@ -231,6 +272,10 @@ private:
         }
 
         return is_simple ? KIND_SIMPLE : KIND_MTP;
+    }
+
+    bool comes_and_goes() const {
+        return is_shown && kind != KIND_OTHER;
     }
 
     // does it generate text, and may that be drafted? not after an image

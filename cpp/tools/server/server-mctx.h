@@ -49,18 +49,32 @@ public:
 
         std::shared_ptr<mtmd_context> ctx_new;
         if (load_now) {
-            ctx_new.reset(mtmd_init_from_file(path_new.c_str(), model_new, params_new), mtmd_free);
-            if (!ctx_new) {
+            const bool can_do_without = comes_and_goes();
+            try {
+                if (can_do_without) {
+                    check_header();
+                    check_memory();
+                }
+                ctx_new.reset(mtmd_init_from_file(path_new.c_str(), model_new, params_new), mtmd_free);
+            } catch (const std::exception & e) {
+                SRV_ERR("%s\n", e.what());
+            }
+            if (!ctx_new && !can_do_without) {
                 return false;
+            }
+            if (!ctx_new) {
+                set_missing();
             }
         }
 
         std::lock_guard<std::mutex> lock(mutex);
 
-        ctx    = std::move(ctx_new);
-        model  = model_new;
-        usage  = usage_new;
-        params = params_new;
+        ctx   = std::move(ctx_new);
+        model = model_new;
+        if (is_first || ctx) { // of the file that is there
+            usage  = usage_new;
+            params = params_new;
+        }
 
         queue_tasks   = &queue_tasks_new;
         queue_results = &queue_results_new;
@@ -182,11 +196,9 @@ public:
         const auto before = server_bytes::measure(devices);
 
         try {
-            if (server_gguf(path).header != header) {
-                server_refuse_file(path, "not the one that the server was started with");
-            }
+            check_header();
             on_bytes(n_bytes_planned());
-            server_check_memory("multimodal projector", usage.backend_mem_usage, N_BYTES_SCHED); // mtmd aborts when it gets none
+            check_memory();
 
             std::shared_ptr<mtmd_context> ctx_new;
             queue_tasks->yield_to_queue([&]() { // for the metrics
@@ -288,7 +300,25 @@ public:
     // load_model(). what it takes from now on is told before it is loaded, and after it is freed. may throw server_refusal
     void set_on_bytes(std::function<void(size_t)> func) {
         on_bytes = std::move(func);
-        on_bytes(ctx ? n_bytes_planned() : 0);
+        try {
+            on_bytes(ctx ? n_bytes_planned() : 0);
+        } catch (const server_refusal & e) {
+            SRV_ERR("%s\n", e.what());
+            if (!let_go()) {
+                throw;
+            }
+        }
+    }
+
+    // load_model(). the server wakes, and there is no room for it any more. returns false if it has to be there, or is not
+    bool let_go() {
+        if (!comes_and_goes() || !is_loaded()) {
+            return false;
+        }
+        set_missing();
+        on_bytes(0);
+
+        return true;
     }
 
     // load_model(). frees something that a request with media is worth more than, returns false if there is nothing
@@ -369,6 +399,30 @@ private:
         state = state_new;
         ctx   = std::move(ctx_new);
         lazy.used();
+    }
+
+    // one that comes and goes is not there again when the server wakes
+    void set_missing() {
+        SRV_WRN("%s", "the multimodal projector stays unloaded\n");
+        set(STATE_UNLOADED, nullptr);
+    }
+
+    bool comes_and_goes() const {
+        std::lock_guard<std::mutex> lock(mutex);
+
+        return is_shown;
+    }
+
+    // throws server_refusal
+    void check_header() const {
+        if (server_gguf(path).header != header) {
+            server_refuse_file(path, "not the one that the server was started with");
+        }
+    }
+
+    // throws server_refusal. mtmd aborts when it gets none
+    void check_memory() const {
+        server_check_memory("multimodal projector", usage.backend_mem_usage, N_BYTES_SCHED);
     }
 
     size_t n_bytes_planned() const {

@@ -29,6 +29,14 @@ inline bool server_memory_is_short(const llama_context * ctx, size_t n_cells = 1
     return usage.n_cells < usage.n_cells_max && usage.n_cells_max - usage.n_cells_used >= n_cells;
 }
 
+// the same after a state was not restored: where there were cells for it, or came, something else is wrong with it
+// can_tell: the cells that are counted are all that it needs: not those of other streams, nor of a window
+inline bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before, size_t n_cells, bool can_tell) {
+    const bool has_cells = before.n_cells - before.n_cells_used >= n_cells || llama_get_memory_usage(ctx).n_grow > before.n_grow;
+
+    return server_memory_is_short(ctx, n_cells) && !(can_tell && has_cells);
+}
+
 // does the context have no n_cells that are free?
 inline bool server_memory_is_full(const llama_context * ctx, size_t n_cells) {
     const auto usage = llama_get_memory_usage(ctx);

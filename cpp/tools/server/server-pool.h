@@ -207,6 +207,38 @@ protected:
         return read();
     }
 
+    // the same for a file that a slot was saved to. tokens: as many as it has, is_short: memory is what it lacks
+    // returns what llama_state_seq_load_file() does, throws if they are not those of a slot
+    size_t pool_read_file(const server_slot & slot, const char * path, llama_tokens & tokens, bool & is_short) {
+        size_t res = 0;
+
+        pool_read(slot, [&]() {
+            const auto before = llama_get_memory_usage(slot.ctx_tgt);
+
+            size_t n_tokens = 0;
+            res = llama_state_seq_load_file(slot.ctx_tgt, path, slot.id, tokens.data(), tokens.size(), &n_tokens);
+
+            if (res != 0) {
+                is_short = false;
+                return true;
+            }
+
+            // a cache can have read its part
+            llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, -1, -1);
+
+            const size_t n_cells  = server_tokens::deserialize(tokens, (bool) self().mctx).size();
+            const bool   can_fit  = 0 < n_cells && n_cells <= std::min<size_t>(slot.n_ctx, before.n_cells_max);
+            const bool   is_full  = before.n_cells_max - before.n_cells_used < n_cells;
+            const bool   can_tell = self().params_base.kv_unified && llama_model_n_swa(llama_get_model(slot.ctx_tgt)) == 0;
+
+            is_short = can_fit && server_memory_is_short_for_state(slot.ctx_tgt, before, n_cells, can_tell);
+
+            return !is_short && !(can_fit && is_full);
+        });
+
+        return res;
+    }
+
     // are the caches in the memory that --cache-ram is in, too?
     // note: llama_supports_gpu_offload() is true for every build with the RPC backend, also without a server
     bool pool_is_in_ram() const {

@@ -106,6 +106,56 @@ protected:
         } else if (!drop_spare(std::min<int32_t>(llama_n_batch(slot.ctx_tgt), mtmd_input_chunk_get_n_tokens(slot.task->tokens.find_chunk(slot.prompt.n_tokens()).get())))) {
             free_cells(slot, 0);
         }
+
+        keep_slot_batched();
+    }
+
+    // an exception has ended the slot: what it has in the batch is not computed, and may not be that of another
+    void drop_ended(server_slot & slot) {
+        const int32_t n      = server_batch_drop(self().batch, slot.id, 0);
+        const int32_t n_left = slot.prompt.n_tokens() - n;
+
+        if (n > 0 && (n_left <= 0 || slot.prompt.tokens.has_media())) {
+            slot.prompt_clear(); // may end within an image
+        } else if (n > 0) {
+            slot.prompt.tokens.keep_first(n_left);
+
+            // some may have been computed
+            const auto seq_rm = [&](llama_context * ctx) {
+                return !ctx || llama_memory_seq_rm(llama_get_memory(ctx), slot.id, slot.prompt.tokens.pos_next(), -1);
+            };
+            if (!seq_rm(slot.ctx_tgt) || !seq_rm(slot.ctx_dft)) {
+                slot.prompt_clear();
+            }
+        }
+
+        keep_slot_batched();
+    }
+
+    // the batch is set up for one of its slots, which may have ended
+    void keep_slot_batched() {
+        auto & batch = self().batch;
+
+        if (batch.slot_batched && batch.slot_batched->is_processing()) {
+            return;
+        }
+
+        const auto it = std::find_if(batch.tokens.begin(), batch.tokens.end(), [](const auto & token) { return token.id_slot != -1; });
+        if (it == batch.tokens.end()) {
+            batch.clear();
+        } else {
+            batch.slot_batched = &self().slots[it->id_slot];
+        }
+    }
+
+    // a checkpoint at n_tokens has found no memory: from further back, more is computed again
+    void drop_checkpoint(server_slot & slot, int64_t n_tokens) {
+        SLT_WRN(slot, "no memory for a context checkpoint, n_tokens = %d\n", (int) n_tokens);
+
+        auto & checkpoints = slot.prompt.checkpoints;
+        if (!checkpoints.empty() && checkpoints.back().n_tokens == n_tokens) {
+            checkpoints.pop_back();
+        }
     }
 
     // returns false if the slot had to end
