@@ -9,7 +9,7 @@
 // bytes of a device's memory that are taken, by whoever. -1: no device
 int64_t device_bytes(ggml_backend_dev_t dev);
 
-// The highest device_bytes() between start() and stop(), as a thread saw it that looks every tenth of a millisecond: what is
+// The highest device_bytes() between start() and stop(), as a thread saw it that looks every 5 ms: what is
 // shorter can be missed. It is the context's if nobody else uses the device.
 class device_bytes_peak {
   public:

@@ -47,7 +47,7 @@ void kv_check_usage(const char * prog) {
         printf(" %s", def.name);
     }
     printf("\n");
-    printf("                                (default: all but random, shrink-full and retype-*; retype: all of these)\n");
+    printf("                                (default: all but random, shrink-full, lost, no-kernel and retype-*; retype: all of these)\n");
     printf("         --fail N[+]            the N-th allocation (N+: and all later ones) fails in the checks 'no-memory' and 'retype-fail'\n");
     printf("         --retype T:T[:T][,..]  changes of type for the checks retype-*, each from the first on; K/V where they differ\n");
     printf("         --limit MIB            the process gets no more than this there (Linux)\n");
