@@ -1,0 +1,40 @@
+"""Toys with other numbers than they are made with: indexers that select, windows beyond a batch, several threads.
+
+Upstream's toys select all cells there are, so that it is all the same what an indexer reads, and have windows of 32.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import Real
+from tests.e2e.test_device import kv_check
+
+CELLS = "prompt,generate,uneven,copy,state-self,clear,shrink"
+
+
+def same(real: Real, toy: str, checks: str, *args: str) -> None:
+    answer = kv_check(real, toy, checks, *args)
+    assert answer["status"] == "same", answer["reason"]
+    assert answer["grown"]
+    assert {"in place": "inplace", "by copy": "copy"}[answer["storage"]] in args
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("toy", ["deepseek32", "dots3note", "qwen4exp", "glm-dsa", "minimax-m3"])
+def test_indexers_that_select(real: Real, toy: str, storage: str) -> None:
+    few = ("--override", f"{toy}.attention.indexer.top_k=16")
+    same(real, f"{toy}-moe", CELLS, *few, "--seqs", "2", "--storage", storage)
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("seqs", ["1", "4"])
+def test_windows_that_grow(real: Real, seqs: str, storage: str) -> None:
+    wide = ("--override", "gemma3.attention.sliding_window=600", "-ub", "512", "-n", "1100")
+    same(real, "gemma3-dense", f"{CELLS},shift,keep", *wide, "--seqs", seqs, "--storage", storage)
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe"])
+def test_several_threads(real: Real, toy: str, storage: str) -> None:
+    same(real, toy, "generate,state-self,shrink", "-t", "4", "-n", "1100", "--storage", storage)
