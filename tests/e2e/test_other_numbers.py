@@ -5,8 +5,12 @@ Upstream's toys select all cells there are, so that it is all the same what an i
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests.e2e import broken
 from tests.e2e.conftest import Real
 from tests.e2e.test_device import kv_check
 
@@ -25,6 +29,24 @@ def same(real: Real, toy: str, checks: str, *args: str) -> None:
 def test_indexers_that_select(real: Real, toy: str, storage: str) -> None:
     few = ("--override", f"{toy}.attention.indexer.top_k=16")
     same(real, f"{toy}-moe", CELLS, *few, "--seqs", "2", "--storage", storage)
+
+
+# the keys of an indexer do not go along when the cache grows
+FORGOTTEN = broken.Edit(
+    "src/llama-kv-storage-copy.cpp",
+    "llama_kv_copy_from(to.ctx.get(), l.k, to.k, false, n_used);",
+    "if (to.k->ne[0] != 128) { llama_kv_copy_from(to.ctx.get(), l.k, to.k, false, n_used); }",
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the broken library is linked by Linux's rules")
+def test_what_an_indexer_reads_is_noticed(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken.build(real, [(FORGOTTEN,)], tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{real.bin}")
+    monkeypatch.setenv(broken.VARIABLE, "1")
+    few = ("--override", "deepseek32.attention.indexer.top_k=16", "--storage", "copy")
+    assert kv_check(real, "deepseek32-moe", "prompt", *few[2:])["status"] == "same"
+    assert kv_check(real, "deepseek32-moe", "prompt", *few)["status"] == "differs"
 
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
