@@ -32,6 +32,8 @@ STATUSES: Mapping[str, CheckOutcome] = {
     **dict.fromkeys(("differs", "dynamic-fails", "not-run", "load-fails"), CheckOutcome.FAILED),
 }
 
+WAYS = {"inplace": "in place", "copy": "by copy"}  # what --storage asks for, in the words of kv-check's answer
+
 # Toys that together have every memory class, the cheap ones first; one that a tree does not have is left out.
 CLASS_TOYS = (
     "llama-dense",  # plain
@@ -219,12 +221,15 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
     if status == "no-cache":
         check = replace(check, group=memory_class(log) or "no cache")
     grown = status == "same" and bool(data.get("grown"))
+    how, wanted = data.get("storage"), next((WAYS[arg] for arg in check.args if arg in WAYS), None)
+    if grown and wanted and how not in (wanted, None):
+        return failed(check, "another-way", f"it was to grow {wanted}, and grew {how}", details=details | end)
     return finding(check, outcome, status, reason, grown=grown, details=details)
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
     """The part of kv-check's answer worth keeping 254 times."""
-    names = ("arch", "cells_start", "cells_end", "growths", "device", "type_k", "type_v")
+    names = ("arch", "cells_start", "cells_end", "growths", "storage", "device", "type_k", "type_v")
     kept = {name: data[name] for name in names if name in data}
     checks: list[dict[str, Any]] = data.get("checks", [])
     by_name = {key: {c["name"]: c[key] for c in checks if c.get(key)} for key in ("reason", "first_diff", "measured")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,21 @@ def test_an_answer_that_is_none_is_garbage(stdout: str) -> None:
     found = checks.judge_kv_check(CHECK, 0, stdout, "the log's end")
     assert (found.status, found.outcome) == ("garbage", CheckOutcome.FAILED)
     assert found.details["log"] == "the log's end"
+
+
+@pytest.mark.parametrize(
+    ("asked", "grew", "outcome"),
+    [
+        ("inplace", "in place", CheckOutcome.PASSED),
+        ("copy", "by copy", CheckOutcome.PASSED),
+        ("inplace", "by copy", CheckOutcome.FAILED),
+        ("inplace", "by copy, in place", CheckOutcome.FAILED),
+    ],
+)
+def test_a_cache_that_grew_another_way_is_a_failure(asked: str, grew: str, outcome: CheckOutcome) -> None:
+    answer = json.dumps({"status": "same", "grown": True, "storage": grew})
+    found = checks.judge_kv_check(replace(CHECK, args=("--quick", "--storage", asked)), 0, answer, PLAIN)
+    assert found.outcome is outcome
 
 
 @pytest.mark.parametrize(("code", "words"), [(-11, "signal 11"), (134, "exit code 134"), (3, "exit code 3")])
