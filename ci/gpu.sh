@@ -143,7 +143,7 @@ check() { # NAME-inplace|NAME-copy SECONDS MODEL OPTION...
     local name=$1 most=$2 way=${1##*-} model=$3 how='by copy'
     shift 3
     [ "$way" != inplace ] || how='in place'
-    local run=("$bin/kv-check" -m "$model" ${on[@]+"${on[@]}"} --timeout 90)
+    local run=("$bin/kv-check" -m "$model" "${on[@]}" --timeout 90)
     NEED="\"storage\": \"$how\"|same-not-grown|no-cache|skipped" step "$name" "$most" "${run[@]}" --storage "$way" "$@"
     if grep -q "^FAILED $name:" "$state/summary.txt"; then step "self-$name" "$most" "${run[@]}" --self "$@"; fi
 }
@@ -227,7 +227,7 @@ sanitizer() {
 }
 
 measurements() {
-    local bench=("$bin/kv-bench" -m "$model" ${on[@]+"${on[@]}"}) depths=809,6409,32768,131072 rounds=(-c 16384 --rounds 6 -d "1000,8000") way
+    local bench=("$bin/kv-bench" -m "$model" "${on[@]}") depths=809,6409,32768,131072 rounds=(-c 16384 --rounds 6 -d "1000,8000") way
     [ -f "$model" ] || { say "NOT RUN: bench, because $model is not there (ci/gpu.sh pack makes it)"; return; }
     [ -n "$gpu" ] || { depths=809,3000 rounds=(-c 2048 --rounds 1 -n 4 -b 2 -d 500); }
     step bench-static 120 "${bench[@]}" -c 131072 -d "$depths"

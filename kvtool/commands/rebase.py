@@ -86,10 +86,10 @@ def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> 
 
 def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
     """Why an upstream that the lock does not have is taken for older than the locked one, if patches go for that."""
-    listed, locked = load_lock(shop.project.lock).upstreams, shop.lock.upstream()
+    locked = shop.lock.upstream()
     here = {report.id for report in done.locked.reports if report.commit}
     gone = [report.id for report in done.reports if report.outcome == PatchOutcome.SKIPPED and report.id in here]
-    if upstream.tag in listed or upstream.order > locked.order or not gone:
+    if upstream.tag in shop.listed or upstream.order > locked.order or not gone:
         return ""
     return (
         f"by its number or its date ({upstream.date}), {upstream.tag} is taken for older than {locked.tag}, and"

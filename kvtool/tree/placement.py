@@ -29,7 +29,7 @@ from kvtool.tree.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
 
-_MEMBER = re.compile(rb"\s*/\*\s*\.\w+\s*=\s*\*/")  # which member an entry without a name is of
+_ENTRY = re.compile(rb"\s*/\*\s*\.\w+\s*=\s*\*/")  # which member an entry without a name is of
 _HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
 
 
@@ -199,7 +199,7 @@ def _look(landing: Landing, shared: range, patched: SourceFile, target: SourceFi
     theirs = target.lines[shared.start : shared.stop]
     if words(theirs) & words(patched.lines[mine.start : mine.stop]):
         return replace(landing, wrong="upstream put some of the same lines in at the same place")
-    if any(_MEMBER.match(line) for line in (*theirs, *patched.lines[mine.start : mine.stop])):
+    if any(_ENTRY.match(line) for line in (*theirs, *patched.lines[mine.start : mine.stop])):
         why = "both put entries into an initializer that goes by position: they must stand as in what it initializes"
         return replace(landing, wrong=why)
     if not (target.whole(shared.start, shared.stop) and patched.whole(mine.start, mine.stop)):

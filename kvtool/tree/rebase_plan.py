@@ -99,14 +99,14 @@ class Workshop:
     """A project's series on the upstreams of a lock: as it is on the locked one, moved from there to any other.
 
     lock: the project's, which may come to know more; known: base commits by tag, fetched when they are asked for.
-    _listed: the tags that the project's lock has.
+    listed: the tags that the project's lock has.
     """
 
     def __init__(self, project: Project, console: Console, mirror: str | None = None) -> None:
         self.project, self.console, self.mirror = project, console, _absolute(mirror)
         self.lock, self.cache = load_lock(project.lock), Cache(project.cache)
         self.known: dict[str, str] = {}
-        self._listed = frozenset(self.lock.upstreams)
+        self.listed = frozenset(self.lock.upstreams)
 
     def of(self, project: Project) -> Self:
         """The same for another copy of the project."""
@@ -163,7 +163,7 @@ class Workshop:
             )
         commits = {commit.id: commit for commit in commits_of(scratch, locked.base, locked.head)}
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
-        told = choices is None or upstream.tag in self._listed
+        told = choices is None or upstream.tag in self.listed
         unsure = {} if told else unsettled(series.steps, self.lock, upstream)
         mover = _Mover(Builder(scratch, there), origins, choices or Choices(), unsure)
         mover.builder.commit_files(series.files)

@@ -130,12 +130,16 @@ def test_every_step_for_a_gpu_leaves_its_result_at_once_and_runs_once(tmp_path: 
     assert done.returncode == 1, done.stdout
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert rows[0]["step"] == "pages"
-    answers = {row["step"]: (row["rc"], row["answer"]["status"]) for row in rows[1:]}
-    assert answers["check-llama-dense-inplace"] == answers["q8-llama-dense-inplace"] == (0, "same")
-    # it ran, and grew another way than it was to; then static against static
-    assert answers["check-llama-dense-copy"] == ("lacks", "same")
-    assert answers["self-check-llama-dense-copy"] == (0, "same")
-    assert (rows[0]["rc"], rows[0]["answer"]) == (7, None)
+    answer = {"status": "same", "storage": "in place"}
+    by_copy = ("check-llama-dense-copy", "fa-off-llama-dense-copy")
+    in_place = (f"{what}-llama-dense-inplace" for what in ("check", "q8", "retype", "streams", "quick"))
+    assert {row["step"]: (row["rc"], row["answer"]) for row in rows} == {
+        "pages": (7, None),
+        **dict.fromkeys(in_place, (0, answer)),
+        # they ran, and grew another way than they were to; then static against static
+        **dict.fromkeys(by_copy, ("lacks", answer)),
+        **dict.fromkeys((f"self-{name}" for name in by_copy), (0, answer)),
+    }
     assert "FAILED pages: lost" in (tmp_path / "out" / "summary.txt").read_text()
     assert "pages: exit code 7" in (tmp_path / "out" / "failed.log").read_text()
     assert "NOT RUN: bench, because" in done.stdout
