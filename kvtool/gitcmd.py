@@ -154,6 +154,11 @@ class Git:
         """The paths that differ between two trees or commits."""
         return self.entries("diff", "--name-only", "--no-renames", "-z", old, new)
 
+    def renamed(self, old: str, new: str) -> dict[str, str]:
+        """What became of the names of files between two trees or commits, as git's merge takes it."""
+        found = self.entries("diff", "--find-renames", "-l7000", "--diff-filter=R", "--name-status", "-z", old, new)
+        return dict(zip(found[1::3], found[2::3], strict=True))
+
     def fetch(self, repo: Path, *refspecs: str) -> None:
         """Copy commits out of another repository; what has no target in its refspec gets no ref."""
         self.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", repo, *refspecs)

@@ -47,7 +47,10 @@ class Options:
     ] = ()
     drop: Annotated[tuple[str, ...], Option("--drop", metavar="ID", help="Take a patch out of the series.")] = ()
     accept: Annotated[
-        tuple[str, ...], Option("--accept-shrink", metavar="ID", help="A patch may have fewer changes than before.")
+        tuple[str, ...],
+        Option(
+            "--accept-shrink", metavar="ID", help="A patch may have fewer changes than before, on older upstreams, too."
+        ),
     ] = ()
 
     @property
@@ -81,7 +84,8 @@ def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> 
 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
     told = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
-    return replace(told, seconds=round(done.seconds, 3), mirror=shop.mirror or "", older=_older(shop, upstream, done))
+    told = replace(told, seconds=round(done.seconds, 3), mirror=shop.mirror or "")
+    return replace(told, older=_older(shop, upstream, done), astray=done.astray)
 
 
 def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
@@ -251,7 +255,8 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
         git.fetch(scratch.repo, applied.head)
     checkout.keep_branch(git, branch_of(state.tag), (state.head, state.at, applied.head))  # made since it began
     written = transaction.write(stage, git, shop.console, state, changes, applied)
-    return _finished(project, written, done.reports, done.seconds)
+    finished = _finished(project, written, done.reports, done.seconds)
+    return replace(finished, older=_older(shop, upstream, done), astray=done.astray)
 
 
 def _finished(

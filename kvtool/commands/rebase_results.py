@@ -20,7 +20,8 @@ class RebaseResult(Result, command="rebase"):
     stopped_at: id of the patch that needs a person; range_diff: a report of how each patch changed; files: what was
     written in the project; patches: a report each, in order; seconds: of moving them; filled_in: files whose
     conflict was resolved as it was before (git rerere); mirror: where upstream was taken from, "" where
-    nobody said; older: why an upstream that the lock does not have is taken for older, and what is left out then.
+    nobody said; older: why an upstream that the lock does not have is taken for older, and what is left out then;
+    astray: folders with files of cpp/ that upstream has no more.
     """
 
     tag: str
@@ -36,6 +37,7 @@ class RebaseResult(Result, command="rebase"):
     filled_in: tuple[str, ...] = ()
     mirror: str = ""
     older: str = ""
+    astray: tuple[str, ...] = ()
 
     @property
     def failure(self) -> KvtoolError | None:
@@ -73,8 +75,8 @@ class RebaseResult(Result, command="rebase"):
 
     def render(self, console: Console) -> None:
         render_patches(console, self.patches)
-        if self.older:
-            console.line(f"  look at it: {self.older}", "yellow")
+        for note in filter(None, (self.older, *self.astray)):
+            console.line(f"  look at it: {note}", "yellow")
         for report in self.patches:
             for note in report.moved:
                 console.line(f"  {report.id}: {note}", "yellow")

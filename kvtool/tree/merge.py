@@ -12,6 +12,7 @@ Whatever comes out is held against placement.py, hunk by hunk, and a hunk in the
 where it landed and where it belongs.
 """
 
+import functools
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.tree.apply import Blob, Builder, Commit, FailedHunk, diff_of, failed_hunks
 from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of
-from kvtool.tree.placement import Landing, LineMap, check
+from kvtool.tree.placement import UNTOLD, Landing, LineMap, check
 from kvtool.tree.source import SourceFile
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
@@ -49,9 +50,9 @@ def cherry_pick(builder: Builder, origin: Commit) -> Picked:
     merged, aligned = merge(builder, origin)
     if merged == onto:
         return Picked(merged)
-    failed: tuple[FailedHunk, ...] = ()
+    diff, failed = _as_called(git, origin, onto), tuple[FailedHunk, ...]()
     for merging in (True, False):
-        tree = merged if merging else apply_alone(builder, origin.diff)
+        tree = merged if merging else apply_alone(builder, diff)
         if tree is None:
             continue
         landings = inspect(git, origin, onto, tree)
@@ -64,7 +65,7 @@ def cherry_pick(builder: Builder, origin: Commit) -> Picked:
         if _is_there(builder, origin):
             return Picked(onto)
         builder.reset()
-        failed = failed_hunks(builder, origin.diff)
+        failed = failed_hunks(builder, diff)
     return Picked(None, tuple(explain(git, origin, onto, hunk) for hunk in failed))
 
 
@@ -174,7 +175,7 @@ def _is_there(builder: Builder, origin: Commit) -> bool:
     """Whether upstream has the whole patch: it can be taken back, and each hunk from the place where it belongs."""
     diff = diff_of(builder.git, origin.id, origin.parent)
     back = replace(origin, id=origin.parent, parents=(origin.id,), diff=diff)
-    without = apply_alone(builder, back.diff)
+    without = apply_alone(builder, _as_called(builder.git, back, builder.tree))
     return without is not None and not any(f.wrong for f in inspect(builder.git, back, builder.tree, without))
 
 
@@ -188,7 +189,7 @@ def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[Landing, 
     """
     files = [file for file in parse_diff(origin.diff) if file.hunks]
     landings: list[Landing] = []
-    names = _renamed(git, files, onto, result)
+    names = _names(git, [file.path for file in files], origin.parent, onto)
     for file in files:
         there = names[file.path]
         places = ((origin.parent, file.path), (origin.id, file.path), (onto, there), (result, there))
@@ -204,15 +205,37 @@ def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> 
     return now.keys[region.start : region.stop] == patched.keys[piece.made : piece.made + len(piece.after)]
 
 
-def _renamed(git: Git, files: Sequence[FileDiff], onto: str, result: str) -> dict[str, str]:
-    """Where each file of a patch is in the other upstream: the merge follows renames, one for one."""
-    touched = git.changed(onto, result)
-    ours = {file.path for file in files}
-    gone, fresh = sorted(ours - set(touched)), sorted(set(touched) - ours)
-    names = {path: path for path in ours}
-    if len(gone) == len(fresh):
-        names.update(zip(gone, fresh, strict=True))
+def _names(git: Git, paths: Sequence[str], old: str, new: str) -> dict[str, str]:
+    """What each file of a patch is called in the other upstream: the merge follows renames."""
+    names = {path: path for path in paths}
+    if not set(paths) <= git.paths(new):
+        names.update({path: name for path, name in git.renamed(old, new).items() if path in names})
     return names
+
+
+def _as_called(git: Git, origin: Commit, onto: str) -> bytes:
+    """The diff of a patch with the names that its files have in the other upstream."""
+    files = parse_diff(origin.diff)
+    names = _names(git, [file.path for file in files], origin.parent, onto)
+    if all(names[file.path] == file.path for file in files):
+        return origin.diff
+
+    def head(file: FileDiff) -> bytes:
+        sides = ((f"{side}/{file.path}".encode(), f"{side}/{names[file.path]}".encode()) for side in "ab")
+        return functools.reduce(lambda text, pair: text.replace(*pair), sides, file.head)
+
+    return b"".join(head(file) + b"".join(hunk.text for hunk in file.hunks) for file in files)
+
+
+def look_at(builder: Builder, origin: Commit, tree: str) -> tuple[str, ...]:
+    """What is worth a look in `tree`, which a person made of a patch on builder.tree: hunks that stand where they were
+    said not to belong, and files that the patch did not touch."""
+    git, paths = builder.git, [file.path for file in parse_diff(origin.diff)]
+    landings = inspect(git, origin, builder.tree, tree)
+    left = [landing for landing in landings if landing.wrong not in ("", UNTOLD)]
+    more = set(git.changed(builder.tree, tree)) - set(_names(git, paths, origin.parent, builder.tree).values())
+    notes = [f"{landing.piece.hunk.path}: as it was left, though {landing.wrong}" for landing in left]
+    return (*notes, *(f"{path}: the resolution changes it, the patch did not" for path in sorted(more)))
 
 
 def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
@@ -228,17 +251,42 @@ _MOST = 40  # lines of a region worth showing
 
 def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
     """Add what the patch expects there, what it makes of it, and what upstream has in its place."""
-    file = next((f for f in parse_diff(origin.diff) if f.path == hunk.path), None)
+    files = parse_diff(origin.diff)
+    names = _names(git, [file.path for file in files], origin.parent, onto)
+    file = next((file for file in files if hunk.path in (file.path, names[file.path])), None)
     piece = next((p for p in pieces_of(file) if p.hunk.number == hunk.number), None) if file else None
-    if piece is None:
+    if file is None or piece is None:
         return hunk
-    now = git.blob(onto, hunk.path)
+    name, reason = names[file.path], hunk.reason
+    now = git.blob(onto, name)
     found: Sequence[bytes] = ()
     if now is not None:
-        old, new = SourceFile(git.blob(origin.parent, hunk.path) or b"", hunk.path), SourceFile(now, hunk.path)
+        old, new = SourceFile(git.blob(origin.parent, file.path) or b"", file.path), SourceFile(now, name)
         region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
         found = new.lines[region.start : region.stop][:_MOST]
-    return replace(hunk, expected=_text(piece.before), wanted=_text(piece.after), found=_text(found))
+    if gone := _gone_to(git, piece.before, origin.parent, onto):
+        reason += f"; a line of it is in {gone} now"
+    expected, wanted, there = (_text(lines) for lines in (piece.before, piece.after, found))
+    return replace(hunk, path=name, reason=reason, expected=expected, wanted=wanted, found=there)
+
+
+_TELLING = 16  # characters that are not in every other file
+
+
+def _gone_to(git: Git, lines: Sequence[bytes], old: str, new: str) -> str:
+    """The one file ("path:line") that has come to have the longest of some lines, "" when none or several have."""
+    line = max((line.strip() for line in lines), key=len, default=b"").decode("utf-8", "replace")
+    if len(line) < _TELLING:
+        return ""
+
+    def having(tree: str) -> dict[str, str]:
+        said = git.run("grep", "-n", "-z", "-F", "-e", line, tree, check=False).stdout.splitlines()
+        rows = (row.removeprefix(f"{tree}:").split("\0") for row in reversed(said))
+        return {row[0]: row[1] for row in rows if len(row) > 2}
+
+    before, after = having(old), having(new)
+    fresh = [f"{path}:{number}" for path, number in after.items() if path not in before]
+    return fresh[0] if len(fresh) == 1 else ""
 
 
 def _text(lines: Sequence[bytes]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from kvtool.tree.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
 
+UNTOLD = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
 _ENTRY = re.compile(rb"\s*/\*\s*\.\w+\s*=\s*\*/")  # which member an entry without a name is of
 _HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
 
@@ -155,8 +156,7 @@ def check(
     expected = [_expected(piece, moved) for piece in stand]
     landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
-        wrong = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
-        return tuple(Landing(piece, wrong) for piece in pieces)
+        return tuple(Landing(piece, UNTOLD) for piece in pieces)
     judged = (_judge(piece, at, base, target, moved) for piece, at in zip(stand, landed, strict=True))
     return tuple(
         _look(replace(landing, piece=piece), place, patched, target)

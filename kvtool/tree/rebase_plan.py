@@ -10,9 +10,10 @@ rebase. A Workshop is what every command asks for the series on some upstream.
 import contextlib
 import copy
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 from kvtool.console import Console
@@ -32,7 +33,7 @@ from kvtool.tree.apply import (
     replay,
     replay_step,
 )
-from kvtool.tree.merge import Picked, cherry_pick
+from kvtool.tree.merge import Picked, cherry_pick, look_at
 from kvtool.tree.patchfile import runs, size_of
 from kvtool.tree.series import Series, Step, load_series, unsettled
 from kvtool.upstream import sources
@@ -86,13 +87,15 @@ class Rehearsal(Replayed):
     and none lost lines that nobody accepted.
 
     tree, head: the result, with whatever could be moved; locked: the series on the old upstream; stop: None when
-    complete; seconds: all of it, the locked base included.
+    complete; seconds: all of it, the locked base included; astray: of each folder with files of cpp/ that upstream has
+    no more, what it tells where they may belong.
     """
 
     tag: str
     locked: Replayed
     stop: Stop | None
     seconds: float
+    astray: tuple[str, ...] = ()
 
 
 class Workshop:
@@ -172,7 +175,8 @@ class Workshop:
             if mover.stop and not keep_going:
                 break
         result = (there, mover.builder.commit, mover.builder.tree, tuple(mover.reports))
-        return Rehearsal(*result, upstream.tag, locked, mover.stop, time.monotonic() - start)
+        astray = _astray(scratch, series, here, there)
+        return Rehearsal(*result, upstream.tag, locked, mover.stop, time.monotonic() - start, astray)
 
     def build(self, scratch: Scratch, upstream: Upstream) -> Replayed:
         if upstream.tree != self.lock.upstream().tree:
@@ -184,6 +188,27 @@ def _absolute(mirror: str | None) -> str | None:
     """The same from any other folder, where it is a path."""
     path = Path(mirror).expanduser() if mirror else None
     return str(path.resolve()) if path and path.exists() else mirror
+
+
+def _astray(git: Scratch, series: Series, here: str, there: str) -> tuple[str, ...]:
+    """Folders in which cpp/ has files, and upstream none any more."""
+
+    def folders(commit: str) -> set[str]:
+        return {str(parent) for path in git.paths(commit) for parent in PurePosixPath(path).parents}
+
+    ours = {_folder(file.path) for file in series.files}
+    gone = sorted(ours & folders(here) - folders(there))
+    renamed = git.renamed(here, there) if gone else {}
+    found = []
+    for folder in gone:
+        names = Counter(_folder(new) for old, new in renamed.items() if _folder(old) == folder)
+        most = f" (most of its files are in {names.most_common(1)[0][0]})" if names else ""
+        found.append(f"upstream has no {folder} any more{most}; the files of cpp/{folder} stand alone there")
+    return tuple(found)
+
+
+def _folder(path: str) -> str:
+    return str(PurePosixPath(path).parent)
 
 
 class _Mover:
@@ -234,7 +259,9 @@ class _Mover:
     def _place(self, step: Step, origin: Commit | None) -> PatchReport:
         name = step.patch.id
         if made := next((made for made in self._choices.resolved if made.patch == name), None):
-            return self._take(step, Picked(self._fitting(made)), origin)
+            tree = self._fitting(made)
+            notes = look_at(self.builder, origin, tree) if origin else ()
+            return self._take(step, Picked(tree, notes=notes), origin)
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
             return replay_step(self.builder, step, self._trouble, strict=True)

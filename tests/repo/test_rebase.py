@@ -337,6 +337,7 @@ def test_json_documents(stopped: Tiny, kvtool: Any) -> None:
         "filled_in",
         "mirror",
         "older",
+        "astray",
     ]
     assert sorted(dry["patches"][0]) == sorted(
         ["id", "outcome", "commit", "hunks", "added", "removed", "failed", "blocked_by", "moved", "lost", "seconds"]

@@ -1,0 +1,96 @@
+"""kvtool rebase where upstream renamed files or moved what is in them, and what is told of a resolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.conftest import Tiny, git, write_files
+from tests.repo.rebases import BLOCK, finished, outcomes, release, resolve
+from tests.repo.test_rebase import wrong_place
+
+
+def renamed(project: Tiny, *names: tuple[str, str]) -> None:
+    for old, new in names:
+        (project.upstream / new).parent.mkdir(exist_ok=True)
+        git(project.upstream, "mv", old, new)
+
+
+def test_two_files_whose_names_changed_places_in_the_order(project: Tiny, kvtool: Any) -> None:
+    project.add_patch(
+        "both", ("src/a.cpp", "x + 4;\n", "x + 4;\n    four();\n"), ("src/b.h", "two;\n", "two;\n  int b;\n")
+    )
+    renamed(project, ("src/a.cpp", "src/z.cpp"), ("src/b.h", "src/a.h"))
+    release(project, "v3")
+    ran = kvtool("rebase", "v3", "--json")
+    assert ran.code == 0, ran
+    text = (project.root / "patches/both.patch").read_text()
+    assert text.index("+++ b/src/a.h") < text.index("+++ b/src/z.cpp")
+
+
+def test_conflict_in_a_renamed_file_names_its_hunk_alone(stopped: Tiny, kvtool: Any) -> None:
+    git(stopped.upstream, "checkout", "-q", "--detach", "v3")
+    renamed(stopped, ("src/a.cpp", "src/core.cpp"))
+    release(stopped, "v4")
+    ran = kvtool("rebase", "v4", "--dry-run", "--keep-going", "--json")
+    hunks = {patch["id"]: patch["failed"] for patch in ran.json["patches"]}
+    assert {hunk["path"] for failed in hunks.values() for hunk in failed} == {"src/core.cpp"}
+    assert [hunk["number"] for hunk in hunks["block"]] == [1]
+    assert hunks["block"][0]["reason"] == "upstream's lines there are not what the patch expects"
+    assert hunks["block"][0]["found"][0] == "    int y = x + 44;"
+
+
+def test_folder_of_cpp_that_upstream_renamed_is_told(applied: Tiny, kvtool: Any) -> None:
+    renamed(applied, ("src/a.cpp", "lib/a.cpp"), ("src/b.h", "lib/b.h"))
+    release(applied, "v3")
+    astray = ["upstream has no src any more (most of its files are in lib); the files of cpp/src stand alone there"]
+    assert kvtool("rebase", "v3", "--dry-run", "--json").json["astray"] == astray
+    ran = kvtool("rebase", "v3", "--json")
+    assert (ran.code, ran.json["outcome"], ran.json["astray"]) == (0, "rebased", astray)
+    finished(applied, kvtool)
+
+
+def test_folder_of_its_own_is_not_astray(applied: Tiny, kvtool: Any) -> None:
+    """tools/check is in cpp/ alone."""
+    release(applied, "v3")
+    assert kvtool("rebase", "v3", "--json").json["astray"] == []
+
+
+def test_function_in_another_file_is_found(project: Tiny, kvtool: Any) -> None:
+    far = "int far(int x) {\n    int distance_of_x = x + 1;\n    return distance_of_x;\n}\n"
+    (project.upstream / "src/far.cpp").write_text("// far\n")
+    (project.upstream / "src/a.cpp").write_text((project.upstream / "src/a.cpp").read_text() + far)
+    git(project.upstream, "add", "-A")
+    release(project, "v3")
+    assert kvtool("rebase", "v3").code == 0
+    file = project.tree / "src/a.cpp"
+    file.write_text(file.read_text().replace("    return distance_of_x;", "    grow();\n    return distance_of_x;"))
+    git(project.tree, "commit", "-qam", "far")
+    assert kvtool("export").code == 0
+    write_files(project.upstream, {"src/far.cpp": "// far\n" + far})
+    release(project, "v4", ("src/a.cpp", far, ""))
+    ran = kvtool("rebase", "v4", "--dry-run", "--json")
+    (hunk,) = ran.json["patches"][2]["failed"]
+    assert hunk["path"] == "src/a.cpp" and hunk["reason"].endswith("; a line of it is in src/far.cpp:3 now")
+
+
+def test_place_that_was_refused_and_left_is_told(project: Tiny, kvtool: Any) -> None:
+    wrong_place(project)
+    assert kvtool("rebase", "v3").code == 3
+    wrong = git(project.tree, "show", "HEAD:src/a.cpp", strip=False)
+    at = "int function_6(int x) {\n    int y = x + 5;\n"
+    (project.tree / "src/a.cpp").write_text(wrong.replace(at, at + "    use(y);\n"))
+    ran = kvtool("rebase", "--continue", "--json")
+    assert ran.code == 0, ran
+    (note,) = ran.json["patches"][2]["moved"]
+    assert note.startswith("src/a.cpp: as it was left, though it landed in line ") and "function_6" in note
+
+
+def test_resolution_that_changes_another_file_is_told(stopped: Tiny, kvtool: Any) -> None:
+    assert kvtool("rebase", "v3").code == 3
+    resolve(stopped, *BLOCK)
+    file = stopped.tree / "src/b.h"
+    file.write_text(file.read_text() + "// by the way\n")
+    ran = kvtool("rebase", "--continue", "--json")
+    assert ran.code == 0 and outcomes(ran)["block"] == "applied"
+    notes = {patch["id"]: patch["moved"] for patch in ran.json["patches"]}
+    assert notes["block"] == ["src/b.h: the resolution changes it, the patch did not"]
