@@ -204,6 +204,14 @@ void late_copy_rows(side & s, session_params sp) {
     }
 }
 
+// a batch that found no memory leaves all sequences as they were
+void try_batch(session & c, uint32_t n) {
+    const auto before = c.states();
+    if (c.try_fill(n) != 0 && c.states() != before) {
+        throw check_failed("a batch of " + std::to_string(n) + " tokens found no memory, and changed what was there");
+    }
+}
+
 } // namespace
 
 void kv_check_no_memory(side & s) {
@@ -231,8 +239,8 @@ void kv_check_no_memory(side & s) {
         const auto before = c.positions();
         {
             const short_of_memory scope(s.params, s.dynamic);
-            c.try_fill(std::min(n, sp.n_cells - n_before));
-            c.try_fill(20);
+            try_batch(c, std::min(n, sp.n_cells - n_before));
+            try_batch(c, 20);
             c.can_shift("after a growth that failed");
             if (keeps) {
                 c.go_back(before);

@@ -387,6 +387,14 @@ std::vector<uint8_t> session::try_state_get(llama_seq_id seq) {
     return res;
 }
 
+std::vector<std::vector<uint8_t>> session::states() {
+    std::vector<std::vector<uint8_t>> res;
+    for (uint32_t seq = 0; seq < sp.n_seqs; ++seq) {
+        res.push_back(try_state_get((llama_seq_id) seq));
+    }
+    return res;
+}
+
 std::vector<uint8_t> session::state_seq_get(llama_seq_id seq, llama_state_seq_flags flags) {
     std::vector<uint8_t> res(llama_state_seq_get_size_ext(ctx, seq, flags));
     const size_t n = llama_state_seq_get_data_ext(ctx, res.data(), res.size(), seq, flags);

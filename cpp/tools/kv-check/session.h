@@ -109,6 +109,8 @@ class session {
     size_t  try_state(const std::vector<uint8_t> & data, llama_seq_id seq = -1); // -1: of all sequences
     std::vector<uint8_t> try_state_get(llama_seq_id seq);
 
+    std::vector<std::vector<uint8_t>> states(); // of each sequence; nothing is written down
+
     // next position of each sequence, and back to it
     std::vector<llama_pos> positions() const { return n_past; }
     void go_back(const std::vector<llama_pos> & to);

@@ -37,6 +37,16 @@ NO_MEMORY = (
         "random",
     ),
     Trap(
+        "by copy, a growth that is undone for another cache loses rows of a window",
+        Edit(
+            DYNAMIC_GROW,
+            "resize(*before, n_used_before, false);",
+            "resize(*before, std::vector<uint32_t>(n_used_before.size()), false);",
+        ),
+        copies("gemma3-dense", "no-memory", "--fail", "3+", "--override", "gemma3.attention.sliding_window=1024"),
+        "no-memory",
+    ),
+    Trap(
         "a copy to another stream takes more than the budget has",
         Edit(DYNAMIC_CACHE, "dyn->fits(false)", "true"),
         Run("llama-dense", RANDOM),
