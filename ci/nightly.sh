@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What takes too long for every change, one thing at a time: ci/nightly.sh WHAT, with its report in report/.
 #   full      every model, all checks             matrix    every kind of cache, in place, by copy, on RPC
-#   traps     every trap, every failing growth    upstream    upstream's own tests
+#   traps     every trap, every failing growth    upstream    upstream's own tests; the same bits as upstream's
 #   asan, tsan  under a sanitizer: a model of each memory class, the server's tests, the C++ unit tests; the first of
 #             them also with every allocation of a growth failing; then random requests (ci/soak.py)
 #   soak      random requests for an hour, and whether the memory of all that came and went is back
@@ -58,7 +58,13 @@ upstream)
         -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
     cmake --build "$plain/build"
     kvtool build --no-ui --target all
-    python ci/upstream_tests.py "$plain/build" llama.cpp/build/cpu-release | tee report/upstream.md ;;
+    status=0
+    mkdir -p "$plain/toys"
+    "$plain/build/bin/test-llama-archs" -s 1 -o "$plain/toys" >/dev/null
+    python ci/upstream_bits.py "$plain/build" llama.cpp/build/cpu-release "$plain"/toys/*.gguf |
+        tee report/upstream-bits.md || status=1
+    python ci/upstream_tests.py "$plain/build" llama.cpp/build/cpu-release | tee report/upstream.md || status=1
+    exit "$status" ;;
 older)
     status=0
     for tag in $(python -c 'from pathlib import Path; from kvtool.upstream.lock import load_lock

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,11 +223,39 @@ def test_gh_that_fails_is_an_error(tmp_path: Path) -> None:
     assert done.returncode != 0 and "not logged in" in done.stderr
 
 
-def test_upstreams_tests_that_only_the_patched_tree_fails_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    spec = importlib.util.spec_from_file_location("upstream_tests", ROOT / "ci" / "upstream_tests.py")
+def loaded(name: str) -> Any:
+    """A script of ci/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "ci" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_bits_that_are_not_upstreams_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    bits = loaded("upstream_bits")
+    theirs = bits.Said(("prompt 0 1", "copy 0 2"), 0)
+    same, off = theirs._replace(grew=True), bits.Said(("prompt 0 1", "copy 0 3"), 0, True)
+    short, ended = bits.Said(("prompt 0 1",), 0, True), bits.Said(("prompt 0 1",), -6)
+
+    def row(upstream: Any, ours: Any) -> Any:
+        return bits.Row("toy", ("fa",), upstream, {"without the flag": upstream, "in place": same, "by copy": ours})
+
+    found = [row(theirs, same), row(theirs, off), row(theirs, short), row(theirs, ended), row(ended, off)]
+    assert [bits.Row.difference(each, "by copy") for each in found] == [
+        "",
+        "'copy 0 3' instead of 'copy 0 2'",
+        "'exit code 0' instead of 'copy 0 2'",
+        "'exit code -6' instead of 'copy 0 2'",
+        "",  # upstream says no more
+    ]
+    assert bits.show(found) == 1 and bits.show(found[:1]) == 0
+    assert bits.show([row(theirs, theirs)]) == 2  # equal, and never grown by copy
+    assert "| fa | 5 | 5, 0 | 5, 5 | 2, 4 | 1 |" in capsys.readouterr().out
+
+
+def test_upstreams_tests_that_only_the_patched_tree_fails_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    script = loaded("upstream_tests")
     unpatched = {"same": "ok", "lost": "ok", "gone": "ok", "broken": "ok", "bad": "FAILED: 1", "out": "not run"}
     patched = {
         **unpatched,

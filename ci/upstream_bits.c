@@ -1,0 +1,164 @@
+// What a program sees that knows upstream's llama.h alone, a number for each answer: for builds with and without the patches
+//
+// upstream_bits MODEL [fa] [q8_0] [streams]   in llama.h's words; each line is what was done, what it returned, a hash of the bits
+
+#include "llama.h"
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_CTX = 8192, N_SEQ = 4, N_BATCH = 512 };
+
+static struct llama_context * ctx;
+static llama_memory_t         mem;
+static int                    n_vocab;
+static llama_pos              n_past[N_SEQ];
+
+// FNV-1a, 64 bits
+static uint64_t hash(const void * data, size_t size, uint64_t h) {
+    for (size_t i = 0; i < size; ++i) {
+        h = (h ^ ((const uint8_t *) data)[i])*0x100000001b3u;
+    }
+    return h;
+}
+
+static void say(const char * what, int64_t answer, uint64_t bits) {
+    printf("%s %" PRId64 " %016" PRIx64 "\n", what, answer, bits);
+}
+
+// n tokens of a sequence with logits for the last 8; `token` >= 0: this one alone. returns the likeliest next one
+static llama_token decode(const char * what, llama_seq_id seq, int n, llama_token token) {
+    struct llama_batch batch = llama_batch_init(n, 0, 1);
+
+    batch.n_tokens = n;
+    for (int i = 0; i < n; ++i) {
+        batch.token[i]     = token >= 0 ? token : (llama_token) ((7*(n_past[seq] + i) + 13*seq + 3) % (n_vocab < 97 ? n_vocab : 97));
+        batch.pos[i]       = n_past[seq] + i;
+        batch.n_seq_id[i]  = 1;
+        batch.seq_id[i][0] = seq;
+        batch.logits[i]    = i >= n - 8;
+    }
+
+    const int32_t rc = llama_decode(ctx, batch);
+
+    uint64_t    bits = 0;
+    llama_token best = 0;
+    if (rc == 0) {
+        n_past[seq] += n;
+        for (int i = n > 8 ? n - 8 : 0; i < n; ++i) {
+            const float * row = llama_get_logits_ith(ctx, i);
+            if (!row) {
+                continue;
+            }
+            bits = hash(row, n_vocab*sizeof(float), bits);
+            for (llama_token id = best = 0; id < n_vocab; ++id) {
+                best = row[id] > row[best] ? id : best;
+            }
+        }
+    }
+    llama_batch_free(batch);
+    say(what, rc, bits);
+
+    return best;
+}
+
+static void generate(const char * what, llama_seq_id seq, int n) {
+    llama_token token = decode(what, seq, 3, -1);
+    for (int i = 0; i < n; ++i) {
+        token = decode(what, seq, 1, token);
+    }
+}
+
+static void state(const char * what, llama_seq_id from, llama_seq_id to) {
+    const size_t size = llama_state_seq_get_size(ctx, from);
+    uint8_t *    data = malloc(size + 1);
+    const size_t n    = llama_state_seq_get_data(ctx, data, size, from);
+
+    say(what, (int64_t) n, hash(data, n, 0));
+    say(what, (int64_t) llama_state_seq_set_data(ctx, data, n, to), 0);
+    n_past[to] = llama_memory_seq_pos_max(mem, to) + 1;
+    free(data);
+}
+
+static int has(int argc, char ** argv, const char * word) {
+    for (int i = 2; i < argc; ++i) {
+        if (strcmp(argv[i], word) == 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// of the log, only whether a cache grew
+static void quiet(enum ggml_log_level level, const char * text, void * user) {
+    (void) level;
+    (void) user;
+    if (strstr(text, "resizing KV cache")) {
+        fputs("grew\n", stderr);
+    }
+}
+
+int main(int argc, char ** argv) {
+    llama_log_set(quiet, NULL);
+    setvbuf(stdout, NULL, _IOLBF, 0); // an assertion loses nothing
+
+    struct llama_context_params params = llama_context_default_params();
+
+    params.n_ctx           = N_CTX;
+    params.n_batch         = N_BATCH;
+    params.n_ubatch        = N_BATCH;
+    params.n_seq_max       = N_SEQ;
+    params.n_threads       = 1;
+    params.n_threads_batch = 1;
+    params.kv_unified      = !has(argc, argv, "streams");
+    params.flash_attn_type = has(argc, argv, "fa") ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    if (has(argc, argv, "q8_0")) {
+        params.type_k = params.type_v = GGML_TYPE_Q8_0;
+    }
+
+    struct llama_model * model = argc > 1 ? llama_model_load_from_file(argv[1], llama_model_default_params()) : NULL;
+
+    ctx = model ? llama_init_from_model(model, params) : NULL;
+    if (!ctx) {
+        printf("no context\n");
+        return 0; // of a model, a type: upstream's answer
+    }
+    mem     = llama_get_memory(ctx);
+    n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+
+    decode("prompt", 0, 300, -1);
+    generate("generate", 0, 20);
+    decode("second sequence", 1, 200, -1);
+
+    if (mem) {
+        llama_memory_seq_cp(mem, 0, 2, -1, -1);
+        n_past[2] = llama_memory_seq_pos_max(mem, 2) + 1;
+        generate("copy", 2, 4);
+        state("state", 1, 3);
+        generate("restored", 3, 4);
+        if (llama_memory_seq_rm(mem, 0, n_past[0] - 5, -1)) {
+            n_past[0] -= 5;
+        }
+        generate("removed", 0, 4);
+        if (llama_memory_can_shift(mem) && llama_memory_seq_rm(mem, 1, 20, 60)) {
+            llama_memory_seq_add(mem, 1, 60, -1, -40);
+            n_past[1] -= 40;
+        }
+        generate("shifted", 1, 4);
+        llama_memory_seq_rm(mem, 2, -1, -1);
+        n_past[2] = llama_memory_seq_pos_max(mem, 2) + 1;
+        decode("long", 3, N_BATCH, -1);
+        generate("after it", 0, 4);
+        llama_memory_clear(mem, true);
+        memset(n_past, 0, sizeof(n_past));
+        decode("cleared", 0, 40, -1);
+        decode("more", 0, 300, -1);
+    }
+    llama_free(ctx);
+    llama_model_free(model);
+
+    return 0;
+}

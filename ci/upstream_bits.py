@@ -1,0 +1,128 @@
+"""The same bits as upstream: one program, with upstream's header, on upstream's libllama and on the patched one.
+
+    python ci/upstream_bits.py UNPATCHED_BUILD PATCHED_BUILD TOY...
+
+kv-check compares the patched library with itself. Here ci/upstream_bits.c, compiled once, runs on both builds (of one
+tag, with the same options), on the patched one without the flag and with it, in place and by copy: prompts, tokens,
+copies, states, removed and shifted cells, a clear, with and without flash attention, quantized, in one stream and in
+four. What it prints, a hash of the logits of each batch among it, must be the same; where upstream's ends in an
+assertion, up to there.
+
+Prints a row for each kind of cache, then what differs. Exit code 1 when something does, 2 when nothing grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from kvtool.machine import cores
+
+SOURCE = Path(__file__).with_suffix(".c")
+CACHES = (("fa",), ("fa", "streams"), (), ("streams",), ("fa", "q8_0"))
+WAYS = {
+    "without the flag": {},
+    "in place": {"LLAMA_KV_DYNAMIC": "1"},
+    "by copy": {"LLAMA_KV_DYNAMIC": "1", "LLAMA_KV_DYNAMIC_STORAGE": "copy"},
+}
+TIMEOUT = 3600  # seconds for one model
+
+
+def compiled(tree: Path, build: Path, program: Path) -> Path:
+    """The program, with the headers of upstream's tree, to be run with any build's libraries."""
+    headers = (f"-I{tree / name}" for name in ("include", "ggml/include"))
+    libraries = (f"-L{build / 'bin'}", "-lllama", "-lggml", "-lggml-base")
+    subprocess.run(["cc", "-O1", *headers, "-o", program, SOURCE, *libraries], check=True)
+    return program
+
+
+class Said(NamedTuple):
+    """What the program printed, how it ended (below 0: by that signal), and whether a cache grew."""
+
+    lines: tuple[str, ...]
+    code: int | None
+    grew: bool = False
+
+
+class Row(NamedTuple):
+    """A model in one kind of cache: what upstream says, and the patched build, each way."""
+
+    toy: str
+    cache: tuple[str, ...]
+    upstream: Said
+    patched: dict[str, Said]
+
+    def difference(self, way: str) -> str:
+        """Where the patched build says something else, or ends otherwise; "" where it does not."""
+        ours, theirs = self.patched[way], self.upstream
+        lines, code = ours.lines, ours.code
+        if theirs.code == -signal.SIGABRT:
+            lines, code = lines[: len(theirs.lines)], theirs.code
+        pairs = zip((*lines, f"exit code {code}"), (*theirs.lines, f"exit code {theirs.code}"), strict=False)
+        return next((f"{mine!r} instead of {yours!r}" for mine, yours in pairs if mine != yours), "")
+
+
+def said(program: Path, build: Path, toy: Path, cache: Sequence[str], env: dict[str, str]) -> Said:
+    place = {"LD_LIBRARY_PATH": str(build / "bin"), "GGML_NO_BACKTRACE": "1"}
+    argv: list[str | Path] = [program, toy, *cache]
+    try:
+        done = subprocess.run(argv, env=os.environ | place | env, capture_output=True, text=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return Said((), None)
+    return Said(tuple(done.stdout.splitlines()), done.returncode, "grew" in done.stderr)
+
+
+def show(rows: Iterable[Row]) -> int:
+    """Print what was found, per kind of cache. Returns the exit code."""
+    found = [row for row in rows if row.upstream.lines[:1] != ("no context",)]
+    columns = ("cache", "models", *(f"{way}: equal, grew" for way in WAYS), "upstream ends")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for cache in dict.fromkeys(row.cache for row in found):
+        ran = [row for row in found if row.cache == cache]
+        numbers = [
+            f"{sum(not row.difference(way) for row in ran)}, {sum(row.patched[way].grew for row in ran)}"
+            for way in WAYS
+        ]
+        ends = str(sum(row.upstream.code != 0 for row in ran))
+        print(f"| {' | '.join((' '.join(cache) or 'f16, one stream', str(len(ran)), *numbers, ends))} |")
+    bad = [
+        f"{row.toy} {' '.join(row.cache)}, {way}: {why}"
+        for row in found
+        for way in WAYS
+        if (why := row.difference(way))
+    ]
+    print("", *bad, sep="\n")
+    grew = all(any(row.patched[way].grew for row in found) for way, env in WAYS.items() if env)
+    return 1 if bad else 0 if grew else 2
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("unpatched", type=Path, help="build directory of upstream's tree, which is its parent")
+    parser.add_argument("patched", type=Path, help="build directory of the patched tree")
+    parser.add_argument("toys", type=Path, nargs="+", help="models")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        upstream, patched = args.unpatched.absolute(), args.patched.absolute()
+        program = compiled(upstream.parent, upstream, Path(place) / "bits")
+
+        def compare(pair: tuple[Path, tuple[str, ...]]) -> Row:
+            toy, cache = pair
+            ours = {way: said(program, patched, toy, cache, env) for way, env in WAYS.items()}
+            return Row(toy.stem, cache, said(program, upstream, toy, cache, {}), ours)
+
+        with ThreadPoolExecutor(cores()) as pool:
+            return show(pool.map(compare, [(toy, cache) for toy in args.toys for cache in CACHES]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
