@@ -56,7 +56,8 @@ def cherry_pick(builder: Builder, origin: Commit) -> Picked:
         if tree is None:
             continue
         landings = inspect(git, origin, onto, tree)
-        wrong = tuple(FailedHunk.of(landing.piece.hunk, landing.wrong) for landing in landings if landing.wrong)
+        said = "" if merging else "upstream changed its lines, or those beside it; by its context alone: "
+        wrong = tuple(FailedHunk.of(found.piece.hunk, said + found.wrong) for found in landings if found.wrong)
         if not wrong:
             notes = tuple(f"{landing.piece.hunk.path}: {landing.note}" for landing in landings if landing.note)
             return Picked(tree, notes=aligned + notes if merging else notes)
