@@ -156,6 +156,11 @@ public:
         committed.each_run([this](size_t i0, size_t i1) { commit(i0, i1); });
     }
 
+    // what is committed
+    void fill(uint8_t value) {
+        committed.each_run([&](size_t i0, size_t i1) { memset(base + i0*size_page, value, (i1 - i0)*size_page); });
+    }
+
 protected:
     bool has_room(size_t size) const override {
         return llama_kv_limits_allow(size);
@@ -244,9 +249,15 @@ static void * buffer_get_base(ggml_backend_buffer_t buf) {
 }
 
 static void buffer_clear(ggml_backend_buffer_t buf, uint8_t value) {
-    GGML_ASSERT(value == 0);
+    auto & pages = static_cast<host_pages &>(**(context *) buf->context);
 
-    (*(context *) buf->context)->clear();
+    pages.clear();
+
+    if (value != 0 && buf->size == pages.size()) {
+        memset(pages.data(), value, pages.size()); // it is there as a whole, see llama_kv_alloc_zero()
+    } else if (value != 0) {
+        pages.fill(value);
+    }
 }
 
 llama_kv_paged_buffer llama_kv_pages_reserve_host(size_t size) {

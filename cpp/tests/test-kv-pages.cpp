@@ -164,6 +164,22 @@ static void test_commit() {
     check(pages->n_bytes_committed() == 22*SIZE_PAGE && n_resident(*pages) == 22, "clear: what is committed stays");
     check(pages->data()[0] == 0 && pages->data()[50*SIZE_PAGE] == 0,   "clear: zeros");
 
+    // as a program fills a buffer, to see whether anybody reads what was never written
+    auto buf = llama_kv_pages_reserve_host(8*SIZE_PAGE);
+    auto two = buf.pages->make_set();
+    buf.pages->add(two, 2*SIZE_PAGE, 2*SIZE_PAGE);
+    check(buf.pages->assign(two),                                      "fill: before");
+    llama_kv_paged_buffer::show(buf.buf.get(), *buf.pages);
+    ggml_backend_buffer_clear(buf.buf.get(), 7);
+    check(buf.pages->data()[2*SIZE_PAGE] == 7 && buf.pages->data()[4*SIZE_PAGE - 1] == 7, "fill: what is committed");
+    check(n_resident(*buf.pages) == 2,                                 "fill: takes nothing");
+    ggml_backend_buffer_clear(buf.buf.get(), 0);
+    check(buf.pages->data()[2*SIZE_PAGE] == 0,                         "fill: zeros again");
+
+    auto whole = llama_kv_pages_reserve_host(2*SIZE_PAGE);
+    ggml_backend_buffer_clear(whole.buf.get(), 7);
+    check(whole.pages->data()[2*SIZE_PAGE - 1] == 7,                   "fill: a buffer that is there as a whole");
+
     check(llama_kv_pages::reserve(0) == nullptr,                       "reserve: nothing");
     check(llama_kv_pages::reserve(SIZE_MAX/2) == nullptr,              "reserve: more than there are addresses");
 }
