@@ -17,7 +17,7 @@ from kvtool.verify.projector import projector
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import looking
-from tests.e2e.servers import completion, serving
+from tests.e2e.servers import completion, part, serving
 
 ARGS = ("-c", "2048", "-np", "1", "--cache-ram", "0", "-lv", "4", "--spec-draft-n-max", "4")
 WORDS = 850  # of the prompt
@@ -154,3 +154,33 @@ def test_an_image_for_which_a_draft_has_no_memory(
     told, log = answered(tmp_path / "log", "--kv-dynamic")
     assert "post-decode callback failed" not in log and "no memory for the draft" in log
     assert told == whole
+
+
+@pytest.mark.usefixtures("marker")
+@pytest.mark.parametrize("which", ["1+", "3+"])
+def test_what_was_accepted_of_a_draft_before_it_lost_its_memory(
+    real: Real, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decoded again without the draft, by a target that cannot go back, and has no candidates any more."""
+    model, dense = real.spoken("lfm2-dense"), real.spoken("llama-dense")
+    fail(monkeypatch, which)
+    draft = ("-md", dense, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--spec-draft-p-min", "0")
+    args = ("-c", "2048", "-np", "1", "--cache-ram", "0", "--kv-dynamic", "--mmproj", projector(model, real.work))
+    with serving(real, model, tmp_path / "log", *args, *draft, "--spec-draft-sampling", "probabilistic") as server:
+        body = {"prompt": looking(1, before=prompt(1, 200)), "n_predict": 252, "temperature": 1.0, "seed": 1}
+        assert server.post("/completion", body | {"ignore_eos": True})["tokens_predicted"] == 252
+    assert "no memory for the draft" in server.log
+
+
+def test_a_lookup_cache_that_has_gone(real: Real, model: Path, tmp_path: Path) -> None:
+    """Drafters are made anew when one goes, and read their files."""
+    cache = tmp_path / "cache"
+    cache.touch()
+    draft = ("-md", model, "--spec-type", "draft-simple,ngram-cache", "--lookup-cache-static", cache)
+    with serving(real, model, tmp_path / "log", *ARGS, *draft) as server:
+        cache.unlink()
+        part(server, "speculative", "unload")
+        assert completion(server, "hello", 4)["tokens_predicted"] == 4
+        part(server, "speculative", "load")
+        assert completion(server, "hello", 4)["tokens_predicted"] == 4
+    assert "a lookup cache cannot be read any more" in server.log

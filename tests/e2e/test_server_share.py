@@ -41,13 +41,18 @@ def of_slots(server: LlamaServer) -> list[dict[str, int]]:
     return [slot["kv_cache"]["target"] for slot in server.http.get("/slots").json()]
 
 
+def generated(server: LlamaServer, slot: int) -> int:
+    """Tokens of the request that is in a slot."""
+    return int(server.http.get("/slots").json()[slot].get("next_token", [{}])[0].get("n_decoded") or 0)
+
+
 @contextlib.contextmanager
 def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Callable[[], str]]:
     """A request in slot 0 that generates while the block runs; what it has generated."""
     body = {"prompt": text, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(events, server, "/completion", body)
-        until(lambda: server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"))
+        until(lambda: generated(server, 0))
         yield lambda: "".join(event["content"] for event in answer.result())
 
 
@@ -220,3 +225,74 @@ def test_a_draft_that_catches_up_has_no_cells_for_what_slots_share(real: Real, m
         part(server, "speculative", "load")
         assert [answer.result()["tokens_predicted"] for answer in running] == [200] * 3
     assert "no memory for the draft, the batch goes on without it" in server.log
+
+
+def test_a_draft_that_catches_up_in_part(
+    real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of several batches, the last of which finds no cells: the draft stays out of the tokens behind them."""
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
+    draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
+    args = ("-c", "1024", "-np", "3", "--kv-unified", "--no-warmup", "-b", "64", "-ub", "64", *KEEP, *draft)
+    body = {"prompt": prompt(1, 360), "n_predict": 60, "temperature": 0.0, "ignore_eos": True, "n_cmpl": 3}
+    for flags in ((), ("--kv-dynamic",)):
+        with serving(real, model, tmp_path / f"log{len(flags)}", *args, *flags) as server, ThreadPoolExecutor() as pool:
+            running = pool.submit(server.http.post, "/completion", json=body)
+            until(lambda: sum(generated(server, slot) > 0 for slot in range(3)) == 3)
+            part(server, "speculative", "load")
+            assert [answer["tokens_predicted"] for answer in running.result().json()] == [60] * 3
+        assert "still no memory" in server.log and "starting position" not in server.log
+
+
+# --- in a pool that is full -------------------------------------------------------------------------------------------
+
+FULL = ("-c", "1024", "-np", "3", "--kv-unified", "--no-warmup", "--no-cache-idle-slots", FLAG)
+SHIFTING = ("--kv-unified-per-slot", "512", "--context-shift")
+
+
+def test_one_that_waits_ends_none_that_shifts(real: Real, model: Path, tmp_path: Path) -> None:
+    """It has a prefix of it, and gives that up for cells that the other one has alone."""
+    with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server, ThreadPoolExecutor() as pool:
+        pool.submit(completion, server, prompt(2, 400), 3000, id_slot=2)
+        until(lambda: generated(server, 2))
+        first = pool.submit(completion, server, f"{prompt(1, 100)} stone {prompt(5, 290)}", 400, id_slot=0)
+        until(lambda: generated(server, 0) > 3)
+        pool.submit(completion, server, f"{prompt(1, 100)} river {prompt(6, 200)}", 5, id_slot=1)
+        until_logged(server, "shares the cells of slot 0")
+        assert first.result()["tokens_predicted"] == 400
+        server.process.kill()
+
+
+def test_idle_slots_give_up_cells_for_one_that_shifts(real: Real, model: Path, tmp_path: Path) -> None:
+    text = prompt(1, 300)
+    with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server:
+        completion(server, f"{text} stone", 1, id_slot=1)
+        completion(server, prompt(2, 380), 1, id_slot=2)
+        last = completion(server, f"{text} river", 400, id_slot=0)
+    assert last["timings"]["cache_n"] > 300 and last["tokens_predicted"] == 400
+    assert "purging slot 1" in server.log
+
+
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense"])
+def test_one_that_waits_keeps_no_cells_that_it_will_not_use(real: Real, toy: str, tmp_path: Path) -> None:
+    """It starts when those of the other one have gone, and is not itself who keeps them."""
+    common, long = prompt(1, 100), 700
+    args = [arg if arg != "1024" else "2048" for arg in FULL]
+    with (
+        serving(real, real.spoken(toy), tmp_path / "log", *args, "--kv-dynamic") as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        completion(server, common, 1, id_slot=0)  # a checkpoint there
+        donor = pool.submit(completion, server, f"{common} stone {prompt(3, 900)}", 300, id_slot=0)
+        until(lambda: generated(server, 0))
+        other = pool.submit(completion, server, prompt(2, 80), long, id_slot=2)
+        until(lambda: generated(server, 2))
+        waiting = pool.submit(completion, server, f"{common} river {prompt(6, 950)}", 5, id_slot=1)
+        until_logged(server, "waits for cells")
+        cells = of_slots(server)[1]["cells"]
+        assert donor.done() or cells <= 150, "no more than the prefix"
+        donor.result()
+        waiting.result()
+        assert "shares the cells of slot 0, n_tokens" in server.log
+        assert not other.done() and generated(server, 2) < long - 100
+        server.process.kill()

@@ -25,8 +25,10 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 template <typename impl_t>
@@ -208,18 +210,21 @@ protected:
 
     // what is left to draft with
     common_speculative * draft_new() {
-        auto & params = self().params_base.speculative;
+        auto params = self().params_base.speculative;
 
-        if (state != STATE_UNLOADED) {
-            return common_speculative_init(params, self().params_base.n_parallel);
+        // a lookup cache is read anew, and upstream ends the process if it has gone. at the start that is its answer
+        const bool is_gone = std::exchange(has_read_files, true) && !can_read(params.ngram_cache.lookup_cache_static, params.ngram_cache.lookup_cache_dynamic);
+        if (is_gone && has_type(COMMON_SPECULATIVE_TYPE_NGRAM_CACHE)) {
+            SRV_WRN("%s\n", "a lookup cache cannot be read any more, no drafts from it");
         }
 
-        auto rest = params;
-        rest.types.erase(std::remove_if(rest.types.begin(), rest.types.end(), [](common_speculative_type type) {
-            return type == COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE || type == COMMON_SPECULATIVE_TYPE_DRAFT_MTP;
-        }), rest.types.end());
+        params.types.erase(std::remove_if(params.types.begin(), params.types.end(), [&](common_speculative_type type) {
+            const bool is_model = type == COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE || type == COMMON_SPECULATIVE_TYPE_DRAFT_MTP;
 
-        return common_speculative_init(rest, self().params_base.n_parallel);
+            return (state == STATE_UNLOADED && is_model) || (is_gone && type == COMMON_SPECULATIVE_TYPE_NGRAM_CACHE);
+        }), params.types.end());
+
+        return common_speculative_init(params, self().params_base.n_parallel);
     }
 
     // a checkpoint was made: without what a draft that lacks tokens knows
@@ -253,6 +258,11 @@ private:
         KIND_SIMPLE,
         KIND_MTP,
     };
+
+    // both, where there are such files
+    static bool can_read(const std::string & a, const std::string & b) {
+        return (a.empty() || std::ifstream(a)) && (b.empty() || std::ifstream(b));
+    }
 
     bool has_type(common_speculative_type type) const {
         const auto & types = self().params_base.speculative.types;
@@ -487,6 +497,7 @@ private:
     kind_t      kind = KIND_OTHER;
     server_lazy lazy = {};
     bool        is_wanted_only = false; // by a request that can do without
+    bool        has_read_files = false; // lookup caches
 
     impl_t & self() {
         return static_cast<impl_t &>(*this);

@@ -479,7 +479,9 @@ private:
     std::shared_ptr<mtmd_context> use() {
         n_users++;
 
-        return { ctx.get(), [this, owner = ctx](mtmd_context *) {
+        return { ctx.get(), [this, owner = ctx](mtmd_context *) mutable {
+            owner.reset(); // whoever waits for the last user frees it
+
             std::lock_guard<std::mutex> lock(mutex);
 
             n_users--;

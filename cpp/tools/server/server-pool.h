@@ -32,7 +32,7 @@ class server_pool {
 protected:
     // call before a batch is made
     void pool_resume() {
-        is_ram_short = false;
+        pool_has_room();
 
         // what came on demand is worth less than a request
         for (auto & slot : self().slots) {
@@ -41,7 +41,7 @@ protected:
         }
 
         for (auto * slot = next_waiting(); slot && slot->paused; slot = next_waiting()) {
-            const int32_t n_tokens = std::max(slot->task->n_tokens(), slot->paused->prompt.n_tokens());
+            const int32_t n_tokens = n_prompt(*slot, slot->paused->prompt, slot->state_paused);
 
             if (!find_place(*slot, n_tokens) && has_ahead(*slot)) {
                 return;
@@ -87,10 +87,13 @@ protected:
         if (slot.waits == is_free) {
             SLT_INF(slot, "%s, n_tokens = %d\n", is_free ? "has a place now" : "waits for cells", n_tokens);
         }
-        slot.waits = !is_free;
+        const bool has_waited = std::exchange(slot.waits, !is_free);
 
         if (!is_free) {
             leave_mctx(slot);
+            self().share_wait(slot);
+        } else if (has_waited) {
+            self().share_prefix(slot);
         }
         if (is_free && lacks_mctx && !self().take_mctx(slot, *slot.task)) {
             slot.release();
@@ -115,6 +118,11 @@ protected:
         cache->states.clear();
 
         return true;
+    }
+
+    // what that was true of is done: memory may be there again
+    void pool_has_room() {
+        is_ram_short = false;
     }
 
     // no idle slot has cells: one that waits gives up its own, or the youngest. false: there is none
@@ -357,9 +365,14 @@ private:
         return is_shared ? std::min<int32_t>(slot.prompt.tokens.get_common_prefix(slot.task->tokens), impl_t::share_n_computed(slot)) : impl_t::share_n_computed(slot);
     }
 
+    // tokens that it has, or will have: one that generates has dropped some of them where its context was shifted
+    static int32_t n_prompt(const server_slot & slot, const server_prompt & prompt, slot_state state) {
+        return state == SLOT_STATE_GENERATING ? prompt.n_tokens() : std::max(slot.task->n_tokens(), prompt.n_tokens());
+    }
+
     // cells that its prompt still takes
     int32_t n_needed(const server_slot & slot) const {
-        return is_running(slot) ? std::max(slot.task->n_tokens(), slot.prompt.n_tokens()) - impl_t::share_n_computed(slot) : slot.task->n_tokens() - n_kept(slot);
+        return is_running(slot) ? n_prompt(slot, slot.prompt, slot.state) - impl_t::share_n_computed(slot) : slot.task->n_tokens() - n_kept(slot);
     }
 
     // is there a place for n cells more, with what the others' prompts still need and a few tokens ahead?
@@ -381,8 +394,18 @@ private:
         return n_all + std::min(n_ahead, n_max/16) <= n_max;
     }
 
-    // idle slots make one
+    // idle slots, and those that have not started, make one. not for nothing
     bool find_place(const server_slot & slot, int32_t n) {
+        int32_t n_free = 0;
+        for (const auto & other : self().slots) {
+            if (&other != &slot && !is_running(other)) {
+                n_free += llama_memory_seq_usage(other.ctx_tgt, other.id).cells.n_cells;
+            }
+        }
+        if (!has_place(slot, n - n_free)) {
+            return false;
+        }
+
         while (!has_place(slot, n)) {
             if (!self().try_clear_idle_slots() && !pool_clear_started(&slot, false)) {
                 return false;

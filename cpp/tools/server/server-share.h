@@ -49,7 +49,9 @@ protected:
 
         const server_slot * from = nullptr;
 
-        int32_t n_best = n_usable(slot, *slot.task, false);
+        const int32_t n_own = n_usable(slot, *slot.task, false);
+
+        int32_t n_best = n_own;
         int32_t n_soon = 0;
 
         for (const auto & other : self().slots) {
@@ -78,7 +80,7 @@ protected:
             return false;
         }
 
-        if (from) {
+        if (from && n_best - n_own >= N_LEAST) {
             SLT_INF(slot, "shares the cells of slot %d, n_tokens = %d\n", from->id, n_best);
             take(slot, *from);
             if (self().draft_lacks_some(slot)) {
@@ -87,6 +89,13 @@ protected:
         }
 
         return true;
+    }
+
+    // a slot that waits for cells keeps none that it will not use: they could be those it waits for
+    void share_wait(server_slot & slot) {
+        if (!is_cut_anywhere() && share_has(slot)) {
+            slot.prompt_clear();
+        }
     }
 
     bool share_has(const server_slot & slot) const {
@@ -100,8 +109,12 @@ protected:
             return true;
         }
 
-        if (has_own(slot.ctx_tgt, slot.id)) {
-            if (!has_own(slot.ctx_dft, slot.id)) {
+        // those that it shares them with may not need them, and others no cells at all
+        while (!has_room(slot.ctx_tgt, slot.id) && (self().clear_idle_slot(&slot) || self().pool_clear_started(&slot))) {
+        }
+
+        if (has_own(slot.ctx_tgt, slot)) {
+            if (!has_own(slot.ctx_dft, slot)) {
                 SLT_WRN(slot, "no room for cells of its own in the draft, n_tokens = %d\n", slot.prompt.n_tokens());
                 self().draft_drop(slot);
             }
@@ -132,12 +145,16 @@ protected:
     }
 
 private:
+    // fewer tokens are not worth a copy of all cells before they are moved
+    static constexpr int32_t N_LEAST = 32;
+
     static bool is_completion(const server_task & task) {
         return task.type == SERVER_TASK_TYPE_COMPLETION || task.type == SERVER_TASK_TYPE_INFILL;
     }
 
     bool can_take(const server_slot & slot) const {
         return self().params_base.kv_share_prefix && slot.task->params.cache_prompt && is_completion(*slot.task) &&
+            !(slot.waits && !is_cut_anywhere()) && // see share_wait()
             !slot.task->tokens.has_media() && !lora_all_alora(slot.lora) &&
             slot.task->n_tokens() > 0 && slot.task->n_tokens() < slot.n_ctx; // or it is refused, and keeps what it has
     }
@@ -188,7 +205,7 @@ private:
         return ckpt == ckpts.rend() ? 0 : std::min<int32_t>({ n, std::max(ckpt->pos_min + 1, ckpt->pos_max), (int32_t) ckpt->n_tokens });
     }
 
-    static void take(server_slot & slot, const server_slot & from) {
+    void take(server_slot & slot, const server_slot & from) const {
         const int32_t n = n_common(from, *slot.task, true);
 
         server_prompt prompt; // may throw
@@ -205,6 +222,14 @@ private:
         slot.mem.seq_rm(slot.id, -1, -1);
         slot.mem.seq_cp(from.id, slot.id, -1, -1);
 
+        // what is beyond is the other one's alone, and not to be kept from whoever needs it while this one waits
+        if (is_cut_anywhere()) {
+            llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, n, -1);
+        }
+        if (is_cut_anywhere() && slot.ctx_dft) {
+            llama_memory_seq_rm(llama_get_memory(slot.ctx_dft), slot.id, n, -1); // or when it starts
+        }
+
         slot.prompt = std::move(prompt);
     }
 
@@ -218,15 +243,20 @@ private:
         return std::max(usage.cells.n_shared, usage.window.n_shared);
     }
 
+    static bool has_room(const llama_context * ctx, llama_seq_id id) {
+        const auto usage = llama_get_memory_usage(ctx);
+
+        return usage.n_cells_max - usage.n_cells_used >= n_shared(ctx, id);
+    }
+
     // exact: what is read is what was written
-    static bool has_own(llama_context * ctx, llama_seq_id id) {
-        const uint32_t n = n_shared(ctx, id);
-        if (n == 0) {
+    bool has_own(llama_context * ctx, const server_slot & slot) {
+        const llama_seq_id id = slot.id;
+
+        if (n_shared(ctx, id) == 0) {
             return true;
         }
-
-        const auto usage = llama_get_memory_usage(ctx);
-        if (usage.n_cells_max - usage.n_cells_used < n) {
+        if (!has_room(ctx, id)) {
             return false;
         }
 
@@ -236,7 +266,9 @@ private:
         }
         llama_memory_seq_rm(llama_get_memory(ctx), id, -1, -1);
 
-        return llama_state_seq_set_data(ctx, state.data(), state.size(), id) == state.size();
+        const auto read = [&]() { return llama_state_seq_set_data(ctx, state.data(), state.size(), id) == state.size(); };
+
+        return ctx == slot.ctx_tgt ? self().pool_read(slot, read) : read();
     }
 
     impl_t & self() {

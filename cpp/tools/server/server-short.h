@@ -226,16 +226,28 @@ protected:
 
     // let the draft process what it had no memory for. returns false if it cannot draft yet
     bool draft_catch_up(server_slot & slot) {
-        auto & n_retry = slot.prompt.n_draft_retry;
-        if (n_retry == -1 || !slot.ctx_dft) {
+        if (!slot.ctx_dft) {
             return true;
         }
+
+        auto & n_retry = slot.prompt.n_draft_retry;
 
         const auto & types = self().params_base.speculative.types;
         if (std::find(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) == types.end()) {
             n_retry = -1; // what it lacks are states of the target, which are gone: it goes on with the next tokens
             return true;
         }
+
+        // it stayed out of a batch whose tokens it could not follow
+        const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_dft), slot.id);
+        if (n_retry == -1 && pos_max >= 0 && pos_max + 1 < slot.prompt.tokens.pos_next()) {
+            n_retry = 0;
+        }
+        if (n_retry == -1) {
+            return true;
+        }
+
+        slot.spec_draft_q.clear(); // those of an earlier draft, of which the accepted tokens can be in spec_draft
 
         const int32_t n_tokens = slot.prompt.n_tokens();
         if (n_tokens < n_retry || slot.prompt.tokens.has_media()) {
@@ -307,6 +319,7 @@ private:
         if (!self().try_clear_idle_slots() && !self().pool_pause(off)) {
             end_slot(slot, off);
         }
+        self().pool_has_room();
     }
 
     // to a part of a chunk that is larger than a batch, in a memory that cannot go back
