@@ -72,7 +72,7 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
         owner->need.reset();
         owner->want_windows(sinfos);
 
-        if (owner->need && !owner->dyn->grow()) {
+        if (owner->is_wanting() && !owner->dyn->grow()) {
             dyn->set_failed();
         }
     }
@@ -123,6 +123,8 @@ void llama_kv_dynamic_cache::request_rows(const seq_rows & n) {
 
     has_rows = true;
 
+    n_rows_before = n_rows_used;
+
     need.reset();
 
     for (size_t i = 0; i < std::min(n.size(), kv.seq_to_stream.size()); ++i) {
@@ -141,6 +143,12 @@ void llama_kv_dynamic_cache::request_rows(const seq_rows & n) {
     }
 
     want(storage->dummy_row(), storage->dummy_row() + 1);
+}
+
+void llama_kv_dynamic_cache::take_back_rows() {
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        n_rows_used[s] = std::min(n_rows_used[s], n_rows_before[s]); // or fewer: the sequence has gone
+    }
 }
 
 void llama_kv_dynamic_cache::request_max() {
@@ -191,7 +199,15 @@ bool llama_kv_dynamic_grow_rows(
     }
 
     // that of one cache is that of all
-    return rows[0].first->try_resize(0);
+    if (rows[0].first->try_resize(0)) {
+        return true;
+    }
+
+    for (const auto & [kv, ratio] : rows) {
+        kv->dyn->take_back_rows();
+    }
+
+    return false;
 }
 
 bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
@@ -244,9 +260,15 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
             auto rows = storage->rows();
             rows.set_stream(sdst, storage->rows(), ssrc);
 
-            const auto before = std::exchange(need, rows);
-            const bool fits   = rows == storage->rows() || dyn->fits(false);
-            need = before;
+            std::optional<llama_kv_rows> before = rows;
+
+            need.swap(before);
+            bool fits = false;
+            try {
+                fits = rows == storage->rows() || dyn->fits(false);
+            } catch (const std::bad_alloc &) {
+            }
+            need.swap(before);
 
             if (fits && storage->resize(rows, {})) {
                 dyn->account();
@@ -271,6 +293,8 @@ bool llama_kv_dynamic_cache::is_late() const {
 }
 
 bool llama_kv_dynamic_cache::end_copies() {
+    has_late_copy = is_late(); // or they have been made
+
     for (size_t s = 0; !is_late() && late_clear.any(); ++s) {
         if (late_clear.test(s)) {
             late_clear.reset(s);

@@ -114,6 +114,7 @@ public:
     using seq_rows = std::array<int64_t, LLAMA_MAX_SEQ>; // the first n of each sequence, -1: it has no part in the batch
 
     void     request_rows(const seq_rows & n);
+    void     take_back_rows(); // of the last request: there was no memory
     bool     reserve_rows(llama_io_read_i & io, uint32_t n); // for a state
     uint32_t used_rows   (uint32_t n) const;                 // of the first n
 
@@ -128,7 +129,7 @@ public:
     // has asked for. so a cache that nobody prepares (the indexer's of a hybrid memory) has rows as well
     void follow(const llama_kv_dynamic_cache & other);
 
-    bool is_wanting() const;          // rows were asked for
+    bool is_wanting() const;          // rows were asked for, or could not be
     bool is_ahead() const;            // the policy would take more of them than needed
     bool grow(bool ahead);            // false: no memory, nothing has changed
     void undo();                      // the last grow()
@@ -323,7 +324,8 @@ private:
 
     bool has_rows = false;
 
-    std::vector<uint32_t> n_rows_used = std::vector<uint32_t>(kv.n_stream); // of each stream
+    std::vector<uint32_t> n_rows_used   = std::vector<uint32_t>(kv.n_stream); // of each stream
+    std::vector<uint32_t> n_rows_before = std::vector<uint32_t>(kv.n_stream); // the last request
 
     bool has_late_copy = false; // a copy of a stream found no memory: it waits for the next batch
 

@@ -61,7 +61,7 @@ void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
 }
 
 bool llama_kv_dynamic_cache::is_wanting() const {
-    return need.has_value();
+    return need || (dyn && dyn->has_failed());
 }
 
 bool llama_kv_dynamic_cache::is_ahead() const try {

@@ -93,7 +93,8 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
         owner->is_shared_in_part = true;
     }
 
-    if (!is_dynamic && can_grow()) {
+    // with its first buffer. one that has gone back to a fixed size keeps it
+    if (!is_dynamic && kv.ctxs_bufs.empty() && can_grow()) {
         auto inplace = dyn->has_size_like(*this) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 

@@ -54,7 +54,7 @@ uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
     if (is_dynamic && storage->reads_below()) {
         want(0, n);
 
-        if (need && !dyn->grow(false)) {
+        if (is_wanting() && !dyn->grow(false)) {
             throw std::runtime_error("no memory for the rows of a state");
         }
     }
@@ -99,7 +99,7 @@ void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {
 }
 
 bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
-    if (!need) {
+    if (!is_wanting()) {
         return true;
     }
 
@@ -160,7 +160,12 @@ bool llama_kv_dynamic_cache::reserve_rows(llama_io_read_i & io, uint32_t n) {
 
     request_rows(n_seq);
 
-    return grow_now(io);
+    if (grow_now(io)) {
+        return true;
+    }
+    take_back_rows();
+
+    return false;
 }
 
 llama_kv_dynamic_room llama_kv_dynamic_cache::room(const llama_kv_cache::slot_info & sinfo) const {

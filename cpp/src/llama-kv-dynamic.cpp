@@ -194,7 +194,7 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
         synchronize();
     }
 
-    const size_t n_bytes_before = n_bytes_compute();
+    const size_t n_bytes_before = budget ? n_bytes_compute() : 0; // only the budget asks
 
     const bool has_memory = std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); }) && reserve(!ahead);
 

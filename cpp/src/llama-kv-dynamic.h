@@ -119,6 +119,7 @@ public:
 
     // it could not be noted what is asked for: the next grow() fails
     void set_failed();
+    bool has_failed() const { return is_failed; }
 
     // a K-shift is about to be done, by a graph that can need more than any batch
     void begin_shift();

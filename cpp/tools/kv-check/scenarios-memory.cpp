@@ -48,6 +48,13 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
     if (c.try_fill(4) != 0 || (!logits.empty() && logits != last_logits())) {
         throw check_failed("a batch ran without the copy that it reads, or does not run at all");
     }
+
+    // the next copy waits for a batch, as in a static cache: saved before that, it is what the static cache saves
+    if (sp.n_streams() > 2) {
+        c.cp(0, 2);
+        s.out.blob(name + ".second", c.try_state_get(2));
+    }
+
     c.go_back(before);
     c.generate(3);
 }
@@ -206,8 +213,10 @@ void late_copy_rows(side & s, session_params sp) {
 
 // a batch that found no memory leaves all sequences as they were
 void try_batch(session & c, uint32_t n) {
-    const auto before = c.states();
-    if (c.try_fill(n) != 0 && c.states() != before) {
+    const auto   before = c.states();
+    const size_t n_used = llama_get_memory_usage(c.ctx).used;
+
+    if (c.try_fill(n) != 0 && (c.states() != before || llama_get_memory_usage(c.ctx).used > n_used)) {
         throw check_failed("a batch of " + std::to_string(n) + " tokens found no memory, and changed what was there");
     }
 }

@@ -16,6 +16,7 @@ from tests.e2e.traps.base import (
     Run,
     Trap,
     copies,
+    inplace,
     unit,
 )
 
@@ -44,6 +45,18 @@ NO_MEMORY = (
             "resize(*before, std::vector<uint32_t>(n_used_before.size()), false);",
         ),
         copies("gemma3-dense", "no-memory", "--fail", "3+", "--override", "gemma3.attention.sliding_window=1024"),
+        "no-memory",
+    ),
+    Trap(
+        "the copy that comes after one which had to wait is taken for one that waits",
+        Edit(DYNAMIC_CACHE, "has_late_copy = is_late();", ""),
+        inplace("llama-dense", "no-memory", "--seqs", "3", "--fail", "1+"),
+        "no-memory",
+    ),
+    Trap(
+        "rows of a batch that found no memory count as used",
+        Edit(DYNAMIC_CACHE, "kv->dyn->take_back_rows();", ""),
+        inplace("deepseek4-moe", "no-memory", "--fail", "1+", "--fill", "1100", "-c", "8192"),
         "no-memory",
     ),
     Trap(
