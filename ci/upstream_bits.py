@@ -63,6 +63,8 @@ class Row(NamedTuple):
     def difference(self, way: str) -> str:
         """Where the patched build says something else, or ends otherwise; "" where it does not."""
         ours, theirs = self.patched[way], self.upstream
+        if ours.code is None or theirs.code is None:
+            return "no end"
         lines, code = ours.lines, ours.code
         if theirs.code == -signal.SIGABRT:
             lines, code = lines[: len(theirs.lines)], theirs.code
@@ -71,10 +73,11 @@ class Row(NamedTuple):
 
 
 def said(program: Path, build: Path, toy: Path, cache: Sequence[str], env: dict[str, str]) -> Said:
-    place = {"LD_LIBRARY_PATH": str(build / "bin"), "GGML_NO_BACKTRACE": "1"}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
+    ours |= {"LD_LIBRARY_PATH": str(build / "bin"), "GGML_NO_BACKTRACE": "1"}
     argv: list[str | Path] = [program, toy, *cache]
     try:
-        done = subprocess.run(argv, env=os.environ | place | env, capture_output=True, text=True, timeout=TIMEOUT)
+        done = subprocess.run(argv, env=ours | env, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         return Said((), None)
     return Said(tuple(done.stdout.splitlines()), done.returncode, "grew" in done.stderr)

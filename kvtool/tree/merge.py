@@ -12,7 +12,6 @@ Whatever comes out is held against placement.py, hunk by hunk, and a hunk in the
 where it landed and where it belongs.
 """
 
-import functools
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -222,8 +221,13 @@ def _as_called(git: Git, origin: Commit, onto: str) -> bytes:
         return origin.diff
 
     def head(file: FileDiff) -> bytes:
-        sides = ((f"{side}/{file.path}".encode(), f"{side}/{names[file.path]}".encode()) for side in "ab")
-        return functools.reduce(lambda text, pair: text.replace(*pair), sides, file.head)
+        was, now = (f"/{name}\n".encode("utf-8", "surrogateescape") for name in (file.path, names[file.path]))
+        known = {
+            b"diff --git a" + was[:-1] + b" b" + was: b"diff --git a" + now[:-1] + b" b" + now,
+            b"--- a" + was: b"--- a" + now,
+            b"+++ b" + was: b"+++ b" + now,
+        }
+        return b"".join(known.get(line, line) for line in file.head.splitlines(keepends=True))
 
     return b"".join(head(file) + b"".join(hunk.text for hunk in file.hunks) for file in files)
 
@@ -265,7 +269,7 @@ def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk
         old, new = SourceFile(git.blob(origin.parent, file.path) or b"", file.path), SourceFile(now, name)
         region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
         found = new.lines[region.start : region.stop][:_MOST]
-    if gone := _gone_to(git, piece.before, origin.parent, onto):
+    if gone := _gone_to(git, piece.before, (origin.parent, file.path), (onto, name)):
         reason += f"; a line of it is in {gone} now"
     expected, wanted, there = (_text(lines) for lines in (piece.before, piece.after, found))
     return replace(hunk, path=name, reason=reason, expected=expected, wanted=wanted, found=there)
@@ -274,8 +278,9 @@ def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk
 _TELLING = 16  # characters that are not in every other file
 
 
-def _gone_to(git: Git, lines: Sequence[bytes], old: str, new: str) -> str:
-    """The one file ("path:line") that has come to have the longest of some lines, "" when none or several have."""
+def _gone_to(git: Git, lines: Sequence[bytes], old: tuple[str, str], new: tuple[str, str]) -> str:
+    """The one other file ("path:line") that has come to have the longest of some lines, "" when none or several have.
+    old, new: the tree and the file that they are from, and that they would be in."""
     line = max((line.strip() for line in lines), key=len, default=b"").decode("utf-8", "replace")
     if len(line) < _TELLING:
         return ""
@@ -285,8 +290,8 @@ def _gone_to(git: Git, lines: Sequence[bytes], old: str, new: str) -> str:
         rows = (row.removeprefix(f"{tree}:").split("\0") for row in reversed(said))
         return {row[0]: row[1] for row in rows if len(row) > 2}
 
-    before, after = having(old), having(new)
-    fresh = [f"{path}:{number}" for path, number in after.items() if path not in before]
+    before, after = having(old[0]), having(new[0])
+    fresh = [f"{path}:{number}" for path, number in after.items() if path not in before and path != new[1]]
     return fresh[0] if len(fresh) == 1 else ""
 
 

@@ -16,7 +16,7 @@ from kvtool.verify import drafts
 from kvtool.verify.projector import projector
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.projector import looking
+from tests.e2e.projector import looking, merging_projector
 from tests.e2e.servers import completion, part, serving
 
 ARGS = ("-c", "2048", "-np", "1", "--cache-ram", "0", "-lv", "4", "--spec-draft-n-max", "4")
@@ -184,3 +184,15 @@ def test_a_lookup_cache_that_has_gone(real: Real, model: Path, tmp_path: Path) -
         part(server, "speculative", "load")
         assert completion(server, "hello", 4)["tokens_predicted"] == 4
     assert "a lookup cache cannot be read any more" in server.log
+
+
+@pytest.mark.usefixtures("marker")
+def test_a_draft_goes_on_after_an_image_with_gaps(real: Real, tmp_path: Path) -> None:
+    """With M-RoPE an image has fewer positions than it takes: what comes after it is not missing."""
+    model = real.spoken("qwen3vl-dense")
+    sight = merging_projector(tmp_path / "projector.gguf", model)
+    draft = ("-md", model, "--spec-type", "draft-simple")
+    with serving(real, model, tmp_path / "log", *ARGS, *draft, "--mmproj", sight) as server:
+        body = {"prompt": looking(1, before=prompt(1, 20)), "n_predict": 40, "temperature": 0.0, "ignore_eos": True}
+        answer = server.post("/completion", body)
+    assert accepted(answer) > 0.95

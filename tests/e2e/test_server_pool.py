@@ -234,7 +234,7 @@ def test_idle_slots_give_up_nothing_for_what_has_no_place(real: Real, model: Pat
     with serving(real, model, tmp_path / "log", *POOL, "-c", "1024", "--cache-ram", "0") as server:
         completion(server, prompt(3, 150), 1, id_slot=0)
         with ThreadPoolExecutor() as pool:
-            pool.submit(completion, server, prompt(2, 500), 300, id_slot=2)
+            pool.submit(completion, server, prompt(2, 500), 350, id_slot=2)
             until(lambda: n_generated(server, 2))
             pool.submit(completion, server, prompt(6, 530), 2, id_slot=1)
             until_logged(server, "waits for cells")

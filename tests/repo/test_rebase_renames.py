@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.conftest import Tiny, git, write_files
 from tests.repo.rebases import BLOCK, finished, outcomes, release, resolve
 from tests.repo.test_rebase import wrong_place
@@ -11,7 +13,7 @@ from tests.repo.test_rebase import wrong_place
 
 def renamed(project: Tiny, *names: tuple[str, str]) -> None:
     for old, new in names:
-        (project.upstream / new).parent.mkdir(exist_ok=True)
+        (project.upstream / new).parent.mkdir(parents=True, exist_ok=True)
         git(project.upstream, "mv", old, new)
 
 
@@ -27,13 +29,14 @@ def test_two_files_whose_names_changed_places_in_the_order(project: Tiny, kvtool
     assert text.index("+++ b/src/a.h") < text.index("+++ b/src/z.cpp")
 
 
-def test_conflict_in_a_renamed_file_names_its_hunk_alone(stopped: Tiny, kvtool: Any) -> None:
+@pytest.mark.parametrize("name", ["src/core.cpp", "lib/src/a.cpp"])
+def test_conflict_in_a_renamed_file_names_its_hunk_alone(stopped: Tiny, kvtool: Any, name: str) -> None:
     git(stopped.upstream, "checkout", "-q", "--detach", "v3")
-    renamed(stopped, ("src/a.cpp", "src/core.cpp"))
+    renamed(stopped, ("src/a.cpp", name))
     release(stopped, "v4")
     ran = kvtool("rebase", "v4", "--dry-run", "--keep-going", "--json")
     hunks = {patch["id"]: patch["failed"] for patch in ran.json["patches"]}
-    assert {hunk["path"] for failed in hunks.values() for hunk in failed} == {"src/core.cpp"}
+    assert {hunk["path"] for failed in hunks.values() for hunk in failed} == {name}
     assert [hunk["number"] for hunk in hunks["block"]] == [1]
     assert hunks["block"][0]["reason"] == "upstream's lines there are not what the patch expects"
     assert hunks["block"][0]["found"][0] == "    int y = x + 44;"

@@ -396,13 +396,14 @@ private:
 
     // idle slots, and those that have not started, make one. not for nothing
     bool find_place(const server_slot & slot, int32_t n) {
-        int32_t n_free = 0;
+        int32_t n_free = 0; // at most
         for (const auto & other : self().slots) {
-            if (&other != &slot && !is_running(other)) {
+            if (&other != &slot && !is_running(other) && !is_kept(other, &slot)) {
                 n_free += llama_memory_seq_usage(other.ctx_tgt, other.id).cells.n_cells;
             }
         }
-        if (!has_place(slot, n - n_free)) {
+        // note: in a budget more goes with them than their cells
+        if (self().params_base.kv_budget_mib == 0 && !has_place(slot, n - n_free)) {
             return false;
         }
 

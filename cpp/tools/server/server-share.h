@@ -21,7 +21,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 template <typename impl_t>
@@ -76,13 +78,14 @@ protected:
         }
 
         // not for a few tokens: both prompts fit into one batch then
-        if (n_soon > n_best && 4*(n_soon - n_best) >= slot.task->n_tokens() - n_best) {
+        if (n_soon > n_best && n_soon - n_own >= N_LEAST && 4*(n_soon - n_best) >= slot.task->n_tokens() - n_best) {
             return false;
         }
 
         if (from && n_best - n_own >= N_LEAST) {
             SLT_INF(slot, "shares the cells of slot %d, n_tokens = %d\n", from->id, n_best);
             take(slot, *from);
+            id_taken[slot.id] = slot.task->id;
             if (self().draft_lacks_some(slot)) {
                 self().draft_drop(slot);
             }
@@ -93,7 +96,7 @@ protected:
 
     // a slot that waits for cells keeps none that it will not use: they could be those it waits for
     void share_wait(server_slot & slot) {
-        if (!is_cut_anywhere() && share_has(slot)) {
+        if (!is_cut_anywhere() && std::exchange(id_taken[slot.id], -1) == slot.task->id) {
             slot.prompt_clear();
         }
     }
@@ -147,6 +150,8 @@ protected:
 private:
     // fewer tokens are not worth a copy of all cells before they are moved
     static constexpr int32_t N_LEAST = 32;
+
+    std::map<int, int> id_taken; // by slot: the last task that took a prefix
 
     static bool is_completion(const server_task & task) {
         return task.type == SERVER_TASK_TYPE_COMPLETION || task.type == SERVER_TASK_TYPE_INFILL;

@@ -238,9 +238,11 @@ protected:
             return true;
         }
 
-        // it stayed out of a batch whose tokens it could not follow
+        // it stayed out of a batch whose tokens it could not follow. with M-RoPE it can follow what comes after an image
+        const auto      rope    = llama_model_rope_type(llama_get_model(slot.ctx_dft));
+        const bool      no_gaps = rope != LLAMA_ROPE_TYPE_MROPE && rope != LLAMA_ROPE_TYPE_IMROPE;
         const llama_pos pos_max = llama_memory_seq_pos_max(llama_get_memory(slot.ctx_dft), slot.id);
-        if (n_retry == -1 && pos_max >= 0 && pos_max + 1 < slot.prompt.tokens.pos_next()) {
+        if (n_retry == -1 && no_gaps && pos_max >= 0 && pos_max + 1 < slot.prompt.tokens.pos_next()) {
             n_retry = 0;
         }
         if (n_retry == -1) {
