@@ -212,7 +212,12 @@ void late_copy_rows(side & s, session_params sp) {
 }
 
 // a batch that found no memory leaves all sequences as they were
-void try_batch(session & c, uint32_t n) {
+void try_batch(session & c, uint32_t n, bool can_look) {
+    if (!can_look) {
+        c.try_fill(n);
+        return;
+    }
+
     const auto   before = c.states();
     const size_t n_used = llama_get_memory_usage(c.ctx).used;
 
@@ -248,8 +253,9 @@ void kv_check_no_memory(side & s) {
         const auto before = c.positions();
         {
             const short_of_memory scope(s.params, s.dynamic);
-            try_batch(c, std::min(n, sp.n_cells - n_before));
-            try_batch(c, 20);
+            const bool can_look = s.params.limit_mib == 0; // or there is no memory for that either
+            try_batch(c, std::min(n, sp.n_cells - n_before), can_look);
+            try_batch(c, 20, can_look);
             c.can_shift("after a growth that failed");
             if (keeps) {
                 c.go_back(before);
