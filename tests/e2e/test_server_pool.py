@@ -231,12 +231,12 @@ def test_slots_that_have_shifted_their_context_need_no_more(real: Real, model: P
 
 
 def test_idle_slots_give_up_nothing_for_what_has_no_place(real: Real, model: Path, tmp_path: Path) -> None:
-    with serving(real, model, tmp_path / "log", *POOL, "-c", "1024", "--cache-ram", "0") as server:
+    with serving(real, model, tmp_path / "log", *POOL, "-c", "4096", "--cache-ram", "0") as server:
         completion(server, prompt(3, 150), 1, id_slot=0)
         with ThreadPoolExecutor() as pool:
-            pool.submit(completion, server, prompt(2, 500), 350, id_slot=2)
+            pool.submit(completion, server, prompt(2, 2200), 1500, id_slot=2)
             until(lambda: n_generated(server, 2))
-            pool.submit(completion, server, prompt(6, 530), 2, id_slot=1)
+            pool.submit(completion, server, prompt(6, 2000), 2, id_slot=1)
             until_logged(server, "waits for cells")
             assert n_generated(server, 2) and server.http.get("/slots").json()[0]["n_prompt_tokens"] > 150
             server.process.kill()
