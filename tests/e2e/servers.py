@@ -103,9 +103,14 @@ def short_of_addresses(server: LlamaServer, more: int) -> Iterator[None]:
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, before)
 
 
+def generated(server: LlamaServer, slot: int = 0) -> int:
+    """Tokens of the request that is in a slot."""
+    return int(server.http.get("/slots").json()[slot].get("next_token", [{}])[0].get("n_decoded") or 0)
+
+
 def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:
     """In slot 0."""
-    while not server.http.get("/slots").json()[0].get("next_token", [{}])[0].get("n_decoded"):
+    while not generated(server):
         assert not request.done()
 
 

@@ -14,7 +14,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, refusal, serving, until, until_logged
+from tests.e2e.servers import at_once, completion, generated, refusal, serving, until, until_logged
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
@@ -215,16 +215,12 @@ def test_idle_slots_make_room_for_a_restored_one(
         assert completion(server, prompt(2, 100), 1, id_slot=1)["timings"]["cache_n"] >= 100
 
 
-def n_generated(server: LlamaServer, slot: int) -> int:
-    return int(server.http.get("/slots").json()[slot].get("next_token", [{}])[0].get("n_decoded") or 0)
-
-
 def test_slots_that_have_shifted_their_context_need_no_more(real: Real, model: Path, tmp_path: Path) -> None:
     """What they dropped of a prompt that is done is free for one that waits."""
     args = (*POOL, "-c", "1024", "-np", "3", "--kv-unified-per-slot", "512", "--context-shift")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         others = [pool.submit(completion, server, prompt(slot, 450), 6000, id_slot=slot) for slot in (0, 2)]
-        until(lambda: n_generated(server, 0) and n_generated(server, 2))
+        until(lambda: generated(server, 0) and generated(server, 2))
         assert completion(server, prompt(6, 200), 5, id_slot=1)["tokens_predicted"] == 5
         assert not any(other.done() for other in others)
         server.process.kill()
@@ -235,9 +231,9 @@ def test_idle_slots_give_up_nothing_for_what_has_no_place(real: Real, model: Pat
         completion(server, prompt(3, 150), 1, id_slot=0)
         with ThreadPoolExecutor() as pool:
             pool.submit(completion, server, prompt(2, 2200), 1500, id_slot=2)
-            until(lambda: n_generated(server, 2))
+            until(lambda: generated(server, 2))
             pool.submit(completion, server, prompt(6, 2000), 2, id_slot=1)
             until_logged(server, "waits for cells")
-            assert n_generated(server, 2) and server.http.get("/slots").json()[0]["n_prompt_tokens"] > 150
+            assert generated(server, 2) and server.http.get("/slots").json()[0]["n_prompt_tokens"] > 150
             server.process.kill()
     assert "purging" not in server.log

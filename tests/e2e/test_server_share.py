@@ -14,7 +14,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.adapter import adapter
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, events, part, serving, until, until_logged
+from tests.e2e.servers import at_once, completion, events, generated, part, serving, until, until_logged
 
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
@@ -39,11 +39,6 @@ def common(server: LlamaServer, one: str, other: str) -> int:
 
 def of_slots(server: LlamaServer) -> list[dict[str, int]]:
     return [slot["kv_cache"]["target"] for slot in server.http.get("/slots").json()]
-
-
-def generated(server: LlamaServer, slot: int) -> int:
-    """Tokens of the request that is in a slot."""
-    return int(server.http.get("/slots").json()[slot].get("next_token", [{}])[0].get("n_decoded") or 0)
 
 
 @contextlib.contextmanager
