@@ -85,7 +85,12 @@ def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
     told = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
     told = replace(told, seconds=round(done.seconds, 3), mirror=shop.mirror or "")
-    return replace(told, older=_older(shop, upstream, done), astray=done.astray)
+    return _noted(told, shop, upstream, done)
+
+
+def _noted(result: RebaseResult, shop: Workshop, upstream: Upstream, done: Rehearsal) -> RebaseResult:
+    """With what is worth a look, of no patch alone."""
+    return replace(result, older=_older(shop, upstream, done), astray=done.astray)
 
 
 def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
@@ -255,8 +260,7 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
         git.fetch(scratch.repo, applied.head)
     checkout.keep_branch(git, branch_of(state.tag), (state.head, state.at, applied.head))  # made since it began
     written = transaction.write(stage, git, shop.console, state, changes, applied)
-    finished = _finished(project, written, done.reports, done.seconds)
-    return replace(finished, older=_older(shop, upstream, done), astray=done.astray)
+    return _noted(_finished(project, written, done.reports, done.seconds), shop, upstream, done)
 
 
 def _finished(

@@ -49,9 +49,9 @@ def cherry_pick(builder: Builder, origin: Commit) -> Picked:
     merged, aligned = merge(builder, origin)
     if merged == onto:
         return Picked(merged)
-    diff, failed = _as_called(git, origin, onto), tuple[FailedHunk, ...]()
+    failed: tuple[FailedHunk, ...] = ()
     for merging in (True, False):
-        tree = merged if merging else apply_alone(builder, diff)
+        tree = merged if merging else apply_alone(builder, _as_called(git, origin, onto))
         if tree is None:
             continue
         landings = inspect(git, origin, onto, tree)
@@ -65,7 +65,7 @@ def cherry_pick(builder: Builder, origin: Commit) -> Picked:
         if _is_there(builder, origin):
             return Picked(onto)
         builder.reset()
-        failed = failed_hunks(builder, diff)
+        failed = failed_hunks(builder, _as_called(git, origin, onto))
     return Picked(None, tuple(explain(git, origin, onto, hunk) for hunk in failed))
 
 
@@ -189,7 +189,7 @@ def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[Landing, 
     """
     files = [file for file in parse_diff(origin.diff) if file.hunks]
     landings: list[Landing] = []
-    names = _names(git, [file.path for file in files], origin.parent, onto)
+    names = _names(git, files, origin.parent, onto)
     for file in files:
         there = names[file.path]
         places = ((origin.parent, file.path), (origin.id, file.path), (onto, there), (result, there))
@@ -205,10 +205,10 @@ def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> 
     return now.keys[region.start : region.stop] == patched.keys[piece.made : piece.made + len(piece.after)]
 
 
-def _names(git: Git, paths: Sequence[str], old: str, new: str) -> dict[str, str]:
+def _names(git: Git, files: Sequence[FileDiff], old: str, new: str) -> dict[str, str]:
     """What each file of a patch is called in the other upstream: the merge follows renames."""
-    names = {path: path for path in paths}
-    if not set(paths) <= git.paths(new):
+    names = {file.path: file.path for file in files}
+    if not set(names) <= git.paths(new):
         names.update({path: name for path, name in git.renamed(old, new).items() if path in names})
     return names
 
@@ -216,7 +216,7 @@ def _names(git: Git, paths: Sequence[str], old: str, new: str) -> dict[str, str]
 def _as_called(git: Git, origin: Commit, onto: str) -> bytes:
     """The diff of a patch with the names that its files have in the other upstream."""
     files = parse_diff(origin.diff)
-    names = _names(git, [file.path for file in files], origin.parent, onto)
+    names = _names(git, files, origin.parent, onto)
     if all(names[file.path] == file.path for file in files):
         return origin.diff
 
@@ -235,10 +235,10 @@ def _as_called(git: Git, origin: Commit, onto: str) -> bytes:
 def look_at(builder: Builder, origin: Commit, tree: str) -> tuple[str, ...]:
     """What is worth a look in `tree`, which a person made of a patch on builder.tree: hunks that stand where they were
     said not to belong, and files that the patch did not touch."""
-    git, paths = builder.git, [file.path for file in parse_diff(origin.diff)]
-    landings = inspect(git, origin, builder.tree, tree)
-    left = [landing for landing in landings if landing.wrong not in ("", UNTOLD)]
-    more = set(git.changed(builder.tree, tree)) - set(_names(git, paths, origin.parent, builder.tree).values())
+    git, onto = builder.git, builder.tree
+    left = [landing for landing in inspect(git, origin, onto, tree) if landing.wrong not in ("", UNTOLD)]
+    names = _names(git, parse_diff(origin.diff), origin.parent, onto)
+    more = set(git.changed(onto, tree)) - set(names.values())
     notes = [f"{landing.piece.hunk.path}: as it was left, though {landing.wrong}" for landing in left]
     return (*notes, *(f"{path}: the resolution changes it, the patch did not" for path in sorted(more)))
 
@@ -257,7 +257,7 @@ _MOST = 40  # lines of a region worth showing
 def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
     """Add what the patch expects there, what it makes of it, and what upstream has in its place."""
     files = parse_diff(origin.diff)
-    names = _names(git, [file.path for file in files], origin.parent, onto)
+    names = _names(git, files, origin.parent, onto)
     file = next((file for file in files if hunk.path in (file.path, names[file.path])), None)
     piece = next((p for p in pieces_of(file) if p.hunk.number == hunk.number), None) if file else None
     if file is None or piece is None:

@@ -32,7 +32,7 @@ STATUSES: Mapping[str, CheckOutcome] = {
     **dict.fromkeys(("differs", "dynamic-fails", "not-run", "load-fails"), CheckOutcome.FAILED),
 }
 
-WAYS = {"inplace": "in place", "copy": "by copy"}  # what --storage asks for, in the words of kv-check's answer
+STORAGES = {"inplace": "in place", "copy": "by copy"}  # what --storage asks for, in the words of kv-check's answer
 
 # Toys that together have every memory class, the cheap ones first; one that a tree does not have is left out.
 CLASS_TOYS = (
@@ -221,7 +221,7 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
     if status == "no-cache":
         check = replace(check, group=memory_class(log) or "no cache")
     grown = status == "same" and bool(data.get("grown"))
-    how, wanted = data.get("storage"), next((WAYS[arg] for arg in check.args if arg in WAYS), None)
+    how, wanted = data.get("storage"), next((STORAGES[arg] for arg in check.args if arg in STORAGES), None)
     if grown and wanted and how not in (wanted, None):
         return failed(check, "another-way", f"it was to grow {wanted}, and grew {how}", details=details | end)
     return finding(check, outcome, status, reason, grown=grown, details=details)

@@ -14,7 +14,18 @@ from pathlib import Path
 
 from kvtool import markdown
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import CLASS_TOYS, Check, Finding, class_rank, failed, longer, named_toys, passed, toy_check
+from kvtool.verify.checks import (
+    CLASS_TOYS,
+    STORAGES,
+    Check,
+    Finding,
+    class_rank,
+    failed,
+    longer,
+    named_toys,
+    passed,
+    toy_check,
+)
 from kvtool.verify.report import tally
 
 CHECKS = "generate,copy,shift,state-self"
@@ -31,7 +42,6 @@ SEQUENCES: Mapping[str, tuple[str, ...]] = {
 # Upstream's RPC server aborts where it cannot shift a quantized K (MLA), and takes the checks after it along: there,
 # the shift is a run of its own, over one model of each class.
 DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
-STORAGES = {"inplace": "in place", "copy": "by copy"}  # in words; a device has its own name
 COPIED = tuple(name for name, (type_, _) in CACHES.items() if type_ == "f16")
 
 # What upstream's -ctk and -ctv take, each with each, once per way in which it rotates a quantized cache.
