@@ -33,102 +33,66 @@ void llama_kv_pages::add(llama_kv_set & set, size_t offset, size_t size) const {
 }
 
 bool llama_kv_pages::assign(const llama_kv_set & set) {
-    const auto diff = [](llama_kv_set a, const llama_kv_set & b) {
-        a -= b;
-        return a.runs();
-    };
+    auto missing = set;
+    auto extra   = committed;
 
-    const auto count = [](const llama_kv_set::runs_t & runs) {
-        size_t res = 0;
-        for (const auto & [i0, i1] : runs) {
-            res += i1 - i0;
-        }
-        return res;
-    };
+    missing -= committed;
+    extra   -= set;
 
     // nothing is allocated below
-    const auto missing = diff(set, committed);
-    const auto extra   = diff(committed, set);
 
-    const size_t n_missing = count(missing);
+    const size_t n_missing = missing.count();
 
     if (n_missing > 0 && !has_room(n_missing*size_page)) {
         return false;
     }
 
-    for (size_t i = 0; i < missing.size(); ++i) {
-        if (llama_kv_fault_alloc() || !commit(missing[i].first, missing[i].second)) {
-            for (size_t j = 0; j <= i; ++j) {
-                discard(missing[j].first, missing[j].second);
-            }
+    bool res = true;
 
-            return false;
-        }
+    missing.each_run([&](size_t i0, size_t i1) { res = res && !llama_kv_fault_alloc() && commit(i0, i1); });
+
+    // if there is no memory, all that was missing: to give back what is not there does no harm
+    const auto & gone = res ? extra : missing;
+
+    gone.each_run([&](size_t i0, size_t i1) { discard(i0, i1); });
+
+    if (res) {
+        committed = set;
     }
 
-    for (const auto & [i0, i1] : extra) {
-        discard(i0, i1);
-    }
-
-    committed    = set;
-    n_committed += n_missing;
-    n_committed -= count(extra);
-
-    return true;
-}
-
-// f(first, last + 1) of each run of numbers in [i0, i1) that are in the set, or are not. it may change them
-// returns false when f has, and the rest is left
-template <typename F>
-static bool each_run(const llama_kv_set & set, size_t i0, size_t i1, bool in_set, F && f) {
-    i1 = std::min(i1, set.next(i1, in_set)); // not beyond all of them
-
-    for (size_t first = set.next(i0, in_set), end; first < i1; first = set.next(end, in_set)) {
-        end = std::min(i1, set.next(first, !in_set));
-
-        if (!f(first, end)) {
-            return false;
-        }
-    }
-
-    return true;
+    return res;
 }
 
 bool llama_kv_pages::take(size_t offset, size_t size) {
     const size_t end = size > 0 ? (offset + size - 1)/size_page + 1 : 0;
 
-    return each_run(committed, offset/size_page, end, false, [&](size_t i0, size_t i1) {
-        if (!commit_late(i0, i1)) {
-            return false;
+    bool res = true;
+
+    committed.each_run(offset/size_page, end, false, [&](size_t i0, size_t i1) {
+        res = res && commit_late(i0, i1);
+
+        if (res) {
+            committed.add(i0, i1);
         }
-
-        committed.add(i0, i1);
-        n_committed += i1 - i0;
-
-        return true;
     });
+
+    return res;
 }
 
 void llama_kv_pages::give(size_t offset, size_t size) {
-    each_run(committed, (offset + size_page - 1)/size_page, (offset + size)/size_page, true, [&](size_t i0, size_t i1) {
+    committed.each_run((offset + size_page - 1)/size_page, (offset + size)/size_page, true, [&](size_t i0, size_t i1) {
         discard(i0, i1);
-
         committed.remove(i0, i1);
-        n_committed -= i1 - i0;
-
-        return true;
     });
 }
 
 void llama_kv_pages::set_zero(size_t offset, size_t size) {
     const size_t end = offset + size;
 
-    each_run(committed, offset/size_page, (end + size_page - 1)/size_page, true, [&](size_t i0, size_t i1) {
+    committed.each_run(offset/size_page, (end + size_page - 1)/size_page, true, [&](size_t i0, size_t i1) {
         const size_t first = std::max(offset, i0*size_page);
 
         zero(first, std::min(end, i1*size_page) - first);
-
-        return true;
     });
 }
 

@@ -54,7 +54,7 @@ public:
 
     size_t page_size() const { return size_page; } // bytes
 
-    virtual size_t n_bytes_committed() const { return n_committed*size_page; }
+    virtual size_t n_bytes_committed() const { return committed.count()*size_page; }
 
     // a set of pages that holds nothing yet
     llama_kv_set make_set() const;
@@ -91,7 +91,9 @@ protected:
     virtual bool has_room(size_t size) const = 0;
 
     // pages [i0, i1). false: there is no memory, and some of them may be there
-    virtual bool commit (size_t i0, size_t i1) = 0;
+    virtual bool commit(size_t i0, size_t i1) = 0;
+
+    // pages [i0, i1), which may be there or not
     virtual void discard(size_t i0, size_t i1) = 0;
 
     // the same for what has to be there whatever there is left
@@ -105,9 +107,6 @@ protected:
     const size_t size_page;
 
     llama_kv_set committed; // pages
-
-private:
-    size_t n_committed = 0; // pages
 };
 
 // a buffer on such a range, which either of both keeps

@@ -205,12 +205,12 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
     const auto commit_first = [&](size_t n) {
         auto first = mem.pages->make_set();
 
-        for (const auto & [i0, i1] : pages_of(rows).runs()) {
+        pages_of(rows).each_run([&](size_t i0, size_t i1) {
             const size_t n_run = std::min(n, i1 - i0);
 
             first.add(i0, i0 + n_run);
             n -= n_run;
-        }
+        });
 
         return mem.pages->assign(first);
     };

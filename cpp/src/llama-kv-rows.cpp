@@ -1,6 +1,7 @@
 #include "llama-kv-rows.h"
 
 #include <algorithm>
+#include <bitset>
 
 //
 // llama_kv_set
@@ -30,12 +31,13 @@ void llama_kv_set::remove(size_t i0, size_t i1) {
     each_word(bits, i0, std::min(i1, n), [](uint64_t & word, uint64_t mask) { word &= ~mask; });
 }
 
-bool llama_kv_set::has(size_t i) const {
-    return i < n && (bits[i/64] >> i % 64 & 1) != 0;
-}
+size_t llama_kv_set::count() const {
+    size_t res = 0;
+    for (const uint64_t word : bits) {
+        res += std::bitset<64>(word).count();
+    }
 
-bool llama_kv_set::empty() const {
-    return std::all_of(bits.begin(), bits.end(), [](uint64_t word) { return word == 0; });
+    return res;
 }
 
 size_t llama_kv_set::next(size_t i, bool in_set) const {
@@ -58,51 +60,19 @@ size_t llama_kv_set::next(size_t i, bool in_set) const {
     return n;
 }
 
-size_t llama_kv_set::end() const {
-    size_t i = bits.size();
-    while (i > 0 && bits[i - 1] == 0) {
-        i--;
-    }
-
-    size_t res = i*64;
-    while (res > 0 && !has(res - 1)) {
-        res--;
-    }
-
-    return res;
-}
-
-llama_kv_set::runs_t llama_kv_set::runs() const {
-    runs_t res;
-
-    each_run([&](size_t i0, size_t i1) { res.emplace_back(i0, i1); });
-
-    return res;
-}
-
 llama_kv_set & llama_kv_set::operator|=(const llama_kv_set & other) {
-    for (size_t i = 0; i < bits.size(); ++i) {
-        bits[i] |= other.bits[i];
-    }
+    std::transform(bits.begin(), bits.end(), other.bits.begin(), bits.begin(), [](uint64_t a, uint64_t b) { return a | b; });
     return *this;
 }
 
 llama_kv_set & llama_kv_set::operator&=(const llama_kv_set & other) {
-    for (size_t i = 0; i < bits.size(); ++i) {
-        bits[i] &= other.bits[i];
-    }
+    std::transform(bits.begin(), bits.end(), other.bits.begin(), bits.begin(), [](uint64_t a, uint64_t b) { return a & b; });
     return *this;
 }
 
 llama_kv_set & llama_kv_set::operator-=(const llama_kv_set & other) {
-    for (size_t i = 0; i < bits.size(); ++i) {
-        bits[i] &= ~other.bits[i];
-    }
+    std::transform(bits.begin(), bits.end(), other.bits.begin(), bits.begin(), [](uint64_t a, uint64_t b) { return a & ~b; });
     return *this;
-}
-
-bool llama_kv_set::operator==(const llama_kv_set & other) const {
-    return n == other.n && bits == other.bits;
 }
 
 //
@@ -110,37 +80,31 @@ bool llama_kv_set::operator==(const llama_kv_set & other) const {
 //
 
 llama_kv_rows::llama_kv_rows(uint32_t n_stream, uint32_t n_rows, uint32_t n_block) :
-    n_rows(n_rows), size_block(n_block), streams(n_stream, llama_kv_set((n_rows + n_block - 1)/n_block)) {
+    n_streams(n_stream), n_rows(n_rows), size_block(n_block), n_blocks((n_rows + n_block - 1)/n_block), blocks(n_stream*n_blocks) {
 }
 
 void llama_kv_rows::add(uint32_t s, uint32_t i0, uint32_t i1) {
+    i1 = std::min(i1, n_rows);
+
     if (i0 < i1) {
-        streams[s].add(i0/size_block, (i1 - 1)/size_block + 1);
+        blocks.add(s*n_blocks + i0/size_block, s*n_blocks + (i1 - 1)/size_block + 1);
     }
 }
 
 void llama_kv_rows::add(uint32_t i0, uint32_t i1) {
-    for (uint32_t s = 0; s < n_stream(); ++s) {
+    for (uint32_t s = 0; s < n_streams; ++s) {
         add(s, i0, i1);
     }
 }
 
 void llama_kv_rows::set_stream(uint32_t s, const llama_kv_rows & other, uint32_t s_other) {
-    streams[s] = other.streams[s_other];
-}
-
-bool llama_kv_rows::has(uint32_t s, uint32_t i) const {
-    return streams[s].has(i/size_block);
-}
-
-bool llama_kv_rows::empty() const {
-    return std::all_of(streams.begin(), streams.end(), [](const llama_kv_set & stream) { return stream.empty(); });
+    blocks.remove(s*n_blocks, (s + 1)*n_blocks);
+    other.each_run(s_other, [&](uint32_t i0, uint32_t i1) { add(s, i0, i1); });
 }
 
 uint32_t llama_kv_rows::size() const {
     uint32_t res = 0;
-
-    for (uint32_t s = 0; s < n_stream(); ++s) {
+    for (uint32_t s = 0; s < n_streams; ++s) {
         each_run(s, [&](uint32_t i0, uint32_t i1) { res += i1 - i0; });
     }
 
@@ -148,56 +112,10 @@ uint32_t llama_kv_rows::size() const {
 }
 
 uint32_t llama_kv_rows::end() const {
-    size_t res = 0;
-
-    for (const auto & stream : streams) {
-        res = std::max(res, stream.end());
+    uint32_t res = 0;
+    for (uint32_t s = 0; s < n_streams; ++s) {
+        each_run(s, [&](uint32_t, uint32_t i1) { res = std::max(res, i1); });
     }
-
-    return std::min<uint64_t>(n_rows, uint64_t(res)*size_block);
-}
-
-uint32_t llama_kv_rows::n_stream() const {
-    return streams.size();
-}
-
-uint32_t llama_kv_rows::n_block() const {
-    return size_block;
-}
-
-llama_kv_rows::runs_t llama_kv_rows::runs(uint32_t s) const {
-    runs_t res;
-
-    each_run(s, [&](uint32_t i0, uint32_t i1) { res.emplace_back(i0, i1); });
 
     return res;
-}
-
-llama_kv_rows llama_kv_rows::none() const {
-    return llama_kv_rows(n_stream(), n_rows, size_block);
-}
-
-llama_kv_rows & llama_kv_rows::operator|=(const llama_kv_rows & other) {
-    for (uint32_t s = 0; s < n_stream(); ++s) {
-        streams[s] |= other.streams[s];
-    }
-    return *this;
-}
-
-llama_kv_rows & llama_kv_rows::operator&=(const llama_kv_rows & other) {
-    for (uint32_t s = 0; s < n_stream(); ++s) {
-        streams[s] &= other.streams[s];
-    }
-    return *this;
-}
-
-llama_kv_rows & llama_kv_rows::operator-=(const llama_kv_rows & other) {
-    for (uint32_t s = 0; s < n_stream(); ++s) {
-        streams[s] -= other.streams[s];
-    }
-    return *this;
-}
-
-bool llama_kv_rows::operator==(const llama_kv_rows & other) const {
-    return streams == other.streams;
 }

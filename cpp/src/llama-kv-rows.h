@@ -5,45 +5,46 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 // a set of the numbers [0, n), as bits
 class llama_kv_set {
 public:
-    using runs_t = std::vector<std::pair<size_t, size_t>>; // [first, second), in ascending order
-
     explicit llama_kv_set(size_t n = 0);
 
     void add   (size_t i0, size_t i1); // [i0, i1), what is beyond n is ignored
     void remove(size_t i0, size_t i1);
 
-    bool has(size_t i) const;
+    bool has(size_t i) const { return i < n && (bits[i/64] >> i % 64 & 1) != 0; }
 
-    bool empty() const;
+    size_t count() const; // numbers that are in the set
 
     // the first number from i on that is in the set, or is not. where there is none, n
     size_t next(size_t i, bool in_set) const;
 
-    // after the last number
-    size_t end() const;
-
-    // f(first, after the last) of each run, in ascending order. needs no memory, unlike a list of them
+    // f(first, after the last) of each run of numbers in [i0, i1) that are in the set, or are not, in ascending order
+    // needs no memory, unlike a list of them. f may add and remove those that it is given
     template <typename F>
-    void each_run(F && f) const {
-        for (size_t i0 = next(0, true), i1; i0 < n; i0 = next(i1, true)) {
-            i1 = next(i0, false);
-            f(i0, i1);
+    void each_run(size_t i0, size_t i1, bool in_set, F && f) const {
+        i1 = std::min(i1, n);
+
+        for (size_t first = next(i0, in_set), end; first < i1; first = next(end, in_set)) {
+            end = std::min(i1, next(first, !in_set));
+            f(first, end);
         }
     }
 
-    runs_t runs() const;
+    // the same of all that are in the set
+    template <typename F>
+    void each_run(F && f) const {
+        each_run(0, n, true, f);
+    }
 
     llama_kv_set & operator|=(const llama_kv_set & other);
     llama_kv_set & operator&=(const llama_kv_set & other);
     llama_kv_set & operator-=(const llama_kv_set & other);
 
-    bool operator==(const llama_kv_set & other) const;
+    bool operator==(const llama_kv_set & other) const { return n == other.n && bits == other.bits; }
 
 private:
     size_t n;
@@ -54,8 +55,6 @@ private:
 // rows [0, n_rows) of each stream
 class llama_kv_rows {
 public:
-    using runs_t = std::vector<std::pair<uint32_t, uint32_t>>; // rows [first, second), in ascending order
-
     llama_kv_rows(uint32_t n_stream, uint32_t n_rows, uint32_t n_block);
 
     // the blocks of rows [i0, i1), which end at n_rows, of one stream or of all
@@ -65,37 +64,51 @@ public:
     // stream s has what another set has in stream s_other
     void set_stream(uint32_t s, const llama_kv_rows & other, uint32_t s_other);
 
-    bool has(uint32_t s, uint32_t i) const;
-
-    bool empty() const;
+    // i < n_rows: behind them are those of the next stream
+    bool has(uint32_t s, uint32_t i) const { return blocks.has(s*n_blocks + i/size_block); }
 
     uint32_t size() const; // rows, over all streams
     uint32_t end()  const; // after the last row of any stream
-    uint32_t n_stream() const;
-    uint32_t n_block()  const;
+
+    uint32_t n_stream() const { return n_streams; }
+    uint32_t n_block()  const { return size_block; }
 
     // f(first row, after the last) of each run of a stream, in ascending order. needs no memory, unlike a list of them
     template <typename F>
     void each_run(uint32_t s, F && f) const {
-        streams[s].each_run([&](size_t i0, size_t i1) {
-            f(uint32_t(i0*size_block), (uint32_t) std::min<uint64_t>(n_rows, uint64_t(i1)*size_block));
+        const size_t b0 = s*n_blocks;
+
+        blocks.each_run(b0, b0 + n_blocks, true, [&](size_t i0, size_t i1) {
+            f(uint32_t((i0 - b0)*size_block), (uint32_t) std::min<uint64_t>(n_rows, uint64_t(i1 - b0)*size_block));
         });
     }
 
-    runs_t runs(uint32_t s) const;
-
     // a set of the same shape, with nothing in it
-    llama_kv_rows none() const;
+    llama_kv_rows none() const { return llama_kv_rows(n_streams, n_rows, size_block); }
 
-    llama_kv_rows & operator|=(const llama_kv_rows & other);
-    llama_kv_rows & operator&=(const llama_kv_rows & other);
-    llama_kv_rows & operator-=(const llama_kv_rows & other);
+    // with a set of the same shape
+    llama_kv_rows & operator|=(const llama_kv_rows & other) {
+        blocks |= other.blocks;
+        return *this;
+    }
 
-    bool operator==(const llama_kv_rows & other) const;
+    llama_kv_rows & operator&=(const llama_kv_rows & other) {
+        blocks &= other.blocks;
+        return *this;
+    }
+
+    llama_kv_rows & operator-=(const llama_kv_rows & other) {
+        blocks -= other.blocks;
+        return *this;
+    }
+
+    bool operator==(const llama_kv_rows & other) const { return blocks == other.blocks; }
 
 private:
+    uint32_t n_streams;
     uint32_t n_rows;
     uint32_t size_block; // rows
+    size_t   n_blocks;   // of a stream
 
-    std::vector<llama_kv_set> streams; // of blocks
+    llama_kv_set blocks; // of one stream after the other
 };

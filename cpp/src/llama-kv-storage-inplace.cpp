@@ -74,9 +74,16 @@ public:
         res |= need;
 
         for (uint32_t s = 0; ahead && s < cur.n_stream(); ++s) {
-            const auto runs = need.runs(s);
-            if (!runs.empty()) {
-                res.add(s, runs.back().first, growth.next(runs.back().first, runs.back().second));
+            uint32_t first = 0;
+            uint32_t end   = 0;
+
+            need.each_run(s, [&](uint32_t i0, uint32_t i1) {
+                first = i0;
+                end   = i1;
+            });
+
+            if (end > 0) {
+                res.add(s, first, growth.next(first, end));
             }
         }
 

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #ifdef __linux__
@@ -55,33 +56,49 @@ static bool has_huge_pages(const llama_kv_pages & pages) {
     return false; // no Linux
 }
 
-using runs_t = llama_kv_set::runs_t;
+using runs_t = std::vector<std::pair<size_t, size_t>>; // [first, second)
+
+static runs_t runs_of(const llama_kv_set & set) {
+    runs_t res;
+    set.each_run([&](size_t i0, size_t i1) { res.emplace_back(i0, i1); });
+    return res;
+}
+
+static runs_t runs_of(const llama_kv_rows & rows, uint32_t s) {
+    runs_t res;
+    rows.each_run(s, [&](uint32_t i0, uint32_t i1) { res.emplace_back(i0, i1); });
+    return res;
+}
 
 static void test_set() {
     llama_kv_set a(200);
-    check(a.empty(),                                                   "set: nothing");
+    check(a.count() == 0,                                              "set: nothing");
     a.add(3, 5);
     a.add(60, 140);
     a.add(199, 300); // beyond the end
 
-    check(a.runs() == runs_t { { 3, 5 }, { 60, 140 }, { 199, 200 } },  "set: runs");
+    check(runs_of(a) == runs_t { { 3, 5 }, { 60, 140 }, { 199, 200 } }, "set: runs");
     check(!a.has(2) && a.has(3) && a.has(4) && !a.has(5),              "set: first run");
     check(!a.has(59) && a.has(60) && a.has(139) && !a.has(140),        "set: a run over words");
-    check(a.has(199) && !a.has(200) && !a.empty(),                     "set: the end");
+    check(a.has(199) && !a.has(200) && a.count() == 2 + 80 + 1,        "set: the end");
 
     llama_kv_set b(200);
     b.add(64, 128);
-    check(b.runs() == runs_t { { 64, 128 } },                          "set: a whole word");
+    check(runs_of(b) == runs_t { { 64, 128 } },                        "set: a whole word");
 
     auto c = a;
     c -= b;
-    check(c.runs() == runs_t { { 3, 5 }, { 60, 64 }, { 128, 140 }, { 199, 200 } }, "set: without");
+    check(runs_of(c) == runs_t { { 3, 5 }, { 60, 64 }, { 128, 140 }, { 199, 200 } }, "set: without");
     c |= b;
     check(c == a,                                                      "set: with it again");
     c &= b;
     check(c == b,                                                      "set: both");
     c -= a;
-    check(c.empty() && c.runs().empty(),                               "set: without a set that has all of it");
+    check(c.count() == 0 && runs_of(c).empty(),                        "set: without a set that has all of it");
+
+    runs_t gaps;
+    a.each_run(4, 70, false, [&](size_t i0, size_t i1) { gaps.emplace_back(i0, i1); });
+    check(gaps == runs_t { { 5, 60 } },                                "set: what is not in it, of a range");
 }
 
 static void test_rows() {
@@ -90,14 +107,16 @@ static void test_rows() {
     a.add(1, 64, 100);
     check(a.size() == 32 + 36 && a.end() == 100,                       "rows: whole blocks, the last one is smaller");
     check(a.has(0, 31) && !a.has(0, 32) && a.has(1, 99) && !a.has(1, 63), "rows: by stream");
-    check(a.runs(1) == llama_kv_rows::runs_t { { 64, 100 } },          "rows: runs");
+    check(runs_of(a, 1) == runs_t { { 64, 100 } },                     "rows: runs");
 
     auto b = a.none();
-    check(b.empty() && b.size() == 0 && b.end() == 0,                  "rows: none");
+    check(b.size() == 0 && b.end() == 0,                               "rows: none");
     b.set_stream(0, a, 1);
-    check(b.runs(0) == a.runs(1) && b.runs(1).empty(),                 "rows: a stream of another");
+    check(runs_of(b, 0) == runs_of(a, 1) && runs_of(b, 1).empty(),     "rows: a stream of another");
     b.add(3, 3);
-    check(b.runs(1).empty(),                                           "rows: an empty range");
+    check(runs_of(b, 1).empty(),                                       "rows: an empty range");
+    b.add(0, 90, 200);
+    check(runs_of(b, 1).empty(),                                       "rows: beyond the end is not the next stream");
     b.add(0, 1);
     check(b.size() == 32 + 36 + 32 && !(b == a),                       "rows: in all streams");
 }

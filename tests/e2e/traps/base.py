@@ -33,6 +33,9 @@ BUDGET = "src/llama-kv-budget.cpp"
 CURRENT = "llama_kv_dynamic::current()"
 DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"
 
+# llama_kv_pages::assign(): what is too much now, or what was new if there was no memory for all of it (!res)
+GIVE_BACK = "gone.each_run([&](size_t i0, size_t i1) { discard(i0, i1); });"
+
 COPY = {"LLAMA_KV_DYNAMIC_STORAGE": "copy"}  # as on a device; without it host memory grows in place
 # not among upstream's toys: the pair of kvtool/verify/drafts.py, and a model with Qwen3.5-27B's cache
 DRAFT = "gemma4"

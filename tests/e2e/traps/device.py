@@ -10,6 +10,7 @@ from tests.e2e.traps.base import (
     DYNAMIC_CACHE,
     DYNAMIC_START,
     DYNAMIC_STATE,
+    GIVE_BACK,
     GROWTH,
     INPLACE,
     PAGES,
@@ -119,7 +120,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, what is given back stays mapped",
-        Edit(PAGES, "discard(i0, i1);", "", after="for (const auto & [i0, i1] : extra) {"),
+        Edit(PAGES, GIVE_BACK, f"if (!res) {{ {GIVE_BACK} }}"),
         RANDOM,
         "random",
     ),

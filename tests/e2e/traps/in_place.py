@@ -7,6 +7,7 @@ from tests.e2e.traps.base import (
     CACHE,
     DYNAMIC_CACHE,
     DYNAMIC_GROW,
+    GIVE_BACK,
     INPLACE,
     LARGE,
     PAGES,
@@ -65,7 +66,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, pages that a growth had got before it failed stay taken",
-        Edit(PAGES, "discard(missing[j].first, missing[j].second);", ""),
+        Edit(PAGES, GIVE_BACK, f"if (res) {{ {GIVE_BACK} }}"),
         unit("test-kv-pages"),
         "exit",
     ),
