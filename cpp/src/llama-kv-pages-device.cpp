@@ -27,10 +27,6 @@ public:
         ggml_backend_tensor_copy(&src, &dst);
     }
 
-    void clear() override {
-        set_zero(0, n_bytes); // nothing was written elsewhere
-    }
-
 protected:
     bool has_room(size_t size) const override {
         const size_t n_left = llama_kv_limits_available(ggml_backend_buffer_get_type(buf));

@@ -54,13 +54,6 @@ void sys_free(char * base, size_t size) {
     VirtualFree(base, 0, MEM_RELEASE);
 }
 
-bool sys_populate(char * addr, size_t size, bool & failed) {
-    (void) addr;
-    (void) size;
-    (void) failed;
-    return false;
-}
-
 void sys_discard(char * addr, size_t size) {
     memset(addr, 0, size);
     VirtualUnlock(addr, size); // of pages that are not locked: takes them out of the working set
@@ -91,31 +84,6 @@ void sys_free(char * base, size_t size) {
     munmap(base, size);
 }
 
-// make the pages real. false: not possible here, true: done
-// sets failed when there is no memory
-bool sys_populate(char * addr, size_t size, bool & failed) {
-#ifdef __linux__
-    for (int i = 0; madvise(addr, size, MADV_POPULATE_WRITE) != 0; ++i) {
-        failed = errno == ENOMEM || errno == EFAULT || errno == EHWPOISON;
-        if (failed) {
-            break;
-        }
-
-        // an old kernel, or a filter of system calls
-        if ((errno != EINTR && errno != EAGAIN) || i == 1000) {
-            return false;
-        }
-    }
-
-    return true;
-#else
-    (void) addr;
-    (void) size;
-    (void) failed;
-    return false;
-#endif
-}
-
 void sys_discard(char * addr, size_t size) {
 #ifdef __linux__
     const bool ok = madvise(addr, size, MADV_DONTNEED) == 0;
@@ -129,13 +97,29 @@ void sys_discard(char * addr, size_t size) {
 
 #endif
 
-} // namespace
+// make the pages of size_page bytes real, at once where the system can do that. false: there is no memory
+bool sys_commit(char * addr, size_t size, size_t size_page) {
+#ifdef __linux__
+    for (int i = 0; i < 1000; ++i) {
+        if (madvise(addr, size, MADV_POPULATE_WRITE) == 0) {
+            return true;
+        }
+        if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) {
+            return false;
+        }
+        if (errno != EINTR && errno != EAGAIN) {
+            break; // an old kernel, or a filter of system calls
+        }
+    }
+#endif
 
-//
-// llama_kv_pages
-//
+    for (size_t i = 0; i < size; i += size_page) {
+        volatile char * byte = addr + i;
+        *byte = *byte;
+    }
 
-namespace {
+    return true;
+}
 
 class host_pages : public llama_kv_pages {
 public:
@@ -167,20 +151,7 @@ protected:
     }
 
     bool commit(size_t i0, size_t i1) override {
-        char *       addr = base + i0*size_page;
-        const size_t size = (i1 - i0)*size_page;
-
-        bool failed = false;
-        if (sys_populate(addr, size, failed)) {
-            return !failed;
-        }
-
-        for (size_t i = i0; i < i1; ++i) {
-            volatile char * byte = base + i*size_page;
-            *byte = *byte;
-        }
-
-        return true;
+        return sys_commit(base + i0*size_page, (i1 - i0)*size_page, size_page);
     }
 
     bool commit_late(size_t i0, size_t i1) override {

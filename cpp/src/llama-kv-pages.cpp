@@ -137,8 +137,8 @@ llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buff
     return {};
 }
 
-ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
-    if (llama_kv_pages::is_soft(buft)) {
+ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft, bool in_pages) {
+    if (in_pages && llama_kv_pages::is_soft(buft)) {
         return llama_kv_pages_alloc(ctx, buft).buf.release();
     }
 

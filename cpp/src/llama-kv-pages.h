@@ -82,7 +82,7 @@ public:
     virtual void copy(size_t offset_src, size_t offset_dst, size_t size) = 0;
 
     // make all bytes zero, also what was written without having been committed. what is committed stays so
-    virtual void clear() = 0;
+    virtual void clear() { set_zero(0, n_bytes); }
 
 protected:
     // throws std::bad_alloc
@@ -123,9 +123,10 @@ struct llama_kv_paged_buffer {
 // none: the addresses cannot be had, and nothing has changed then
 llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
-// the same for a buffer that is there as a whole and zero, in pages only where they are soft: it takes memory when it is written
+// the same for a buffer that is there as a whole and zero
+// in_pages: where they are soft, so it takes memory when it is written. elsewhere, and without it, as the backend allocates
 // null: there is no memory, and nothing has changed
-ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft);
+ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft, bool in_pages = true);
 
 // a buffer without tensors
 // throws std::bad_alloc

@@ -48,11 +48,7 @@ public:
             set_layout(layers_ctx[i], v_trans, [&](ggml_tensor * t, bool) { llama_kv_set_n_rows(t, n_rows()); });
         }
 
-        ggml_backend_buffer_t res = is_fixed ? ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft) : llama_kv_alloc_zero(ctx, buft);
-
-        if (res && is_fixed) {
-            ggml_backend_buffer_clear(res, 0);
-        }
+        ggml_backend_buffer_t res = llama_kv_alloc_zero(ctx, buft, !is_fixed);
 
         for (size_t i = 0; i < layers_ctx.size() && res; ++i) {
             layers.push_back({ layers_ctx[i], buft });

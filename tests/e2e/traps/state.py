@@ -27,7 +27,8 @@ STATE = (
         (
             Edit(
                 STORAGE,
-                "llama_kv_alloc_zero(ctx, buft)",
+                "llama_kv_alloc_zero(ctx, buft, !is_fixed)",
+                "is_fixed ? llama_kv_alloc_zero(ctx, buft, false) : "
                 "ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft)",
                 after="ggml_backend_buffer_t alloc(",
             ),
