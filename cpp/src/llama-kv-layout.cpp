@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <new>
 
 namespace {
@@ -110,13 +111,9 @@ void llama_kv_set_type(ggml_tensor * t, ggml_type type) {
 }
 
 void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s) {
-    llama_kv_set_n_rows(view, t->ne[1]);
+    view->ne[1] = t->ne[1];
+    llama_kv_set_type(view, t->type);
 
-    view->type      = t->type;
-    view->nb[0]     = t->nb[0];
-    view->nb[1]     = t->nb[1];
-    view->nb[2]     = view->nb[1]*view->ne[1];
-    view->nb[3]     = view->nb[2];
     view->view_offs = s*t->nb[2];
     view->view_src  = t;
     view->buffer    = nullptr;
@@ -129,7 +126,7 @@ void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s) {
 }
 
 void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src) {
-    llama_kv_set_n_rows(t, src->ne[1]);
+    t->ne[1] = src->ne[1];
     llama_kv_set_type(t, src->type);
 
     t->buffer = nullptr;
@@ -140,43 +137,22 @@ void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src) {
     ggml_backend_tensor_alloc(src->buffer, t, src->data);
 }
 
-void llama_kv_zero_rest(ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used) {
-    const blocks b(t, trans);
-
-    const uint32_t n_rows = t->ne[1];
-
-    static const char zeros[1 << 14] = {}; // needs no memory
-
-    for (int64_t s = 0; s < b.n_stream; ++s) {
-        for (int64_t i = 0; i < b.n_per_stream; ++i) {
-            const size_t end = b.offset(s, i, n_rows) + n_rows*b.size_row;
-
-            for (size_t offs = b.offset(s, i, n_rows) + n_live(n_used, s, n_rows)*b.size_row; offs < end; offs += sizeof(zeros)) {
-                ggml_backend_tensor_set(t, zeros, offs, std::min(sizeof(zeros), end - offs));
-            }
-        }
-    }
-}
-
 // the live rows move towards lower addresses, in ascending order: what is written was read before
 void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const std::vector<uint32_t> & n_used) {
     const blocks b(t, trans);
 
     const uint32_t n_old = t->ne[1];
 
-    // on a device: one transfer each way, or in small pieces if there is no memory for that
-    const bool is_host = ggml_backend_buffer_is_host(t->buffer);
+    // a piece at a time, through the host: large ones, since on a device each is a transfer, if there is memory for that
+    static constexpr size_t SIZE_LARGE = size_t(4) << 20;
 
-    std::vector<char> copy;
-    if (!is_host) {
-        try {
-            copy.resize(ggml_nbytes(t));
-            ggml_backend_tensor_get(t, copy.data(), 0, copy.size());
-        } catch (const std::bad_alloc &) {
-        }
-    }
+    const std::unique_ptr<char[]> large(new (std::nothrow) char[SIZE_LARGE]);
 
-    char * data = is_host ? (char *) t->data : copy.empty() ? nullptr : copy.data();
+    char spare[4096];
+
+    char * piece = large ? large.get() : spare;
+
+    const size_t size_piece = large ? SIZE_LARGE : sizeof(spare);
 
     for (int64_t s = 0; s < b.n_stream; ++s) {
         const size_t size_live = n_live(n_used, s, n_rows)*b.size_row;
@@ -186,28 +162,18 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
             const size_t offs_src = b.offset(s, i, n_old);
             const size_t offs_dst = b.offset(s, i, n_rows);
 
-            if (data) {
-                memmove(data + offs_dst, data + offs_src, size_live);
-                memset (data + offs_dst + size_live, 0, size_full - size_live);
-                continue;
-            }
-
-            char piece[4096];
-            for (size_t offs = 0; offs < size_full; offs += sizeof(piece)) {
-                const size_t size = std::min(sizeof(piece), size_full - offs);
+            // what stays where it is needs no transfer
+            for (size_t offs = offs_src == offs_dst ? size_live : 0; offs < size_full; offs += size_piece) {
+                const size_t size = std::min(size_piece, size_full - offs);
                 const size_t live = std::min(size, size_live - std::min(size_live, offs));
 
-                memset(piece, 0, size);
                 if (live > 0) {
                     ggml_backend_tensor_get(t, piece, offs_src + offs, live);
                 }
+                memset(piece + live, 0, size - live);
                 ggml_backend_tensor_set(t, piece, offs_dst + offs, size);
             }
         }
-    }
-
-    if (!copy.empty()) {
-        ggml_backend_tensor_set(t, data, 0, b.offset(b.n_stream, 0, n_rows));
     }
 
     llama_kv_set_n_rows(t, n_rows);

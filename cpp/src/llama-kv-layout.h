@@ -19,7 +19,8 @@ size_t llama_kv_n_bytes_live(const ggml_tensor * t, bool trans, const std::vecto
 // throws std::bad_alloc, with the live rows in src as they were
 void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used);
 
-// lay out t for n_rows < t->ne[1] inside its buffer. needs no memory, but is slow on a device if there is none
+// lay out t for n_rows <= t->ne[1] inside its buffer, with zeros behind the live rows. needs no memory, but is slow on a device if
+// there is none
 void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const std::vector<uint32_t> & n_used);
 
 // the size alone, for what is allocated or filled next
@@ -27,9 +28,6 @@ void llama_kv_set_n_rows(ggml_tensor * t, uint32_t n_rows);
 
 // the type alone, for the same number of rows
 void llama_kv_set_type(ggml_tensor * t, ggml_type type);
-
-// the rows behind the live ones are zero
-void llama_kv_zero_rest(ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used);
 
 // the 2d view of stream s follows t
 void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s);

@@ -195,7 +195,7 @@ public:
                 llama_kv_set_type(&dst, t == own.l.k ? next_k : next_v);
                 convert_rows(convert, t, &dst, t == own.l.v, n_used);
                 llama_kv_set_type(t, dst.type);
-                llama_kv_zero_rest(t, trans, n_used);
+                llama_kv_shrink_layout(t, trans, n_rows(), n_used);
                 ggml_backend_buffer_init_tensor(t->buffer, t); // what is behind it, where kernels read that
             });
         }

@@ -29,6 +29,7 @@
 
 #include "llama-kv-convert.h"
 #include "llama-kv-growth.h"
+#include "llama-kv-layout.h"
 #include "llama-kv-rows.h"
 
 #include "ggml-cpp.h"
@@ -55,12 +56,16 @@ public:
     // f(tensor, whether it is transposed), and the views follow
     template <typename F>
     static void set_layout(const layer & l, bool v_trans, F && f) {
-        f(l.k, false);
-        set_views(l.k_stream, l.k);
+        const auto set = [&](ggml_tensor * t, const std::vector<ggml_tensor *> & views, bool trans) {
+            f(t, trans);
+            for (size_t s = 0; s < views.size(); ++s) {
+                llama_kv_set_stream_view(views[s], t, s);
+            }
+        };
 
+        set(l.k, l.k_stream, false);
         if (l.v) {
-            f(l.v, v_trans);
-            set_views(l.v_stream, l.v);
+            set(l.v, l.v_stream, v_trans);
         }
     }
 
@@ -159,12 +164,15 @@ public:
     size_t n_bytes_copied() const { return n_copied; }
 
 protected:
-    llama_kv_storage(uint32_t n_stream, const llama_kv_growth & growth);
+    llama_kv_storage(uint32_t n_stream, const llama_kv_growth & growth) :
+        growth(growth), cur(n_stream, growth.n_max, std::min(growth.block(), growth.n_max)), start(cur) {
+        start.add(0, growth.start());
+    }
 
     // whether a row gets larger by it
-    static bool is_wider(const layer & l, ggml_type type_k, ggml_type type_v);
-
-    static void set_views(const std::vector<ggml_tensor *> & views, ggml_tensor * t);
+    static bool is_wider(const layer & l, ggml_type type_k, ggml_type type_v) {
+        return ggml_row_size(type_k, l.k->ne[0]) > l.k->nb[1] || (l.v && ggml_row_size(type_v, l.v->ne[0]) > l.v->nb[1]);
+    }
 
     llama_kv_growth growth;
 

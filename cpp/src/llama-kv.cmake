@@ -24,7 +24,6 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-seq-usage.cpp
     llama-kv-storage-copy.cpp
     llama-kv-storage-inplace.cpp
-    llama-kv-storage.cpp
     llama-kv-types.cpp
     llama-kv-usage.cpp)
 

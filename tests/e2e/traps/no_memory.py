@@ -148,7 +148,7 @@ NO_MEMORY = (
     ),
     Trap(
         "rows behind the live cells are not zero after a growth that failed",
-        Edit(LAYOUT, "memset (data + offs_dst + size_live, 0, size_full - size_live);", ""),
+        Edit(LAYOUT, "memset(piece + live, 0, size - live);", "memset(piece + live, 0xff, size - live);"),
         unit("test-kv-storage"),
         "exit",
     ),

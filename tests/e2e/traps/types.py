@@ -100,7 +100,7 @@ TYPES = (
     ),
     Trap(
         "what lies behind rows that became smaller is read as numbers",
-        Edit(STORAGE, "llama_kv_zero_rest(t, trans, n_used);", "(void) 0;", after="// inside:"),
+        Edit(STORAGE, "llama_kv_shrink_layout(t, trans, n_rows(), n_used);", "(void) 0;", after="// inside:"),
         copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 are of the compute buffers
         "status: not-run",
     ),
