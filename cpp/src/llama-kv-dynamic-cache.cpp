@@ -142,7 +142,10 @@ void llama_kv_dynamic_cache::request_rows(const seq_rows & n) {
         }
     }
 
-    want(storage->dummy_row(), storage->dummy_row() + 1);
+    // dummy writes go to the last row of the tensors: out of the attention window, where what was not written has to be zero
+    if (!storage->has_size()) {
+        want(n_max_cells - 1, n_max_cells);
+    }
 }
 
 void llama_kv_dynamic_cache::take_back_rows() {

@@ -124,7 +124,7 @@ void llama_kv_dynamic_cache::start(std::unique_ptr<llama_kv_storage> from) {
     is_dynamic = true;
 
     LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
-            storage->rows().size(), n_max_cells*kv.n_stream, storage->name());
+            storage->rows().size(), n_max_cells*kv.n_stream, storage->has_size() ? "by copy" : "in place");
 }
 
 bool llama_kv_dynamic_cache::restart() {

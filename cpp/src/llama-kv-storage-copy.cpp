@@ -26,6 +26,7 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
+#include <map>
 #include <new>
 
 namespace {
@@ -40,8 +41,6 @@ public:
         }
         cur = start;
     }
-
-    const char * name() const override { return is_fixed ? nullptr : "by copy"; }
 
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
         for (size_t i = 0; i < layers_ctx.size() && !is_fixed; ++i) {
@@ -240,35 +239,33 @@ private:
 
     // whether there is memory for n rows, as far as that is known
     bool is_room(uint32_t n, const std::vector<uint32_t> & n_used) const {
-        std::vector<ggml_backend_buffer_type_t> done;
+        // bytes
+        struct wanted {
+            size_t more;
+            size_t last; // of the largest of the old buffers
+        };
 
-        for (const auto & [_, buft, i_buf] : layers) {
-            if (std::find(done.begin(), done.end(), buft) != done.end()) {
-                continue;
-            }
-            done.push_back(buft);
+        std::map<ggml_backend_buffer_type_t, wanted> all;
 
-            const bool is_host = ggml_backend_buft_is_host(buft);
+        for (const auto & own : layers) {
+            // host memory is promised, and taken when it is written. on a device a layer's buffer goes when it has the
+            // larger one, and that which all were created in when the last one has
+            const bool   is_host = ggml_backend_buft_is_host(own.buft);
+            const size_t n_back  = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : own.i_buf < 0 ? 0 : n_bytes_of(own.l, n_rows());
 
-            size_t n_more = 0;
-            size_t n_last = 0;
+            auto & [more, last] = all[own.buft];
 
-            for (const auto & own : layers) {
-                if (own.buft == buft) {
-                    // host memory is promised, and taken when it is written. on a device a layer's buffer goes when it has the
-                    // larger one, and that which all were created in when the last one has
-                    const size_t n_back = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : own.i_buf < 0 ? 0 : n_bytes_of(own.l, n_rows());
+            more += n_bytes_of(own.l, n) - std::min(n_bytes_of(own.l, n), n_back);
+            last  = std::max(last, is_host ? 0 : n_back);
+        }
 
-                    n_more += n_bytes_of(own.l, n) - std::min(n_bytes_of(own.l, n), n_back);
-                    n_last  = std::max(n_last, is_host ? 0 : n_back);
-                }
-            }
-
+        for (const auto & [buft, size] : all) {
+            const size_t n_more = size.more + size.last;
             const size_t n_left = llama_kv_limits_available(buft);
 
-            if (n_more + n_last > n_left) {
+            if (n_more > n_left) {
                 LLAMA_LOG_WARN("%s: %s has %.2f MiB left, and %.2f MiB more are wanted\n", __func__,
-                        ggml_backend_buft_name(buft), n_left/1024.0/1024.0, (n_more + n_last)/1024.0/1024.0);
+                        ggml_backend_buft_name(buft), n_left/1024.0/1024.0, n_more/1024.0/1024.0);
                 return false;
             }
         }

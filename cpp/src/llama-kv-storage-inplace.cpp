@@ -28,10 +28,6 @@ public:
         cur = start;
     }
 
-    const char * name() const override {
-        return "in place";
-    }
-
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
         GGML_ASSERT(llama_kv_pages::page_size(buft) > 0 && (is_soft <= llama_kv_pages::is_soft(buft)));
 
@@ -56,10 +52,6 @@ public:
 
     bool has(uint32_t s, uint32_t i) const override {
         return cur.has(s, i);
-    }
-
-    uint32_t dummy_row() const override {
-        return growth.n_max - 1;
     }
 
     bool reads_below() const override {
@@ -95,12 +87,13 @@ public:
 
         const uint32_t n_cur = cur.size();
 
-        return all_streams().shrink(n_cur, n_used, n_cur) < n_cur;
+        auto policy = growth; // what goes back is judged over all streams
+        policy.n_max *= cur.n_stream();
+
+        return policy.shrink(n_cur, n_used, n_cur) < n_cur;
     }
 
     llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const override {
-        (void) n_peak;
-
         auto res = start;
         res |= used;
         if (!is_soft) {
@@ -108,9 +101,7 @@ public:
         }
         res &= cur; // what was given out but not committed stays so: such a row has nothing in it
 
-        const uint32_t n_cur = cur.size();
-
-        return all_streams().shrink(n_cur, res.size(), n_cur) < n_cur ? res : cur;
+        return may_shrink(res.size(), n_peak) ? res : cur;
     }
 
     bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
@@ -320,14 +311,6 @@ private:
         for (const auto & part : parts) {
             part.region->set_zero(rows);
         }
-    }
-
-    // what goes back is judged over all streams
-    llama_kv_growth all_streams() const {
-        auto res = growth;
-        res.n_max *= cur.n_stream();
-
-        return res;
     }
 
     const bool v_trans;

@@ -88,9 +88,6 @@ public:
     // it starts with less than all rows
     bool can_grow() const { return start.size() < growth.n_max*start.n_stream(); }
 
-    // how it grows, for the log
-    virtual const char * name() const { return nullptr; }
-
     // the rows that are there
     const llama_kv_rows & rows() const { return cur; }
 
@@ -101,26 +98,21 @@ public:
     virtual bool has_size() const { return false; }
 
     // the row can be used, with those before it
-    virtual bool has(uint32_t s, uint32_t i) const { (void) s; (void) i; return true; }
-
-    // the row that has to be there for the dummy writes of caches that have rows and no cells (DSV4), which go to the last row of
-    // the tensors. such a cache reads rows that it has not written and relies on zeros there, so that row has to stay out of
-    // the attention window. 0 where it is always there
-    virtual uint32_t dummy_row() const { return 0; }
+    virtual bool has(uint32_t s, uint32_t i) const = 0;
 
     // a row that is used needs those below it: nothing may read what is not there
     virtual bool reads_below() const { return false; }
 
     // the rows to have so that the needed ones can be used, and with ahead as many more as the growth policy takes at once
     // n_bytes_row: bytes behind a row over all streams and the caches that have to take the same steps
-    virtual llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const { (void) need; (void) ahead; (void) n_bytes_row; return cur; }
+    virtual llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const = 0;
 
     // the rows to keep when only these are used. all that are there when less is not worth it
     // n_peak: the end of the rows that were in use since the last resize, at most
-    virtual llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const { (void) used; (void) n_peak; return cur; }
+    virtual llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const = 0;
 
     // false: rest() would keep all that are there, however n_used rows are spread
-    virtual bool may_shrink(uint32_t n_used, uint32_t n_peak) const { (void) n_used; (void) n_peak; return false; }
+    virtual bool may_shrink(uint32_t n_used, uint32_t n_peak) const = 0;
 
     // bytes that are taken with these rows in these types
     virtual size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const = 0;
@@ -130,7 +122,7 @@ public:
     // returns false when there is no memory. nothing has changed then, except that buffers may be others, and larger. not when
     // the rows are a part of those that are there: to give back, or to undo a growth, needs no memory
     // no compute may be in flight that uses the tensors
-    virtual bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) { (void) n_used; return rows == cur; }
+    virtual bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) = 0;
 
     // make the rows of a stream zero, or of all (-1), and give back what is not needed to start again
     // returns false when there is nothing special about it: to be cleared as in a static cache

@@ -9,7 +9,6 @@ from tests.e2e.traps.base import (
     DYNAMIC_CACHE,
     DYNAMIC_CONTEXT,
     DYNAMIC_GROW,
-    INPLACE,
     Trap,
     copies,
     inplace,
@@ -47,14 +46,11 @@ ROWS = (
     *(
         Trap(
             f"in place, the row of DSV4's dummy writes {what}, and is written without being taken",
-            Edit(file, old, new, after=after),
+            Edit(DYNAMIC_CACHE, "want(n_max_cells - 1, n_max_cells);", new),
             inplace("deepseek4-moe", "pages", "-c", "8192"),
             "pages",
         )
-        for what, file, old, new, after in (
-            ("is not asked for", DYNAMIC_CACHE, "want(storage->dummy_row(), storage->dummy_row() + 1);", "", ""),
-            ("is thought to be the first", INPLACE, "growth.n_max - 1", "0", "uint32_t dummy_row() const override {"),
-        )
+        for what, new in (("is not asked for", ""), ("is thought to be the first", "want(0, 1);"))
     ),
 )
 

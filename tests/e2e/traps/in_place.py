@@ -84,7 +84,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, what is freed never goes back",
-        Edit(INPLACE, "return all_streams().shrink(n_cur, n_used, n_cur) < n_cur;", "return false;"),
+        Edit(INPLACE, "return policy.shrink(n_cur, n_used, n_cur) < n_cur;", "return false;"),
         inplace("llama-dense", "random", "--seqs", "8", "--unified"),
         "random",
     ),
