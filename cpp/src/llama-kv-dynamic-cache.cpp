@@ -9,6 +9,7 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
+#include <map>
 #include <new>
 #include <utility>
 
@@ -22,13 +23,13 @@ llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_m
             owner->dyn->add_reader(dyn);
         }
     } else if (dyn) {
-        dyn->add(this);
+        dyn->caches.push_back(this);
     }
 }
 
 llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
     if (dyn) {
-        dyn->remove(this);
+        dyn->caches.erase(std::remove(dyn->caches.begin(), dyn->caches.end(), this), dyn->caches.end());
     }
 }
 
@@ -36,8 +37,35 @@ uint32_t llama_kv_dynamic_cache::n_rows() const {
     return owner ? owner->n_rows() : storage->n_rows();
 }
 
-uint32_t llama_kv_dynamic_cache::n_max() const {
-    return n_max_cells;
+llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::slot_info sinfo) const {
+    for (size_t s = 0; s < sinfo.n_stream(); ++s) {
+        const auto & cells = kv.v_cells[sinfo.strm[s]];
+
+        // as llama_kv_cache::apply_ubatch(): the last position of each sequence that is overwritten
+        std::map<llama_seq_id, llama_pos> pos_max;
+
+        for (const uint32_t idx : sinfo.idxs[s]) {
+            for (llama_seq_id seq_id = 0; seq_id < LLAMA_MAX_SEQ && !cells.is_empty(idx); ++seq_id) {
+                if (cells.seq_has(idx, seq_id)) {
+                    auto & pos = pos_max.emplace(seq_id, -1).first->second;
+
+                    pos = std::max(pos, cells.pos_get(idx));
+                }
+            }
+        }
+
+        for (uint32_t i = 0; i < cells.used_max_p1() && !pos_max.empty(); ++i) {
+            const bool is_purged = !cells.is_empty(i) && std::any_of(pos_max.begin(), pos_max.end(), [&](const auto & cur) {
+                return cells.seq_has(i, cur.first) && cells.pos_get(i) <= cur.second;
+            });
+
+            if (is_purged) {
+                sinfo.idxs[s].push_back(i);
+            }
+        }
+    }
+
+    return sinfo;
 }
 
 //
@@ -61,7 +89,7 @@ void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) try {
 }
 
 void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) {
-    for (uint32_t s = 0; s < kv.n_stream && is_dynamic; ++s) {
+    for (uint32_t s = 0; s < kv.n_stream && is_dynamic(); ++s) {
         want(s, i0, i1);
     }
 }
@@ -77,7 +105,7 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
         }
     }
 
-    if (!is_dynamic) {
+    if (!is_dynamic()) {
         return;
     }
 
@@ -137,7 +165,7 @@ void llama_kv_dynamic_cache::request_rows(const seq_rows & n) {
 
         n_rows_used[s] = std::max(n_rows_used[s], n_cur);
 
-        if (is_dynamic) {
+        if (is_dynamic()) {
             want(s, 0, storage->reads_below() ? end : n_cur);
         }
     }
@@ -154,12 +182,8 @@ void llama_kv_dynamic_cache::take_back_rows() {
     }
 }
 
-void llama_kv_dynamic_cache::request_max() {
-    want(0, n_max_cells);
-}
-
 uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
-    if (!is_dynamic) {
+    if (!is_dynamic()) {
         return n;
     }
 
@@ -216,7 +240,7 @@ bool llama_kv_dynamic_grow_rows(
 bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
     const auto & ssrc = kv.sc_info.ssrc;
 
-    if (is_dynamic && seq_id >= 0 && is_late() && std::find(ssrc.begin(), ssrc.end(), (uint32_t) seq_id) != ssrc.end()) {
+    if (is_dynamic() && seq_id >= 0 && is_late() && std::find(ssrc.begin(), ssrc.end(), (uint32_t) seq_id) != ssrc.end()) {
         late_clear.set(seq_id); // what waits is to read it
         return true;
     }
@@ -225,7 +249,7 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
         n_rows_used[s] = seq_id < 0 || kv.seq_to_stream[seq_id] == s ? 0 : n_rows_used[s];
     }
 
-    if (!is_dynamic) {
+    if (!is_dynamic()) {
         return false;
     }
 
@@ -253,7 +277,7 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
     n_rows_used[sdst] = std::max(n_rows_used[sdst], n_rows_used[ssrc]);
 
-    if (!is_dynamic) {
+    if (!is_dynamic()) {
         return false;
     }
 

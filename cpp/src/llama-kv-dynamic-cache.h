@@ -31,6 +31,8 @@ struct llama_kv_dynamic_room {
 
 // per llama_kv_cache, whose friend it is. It knows the cells, the storage knows the rows
 class llama_kv_dynamic_cache {
+    friend llama_kv_dynamic;
+
 public:
     using slot_info_vec_t = llama_kv_cache::slot_info_vec_t;
     using row_range       = std::pair<int64_t, int64_t>; // first row, number of rows, over all streams
@@ -129,24 +131,19 @@ public:
     // has asked for. so a cache that nobody prepares (the indexer's of a hybrid memory) has rows as well
     void follow(const llama_kv_dynamic_cache & other);
 
-    bool is_wanting() const;          // rows were asked for, or could not be
     bool is_ahead() const;            // the policy would take more of them than needed
     bool grow(bool ahead);            // false: no memory, nothing has changed
     void undo();                      // the last grow()
     void settle();                    // the last grow() holds
     void forget();                    // what was asked for
-    void request_max();               // all rows
     void release(const std::vector<llama_kv_dynamic_cache *> & caches); // the rows of freed cells. caches: of the context
-    void pin();
 
     // by copy: graphs are built over caches of one size, so others of the same cells start so, too
     bool has_size_like(const llama_kv_dynamic_cache & other) const;
-    bool restart_like(const llama_kv_dynamic_cache & other); // false: no memory, and the cache cannot be used
 
     // between the rows of two streams there can be some that nothing may read, not even to copy what is around them to where a
     // graph reads it. nothing is decoded yet
     bool has_gaps() const;
-    void close_gaps(); // throws std::runtime_error when there is no memory, and the cache cannot be used
 
     llama_memory_usage usage() const; // of this cache alone, without the counters
 
@@ -155,8 +152,6 @@ public:
     size_t          used_by_cells() const;
     bool            is_window()     const;
     bool            counts_cells()  const; // each for a token
-
-    uint32_t n_max() const;
 
     // bytes with the rows that were asked for, in these types
     size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
@@ -234,6 +229,9 @@ private:
 
     size_t size_cell() const; // bytes behind one cell of one stream
 
+    bool is_dynamic() const { return storage->can_grow(); }
+    bool is_wanting() const { return need || (dyn && dyn->is_failed); } // rows were asked for, or could not be
+
     bool can_grow() const;
     std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not here, or nobody wants it
     std::vector<llama_kv_storage::layer> layers_of(ggml_context * ctx) const;
@@ -310,8 +308,6 @@ private:
 
     const bool offload;
 
-    bool is_dynamic = false; // it grows and shrinks
-
     std::optional<llama_kv_rows> need;
 
     // by the growth at hand, to go back to
@@ -332,8 +328,6 @@ private:
     std::bitset<LLAMA_MAX_SEQ> late_clear; // streams to be cleared after that, which reads them
 
     row_range range = { 0, 0 }; // that the K-shift at hand is for
-
-    bool is_shared_in_part = false; // another context reads some layers, and has others of its own beside them
 
     bool is_rotated_k = false; // by the graphs, where the types want it
     bool is_rotated_v = false;

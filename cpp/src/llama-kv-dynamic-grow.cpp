@@ -51,17 +51,13 @@ bool llama_kv_dynamic_cache::is_like(const llama_kv_dynamic_cache & other) const
 }
 
 bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const {
-    return is_like(other) && is_dynamic && other.is_dynamic;
+    return is_like(other) && is_dynamic() && other.is_dynamic();
 }
 
 void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
     for (uint32_t s = 0; mirrors(other) && other.need && s < kv.n_stream; ++s) {
         other.need->each_run(s, [&](uint32_t i0, uint32_t i1) { want(s, i0, i1); });
     }
-}
-
-bool llama_kv_dynamic_cache::is_wanting() const {
-    return need || (dyn && dyn->has_failed());
 }
 
 bool llama_kv_dynamic_cache::is_ahead() const try {
@@ -71,7 +67,20 @@ bool llama_kv_dynamic_cache::is_ahead() const try {
 }
 
 llama_kv_rows llama_kv_dynamic_cache::next(bool ahead) const {
-    return storage->next(*need, ahead, dyn->n_bytes_row(n_max_cells));
+    if (!storage->has_size()) {
+        return storage->next(*need, ahead, size_cell());
+    }
+
+    // over all streams of the caches with as many cells: they mirror each other, so they take the same steps
+    size_t n_bytes_row = 0;
+
+    for (const auto * cache : dyn->caches) {
+        if (cache->n_max_cells == n_max_cells) {
+            n_bytes_row += cache->size_cell()*cache->kv.n_stream;
+        }
+    }
+
+    return storage->next(*need, ahead, n_bytes_row);
 }
 
 size_t llama_kv_dynamic_cache::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
@@ -137,10 +146,6 @@ void llama_kv_dynamic_cache::forget() {
     before.reset();
 }
 
-void llama_kv_dynamic_cache::pin() {
-    storage->pin();
-}
-
 llama_kv_rows llama_kv_dynamic_cache::rest() const {
     if (has_rows && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty())) {
         return storage->rows();
@@ -166,7 +171,7 @@ void llama_kv_dynamic_cache::drop_late_copies() {
     for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
         const uint32_t sdst = sc_info.sdst[i];
         // compressed rows (DSV4) go with the cells of other caches
-        const bool is_wanted = has_rows ? dyn->has_cells(sdst) : has_cells(sdst);
+        const bool is_wanted = has_rows ? dyn->any([&](const auto * cache) { return cache->has_cells(sdst); }) : has_cells(sdst);
 
         if (is_wanted || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
             rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
@@ -180,7 +185,7 @@ void llama_kv_dynamic_cache::drop_late_copies() {
 }
 
 void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {
-    if (!is_dynamic) {
+    if (!is_dynamic()) {
         return;
     }
 

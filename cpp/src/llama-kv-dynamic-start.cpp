@@ -25,7 +25,7 @@ bool llama_kv_dynamic_default() {
 }
 
 bool llama_kv_dynamic_cache::can_grow() const {
-    if (!dyn || !dyn->is_enabled() || owner) {
+    if (!dyn || !dyn->enabled || owner) {
         return false;
     }
 
@@ -89,13 +89,11 @@ std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_cont
 ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     const auto layers = layers_of(ctx);
 
-    if (owner && !layers.empty()) {
-        owner->is_shared_in_part = true;
-    }
+    GGML_ASSERT(!owner); // a cache that shares has all of its layers from the other context, and no buffer
 
     // with its first buffer. one that has gone back to a fixed size keeps it
-    if (!is_dynamic && kv.ctxs_bufs.empty() && can_grow()) {
-        auto inplace = dyn->has_size_like(*this) ? nullptr : create_inplace();
+    if (kv.ctxs_bufs.empty() && can_grow()) {
+        auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 
         if (inplace && inplace->can_grow()) {
@@ -111,7 +109,9 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
         LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
 
         // graphs are built over caches of one size
-        if (restart() && dyn->restart_like(*this)) {
+        const auto follows = [&](auto * other) { return !other->instead || !has_size_like(*other) || other->restart(); };
+
+        if (restart() && std::all_of(dyn->caches.begin(), dyn->caches.end(), follows)) {
             res = storage->alloc(ctx, buft, layers);
         }
     }
@@ -120,8 +120,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
 }
 
 void llama_kv_dynamic_cache::start(std::unique_ptr<llama_kv_storage> from) {
-    storage    = std::move(from);
-    is_dynamic = true;
+    storage = std::move(from);
 
     LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
             storage->rows().size(), n_max_cells*kv.n_stream, storage->has_size() ? "by copy" : "in place");
@@ -133,8 +132,7 @@ bool llama_kv_dynamic_cache::restart() {
     if (instead->can_grow()) {
         start(std::move(instead));
     } else {
-        storage    = llama_kv_storage::create_fixed(kv.n_stream, n_max_cells, kv.v_trans, kv.ctxs_bufs);
-        is_dynamic = false;
+        storage = llama_kv_storage::create_fixed(kv.n_stream, n_max_cells, kv.v_trans, kv.ctxs_bufs);
         instead.reset();
     }
 
@@ -157,41 +155,19 @@ bool llama_kv_dynamic_cache::restart() {
 }
 
 bool llama_kv_dynamic_cache::has_size_like(const llama_kv_dynamic_cache & other) const {
-    return is_like(other) && is_dynamic && storage->has_size();
-}
-
-bool llama_kv_dynamic_cache::restart_like(const llama_kv_dynamic_cache & other) {
-    return !instead || !other.has_size_like(*this) || restart();
+    return is_like(other) && is_dynamic() && storage->has_size();
 }
 
 bool llama_kv_dynamic_cache::has_gaps() const {
     return instead && storage->reads_below() && kv.n_stream > 1;
 }
 
-void llama_kv_dynamic_cache::close_gaps() {
-    LLAMA_LOG_WARN("%s: attention does not run where the cells are\n", __func__);
-
-    if (!restart()) {
-        throw std::runtime_error("failed to allocate buffer for kv cache");
-    }
-}
-
 //
 // llama_kv_dynamic
 //
 
-bool llama_kv_dynamic::has_size_like(const llama_kv_dynamic_cache & cache) const {
-    return std::any_of(caches.begin(), caches.end(), [&](const auto * other) { return other->has_size_like(cache); });
-}
-
-bool llama_kv_dynamic::restart_like(const llama_kv_dynamic_cache & cache) {
-    return std::all_of(caches.begin(), caches.end(), [&](auto * other) { return other->restart_like(cache); });
-}
-
 void llama_kv_dynamic::begin() {
-    const auto has_gaps = [](const auto * cache) { return cache->has_gaps(); };
-
-    if (std::none_of(caches.begin(), caches.end(), has_gaps)) {
+    if (!any([](const auto * cache) { return cache->has_gaps(); })) {
         return;
     }
 
@@ -200,14 +176,16 @@ void llama_kv_dynamic::begin() {
         throw std::runtime_error("failed to build a graph to see where it reads the KV cache");
     }
 
-    if (std::none_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->has_gaps() && cache->n_read_elsewhere(gf) > 0; })) {
+    if (!any([&](const auto * cache) { return cache->has_gaps() && cache->n_read_elsewhere(gf) > 0; })) {
         return;
     }
 
+    LLAMA_LOG_WARN("%s: attention does not run where the cells are\n", __func__);
+
     // all of them: those that mirror each other have one size
     for (auto * cache : caches) {
-        if (cache->has_gaps()) {
-            cache->close_gaps();
+        if (cache->has_gaps() && !cache->restart()) {
+            throw std::runtime_error("failed to allocate buffer for kv cache");
         }
     }
 

@@ -9,30 +9,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-void llama_kv_dynamic::drop_late_copies() {
-    for (auto * cache : caches) {
-        cache->drop_late_copies();
-    }
-}
-
-bool llama_kv_dynamic::is_late() const {
-    return std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_late(); });
-}
-
-bool llama_kv_dynamic::is_late_in(const std::vector<llama_seq_id> & strm) const {
-    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->is_late_in(strm); });
-}
-
-bool llama_kv_dynamic::awaits_copy(llama_seq_id seq_id) const {
-    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->awaits_copy(seq_id); });
-}
-
-bool llama_kv_dynamic::awaits_shift(llama_seq_id seq_id) const {
-    return is_late_shift && std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->has_shift(seq_id); });
-}
-
-bool llama_kv_dynamic::has_cells(uint32_t s) const {
-    return std::any_of(caches.begin(), caches.end(), [&](const auto * cache) { return cache->has_cells(s); });
+bool llama_kv_dynamic::awaits(llama_seq_id seq_id) const {
+    return any([&](const auto * cache) { return cache->awaits_copy(seq_id) || (is_late_shift && cache->has_shift(seq_id)); });
 }
 
 void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
@@ -51,7 +29,7 @@ void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
 uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
     n = used_rows(n);
 
-    if (is_dynamic && storage->reads_below()) {
+    if (is_dynamic() && storage->reads_below()) {
         want(0, n);
 
         if (is_wanting() && !dyn->grow(false)) {
@@ -73,7 +51,7 @@ bool llama_kv_dynamic_cache::is_late_in(const std::vector<llama_seq_id> & strm) 
 bool llama_kv_dynamic_cache::awaits_copy(llama_seq_id seq_id) const {
     const auto & sdst = kv.sc_info.sdst;
 
-    return is_dynamic && !sdst.empty() && (storage->reads_below() || has_late_copy) &&
+    return is_dynamic() && !sdst.empty() && (storage->reads_below() || has_late_copy) &&
         (seq_id < 0 || (has_late_copy && has_shift()) || std::find(sdst.begin(), sdst.end(), kv.seq_to_stream[seq_id]) != sdst.end());
 }
 
@@ -86,14 +64,14 @@ void llama_kv_dynamic_cache::drop_seq(llama_seq_id seq_id) {
 }
 
 void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {
-    if (!is_dynamic || !(dyn->awaits_copy(seq_id) || dyn->awaits_shift(seq_id))) {
+    if (!is_dynamic() || !dyn->awaits(seq_id)) {
         return;
     }
 
     // in a static cache the batch that found no memory for it would have done that
     dyn->update();
 
-    if (dyn->awaits_copy(seq_id) || dyn->awaits_shift(seq_id)) {
+    if (dyn->awaits(seq_id)) {
         throw std::runtime_error("a copy or a shift of the sequence waits for memory");
     }
 }
@@ -106,13 +84,12 @@ bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
     // rows that were read but not written yet have offsets in the current layout
     io.flush();
 
-    if (dyn->grow(false)) {
-        return true;
+    const bool res = dyn->grow(false);
+    if (!res) {
+        drop_read();
     }
 
-    drop_read();
-
-    return false;
+    return res;
 }
 
 void llama_kv_dynamic_cache::drop_read() {
@@ -128,13 +105,17 @@ llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, cons
     }
 
     // of what is about to be overwritten, or to it
-    if (is_dynamic && dyn->is_late_in(sinfo.strm)) {
-        dyn->drop_late_copies();
+    const auto is_late = [&](const auto * cache) { return cache->is_late_in(sinfo.strm); };
+
+    if (is_dynamic() && dyn->any(is_late)) {
+        for (auto * cache : dyn->caches) {
+            cache->drop_late_copies();
+        }
 
         io.flush();
         dyn->update();
 
-        if (dyn->is_late_in(sinfo.strm)) {
+        if (dyn->any(is_late)) {
             drop_read();
             return { 0 };
         }

@@ -35,7 +35,7 @@ llama_kv_dynamic::release_scope::~release_scope() {
         dyn->seqs_lost[s] = dyn->seqs_lost[s] && seq_id >= 0 && s != (uint32_t) seq_id;
     }
 
-    if (!dyn || !dyn->enabled || dyn->is_pinned) {
+    if (!dyn || !dyn->enabled) {
         return;
     }
 
@@ -74,16 +74,8 @@ std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic::current() {
     return llama_kv_dynamic_cur;
 }
 
-bool llama_kv_dynamic::is_enabled() const {
-    return enabled;
-}
-
-void llama_kv_dynamic::add(llama_kv_dynamic_cache * cache) {
-    caches.push_back(cache);
-}
-
-void llama_kv_dynamic::remove(llama_kv_dynamic_cache * cache) {
-    caches.erase(std::remove(caches.begin(), caches.end(), cache), caches.end());
+llama_kv_dynamic * llama_kv_dynamic::of(const llama_context & ctx) {
+    return ctx.memory ? ctx.kv_dynamic.get() : nullptr;
 }
 
 void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & reader) {
@@ -128,7 +120,7 @@ void llama_kv_dynamic::forget() {
 
 bool llama_kv_dynamic::grow(bool is_batch) try {
     // in smaller types there can be room for the copy that waits
-    while (is_batch && is_late()) {
+    while (is_batch && any([](const auto * cache) { return cache->is_late(); })) {
         if (!step_down()) {
             forget();
             return false;
@@ -160,7 +152,7 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
 
     if (!std::exchange(is_failed, false)) {
         do {
-            const bool is_ahead = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_ahead(); });
+            const bool is_ahead = any([](const auto * cache) { return cache->is_ahead(); });
 
             res = (is_ahead && fits(true) && try_grow(true)) || (fits(false) && try_grow(false));
         } while (!res && step_down());
@@ -188,7 +180,7 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
 }
 
 bool llama_kv_dynamic::try_grow(bool ahead) {
-    const bool is_wanting = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_wanting(); });
+    const bool is_wanting = any([](const auto * cache) { return cache->need.has_value(); });
 
     if (is_wanting) {
         synchronize();
@@ -220,7 +212,7 @@ bool llama_kv_dynamic::try_grow(bool ahead) {
 
 bool llama_kv_dynamic::grow_max() {
     for (auto * cache : caches) {
-        cache->request_max();
+        cache->want(0, cache->n_max_cells);
     }
 
     if (!grow()) {
@@ -228,23 +220,10 @@ bool llama_kv_dynamic::grow_max() {
     }
 
     for (auto * cache : caches) {
-        cache->pin();
+        cache->storage->pin();
     }
-    is_pinned = true;
 
     return true;
-}
-
-size_t llama_kv_dynamic::n_bytes_row(uint32_t n_max) const {
-    size_t res = 0;
-
-    for (const auto * cache : caches) {
-        if (cache->n_max() == n_max) {
-            res += cache->usage().reserved/n_max;
-        }
-    }
-
-    return res;
 }
 
 void llama_kv_dynamic::update() {
@@ -279,7 +258,7 @@ int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
 
 bool llama_kv_dynamic::finish_shift() {
     // in smaller types there can be room for it
-    while (enabled && awaits_shift(-1)) {
+    while (enabled && is_late_shift && any([](const auto * cache) { return cache->has_shift(); })) {
         if (!step_down()) {
             return false;
         }

@@ -35,6 +35,7 @@
 
 #include "ggml-backend.h"
 
+#include <algorithm>
 #include <bitset>
 #include <cstdint>
 #include <functional>
@@ -52,6 +53,8 @@ class llama_kv_dynamic_cache;
 
 // per llama_context
 class llama_kv_dynamic {
+    friend llama_kv_dynamic_cache;
+
 public:
     // enabled: the caches of the context are dynamic. a static context is known here, too: it can read dynamic storage
     llama_kv_dynamic(llama_context * lctx, bool enabled);
@@ -71,6 +74,9 @@ public:
     };
 
     static std::shared_ptr<llama_kv_dynamic> current();
+
+    // that of a context. null: the context has no memory
+    static llama_kv_dynamic * of(const llama_context & ctx);
 
     // when it goes, mem gives back the memory of the cells that were freed meanwhile
     // seq_id: that is removed as a whole, if one is. -1: all of them
@@ -92,19 +98,9 @@ public:
     // a sequence goes on with the cells of another one, which may have lost them
     static void follow_copy(const llama_memory_i * mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst);
 
-    bool is_enabled() const;
-
-    // a cache that is about to start, or had to start by copy, see llama_kv_dynamic_cache
-    bool has_size_like(const llama_kv_dynamic_cache & cache) const;
-    bool restart_like(const llama_kv_dynamic_cache & cache);
-
     // the first graphs are reserved: have the cells elsewhere, if their storage does not do where these read them
     // throws std::runtime_error when there is no memory, and the context cannot be used
     void begin();
-
-    // every cache of the context, also one that cannot grow
-    void add   (llama_kv_dynamic_cache * cache);
-    void remove(llama_kv_dynamic_cache * cache);
 
     // another context that reads the storage of the caches here (a draft model that shares the cells of the target)
     void add_reader(const std::shared_ptr<llama_kv_dynamic> & reader);
@@ -147,6 +143,7 @@ public:
     bool grow_max();
 
     // llama_set_memory_type(), of all caches
+    static int32_t set_types_of(llama_context & ctx, ggml_type type_k, ggml_type type_v);
     int32_t set_types(ggml_type type_k, ggml_type type_v);
 
     // GGML_TYPE_COUNT: there are no cells
@@ -168,9 +165,6 @@ public:
     // f(converter), after which no graph that was built before runs again
     void convert(const std::function<void(class llama_kv_converter &)> & f);
 
-    // bytes behind a row over all streams of the caches of n_max rows: they mirror each other, so they take the same steps
-    size_t n_bytes_row(uint32_t n_max) const;
-
     // wait for the compute that may use the storage
     // not llama_context::synchronize(): it would count the tokens of the batch that is being prepared as evaluated
     void synchronize() const;
@@ -178,16 +172,14 @@ public:
     // shifts and copies of streams that wait
     void update();
 
-    // in any cache, see llama_kv_dynamic_cache
-    bool is_late() const;
-    bool is_late_in(const std::vector<llama_seq_id> & strm) const;
-    bool awaits_copy(llama_seq_id seq_id) const;
+    // whether f(cache) is true of one of them
+    template <typename F>
+    bool any(F && f) const {
+        return std::any_of(caches.begin(), caches.end(), f);
+    }
 
-    bool awaits_shift(llama_seq_id seq_id) const; // that a batch found no memory for, of all sequences (-1)
-
-    void drop_late_copies(); // that nobody waits for any more
-
-    bool has_cells(uint32_t s) const; // in use, in a stream of any cache
+    // a copy, or a shift that a batch found no memory for, is still to be made, of all sequences (-1)
+    bool awaits(llama_seq_id seq_id) const;
 
     // a state of the sequence, or of all (-1), finds no memory in one cache: no other one keeps its part
     void drop_seq(llama_seq_id seq_id);
@@ -195,15 +187,8 @@ public:
     // bytes and cells of all caches, and the counters below
     llama_memory_usage usage() const;
 
-    static llama_memory_usage usage_of(const llama_context & ctx);
-
-    static int32_t                         set_types_of(llama_context & ctx, ggml_type type_k, ggml_type type_v);
-    static std::pair<ggml_type, ggml_type> types_of(const llama_context & ctx);
-
     // what of that is a sequence's. looks at every cell
     llama_seq_usage seq_usage(llama_seq_id seq_id) const;
-
-    static llama_seq_usage seq_usage_of(const llama_context & ctx, llama_seq_id seq_id);
 
     // a growth in the scope of a timer is counted, with the time that the scope took
     class timer {
@@ -296,12 +281,11 @@ private:
 
     const bool enabled;
 
-    std::vector<llama_kv_dynamic_cache *> caches;
+    std::vector<llama_kv_dynamic_cache *> caches; // of the context, also those that cannot grow
 
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
     bool is_pending = false;
-    bool is_pinned  = false; // by grow_max()
     bool is_larger  = false; // than the compute buffers are for
     bool is_failed  = false;
     bool is_lost    = false; // the compute buffers

@@ -71,8 +71,8 @@ llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
 
         const auto cells = cache->seq_cells(seq_id, cache->is_window() ? res.bytes_window : bytes);
 
-        if (cache->n_max() > n_max) {
-            n_max = cache->n_max();
+        if (cache->n_max_cells > n_max) {
+            n_max = cache->n_max_cells;
 
             (cache->is_window() ? res.window : res.cells) = cells;
         }
@@ -88,10 +88,8 @@ llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
 // interface
 //
 
-llama_seq_usage llama_kv_dynamic::seq_usage_of(const llama_context & ctx, llama_seq_id seq_id) {
-    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->seq_usage(seq_id) : llama_seq_usage {};
-}
-
 llama_seq_usage llama_memory_seq_usage(const llama_context * ctx, llama_seq_id seq_id) {
-    return llama_kv_dynamic::seq_usage_of(*ctx, seq_id);
+    const auto * dyn = llama_kv_dynamic::of(*ctx);
+
+    return dyn ? dyn->seq_usage(seq_id) : llama_seq_usage {};
 }

@@ -39,7 +39,6 @@ public:
             return nullptr;
         }
 
-        set_bytes_cell();
         show();
 
         const auto & own = *parts.back().region;
@@ -60,7 +59,8 @@ public:
 
     // what is needed, and some more behind the last run of it in each stream
     llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const override {
-        (void) n_bytes_row; // no two caches have to take the same steps
+        auto policy = growth;
+        policy.n_bytes_cell = n_bytes_row;
 
         auto res = cur;
         res |= need;
@@ -75,7 +75,7 @@ public:
             });
 
             if (end > 0) {
-                res.add(s, first, growth.next(first, end));
+                res.add(s, first, policy.next(first, end));
             }
         }
 
@@ -237,8 +237,6 @@ public:
             part.region = std::move(part.to);
         }
 
-        set_bytes_cell();
-
         // what is there, but holds nothing
         for (const auto & part : parts) {
             res = res && part.region->take(cur);
@@ -290,13 +288,6 @@ private:
         return true;
     } catch (const std::bad_alloc &) {
         return false;
-    }
-
-    void set_bytes_cell() {
-        growth.n_bytes_cell = 0;
-        for (const auto & part : parts) {
-            growth.n_bytes_cell += part.region->n_bytes_row();
-        }
     }
 
     // the size of the buffers is what is committed

@@ -104,7 +104,7 @@ public:
     virtual bool reads_below() const { return false; }
 
     // the rows to have so that the needed ones can be used, and with ahead as many more as the growth policy takes at once
-    // n_bytes_row: bytes behind a row over all streams and the caches that have to take the same steps
+    // n_bytes_row: bytes behind a row of one stream. with has_size(): of all streams and caches that have to take the same steps
     virtual llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const = 0;
 
     // the rows to keep when only these are used. all that are there when less is not worth it

@@ -244,7 +244,7 @@ bool llama_kv_dynamic_cache::can_retype() {
 }
 
 bool llama_kv_dynamic_cache::has_types() const {
-    return can_retype() && !owner && !kv.layers.empty() && !is_shared_in_part;
+    return can_retype() && !owner && !kv.layers.empty();
 }
 
 std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::types() const {
@@ -405,10 +405,6 @@ int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, gg
     return res;
 }
 
-std::pair<ggml_type, ggml_type> llama_kv_dynamic::types_of(const llama_context & ctx) {
-    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->types() : std::pair<ggml_type, ggml_type>(GGML_TYPE_COUNT, GGML_TYPE_COUNT);
-}
-
 int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type type_v) {
     const int32_t res = llama_kv_dynamic::set_types_of(*ctx, type_k, type_v);
 
@@ -420,7 +416,9 @@ int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type t
 }
 
 void llama_get_memory_type(const llama_context * ctx, ggml_type * type_k, ggml_type * type_v) {
-    std::tie(*type_k, *type_v) = llama_kv_dynamic::types_of(*ctx);
+    const auto * dyn = llama_kv_dynamic::of(*ctx);
+
+    std::tie(*type_k, *type_v) = dyn ? dyn->types() : std::make_pair(GGML_TYPE_COUNT, GGML_TYPE_COUNT);
 }
 
 const char * llama_memory_type_reason(int32_t result) {

@@ -146,10 +146,8 @@ void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {
 // interface
 //
 
-llama_memory_usage llama_kv_dynamic::usage_of(const llama_context & ctx) {
-    return ctx.memory && ctx.kv_dynamic ? ctx.kv_dynamic->usage() : llama_memory_usage {};
-}
-
 llama_memory_usage llama_get_memory_usage(const llama_context * ctx) {
-    return llama_kv_dynamic::usage_of(*ctx);
+    const auto * dyn = llama_kv_dynamic::of(*ctx);
+
+    return dyn ? dyn->usage() : llama_memory_usage {};
 }

@@ -4,7 +4,6 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-budget.cpp
     llama-kv-convert.cpp
     llama-kv-dynamic-cache.cpp
-    llama-kv-dynamic-cells.cpp
     llama-kv-dynamic-grow.cpp
     llama-kv-dynamic-lost.cpp
     llama-kv-dynamic-sched.cpp

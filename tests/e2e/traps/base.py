@@ -13,7 +13,6 @@ DSV4 = "src/llama-kv-cache-dsv4.cpp"
 DYNAMIC = "src/llama-kv-dynamic.cpp"
 DYNAMIC_SCHED = "src/llama-kv-dynamic-sched.cpp"
 DYNAMIC_CACHE = "src/llama-kv-dynamic-cache.cpp"
-DYNAMIC_CELLS = "src/llama-kv-dynamic-cells.cpp"
 DYNAMIC_GROW = "src/llama-kv-dynamic-grow.cpp"
 DYNAMIC_START = "src/llama-kv-dynamic-start.cpp"
 DYNAMIC_STATE = "src/llama-kv-dynamic-state.cpp"
@@ -29,9 +28,6 @@ ROTATION = "src/llama-kv-rotation.cpp"
 CONVERT = "src/llama-kv-convert.cpp"
 TYPES_STATE = "src/llama-kv-types-state.cpp"
 BUDGET = "src/llama-kv-budget.cpp"
-
-CURRENT = "llama_kv_dynamic::current()"
-DYNAMIC_CONTEXT = f"{CURRENT} && {CURRENT}->is_enabled()"
 
 # llama_kv_pages::assign(): what is too much now, or what was new if there was no memory for all of it (!res)
 GIVE_BACK = "gone.each_run([&](size_t i0, size_t i1) { discard(i0, i1); });"

@@ -7,12 +7,19 @@ from tests.e2e.traps.base import (
     CACHE,
     DYNAMIC,
     DYNAMIC_CACHE,
-    DYNAMIC_CONTEXT,
     DYNAMIC_GROW,
     Trap,
     copies,
     inplace,
 )
+
+
+def small_cells(where: str) -> Edit:
+    """The cells of a cache start at 256 where this is true: resized when the cache is known, before they are used."""
+    old = "dyn->caches.push_back(this);"
+    resize = f"for (auto & cells : kv.v_cells) {{ cells.resize({where} ? 256 : n_max); }}"
+    return Edit(DYNAMIC_CACHE, old, f"{old} {resize}")
+
 
 ROWS = (
     Trap(
@@ -57,21 +64,13 @@ ROWS = (
 CELLS = (
     Trap(
         "the cells start small with the storage, and tokens get other cells than in the static cache",
-        Edit(
-            CACHE,
-            "v_cells[s].resize(kv_size);",
-            f"v_cells[s].resize({DYNAMIC_CONTEXT} ? 256 : kv_size);",
-        ),
+        small_cells("dyn->enabled"),
         copies("llama-dense", "prompt"),
         "prompt",
     ),
     Trap(
         "a window cache of full size starts small, overwrites masked cells and loses history",
-        Edit(
-            CACHE,
-            "v_cells[s].resize(kv_size);",
-            f"v_cells[s].resize({DYNAMIC_CONTEXT} && n_swa > 0 ? 256 : kv_size);",
-        ),
+        small_cells("dyn->enabled && kv.n_swa > 0"),
         copies("gemma3-dense", "prompt", "--swa-full"),
         "prompt",
     ),

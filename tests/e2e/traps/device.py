@@ -61,7 +61,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, streams are in pages though attention runs elsewhere, on copies of what is around their rows",
-        Edit(DYNAMIC_START, "cache->close_gaps();", ""),
+        Edit(DYNAMIC_START, "!cache->restart()", "false"),
         Run("llama-dense", ("--quick", "--checks", "prompt", *ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0", "--seqs", "4")),
         "prompt",
     ),
@@ -138,7 +138,7 @@ DEVICE = (
     ),
     Trap(
         "a state has the positions of a K-shift that found no memory, and rows without it",
-        Edit(DYNAMIC_STATE, "!(dyn->awaits_copy(seq_id) || dyn->awaits_shift(seq_id))", "!dyn->awaits_copy(seq_id)"),
+        Edit(DYNAMIC_STATE, "(is_late_shift && cache->has_shift(seq_id))", "false"),
         RANDOM,
         "random",
     ),

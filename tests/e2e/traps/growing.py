@@ -35,13 +35,15 @@ GROWING = (
     ),
     Trap(
         "caches that mirror each other shrink apart when all of their rows are there",
-        Edit(DYNAMIC_GROW, "storage->has_size()", "n_rows() < n_max_cells"),
+        Edit(
+            DYNAMIC_GROW, "storage->has_size()", "n_rows() < n_max_cells", after="void llama_kv_dynamic_cache::release("
+        ),
         copies("qwen4exp-moe", "shrink-full"),
         "shrink-full",
     ),
     Trap(
         "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
-        Edit(DYNAMIC_GROW, "dyn->n_bytes_row(n_max_cells)", "usage().reserved/n_max_cells"),
+        Edit(DYNAMIC_GROW, "cache->n_max_cells == n_max_cells", "cache == this"),
         Run(
             "qwen4exp-moe",
             ("-c", "16384", "--kv-dynamic", "on", "-d", "4400"),

@@ -7,7 +7,6 @@ from tests.e2e.traps.base import (
     CACHE,
     COPY,
     DYNAMIC_CACHE,
-    DYNAMIC_CELLS,
     DYNAMIC_GROW,
     DYNAMIC_SCHED,
     DYNAMIC_STATE,
@@ -33,7 +32,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a batch that finds no memory takes positions out of a window",
-        Edit(DYNAMIC_CELLS, "!seq_ids.empty()", "false"),
+        Edit(DYNAMIC_CACHE, "!pos_max.empty()", "false"),
         Run("gemma3-dense", (*RANDOM, "--seed", "9")),
         "random",
     ),
@@ -79,7 +78,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a state is read over what a copy that waits has not read yet",
-        Edit(DYNAMIC_STATE, "dyn->is_late_in(sinfo.strm)", "false", after="// of what is about to be overwritten"),
+        Edit(DYNAMIC_STATE, "dyn->any(is_late)", "false", after="// of what is about to be overwritten"),
         LATE_COPY,
         "no-memory",
     ),
@@ -91,7 +90,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a copy that nobody waits for is made after a state was read into its place",
-        Edit(DYNAMIC_STATE, "dyn->drop_late_copies();", ""),
+        Edit(DYNAMIC_STATE, "cache->drop_late_copies();", ""),
         LATE_COPY,
         "no-memory",
     ),

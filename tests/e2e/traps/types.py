@@ -124,7 +124,7 @@ TYPES = (
     ),
     Trap(
         "a copy that the budget has no room for waits for good, and the cells keep their types",
-        Edit(DYNAMIC, "!step_down()", "true", after="while (is_batch && is_late()) {"),
+        Edit(DYNAMIC, "!step_down()", "true", after="while (is_batch && any("),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
     ),
