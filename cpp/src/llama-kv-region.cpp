@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-std::unique_ptr<llama_kv_region> llama_kv_region::create(ggml_context * ctx, ggml_backend_buffer_type_t buft, tensors layers, bool v_trans) {
+std::unique_ptr<llama_kv_region> llama_kv_region::create(ggml_context * ctx, ggml_backend_buffer_type_t buft, layers_t layers, bool v_trans) {
     std::unique_ptr<llama_kv_region> res(new llama_kv_region(buft, v_trans));
 
     res->mem = llama_kv_pages_alloc(ctx, buft);
@@ -19,7 +19,12 @@ std::unique_ptr<llama_kv_region> llama_kv_region::create(ggml_context * ctx, ggm
     res->buf    = res->mem.buf.get();
     res->layers = std::move(layers);
 
-    res->set_strips();
+    for (const auto & l : res->layers) {
+        res->strips.push_back(res->make_strip(l.k, l.k->type, false));
+        if (l.v) {
+            res->strips.push_back(res->make_strip(l.v, l.v->type, true));
+        }
+    }
 
     return res;
 }
@@ -34,10 +39,10 @@ std::unique_ptr<llama_kv_region> llama_kv_region::like(ggml_type type_k, ggml_ty
         return t ? ggml_set_name(ggml_new_tensor_3d(ctx_new.get(), type, t->ne[0], t->ne[1], t->ne[2]), t->name) : nullptr;
     };
 
-    tensors layers_new;
-    for (const auto & [k, v] : layers) {
-        ggml_tensor * k_new = add(k, type_k);
-        layers_new.emplace_back(k_new, add(v, type_v));
+    layers_t layers_new;
+    for (const auto & l : layers) {
+        ggml_tensor * k_new = add(l.k, type_k);
+        layers_new.push_back({ k_new, add(l.v, type_v), {}, {} });
     }
 
     auto res = create(ctx_new.get(), buft, std::move(layers_new), v_trans);
@@ -48,37 +53,22 @@ std::unique_ptr<llama_kv_region> llama_kv_region::like(ggml_type type_k, ggml_ty
     return res;
 }
 
-ggml_backend_buffer_t llama_kv_region::release() {
-    return mem.buf.release();
-}
+void llama_kv_region::take_over(llama_kv_region & from, llama_kv_storage::buffers_t & bufs) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const auto & l  = from.layers[i];
+        const auto & to = layers[i];
 
-ggml_backend_buffer_t llama_kv_region::get_buffer() const {
-    return buf;
-}
+        llama_kv_storage::set_layout(l, v_trans, [&](ggml_tensor * t, bool) { llama_kv_adopt(t, t == l.k ? to.k : to.v); });
+    }
 
-void llama_kv_region::replace(llama_kv_region & from) {
+    const auto it = std::find_if(bufs.begin(), bufs.end(), [&](const auto & own) { return own.second.get() == from.buf; });
+
+    if (it != bufs.end()) {
+        it->second = std::move(mem.buf);
+    }
+
     layers = std::move(from.layers);
     ctx.reset();
-}
-
-bool llama_kv_region::is_soft() const {
-    return llama_kv_pages::is_soft(buft);
-}
-
-void llama_kv_region::show() const {
-    llama_kv_paged_buffer::show(buf, *mem.pages);
-}
-
-size_t llama_kv_region::n_bytes_reserved() const {
-    return mem.pages->size();
-}
-
-size_t llama_kv_region::n_bytes_committed() const {
-    return mem.pages->n_bytes_committed();
-}
-
-size_t llama_kv_region::page_size() const {
-    return mem.pages->page_size();
 }
 
 llama_kv_region::strip llama_kv_region::make_strip(const ggml_tensor * t, ggml_type type, bool is_v) const {
@@ -96,41 +86,21 @@ llama_kv_region::strip llama_kv_region::make_strip(const ggml_tensor * t, ggml_t
     };
 }
 
-void llama_kv_region::set_strips() {
-    strips.clear();
-
-    for (const auto & [k, v] : layers) {
-        strips.push_back(make_strip(k, k->type, false));
-        if (v) {
-            strips.push_back(make_strip(v, v->type, true));
-        }
-    }
-}
-
 template <typename F>
 void llama_kv_region::each(const llama_kv_rows & rows, F && f) const {
     for (uint32_t s = 0; s < rows.n_stream(); ++s) {
         rows.each_run(s, [&](uint32_t i0, uint32_t i1) {
             for (const auto & t : strips) {
                 for (size_t j = 0; j < t.n; ++j) {
-                    f(t, t.offset + ((s*t.n + j)*t.n_rows + i0)*t.size, (i1 - i0)*t.size);
+                    f(t, t.at(s, j, i0), (i1 - i0)*t.size);
                 }
             }
         });
     }
 }
 
-size_t llama_kv_region::n_bytes_row() const {
-    size_t res = 0;
-    for (const auto & t : strips) {
-        res += t.n*t.size;
-    }
-
-    return res;
-}
-
 size_t llama_kv_region::n_pages(const strip & t, const llama_kv_rows & rows) const {
-    const size_t size_page = page_size();
+    const size_t size_page = mem.pages->page_size();
 
     size_t res  = 0;
     size_t last = 0; // after the last page that was counted
@@ -138,12 +108,10 @@ size_t llama_kv_region::n_pages(const strip & t, const llama_kv_rows & rows) con
     for (uint32_t s = 0; s < rows.n_stream(); ++s) {
         for (size_t j = 0; j < t.n; ++j) {
             rows.each_run(s, [&](uint32_t i0, uint32_t i1) {
-                const size_t offs = (s*t.n + j)*t.n_rows;
-                const size_t p0   = std::max(last, (offs + i0)*t.size/size_page);
-                const size_t p1   = ((offs + i1)*t.size + t.pad - 1)/size_page + 1;
+                const size_t p0 = std::max(last, t.at(s, j, i0)/size_page);
 
-                res += p1 > p0 ? p1 - p0 : 0;
-                last = std::max(last, p1);
+                last = std::max(last, (t.at(s, j, i1) + t.pad - 1)/size_page + 1);
+                res += last - std::min(last, p0);
             });
         }
     }
@@ -154,11 +122,11 @@ size_t llama_kv_region::n_pages(const strip & t, const llama_kv_rows & rows) con
 size_t llama_kv_region::n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const {
     // each tensor starts on a page of its own
     size_t res = 0;
-    for (const auto & [k, v] : layers) {
-        res += n_pages(make_strip(k, type_k, false), rows) + (v ? n_pages(make_strip(v, type_v, true), rows) : 0);
+    for (const auto & l : layers) {
+        res += n_pages(make_strip(l.k, type_k, false), rows) + (l.v ? n_pages(make_strip(l.v, type_v, true), rows) : 0);
     }
 
-    return res*page_size();
+    return res*mem.pages->page_size();
 }
 
 llama_kv_set llama_kv_region::pages_of(const llama_kv_rows & rows) const {
@@ -169,10 +137,6 @@ llama_kv_set llama_kv_region::pages_of(const llama_kv_rows & rows) const {
     });
 
     return res;
-}
-
-bool llama_kv_region::commit(const llama_kv_rows & rows) {
-    return mem.pages->assign(pages_of(rows));
 }
 
 bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows) {
@@ -193,14 +157,15 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
     }
 
     // what is converted at a time
-    const auto & [k, v] = layers[0];
     const auto size_of = [](const ggml_tensor * t) -> size_t {
         const int64_t n = t ? t->ne[0]*llama_kv_n_lines(t->type, t->ne[0], LLAMA_KV_CONVERT_ELEMENTS) : 0;
 
         return t ? ggml_row_size(t->type, std::max(n, LLAMA_KV_CONVERT_ELEMENTS)) : 0; // transposed lines can be as many
     };
-    const size_t size = std::max(size_of(k), size_of(v));
-    n_least += (size + page_size() - 1)/page_size();
+    const size_t size_page = mem.pages->page_size();
+    const size_t size      = std::max(size_of(layers[0].k), size_of(layers[0].v));
+
+    n_least += (size + size_page - 1)/size_page;
 
     const auto commit_first = [&](size_t n) {
         auto first = mem.pages->make_set();
@@ -235,14 +200,8 @@ void llama_kv_region::set_zero(const llama_kv_rows & rows) {
 }
 
 void llama_kv_region::copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst) {
-    rows.each_run(ssrc, [&](uint32_t i0, uint32_t i1) {
-        for (const auto & t : strips) {
-            for (size_t j = 0; j < t.n; ++j) {
-                const auto offset = [&](uint32_t s) { return t.offset + ((s*t.n + j)*t.n_rows + i0)*t.size; };
-
-                mem.pages->copy(offset(ssrc), offset(sdst), (i1 - i0)*t.size);
-            }
-        }
+    each(rows, [&](const strip & t, size_t offset, size_t size) {
+        mem.pages->copy(offset, offset - t.at(ssrc, 0, 0) + t.at(sdst, 0, 0), size);
     });
 }
 
@@ -254,6 +213,8 @@ bool llama_kv_region::convert_tensor(
         llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<run> & runs, const llama_kv_convert & convert) {
     const strip from = make_strip(src, src->type, is_v);
     const strip next = to.make_strip(dst, dst->type, is_v);
+
+    const size_t size_page = mem.pages->page_size();
 
     // f(offset, size) of lines, at once where they are one after the other
     const auto each_range = [](const strip & t, const llama_kv_lines & lines, auto && f) {
@@ -282,13 +243,13 @@ bool llama_kv_region::convert_tensor(
                 const size_t begin = from.n > 1 ? offset : done;
 
                 mem.pages->give(begin, offset + size - begin);
-                done = std::max(done, (offset + size)/page_size()*page_size());
+                done = std::max(done, (offset + size)/size_page*size_page);
             });
         });
     }
 
     if (res) {
-        mem.pages->give(from.offset, (ggml_backend_buft_get_alloc_size(buft, src) + page_size() - 1)/page_size()*page_size());
+        mem.pages->give(from.offset, (ggml_backend_buft_get_alloc_size(buft, src) + size_page - 1)/size_page*size_page);
     }
 
     return res;
@@ -298,11 +259,10 @@ bool llama_kv_region::convert_to(llama_kv_region & to, const std::vector<run> & 
     bool res = true;
 
     for (size_t i = 0; i < layers.size(); ++i) {
-        const auto & [k, v]       = layers[i];
-        const auto & [k_to, v_to] = to.layers[i];
+        const auto & l = layers[i];
 
-        res = res && convert_tensor(to, k, k_to, false, runs, convert);
-        res = res && (!v || convert_tensor(to, v, v_to, true, runs, convert));
+        res = res && convert_tensor(to, l.k, to.layers[i].k, false, runs, convert);
+        res = res && (!l.v || convert_tensor(to, l.v, to.layers[i].v, true, runs, convert));
     }
 
     return res;

@@ -41,12 +41,12 @@ public:
 
         show();
 
-        const auto & own = *parts.back().region;
+        auto & mem = parts.back()->mem;
 
         LLAMA_LOG_INFO("%s: %10s KV memory reserved = %8.2f MiB, committed = %8.2f MiB\n", __func__,
-                ggml_backend_buft_name(buft), own.n_bytes_reserved()/1024.0/1024.0, own.n_bytes_committed()/1024.0/1024.0);
+                ggml_backend_buft_name(buft), mem.pages->size()/1024.0/1024.0, mem.pages->n_bytes_committed()/1024.0/1024.0);
 
-        return parts.back().region->release();
+        return mem.buf.release();
     }
 
     bool has(uint32_t s, uint32_t i) const override {
@@ -109,7 +109,7 @@ public:
 
         const auto commit = [&](const llama_kv_rows & to) {
             try {
-                return std::all_of(parts.begin(), parts.end(), [&](const part & part) { return part.region->commit(to); });
+                return std::all_of(parts.begin(), parts.end(), [&](const auto & part) { return part->commit(to); });
             } catch (const std::bad_alloc &) {
                 return false;
             }
@@ -136,7 +136,7 @@ public:
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
         size_t res = 0;
         for (const auto & part : parts) {
-            res += part.region->n_bytes(rows, type_k, type_v);
+            res += part->n_bytes(rows, type_k, type_v);
         }
 
         return res;
@@ -170,8 +170,11 @@ public:
         gone -= here;
         set_zero(gone);
 
+        auto from = cur.none();
+        from.set_stream(ssrc, cur, ssrc);
+
         for (const auto & part : parts) {
-            part.region->copy_stream(cur, ssrc, sdst);
+            part->copy_stream(from, ssrc, sdst);
         }
 
         return true;
@@ -183,7 +186,7 @@ public:
             bool is_larger = false;
 
             for (const auto & part : parts) {
-                for (const auto & l : part.layers) {
+                for (const auto & l : part->layers) {
                     is_larger |= is_wider(l, type_k, type_v);
                 }
             }
@@ -194,10 +197,12 @@ public:
                 });
             }
 
-            const auto prepare = [&](part & part) {
-                part.to = part.region->like(type_k, type_v);
+            const auto prepare = [&](const auto & part) {
+                next_parts.push_back(part->like(type_k, type_v));
 
-                return part.to && (is_larger ? part.to->commit(cur) : part.to->commit_ahead(*part.region, cur));
+                const auto & to = next_parts.back();
+
+                return to && (is_larger ? to->commit(cur) : to->commit_ahead(*part, cur));
             };
 
             if (std::all_of(parts.begin(), parts.end(), prepare)) {
@@ -216,30 +221,16 @@ public:
 
         bool res = true;
 
-        for (auto & part : parts) {
-            res = res && part.region->convert_to(*part.to, to_runs, convert);
+        for (size_t i = 0; i < parts.size(); ++i) {
+            res = res && parts[i]->convert_to(*next_parts[i], to_runs, convert);
 
-            size_t i = 0;
-            for (auto & l : part.layers) {
-                const auto & [k, v] = part.to->get_layers()[i++];
-
-                set_layout(l, v_trans, [&, k = k, v = v](ggml_tensor * t, bool) { llama_kv_adopt(t, t == l.k ? k : v); });
-            }
-
-            for (auto & [_, own] : bufs) {
-                if (own.get() == part.region->get_buffer()) {
-                    own.reset(part.to->release());
-                    break;
-                }
-            }
-
-            part.to->replace(*part.region);
-            part.region = std::move(part.to);
+            next_parts[i]->take_over(*parts[i], bufs);
+            parts[i] = std::move(next_parts[i]);
         }
 
         // what is there, but holds nothing
         for (const auto & part : parts) {
-            res = res && part.region->take(cur);
+            res = res && part->take(cur);
         }
 
         if (!res) {
@@ -255,35 +246,19 @@ public:
 
     void forget_types() override {
         to_runs.clear();
-
-        for (auto & part : parts) {
-            part.to.reset();
-        }
+        next_parts.clear();
     }
 
 private:
-    // the layers that are in one buffer
-    struct part {
-        std::vector<layer> layers;
-
-        std::unique_ptr<llama_kv_region> region;
-        std::unique_ptr<llama_kv_region> to; // by prepare_types()
-    };
-
     // with the rows to start with. false: there is no memory
     bool add_part(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) try {
-        llama_kv_region::tensors tensors;
-        for (const auto & l : layers) {
-            tensors.emplace_back(l.k, l.v);
-        }
-
-        auto region = llama_kv_region::create(ctx, buft, std::move(tensors), v_trans);
+        auto region = llama_kv_region::create(ctx, buft, layers, v_trans);
 
         if (!region || !region->commit(start)) {
             return false;
         }
 
-        parts.push_back({ layers, std::move(region), nullptr });
+        parts.push_back(std::move(region));
 
         return true;
     } catch (const std::bad_alloc &) {
@@ -293,14 +268,14 @@ private:
     // the size of the buffers is what is committed
     void show() const {
         for (const auto & part : parts) {
-            part.region->show();
+            part->show();
         }
     }
 
     // also rows that are not there: they can share pages with some that are
     void set_zero(const llama_kv_rows & rows) {
         for (const auto & part : parts) {
-            part.region->set_zero(rows);
+            part->set_zero(rows);
         }
     }
 
@@ -309,9 +284,11 @@ private:
 
     buffers_t & bufs;
 
-    std::vector<part> parts;
+    std::vector<std::unique_ptr<llama_kv_region>> parts; // one for each buffer
 
-    std::vector<llama_kv_region::run> to_runs; // by prepare_types(), rows that hold something
+    // by prepare_types()
+    std::vector<std::unique_ptr<llama_kv_region>> next_parts; // what the parts become
+    std::vector<llama_kv_region::run>             to_runs;    // rows that hold something
 };
 
 } // namespace

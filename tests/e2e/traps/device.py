@@ -102,7 +102,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, types change with less memory than what is converted at a time takes",
-        Edit(REGION, "n_least += (size + page_size() - 1)/page_size();", ""),
+        Edit(REGION, "n_least += (size + size_page - 1)/size_page;", ""),
         DEVICES,
         "exit",
     ),

@@ -45,9 +45,9 @@ IN_PLACE = (
         "in place, the zeros that upstream writes at creation make the whole cache resident",
         Edit(
             INPLACE,
-            "return parts.back().region->release();",
-            "std::fill_n((char *) ggml_backend_buffer_get_base(own.get_buffer()), own.n_bytes_reserved(), 0); "
-            "return parts.back().region->release();",
+            "return mem.buf.release();",
+            "std::fill_n((char *) ggml_backend_buffer_get_base(mem.buf.get()), mem.pages->size(), 0); "
+            "return mem.buf.release();",
         ),
         Run(LARGE, ("--memory", "-c", "8192", "--kv-dynamic", "on")),  # 512 MiB in all
         f"resident: {128 * 2**20}",
