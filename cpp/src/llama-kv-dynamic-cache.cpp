@@ -81,7 +81,6 @@ void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) try {
                 need = storage->rows().none();
             }
             need->add(s, i, i + 1);
-            dyn->request();
         }
     }
 } catch (const std::bad_alloc &) {
@@ -191,20 +190,10 @@ uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
     return std::min({ n, *std::max_element(n_rows_used.begin(), n_rows_used.end()), n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells });
 }
 
-bool llama_kv_dynamic_cache::try_resize(uint32_t n) {
-    if (n > n_max_cells) {
-        return false;
-    }
-
-    want(0, n);
-
-    return !dyn || dyn->grow();
-}
-
-bool llama_kv_dynamic_grow_rows(
+bool llama_kv_dynamic_cache::grow_rows(
         const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
         const std::vector<llama_ubatch> & ubatches) {
-    llama_kv_dynamic_cache::seq_rows pos_max;
+    seq_rows pos_max;
     pos_max.fill(-1);
 
     for (const auto & ubatch : ubatches) {
@@ -225,8 +214,9 @@ bool llama_kv_dynamic_grow_rows(
         kv->dyn->request_rows(n);
     }
 
-    // that of one cache is that of all
-    if (rows[0].first->try_resize(0)) {
+    const auto & dyn = rows[0].first->dyn->dyn; // that of all
+
+    if (!dyn || dyn->grow()) {
         return true;
     }
 
@@ -310,26 +300,20 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
     kv.sc_info.ssrc.push_back(ssrc);
     kv.sc_info.sdst.push_back(sdst);
 
-    has_late_copy = true;
-
     return true;
 }
 
-bool llama_kv_dynamic_cache::is_late() const {
-    return has_late_copy && !kv.sc_info.empty();
-}
-
 bool llama_kv_dynamic_cache::end_copies() {
-    has_late_copy = is_late(); // or they have been made
+    has_late_copy = !kv.sc_info.empty(); // or they have been made
 
-    for (size_t s = 0; !is_late() && late_clear.any(); ++s) {
+    for (size_t s = 0; !has_late_copy && late_clear.any(); ++s) {
         if (late_clear.test(s)) {
             late_clear.reset(s);
             clear(s);
         }
     }
 
-    return !is_late();
+    return !has_late_copy;
 }
 
 bool llama_kv_dynamic_cache::has_shift(llama_seq_id seq_id) const {
@@ -412,8 +396,4 @@ void llama_kv_dynamic_cache::set_shift(int32_t * data, int64_t i_row, int32_t sh
 
 uint32_t llama_kv_cache::get_size_max() const {
     return v_cells[seq_to_stream[0]].size();
-}
-
-bool llama_kv_cache::try_resize(uint32_t n_cells) {
-    return dyn->try_resize(n_cells);
 }

@@ -72,7 +72,7 @@ public:
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
     // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
-    bool is_late() const;
+    bool is_late() const { return has_late_copy; }
 
     // the copies at hand are made, as far as there was memory. returns false when one is late
     bool end_copies();
@@ -106,14 +106,16 @@ public:
     row_range shifted() const;
     void      set_shift(int32_t * data, int64_t i_row, int32_t shift) const;
 
-    // grow to rows that n cells can use
-    bool try_resize(uint32_t n);
-
     //
     // rows that are written without a cell being occupied (the compressed caches of DSV4)
     //
 
     using seq_rows = std::array<int64_t, LLAMA_MAX_SEQ>; // the first n of each sequence, -1: it has no part in the batch
+
+    // have the rows that the plans of a batch contain the number of, and what else was asked for, before they are made
+    //   rows: caches that have a row for every so many positions
+    // returns false when there is no memory
+    static bool grow_rows(const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows, const std::vector<llama_ubatch> & ubatches);
 
     void     request_rows(const seq_rows & n);
     void     take_back_rows(); // of the last request: there was no memory
@@ -342,11 +344,3 @@ private:
     ggml_tensor * noted_rot_k = nullptr;
     ggml_tensor * noted_rot_v = nullptr;
 };
-
-// For a memory whose batch plans contain the sizes of its caches (DSV4): have the rows that the plans need, and what else was
-// asked for, before the batch is planned
-//   rows: caches that have a row for every so many positions
-// returns false when there is no memory
-bool llama_kv_dynamic_grow_rows(
-        const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
-        const std::vector<llama_ubatch> & ubatches);

@@ -135,7 +135,7 @@ void llama_kv_dynamic_cache::undo() try {
 
 void llama_kv_dynamic_cache::settle() {
     if (before) {
-        dyn->count_grow(storage->n_bytes_copied() - n_copied_before);
+        dyn->counters.n_bytes_copied += storage->n_bytes_copied() - n_copied_before;
 
         n_peak = need->end();
     }
@@ -161,7 +161,7 @@ llama_kv_rows llama_kv_dynamic_cache::rest() const {
 }
 
 void llama_kv_dynamic_cache::drop_late_copies() {
-    if (!std::exchange(has_late_copy, false)) {
+    if (!has_late_copy) {
         return;
     }
 
@@ -179,7 +179,6 @@ void llama_kv_dynamic_cache::drop_late_copies() {
         }
     }
     sc_info = std::move(rest);
-    has_late_copy = !sc_info.empty();
 
     end_copies();
 }

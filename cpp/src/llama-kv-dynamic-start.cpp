@@ -172,9 +172,6 @@ void llama_kv_dynamic::begin() {
     }
 
     ggml_cgraph * gf = build_graph(true);
-    if (!gf) {
-        throw std::runtime_error("failed to build a graph to see where it reads the KV cache");
-    }
 
     if (!any([&](const auto * cache) { return cache->has_gaps() && cache->n_read_elsewhere(gf) > 0; })) {
         return;
@@ -191,5 +188,4 @@ void llama_kv_dynamic::begin() {
 
     set_moved(false);
     reset_sched();
-    account();
 }

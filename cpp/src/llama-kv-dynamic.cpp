@@ -62,11 +62,6 @@ llama_kv_dynamic::scope::~scope() {
 
     if (dyn && dyn->lctx->get_memory()) {
         dyn->lctx->get_memory()->kv_dynamic = dyn;
-
-        try {
-            dyn->account();
-        } catch (const std::bad_alloc &) { // none leaves a destructor: the next growth does
-        }
     }
 }
 
@@ -87,23 +82,10 @@ void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & read
     readers.push_back(reader);
 }
 
-void llama_kv_dynamic::request() {
-    is_pending = true;
-}
-
-void llama_kv_dynamic::set_failed() {
-    is_failed = true;
-
-    request();
-}
-
 void llama_kv_dynamic::set_moved(bool is_larger) {
     llama_kv_compat_reset(lctx->gf_res_prev, 0);
 
-    if (is_larger) {
-        this->is_larger = true;
-        request();
-    }
+    this->is_larger = this->is_larger || is_larger;
 
     for (const auto & reader : readers) {
         if (const auto dyn = reader.lock()) {
@@ -128,7 +110,9 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
         update();
     }
 
-    if (!is_pending) {
+    const bool is_wanting = any([](const auto * cache) { return cache->need.has_value(); });
+
+    if (!is_wanting && !is_failed && !is_larger && !is_lost) {
         return true;
     }
 
@@ -136,7 +120,7 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
         reset_sched();
     }
 
-    const timer timer(*this);
+    const int64_t t_start_us = ggml_time_us();
 
     bool res = false;
 
@@ -170,7 +154,9 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
         reset_sched();
     }
 
-    is_pending = is_larger;
+    if (res && is_wanting) {
+        count_grow(ggml_time_us() - t_start_us);
+    }
 
     return res;
 } catch (const std::bad_alloc &) { // to say how many bytes it would take: nothing has changed yet
@@ -244,14 +230,8 @@ void llama_kv_dynamic::set_late_shift() {
     set_lost();
 }
 
-int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
-    const bool has_memory = finish_shift();
-
-    return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
-}
-
-int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
-    const bool has_memory = grow();
+int32_t llama_kv_dynamic::prepare_batch(const llama_batch_allocr & balloc, bool has_cells) {
+    const bool has_memory = has_cells ? grow() : finish_shift();
 
     return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
 }
@@ -270,10 +250,4 @@ bool llama_kv_dynamic::finish_shift() {
     fit_compute();
 
     return true;
-}
-
-void llama_kv_dynamic::set_lost() {
-    is_lost = true;
-
-    request();
 }

@@ -105,17 +105,13 @@ public:
     // another context that reads the storage of the caches here (a draft model that shares the cells of the target)
     void add_reader(const std::shared_ptr<llama_kv_dynamic> & reader);
 
-    // a cache needs rows, or the compute buffers have to follow: grow() has something to do
-    void request();
-
     // have what was asked for, if anything was
     // is_batch: for the batch at hand, which also needs the copies of streams that wait
     // returns false when there is no memory for all of it. nothing has changed then, and nothing is asked for any more
     bool grow(bool is_batch = true);
 
     // it could not be noted what is asked for: the next grow() fails
-    void set_failed();
-    bool has_failed() const { return is_failed; }
+    void set_failed() { is_failed = true; }
 
     // a K-shift is about to be done, by a graph that can need more than any batch
     void begin_shift();
@@ -123,15 +119,14 @@ public:
     // there was no memory for that graph, which has cost the scheduler its buffers
     void set_late_shift();
 
-    // llama_decode(), twice: all is updated for a batch, which has no cells yet; its cells are known
+    // llama_decode(), twice: when all is updated for a batch, and has_cells: when those of the batch are known
     // returns what that is to return, nothing else has changed then:
     //    1: there is no memory, for a K-shift that is still to be done or for the cells
     //   -3: the batch goes on with a sequence whose cells were lost with the device, in a change of types
-    int32_t begin_batch(const llama_batch_allocr & balloc);
-    int32_t grow_batch (const llama_batch_allocr & balloc);
+    int32_t prepare_batch(const llama_batch_allocr & balloc, bool has_cells);
 
     // there was no memory for a graph, which has cost the scheduler its buffers
-    void set_lost();
+    void set_lost() { is_lost = true; }
 
     void forget(); // what was asked for
 
@@ -190,25 +185,8 @@ public:
     // what of that is a sequence's. looks at every cell
     llama_seq_usage seq_usage(llama_seq_id seq_id) const;
 
-    // a growth in the scope of a timer is counted, with the time that the scope took
-    class timer {
-    public:
-        explicit timer(llama_kv_dynamic & dyn);
-        ~timer();
-
-        timer(const timer &) = delete;
-        timer & operator=(const timer &) = delete;
-
-    private:
-        llama_kv_dynamic & dyn;
-
-        const int64_t  t_start_us;
-        const uint64_t n_resize;
-    };
-
-    // a cache has grown or shrunk, and this many bytes of it were moved
-    void count_grow  (size_t n_bytes_copied);
-    void count_shrink(size_t n_bytes_copied);
+    void count_grow  (int64_t t_us);          // that it took
+    void count_shrink(size_t n_bytes_copied); // that were moved for it
 
     bool fits(bool ahead) const;                 // the rows that were asked for, as far as that is known before
     void account();                              // tell the budget what is taken
@@ -285,10 +263,9 @@ private:
 
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
-    bool is_pending = false;
-    bool is_larger  = false; // than the compute buffers are for
-    bool is_failed  = false;
-    bool is_lost    = false; // the compute buffers
+    bool is_larger     = false; // than the compute buffers are for
+    bool is_failed     = false;
+    bool is_lost       = false; // the compute buffers
     bool is_shifted    = false; // since the last batch
     bool is_late_shift = false;
 
@@ -306,7 +283,5 @@ private:
 
     llama_memory_usage counters = {}; // only the counters are set
 
-    uint64_t n_resize = 0; // growths of single caches
-    bool     is_timed = false;
-    bool     has_shrunk = false; // in the scope at hand, which counts once for all caches
+    bool has_shrunk = false; // in the scope at hand, which counts once for all caches
 };

@@ -228,7 +228,6 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     if (is_lost || !reserve(true)) {
         reset_sched();
     }
-    is_pending = std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->is_wanting(); });
 
     account();
 

@@ -104,36 +104,10 @@ llama_memory_usage llama_kv_dynamic::usage() const {
     return res;
 }
 
-//
-// llama_kv_dynamic::timer
-//
-
-llama_kv_dynamic::timer::timer(llama_kv_dynamic & dyn) : dyn(dyn), t_start_us(dyn.is_timed ? -1 : ggml_time_us()), n_resize(dyn.n_resize) {
-    dyn.is_timed = true;
-}
-
-llama_kv_dynamic::timer::~timer() {
-    if (t_start_us < 0) {
-        return; // a part of what is timed already
-    }
-
-    dyn.is_timed = false;
-
-    if (dyn.n_resize == n_resize) {
-        return; // nothing grew
-    }
-
-    const int64_t t_us = ggml_time_us() - t_start_us;
-
-    dyn.counters.n_grow++;
-    dyn.counters.t_grow_us     += t_us;
-    dyn.counters.t_grow_max_us  = std::max(dyn.counters.t_grow_max_us, t_us);
-}
-
-void llama_kv_dynamic::count_grow(size_t n_bytes_copied) {
-    n_resize++;
-
-    counters.n_bytes_copied += n_bytes_copied;
+void llama_kv_dynamic::count_grow(int64_t t_us) {
+    counters.n_grow++;
+    counters.t_grow_us     += t_us;
+    counters.t_grow_max_us  = std::max(counters.t_grow_max_us, t_us);
 }
 
 void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {

@@ -101,7 +101,7 @@ GROWING = (
     ),
     Trap(
         "a plan that was made before the growth is used after it",
-        Edit(DYNAMIC_CACHE, "rows[0].first->try_resize(0)", "true"),
+        Edit(DYNAMIC_CACHE, "!dyn || dyn->grow()", "true"),
         copies("deepseek4-moe", "rows"),
         "rows",
     ),

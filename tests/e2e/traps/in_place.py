@@ -72,7 +72,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, a sequence whose copy found no memory is used as if it had been copied",
-        Edit(DYNAMIC_CACHE, "has_late_copy && !kv.sc_info.empty()", "false"),
+        Edit(DYNAMIC_CACHE, "has_late_copy = !kv.sc_info.empty();", "has_late_copy = false;"),
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),

@@ -48,7 +48,11 @@ NO_MEMORY = (
     ),
     Trap(
         "the copy that comes after one which had to wait is taken for one that waits",
-        Edit(DYNAMIC_CACHE, "has_late_copy = is_late();", ""),
+        Edit(
+            DYNAMIC_CACHE,
+            "has_late_copy = !kv.sc_info.empty();",
+            "has_late_copy = has_late_copy || !kv.sc_info.empty();",
+        ),
         inplace("llama-dense", "no-memory", "--seqs", "3", "--fail", "1+"),
         "no-memory",
     ),
