@@ -89,7 +89,11 @@ std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_cont
 ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     const auto layers = layers_of(ctx);
 
-    GGML_ASSERT(!owner); // a cache that shares has all of its layers from the other context, and no buffer
+    // a cache that shares has all of its layers from the other context, and no buffer. others would have to grow with them
+    if (owner && owner->is_dynamic()) {
+        LLAMA_LOG_ERROR("%s: layers beside those of another context, whose KV cache grows\n", __func__);
+        return nullptr;
+    }
 
     // with its first buffer. one that has gone back to a fixed size keeps it
     if (kv.ctxs_bufs.empty() && can_grow()) {
