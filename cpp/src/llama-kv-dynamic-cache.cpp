@@ -287,7 +287,7 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
             }
             need.swap(before);
 
-            if (fits && storage->resize(rows, {})) {
+            if (fits && storage->try_resize(rows, {})) {
                 dyn->account();
                 return storage->copy_stream(ssrc, sdst);
             }

@@ -255,8 +255,8 @@ private:
 
     void drop_read(); // what the state that is read has in the caches so far
 
-    // llama_kv_storage::resize(), after which graphs and compute buffers follow
-    bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger);
+    // llama_kv_storage::try_resize(), after which graphs and compute buffers follow
+    bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger);
 
     std::vector<uint32_t> n_used() const; // rows of each stream that hold something, at most
     llama_kv_rows         used() const;   // the same, block by block. not of rows without cells

@@ -87,8 +87,8 @@ size_t llama_kv_dynamic_cache::n_bytes_next(bool ahead, ggml_type type_k, ggml_t
     return storage->n_bytes(need ? next(ahead) : storage->rows(), type_k, type_v);
 }
 
-bool llama_kv_dynamic_cache::resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger) {
-    const bool res = storage->resize(rows, n_used);
+bool llama_kv_dynamic_cache::try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger) {
+    const bool res = storage->try_resize(rows, n_used);
 
     if (storage->moved()) {
         dyn->set_moved(is_larger && res);
@@ -111,7 +111,7 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
 
     n_copied_before = storage->n_bytes_copied();
 
-    if (!resize(rows, n_used_before, true)) {
+    if (!try_resize(rows, n_used_before, true)) {
         LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, rows.size());
         before.reset();
         return false;
@@ -126,7 +126,7 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
 
 void llama_kv_dynamic_cache::undo() try {
     if (before) {
-        resize(*before, n_used_before, false);
+        try_resize(*before, n_used_before, false);
         before.reset();
     }
 } catch (const std::bad_alloc &) {
@@ -209,7 +209,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
 
     const auto n_keep = n_used();
 
-    resize(rows, n_keep, false);
+    try_resize(rows, n_keep, false);
 
     dyn->count_shrink(storage->n_bytes_copied() - n_copied);
 

@@ -3,7 +3,7 @@
 // Constraints
 //   - One buffer per layer, and a layer's old buffer is freed before the next layer is allocated: the transient of a growth
 //     is one layer, not old + new. At the start all layers of a device are in one buffer.
-//   - All layers have the same number of rows when resize() returns: the row indices that the graphs write to
+//   - All layers have the same number of rows when try_resize() returns: the row indices that the graphs write to
 //     (set_input_k_idxs, set_input_v_idxs) are shared by all layers and contain it as a stride.
 //   - A failed growth needs no memory to be undone: the layers that had already grown are laid out for the old size inside
 //     their new, larger buffers. Only then they are moved to smaller ones, if these can be had.
@@ -94,7 +94,7 @@ public:
         return res;
     }
 
-    bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
+    bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         const uint32_t n_old = n_rows();
         const uint32_t n_new = rows.end();
 
@@ -358,7 +358,7 @@ private:
                 buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_buffer_get_type(buf.get()), 0));
             }
         }
-    } catch (const std::bad_alloc &) { // the next resize() tries again
+    } catch (const std::bad_alloc &) { // the next try_resize() tries again
     }
 
     // inside the buffer that it has

@@ -104,7 +104,7 @@ public:
         return may_shrink(res.size(), n_peak) ? res : cur;
     }
 
-    bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
+    bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         (void) n_used;
 
         const auto commit = [&](const llama_kv_rows & to) {
@@ -155,7 +155,7 @@ public:
         rest &= cur;
 
         // what goes back is zero when it comes again. what shares a page with rows that stay does not go, be it freed before
-        resize(rest, {});
+        try_resize(rest, {});
         set_zero(gone);
 
         return true;
@@ -234,7 +234,7 @@ public:
         }
 
         if (!res) {
-            resize(cur.none(), {});
+            try_resize(cur.none(), {});
         }
 
         show();

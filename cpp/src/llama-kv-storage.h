@@ -122,7 +122,7 @@ public:
     // returns false when there is no memory. nothing has changed then, except that buffers may be others, and larger. not when
     // the rows are a part of those that are there: to give back, or to undo a growth, needs no memory
     // no compute may be in flight that uses the tensors
-    virtual bool resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) = 0;
+    virtual bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) = 0;
 
     // make the rows of a stream zero, or of all (-1), and give back what is not needed to start again
     // returns false when there is nothing special about it: to be cleared as in a static cache
@@ -134,7 +134,7 @@ public:
     virtual bool copy_stream(uint32_t ssrc, uint32_t sdst) { (void) ssrc; (void) sdst; return false; }
 
     // have the rows in other types, in two steps, so that several caches change together or not at all
-    // n_used: as for resize(), and for both of them
+    // n_used: as for try_resize(), and for both of them
     //
     // prepare_types(): have what is needed before any data moves. that is all of the memory if a row becomes larger, and next to
     // none if not. false: there is none, and nothing has changed

@@ -98,7 +98,7 @@ static std::vector<uint32_t> start(cache & c) {
     const std::vector<uint32_t> n_used(c.cfg.n_stream, N_USED);
 
     if (c.cfg.what != kind::fixed) {
-        check(c.storage->resize(rows_of(c, 768, c.cfg.what == kind::inplace ? 384 : 0), n_used), c.cfg.name() + ": rows to start with");
+        check(c.storage->try_resize(rows_of(c, 768, c.cfg.what == kind::inplace ? 384 : 0), n_used), c.cfg.name() + ": rows to start with");
     }
     c.fill(n_used);
     c.storage->moved();
@@ -117,14 +117,14 @@ static void test_grow(const config & cfg) {
 
         const size_t size = c.size_bufs();
 
-        const bool res    = without_memory(n, once, [&]() { return c.storage->resize(after, n_used); });
+        const bool res    = without_memory(n, once, [&]() { return c.storage->try_resize(after, n_used); });
         const bool failed = n_failed_new > 0;
 
         check(c.storage->rows() == (res ? after : before), what + ": rows");
         check(res || cfg.what == kind::copy || c.size_bufs() == size, what + ": memory");
         check(c.is_consistent(GGML_TYPE_F16) && c.rows(n_used) == data && c.is_rest_zero(n_used), what + ": the data");
 
-        check(c.storage->resize(after, n_used), what + ": grows later");
+        check(c.storage->try_resize(after, n_used), what + ": grows later");
         check(c.is_consistent(GGML_TYPE_F16) && c.rows(n_used) == data && c.is_rest_zero(n_used), what + ": the data later");
 
         return failed;
@@ -142,10 +142,10 @@ static void test_shrink(const config & cfg) {
 
         const size_t size = c.size_bufs();
 
-        check(c.storage->resize(all, n_used), what + ": grows");
+        check(c.storage->try_resize(all, n_used), what + ": grows");
         c.fill(n_used);
 
-        const bool res    = without_memory(n, once, [&]() { return c.storage->resize(before, n_used); });
+        const bool res    = without_memory(n, once, [&]() { return c.storage->try_resize(before, n_used); });
         const bool failed = n_failed_new > 0;
 
         check(c.storage->rows() == (res ? before : all), what + ": rows");
@@ -153,7 +153,7 @@ static void test_shrink(const config & cfg) {
 
         const auto data = c.rows(n_used);
 
-        check(c.storage->resize(all, n_used) && c.storage->resize(before, n_used), what + ": grows and gives back");
+        check(c.storage->try_resize(all, n_used) && c.storage->try_resize(before, n_used), what + ": grows and gives back");
         check(c.is_consistent(GGML_TYPE_F16) && c.size_bufs() <= size, what + ": memory");
         check(!res || c.rows(n_used) == data, what + ": the data");
 

@@ -183,7 +183,7 @@ static void test_rows() {
         const auto least = c.storage->next(need, false, 0);
         check(least == rows_of(c, { 256, 768 }), "rows: what is needed");
 
-        check(c.storage->resize(least, {}) && !c.storage->moved() && c.storage->n_bytes_copied() == 0 && c.layers[1].v->data == data, "rows: nothing moves");
+        check(c.storage->try_resize(least, {}) && !c.storage->moved() && c.storage->n_bytes_copied() == 0 && c.layers[1].v->data == data, "rows: nothing moves");
         check(n_free - n_bytes_free(dev) == c.n_bytes() && c.size_bufs() == c.n_bytes(), "rows: the memory");
         check(c.is_zero(1, 0, 768), "rows: zeros");
 
@@ -192,17 +192,17 @@ static void test_rows() {
 
         auto same = c.storage->rows();
         same.set_stream(0, c.storage->rows(), 1);
-        check(c.storage->resize(same, {}) && c.storage->copy_stream(1, 0), "rows: a stream is copied");
+        check(c.storage->try_resize(same, {}) && c.storage->copy_stream(1, 0), "rows: a stream is copied");
         check(memcmp(cache::row(c.layers[2].v, 0, 0), cache::row(c.layers[2].v, 1, 0), 700*c.layers[2].v->nb[1]) == 0 && c.is_zero(0, 700, 768), "rows: the copy");
 
         check(c.storage->clear(0) && c.is_zero(0, 0, 256) && !c.storage->has(0, 256) && c.is_filled(1, 0, 700), "rows: a stream is cleared");
 
         // a stream keeps as much as the longest one, if it had it
-        check(c.storage->resize(rows_of(c, { 2048, N_MAX }), {}), "rows: more");
+        check(c.storage->try_resize(rows_of(c, { 2048, N_MAX }), {}), "rows: more");
         auto used = c.storage->rows().none();
         used.add(1, 600, 700);
         check(c.storage->rest(used, 0) == rows_of(c, { 768, 768 }), "rows: what stays has no holes");
-        check(c.storage->resize(c.storage->rest(used, 0), {}) && c.is_filled(1, 0, 700), "rows: gives back");
+        check(c.storage->try_resize(c.storage->rest(used, 0), {}) && c.is_filled(1, 0, 700), "rows: gives back");
 
         check(c.storage->clear(-1) && c.storage->rows() == rows_of(c, { 256, 256 }) && c.is_zero(0, 0, 256) && c.is_zero(1, 0, 256), "rows: cleared");
         check(n_free - n_bytes_free(dev) == c.n_bytes(), "rows: the memory at the end");
@@ -235,7 +235,7 @@ static void test_random() {
             const auto rows   = rows_of(c, n);
             const auto before = c.storage->rows();
 
-            if (c.storage->resize(rows, {})) {
+            if (c.storage->try_resize(rows, {})) {
                 check(c.storage->rows() == rows, what + ": rows");
                 for (int s = 0; s < 2; ++s) {
                     n_filled[s] = std::min(n_filled[s], (n[s] + 255)/256*256);
@@ -283,7 +283,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
     for (int64_t s = 0; s < n_stream; ++s) {
         n_used.push_back(3000 + 300*s);
     }
-    check(c.storage->resize(rows_of(c, n_used), {}), what + ": rows");
+    check(c.storage->try_resize(rows_of(c, n_used), {}), what + ": rows");
     for (int64_t s = 0; s < n_stream; ++s) {
         c.fill(s, 0, n_used[s]);
     }
@@ -352,7 +352,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
 
     others.reset();
     check(LARGE - n_bytes_free(dev) == c.n_bytes() && c.size_bufs() == c.n_bytes(), what + ": memory");
-    check(c.storage->resize(rows_of(c, std::vector<uint32_t>(n_stream, N_MAX)), {}), what + ": grows on");
+    check(c.storage->try_resize(rows_of(c, std::vector<uint32_t>(n_stream, N_MAX)), {}), what + ": grows on");
 }
 
 int main() {

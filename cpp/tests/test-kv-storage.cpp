@@ -133,7 +133,7 @@ struct cache {
     bool resize(uint32_t n_cells, const std::vector<uint32_t> & n_used) {
         auto rows = storage->rows().none();
         rows.add(0, n_cells);
-        return storage->resize(rows, n_used);
+        return storage->try_resize(rows, n_used);
     }
 
     // as llama_kv_cache::clear()
@@ -448,7 +448,7 @@ static void test_inplace(bool v_trans) {
     check(storage->next(need, true, 0).size() > least.size(), what + ": and more");
 
     set_fail("-1");
-    check(storage->resize(least, {}), what + ": grows");
+    check(storage->try_resize(least, {}), what + ": grows");
     check(l.k->data == data && !storage->moved() && storage->n_bytes_copied() == 0, what + ": nothing moves");
     check(ggml_backend_buffer_get_size(buf.get()) > n_bytes, what + ": the buffer shows what is committed");
 
@@ -471,7 +471,7 @@ static void test_inplace(bool v_trans) {
     // all of stream 0, and nothing else: rows that only stream 1 had are zero
     auto same = storage->rows();
     same.set_stream(1, storage->rows(), 0);
-    check(storage->resize(same, {}) && storage->copy_stream(0, 1), what + ": copies a stream");
+    check(storage->try_resize(same, {}) && storage->copy_stream(0, 1), what + ": copies a stream");
     check(is(1, 0, 1) && is(1, 399, 2) && is(1, 10, 0) && is(1, 2000, 0), what + ": the copy");
 
     // a hole
@@ -481,12 +481,12 @@ static void test_inplace(bool v_trans) {
     check(rest == storage->rows(), what + ": not for so little");
     auto many = storage->rows();
     many.add(0, N_MAX);
-    check(storage->resize(many, {}), what + ": grows to all");
+    check(storage->try_resize(many, {}), what + ": grows to all");
     rest = storage->rows().none();
     rest.add(0, 384, 400);
     rest = storage->rest(rest, 0);
     check(storage->may_shrink(16, 0) && rest.has(0, 399) && rest.has(0, 255) && !rest.has(0, 256) && !rest.has(1, 399), what + ": what stays");
-    check(storage->resize(rest, {}) && is(0, 0, 1) && is(0, 399, 2) && *cell(l.k, 1, 399) == 0, what + ": a hole");
+    check(storage->try_resize(rest, {}) && is(0, 0, 1) && is(0, 399, 2) && *cell(l.k, 1, 399) == 0, what + ": a hole");
 
     check(storage->clear(1) && is(1, 0, 0) && is(0, 0, 1) && is(0, 399, 2), what + ": clears a stream");
     check(storage->clear(-1) && is(0, 0, 0) && is(0, 399, 0) && storage->rows().size() == 2*256, what + ": clears all");
@@ -515,11 +515,11 @@ static void test_inplace_fails() {
     rows.add(0, N_MAX);
 
     set_fail("0+");
-    check(!storage->resize(rows, {}), "in place fails");
+    check(!storage->try_resize(rows, {}), "in place fails");
     check(storage->rows() == before && ggml_backend_buffer_get_size(buf.get()) == size, "in place fails: nothing has changed");
-    check(storage->resize(before, {}), "in place fails: what is there needs no memory");
+    check(storage->try_resize(before, {}), "in place fails: what is there needs no memory");
     set_fail("");
-    check(storage->resize(rows, {}), "in place fails: grows later");
+    check(storage->try_resize(rows, {}), "in place fails: grows later");
 }
 
 int main() {

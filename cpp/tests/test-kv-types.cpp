@@ -24,7 +24,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
     } else if (cfg.what == kind::copy) {
         rows.add(0, 1024);
     }
-    check(c.storage->resize(rows, std::vector<uint32_t>(cfg.n_stream, 0)), what + ": rows");
+    check(c.storage->try_resize(rows, std::vector<uint32_t>(cfg.n_stream, 0)), what + ": rows");
 
     std::vector<uint32_t> n_used;
     for (int64_t s = 0; s < cfg.n_stream; ++s) {
@@ -88,7 +88,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
     if (cfg.what != kind::fixed) {
         auto more = c.storage->rows();
         more.add(0, 1024, N_MAX);
-        check(c.storage->resize(more, n_used) && c.rows(n_used) == back && c.is_rest_zero(n_used), what + ": grows on");
+        check(c.storage->try_resize(more, n_used) && c.rows(n_used) == back && c.is_rest_zero(n_used), what + ": grows on");
     }
 
     c.storage->forget_types();

@@ -54,7 +54,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, a clear with the data leaves the pages",
-        Edit(INPLACE, "resize(rest, {});", ""),
+        Edit(INPLACE, "try_resize(rest, {});", ""),
         inplace("llama-dense", "clear"),
         "clear",
     ),

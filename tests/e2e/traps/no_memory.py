@@ -40,8 +40,8 @@ NO_MEMORY = (
         "by copy, a growth that is undone for another cache loses rows of a window",
         Edit(
             DYNAMIC_GROW,
-            "resize(*before, n_used_before, false);",
-            "resize(*before, std::vector<uint32_t>(n_used_before.size()), false);",
+            "try_resize(*before, n_used_before, false);",
+            "try_resize(*before, std::vector<uint32_t>(n_used_before.size()), false);",
         ),
         copies("gemma3-dense", "no-memory", "--fail", "3+", "--override", "gemma3.attention.sliding_window=1024"),
         "no-memory",
@@ -170,7 +170,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a growth that passes the budget with its compute buffers keeps its cells",
-        Edit(DYNAMIC_GROW, "resize(*before, n_used_before, false);", ""),
+        Edit(DYNAMIC_GROW, "try_resize(*before, n_used_before, false);", ""),
         copies("llama-dense", "random", "--seqs", "8", "--unified"),
         "random",
     ),
