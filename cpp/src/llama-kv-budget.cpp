@@ -36,27 +36,19 @@ bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
 // llama_kv_dynamic
 //
 
-void llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
+bool llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
     if (this->budget) {
         this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);
     }
 
     this->budget = enabled && llama_kv_dynamic_cache::can_retype() ? budget : nullptr;
 
-    account();
-}
-
-bool llama_kv_dynamic::set_budget_of(llama_context & ctx, llama_memory_budget * budget) {
-    if (!ctx.memory || !ctx.kv_dynamic) {
-        return false;
-    }
-
     try {
-        ctx.kv_dynamic->set_budget(budget);
+        account();
     } catch (const std::bad_alloc &) { // none leaves a function of the interface: the next growth counts
     }
 
-    return ctx.kv_dynamic->budget != nullptr;
+    return this->budget != nullptr;
 }
 
 size_t llama_kv_dynamic::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
@@ -178,8 +170,8 @@ bool llama_kv_dynamic::step_down(bool is_full) {
 }
 
 void llama_kv_dynamic::step_up() {
-    if (!budget || types_first.first == GGML_TYPE_COUNT ||
-            std::any_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->usage().n_cells_used > 0; })) {
+    // training keeps the scheduler
+    if (!budget || lctx->opt_ctx || types_first.first == GGML_TYPE_COUNT || any([](const auto * cache) { return cache->usage().n_cells_used > 0; })) {
         return;
     }
 
@@ -201,18 +193,18 @@ void llama_kv_dynamic::step_up() {
 }
 
 bool llama_kv_dynamic::follow_budget_of(llama_context & ctx) try {
-    if (!ctx.memory || !ctx.kv_dynamic || !ctx.kv_dynamic->budget) {
+    auto * dyn = of(ctx);
+
+    if (!dyn || !dyn->budget) {
         return false;
     }
 
-    auto & dyn = *ctx.kv_dynamic;
-
     ctx.synchronize();
 
-    dyn.step_up();
-    dyn.begin_account();
+    dyn->step_up();
+    dyn->begin_account();
 
-    return dyn.n_bytes_above(dyn.n_bytes_caches()) == 0 || (dyn.step_down(true) && dyn.n_bytes_above(dyn.n_bytes_caches()) == 0);
+    return dyn->n_bytes_above(dyn->n_bytes_caches()) == 0 || (dyn->step_down(true) && dyn->n_bytes_above(dyn->n_bytes_caches()) == 0);
 } catch (const std::exception & err) { // none leaves a function of the interface
     LLAMA_LOG_WARN("%s: no room is made: %s\n", __func__, err.what());
     return false;
@@ -245,7 +237,9 @@ void llama_memory_budget_free(llama_memory_budget * budget) {
 }
 
 bool llama_memory_budget_add(llama_memory_budget * budget, llama_context * ctx) {
-    return ctx && llama_kv_dynamic::set_budget_of(*ctx, budget);
+    auto * dyn = ctx ? llama_kv_dynamic::of(*ctx) : nullptr;
+
+    return dyn && dyn->set_budget(budget);
 }
 
 void llama_memory_budget_hold(llama_memory_budget * budget, bool hold) {

@@ -84,7 +84,7 @@ void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) try {
         }
     }
 } catch (const std::bad_alloc &) {
-    dyn->set_failed();
+    dyn->is_failed = true;
 }
 
 void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) {
@@ -100,7 +100,7 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
         owner->want_windows(sinfos);
 
         if (owner->is_wanting() && !owner->dyn->grow()) {
-            dyn->set_failed();
+            dyn->is_failed = true;
         }
     }
 
@@ -148,7 +148,7 @@ void llama_kv_dynamic_cache::request_rows(const seq_rows & n) {
     // attention covers as many rows of each stream of a batch as the longest one has
     const int64_t end = std::min<int64_t>(*std::max_element(n.begin(), n.end()), n_max_cells);
 
-    has_rows = true;
+    is_compressed = true;
 
     n_rows_before = n_rows_used;
 
@@ -239,7 +239,7 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
         n_rows_used[s] = seq_id < 0 || kv.seq_to_stream[seq_id] == s ? 0 : n_rows_used[s];
     }
 
-    if (!is_dynamic()) {
+    if (!dyn || !dyn->enabled) {
         return false;
     }
 
@@ -297,6 +297,9 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
 
     LLAMA_LOG_WARN("%s: not enough memory to copy a sequence, the next batch tries again\n", __func__);
 
+    has_late_copy = true;
+
+    kv.sc_info.sdst.reserve(kv.sc_info.sdst.size() + 1); // both, or none
     kv.sc_info.ssrc.push_back(ssrc);
     kv.sc_info.sdst.push_back(sdst);
 
@@ -370,13 +373,15 @@ void llama_kv_dynamic_cache::begin_shift(ggml_backend_sched_t sched, const row_r
     range = rows;
 
     if (dyn) {
-        dyn->begin_shift();
+        dyn->begin_account();
+        dyn->is_shifted = true; // by a graph that can need more than any batch
     }
 }
 
 void llama_kv_dynamic_cache::set_late_shift() {
     if (dyn) {
-        dyn->set_late_shift();
+        dyn->is_late_shift = true;
+        dyn->set_sched_lost();
     }
 }
 

@@ -72,7 +72,7 @@ public:
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
     // a copy of a stream found no memory and waits: no batch runs, and no K-shift, which is to come after it
-    bool is_late() const { return has_late_copy; }
+    bool is_late() const { return has_late_copy && !kv.sc_info.empty(); }
 
     // the copies at hand are made, as far as there was memory. returns false when one is late
     bool end_copies();
@@ -138,7 +138,10 @@ public:
     void undo();                      // the last grow()
     void settle();                    // the last grow() holds
     void forget();                    // what was asked for
-    void release(const std::vector<llama_kv_dynamic_cache *> & caches); // the rows of freed cells. caches: of the context
+
+    // the rows of freed cells of all caches of a context
+    // throws std::bad_alloc: then not of all of them, but by copy they have one size all the same
+    static void release(const std::vector<llama_kv_dynamic_cache *> & caches);
 
     // by copy: graphs are built over caches of one size, so others of the same cells start so, too
     bool has_size_like(const llama_kv_dynamic_cache & other) const;
@@ -151,9 +154,7 @@ public:
 
     // the cells of a sequence. adds its part of the bytes behind them
     llama_seq_cells seq_cells(llama_seq_id seq_id, size_t & bytes) const;
-    size_t          used_by_cells() const;
-    bool            is_window()     const;
-    bool            counts_cells()  const; // each for a token
+    bool            is_window() const;
 
     // bytes with the rows that were asked for, in these types
     size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
@@ -320,7 +321,7 @@ private:
     // the most cells that had to stay since the last resize, see llama_kv_growth::shrink()
     uint32_t n_peak = 0;
 
-    bool has_rows = false;
+    bool is_compressed = false; // rows and no cells (DSV4)
 
     std::vector<uint32_t> n_rows_used   = std::vector<uint32_t>(kv.n_stream); // of each stream
     std::vector<uint32_t> n_rows_before = std::vector<uint32_t>(kv.n_stream); // the last request

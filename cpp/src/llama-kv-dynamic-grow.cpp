@@ -12,7 +12,7 @@ std::vector<uint32_t> llama_kv_dynamic_cache::n_used() const {
     std::vector<uint32_t> res(kv.n_stream);
 
     for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        res[s] = has_rows ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1();
+        res[s] = is_compressed ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1();
     }
 
     // a copy of a stream waits for the next batch: what it reads stays, though the cells may be free by now
@@ -147,7 +147,7 @@ void llama_kv_dynamic_cache::forget() {
 }
 
 llama_kv_rows llama_kv_dynamic_cache::rest() const {
-    if (has_rows && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty())) {
+    if (!is_dynamic() || (is_compressed && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty()))) {
         return storage->rows();
     }
 
@@ -171,7 +171,7 @@ void llama_kv_dynamic_cache::drop_late_copies() {
     for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
         const uint32_t sdst = sc_info.sdst[i];
         // compressed rows (DSV4) go with the cells of other caches
-        const bool is_wanted = has_rows ? dyn->any([&](const auto * cache) { return cache->has_cells(sdst); }) : has_cells(sdst);
+        const bool is_wanted = is_compressed ? dyn->any([&](const auto * cache) { return cache->has_cells(sdst); }) : has_cells(sdst);
 
         if (is_wanted || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
             rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
@@ -184,34 +184,42 @@ void llama_kv_dynamic_cache::drop_late_copies() {
 }
 
 void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {
-    if (!is_dynamic()) {
-        return;
+    struct plan {
+        llama_kv_dynamic_cache * cache;
+        llama_kv_rows            rows;
+        std::vector<uint32_t>    n_used;
+    };
+    std::vector<plan> plans;
+
+    for (auto * cache : caches) {
+        cache->drop_late_copies();
     }
 
-    drop_late_copies();
+    // all of them before the first one shrinks, as no memory may be missing between caches of one size
+    for (auto * cache : caches) {
+        auto rows = cache->rest();
+        for (const auto * other : caches) {
+            if (cache->mirrors(*other) && cache->storage->has_size()) {
+                rows.add(0, other->rest().end());
+            }
+        }
 
-    auto rows = rest();
-    for (const auto * other : caches) {
-        if (mirrors(*other) && storage->has_size()) {
-            rows.add(0, other->rest().end());
+        if (rows.size() < cache->storage->rows().size()) {
+            plans.push_back({ cache, std::move(rows), cache->n_used() });
         }
     }
 
-    if (rows.size() >= storage->rows().size()) {
-        return;
+    for (const auto & [cache, rows, n_used] : plans) {
+        LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, cache->storage->rows().size(), rows.size());
+
+        cache->dyn->synchronize();
+
+        const size_t n_copied = cache->storage->n_bytes_copied();
+
+        cache->try_resize(rows, n_used, false);
+
+        cache->dyn->count_shrink(cache->storage->n_bytes_copied() - n_copied);
+
+        cache->n_peak = *std::max_element(n_used.begin(), n_used.end());
     }
-
-    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, storage->rows().size(), rows.size());
-
-    dyn->synchronize();
-
-    const size_t n_copied = storage->n_bytes_copied();
-
-    const auto n_keep = n_used();
-
-    try_resize(rows, n_keep, false);
-
-    dyn->count_shrink(storage->n_bytes_copied() - n_copied);
-
-    n_peak = *std::max_element(n_keep.begin(), n_keep.end());
 }

@@ -70,7 +70,7 @@ bool llama_kv_dynamic::reserve(bool last) {
 
         if (ok) {
             is_larger = false;
-            is_lost   = false;
+            is_sched_lost   = false;
             return true;
         }
     } catch (const std::exception & err) {
@@ -79,7 +79,7 @@ bool llama_kv_dynamic::reserve(bool last) {
 
     LLAMA_LOG_WARN("%s: failed to reserve the compute buffers for the larger KV cache\n", __func__);
 
-    is_lost = true;
+    is_sched_lost = true;
 
     return false;
 }
@@ -100,7 +100,7 @@ void llama_kv_dynamic::new_sched() {
 void llama_kv_dynamic::reset_sched() {
     new_sched();
 
-    is_lost   = false;
+    is_sched_lost   = false;
     is_larger = false;
 
     try {

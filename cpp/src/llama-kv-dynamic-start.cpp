@@ -89,7 +89,8 @@ std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_cont
 ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
     const auto layers = layers_of(ctx);
 
-    // a cache that shares has all of its layers from the other context, and no buffer. others would have to grow with them
+    // a cache that shares has all of its layers from the other context, and no buffer, on every upstream so far. layers of its own
+    // would have to grow with those, and change their types with them
     if (owner && owner->is_dynamic()) {
         LLAMA_LOG_ERROR("%s: layers beside those of another context, whose KV cache grows\n", __func__);
         return nullptr;

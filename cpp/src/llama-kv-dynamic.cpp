@@ -40,9 +40,7 @@ llama_kv_dynamic::release_scope::~release_scope() {
     }
 
     try {
-        for (auto * cache : dyn->caches) {
-            cache->release(dyn->caches);
-        }
+        llama_kv_dynamic_cache::release(dyn->caches);
 
         dyn->step_up();
         dyn->account();
@@ -112,11 +110,11 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
 
     const bool is_wanting = any([](const auto * cache) { return cache->need.has_value(); });
 
-    if (!is_wanting && !is_failed && !is_larger && !is_lost) {
+    if (!is_wanting && !is_failed && !is_larger && !is_sched_lost) {
         return true;
     }
 
-    if (is_lost) {
+    if (is_sched_lost) {
         reset_sched();
     }
 
@@ -150,17 +148,24 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
         LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
     }
 
-    if (is_lost) {
+    if (is_sched_lost) {
         reset_sched();
     }
 
     if (res && is_wanting) {
-        count_grow(ggml_time_us() - t_start_us);
+        const int64_t t_us = ggml_time_us() - t_start_us;
+
+        counters.n_grow++;
+        counters.t_grow_us     += t_us;
+        counters.t_grow_max_us  = std::max(counters.t_grow_max_us, t_us);
     }
 
     return res;
-} catch (const std::bad_alloc &) { // to say how many bytes it would take: nothing has changed yet
+} catch (const std::bad_alloc &) { // to say how many bytes it would take, or takes
     LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
+    for (auto * cache : caches) {
+        cache->undo();
+    }
     forget();
     return false;
 }
@@ -216,18 +221,6 @@ void llama_kv_dynamic::update() {
     lctx->sched_reserve(); // if it is due: the update does not expect another scheduler
     lctx->memory_update(false);
     synchronize();
-}
-
-void llama_kv_dynamic::begin_shift() {
-    begin_account();
-
-    is_shifted = true;
-}
-
-void llama_kv_dynamic::set_late_shift() {
-    is_late_shift = true;
-
-    set_lost();
 }
 
 int32_t llama_kv_dynamic::prepare_batch(const llama_batch_allocr & balloc, bool has_cells) {

@@ -110,15 +110,6 @@ public:
     // returns false when there is no memory for all of it. nothing has changed then, and nothing is asked for any more
     bool grow(bool is_batch = true);
 
-    // it could not be noted what is asked for: the next grow() fails
-    void set_failed() { is_failed = true; }
-
-    // a K-shift is about to be done, by a graph that can need more than any batch
-    void begin_shift();
-
-    // there was no memory for that graph, which has cost the scheduler its buffers
-    void set_late_shift();
-
     // llama_decode(), twice: when all is updated for a batch, and has_cells: when those of the batch are known
     // returns what that is to return, nothing else has changed then:
     //    1: there is no memory, for a K-shift that is still to be done or for the cells
@@ -126,7 +117,7 @@ public:
     int32_t prepare_batch(const llama_batch_allocr & balloc, bool has_cells);
 
     // there was no memory for a graph, which has cost the scheduler its buffers
-    void set_lost() { is_lost = true; }
+    void set_sched_lost() { is_sched_lost = true; }
 
     void forget(); // what was asked for
 
@@ -149,10 +140,8 @@ public:
 
     // what the caches here may take together with those of other contexts, and the types to step down through. null: no limit
     // it has to outlive this
-    void set_budget(llama_memory_budget * budget);
-
-    // the same of a context. false: it has none
-    static bool set_budget_of(llama_context & ctx, llama_memory_budget * budget);
+    // returns whether there is one
+    bool set_budget(llama_memory_budget * budget);
 
     // something else takes more or less of the budget than before. false: it has no room, and nothing has changed
     static bool follow_budget_of(llama_context & ctx);
@@ -185,11 +174,10 @@ public:
     // what of that is a sequence's. looks at every cell
     llama_seq_usage seq_usage(llama_seq_id seq_id) const;
 
-    void count_grow  (int64_t t_us);          // that it took
     void count_shrink(size_t n_bytes_copied); // that were moved for it
 
-    bool fits(bool ahead) const;                 // the rows that were asked for, as far as that is known before
-    void account();                              // tell the budget what is taken
+    bool fits(bool ahead) const; // the rows that were asked for, as far as that is known before
+    void account();              // tell the budget what is taken
 
 private:
     // grow all caches that asked, with the compute buffers, or none
@@ -223,8 +211,8 @@ private:
     // of the budget, if the caches took that
     size_t n_bytes_above(size_t n_bytes_caches) const;
     bool   is_within    (size_t n_bytes_caches) const;
-    void begin_account();                        // before a cache grows or shrinks
-    void fit_compute();                          // after a K-shift, which can take more than any batch
+    void begin_account(); // before a cache grows or shrinks
+    void fit_compute();   // after a K-shift, which can take more than any batch
 
     // take the next types with which they would fit. false: there are none
     // is_full: what is there already is too much
@@ -264,10 +252,10 @@ private:
     std::vector<std::weak_ptr<llama_kv_dynamic>> readers;
 
     bool is_larger     = false; // than the compute buffers are for
-    bool is_failed     = false;
-    bool is_lost       = false; // the compute buffers
+    bool is_failed     = false; // it could not be noted what is asked for: the next grow() fails
+    bool is_sched_lost       = false; // the compute buffers
     bool is_shifted    = false; // since the last batch
-    bool is_late_shift = false;
+    bool is_late_shift = false; // there was no memory for its graph
 
     bool is_rotation_known = false;
 

@@ -143,16 +143,17 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
 
     const uint32_t n_old = t->ne[1];
 
-    // a piece at a time, through the host: large ones, since on a device each is a transfer, if there is memory for that
-    static constexpr size_t SIZE_LARGE = size_t(4) << 20;
+    // on a device through the host: all of it in one transfer each way if there is memory for that, or a piece at a time
+    const bool is_host = ggml_backend_buffer_is_host(t->buffer);
 
-    const std::unique_ptr<char[]> large(new (std::nothrow) char[SIZE_LARGE]);
+    const std::unique_ptr<char[]> copy(is_host ? nullptr : new (std::nothrow) char[ggml_nbytes(t)]);
 
-    char spare[4096];
+    char * all = is_host ? (char *) t->data : copy.get();
+    char   piece[4096];
 
-    char * piece = large ? large.get() : spare;
-
-    const size_t size_piece = large ? SIZE_LARGE : sizeof(spare);
+    if (copy) {
+        ggml_backend_tensor_get(t, all, 0, ggml_nbytes(t));
+    }
 
     for (int64_t s = 0; s < b.n_stream; ++s) {
         const size_t size_live = n_live(n_used, s, n_rows)*b.size_row;
@@ -162,18 +163,27 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
             const size_t offs_src = b.offset(s, i, n_old);
             const size_t offs_dst = b.offset(s, i, n_rows);
 
-            // what stays where it is needs no transfer
-            for (size_t offs = offs_src == offs_dst ? size_live : 0; offs < size_full; offs += size_piece) {
-                const size_t size = std::min(size_piece, size_full - offs);
-                const size_t live = std::min(size, size_live - std::min(size_live, offs));
+            if (all) {
+                memmove(all + offs_dst, all + offs_src, size_live);
+                memset(all + offs_dst + size_live, 0, size_full - size_live);
+                continue;
+            }
+
+            for (size_t offs = 0; offs < size_full; offs += sizeof(piece)) {
+                const size_t n    = std::min(sizeof(piece), size_full - offs);
+                const size_t live = std::min(n, size_live - std::min(size_live, offs));
 
                 if (live > 0) {
                     ggml_backend_tensor_get(t, piece, offs_src + offs, live);
                 }
-                memset(piece + live, 0, size - live);
-                ggml_backend_tensor_set(t, piece, offs_dst + offs, size);
+                memset(piece + live, 0, n - live);
+                ggml_backend_tensor_set(t, piece, offs_dst + offs, n);
             }
         }
+    }
+
+    if (copy) {
+        ggml_backend_tensor_set(t, all, 0, b.offset(b.n_stream, 0, n_rows));
     }
 
     llama_kv_set_n_rows(t, n_rows);

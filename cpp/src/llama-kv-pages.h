@@ -81,7 +81,7 @@ public:
     // of bytes that are committed
     virtual void copy(size_t offset_src, size_t offset_dst, size_t size) = 0;
 
-    // make all bytes zero, also what was written without having been committed. what is committed stays so
+    // make all bytes zero. on a host also what was written without having been committed. what is committed stays so
     virtual void clear() { set_zero(0, n_bytes); }
 
 protected:

@@ -61,10 +61,11 @@ void llama_kv_region::take_over(llama_kv_region & from, llama_kv_storage::buffer
         llama_kv_storage::set_layout(l, v_trans, [&](ggml_tensor * t, bool) { llama_kv_adopt(t, t == l.k ? to.k : to.v); });
     }
 
-    const auto it = std::find_if(bufs.begin(), bufs.end(), [&](const auto & own) { return own.second.get() == from.buf; });
-
-    if (it != bufs.end()) {
-        it->second = std::move(mem.buf);
+    for (auto & [_, own] : bufs) {
+        if (own.get() == from.buf) {
+            own = std::move(mem.buf);
+            break;
+        }
     }
 
     layers = std::move(from.layers);

@@ -65,7 +65,7 @@ llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
     uint32_t n_window = 0;
 
     for (const auto * cache : caches) {
-        rest -= cache->used_by_cells();
+        rest -= cache->is_compressed ? 0 : cache->usage().used;
 
         auto & n_max = cache->is_window() ? n_window : n_all;
 

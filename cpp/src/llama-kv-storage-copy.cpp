@@ -28,6 +28,7 @@
 #include <algorithm>
 #include <map>
 #include <new>
+#include <utility>
 
 namespace {
 
@@ -239,13 +240,7 @@ private:
 
     // whether there is memory for n rows, as far as that is known
     bool is_room(uint32_t n, const std::vector<uint32_t> & n_used) const {
-        // bytes
-        struct wanted {
-            size_t more;
-            size_t last; // of the largest of the old buffers
-        };
-
-        std::map<ggml_backend_buffer_type_t, wanted> all;
+        std::map<ggml_backend_buffer_type_t, std::pair<size_t, size_t>> all; // bytes: more, and the largest of the old buffers
 
         for (const auto & own : layers) {
             // host memory is promised, and taken when it is written. on a device a layer's buffer goes when it has the
@@ -259,8 +254,8 @@ private:
             last  = std::max(last, is_host ? 0 : n_back);
         }
 
-        for (const auto & [buft, size] : all) {
-            const size_t n_more = size.more + size.last;
+        for (const auto & [buft, sizes] : all) {
+            const size_t n_more = sizes.first + sizes.second;
             const size_t n_left = llama_kv_limits_available(buft);
 
             if (n_more > n_left) {

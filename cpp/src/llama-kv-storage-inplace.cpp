@@ -168,10 +168,11 @@ public:
         gone.add(sdst, 0, growth.n_max);
         here.set_stream(sdst, cur, ssrc);
         gone -= here;
-        set_zero(gone);
 
         auto from = cur.none();
         from.set_stream(ssrc, cur, ssrc);
+
+        set_zero(gone);
 
         for (const auto & part : parts) {
             part->copy_stream(from, ssrc, sdst);

@@ -85,7 +85,7 @@ public:
     // null: there is none, and nothing has changed
     virtual ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) = 0;
 
-    // it starts with less than all rows
+    // it has started with less than all rows, and is not pinned
     bool can_grow() const { return start.size() < growth.n_max*start.n_stream(); }
 
     // the rows that are there

@@ -105,11 +105,11 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
         } else if (reserve_graph()) {
             res = LLAMA_MEMORY_TYPE_OK;
         } else {
-            is_lost = true;
+            is_sched_lost = true;
         }
     } catch (const std::exception & err) {
         LLAMA_LOG_WARN("%s: %s\n", __func__, err.what());
-        is_lost = true;
+        is_sched_lost = true;
     }
 
     pretend(type_k_old, type_v_old);
@@ -132,7 +132,7 @@ void llama_kv_dynamic::convert(const std::function<void(llama_kv_converter &)> &
     f(converter);
 
     if (converter.has_failed()) {
-        set_lost();
+        set_sched_lost();
         throw std::runtime_error("failed to convert KV cells");
     }
 }
@@ -203,12 +203,12 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     }
 
     // nothing has changed, which goes for the compute buffers too
-    is_lost = is_lost || (res != LLAMA_MEMORY_TYPE_OK && n_bytes_sched() > n_bytes_sched_old);
+    is_sched_lost = is_sched_lost || (res != LLAMA_MEMORY_TYPE_OK && n_bytes_sched() > n_bytes_sched_old);
 
     if (converter.has_failed()) {
         LLAMA_LOG_ERROR("%s: the device failed, all cells are lost\n", __func__);
         lose_cells();
-        is_lost = true;
+        is_sched_lost = true;
         res = LLAMA_MEMORY_TYPE_LOST;
     }
 
@@ -225,7 +225,7 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
     // here as well as where the cells are read from elsewhere
     set_moved(true);
 
-    if (is_lost || !reserve(true)) {
+    if (is_sched_lost || !reserve(true)) {
         reset_sched();
     }
 
@@ -381,7 +381,9 @@ void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type
 //
 
 int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, ggml_type type_v) {
-    if (!ctx.memory || !ctx.kv_dynamic) {
+    auto * dyn = of(ctx);
+
+    if (!dyn) {
         return LLAMA_MEMORY_TYPE_UNSUPPORTED;
     }
 
@@ -390,15 +392,15 @@ int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, gg
     int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
 
     try {
-        res = ctx.kv_dynamic->set_types(type_k, type_v);
+        res = dyn->set_types(type_k, type_v);
     } catch (const std::bad_alloc &) { // to account for it: before anything has changed, or when all has
-        if (ctx.kv_dynamic->types() == std::make_pair(type_k, type_v)) {
+        if (dyn->types() == std::make_pair(type_k, type_v)) {
             res = LLAMA_MEMORY_TYPE_OK;
         }
     }
 
     if (res == LLAMA_MEMORY_TYPE_OK) {
-        ctx.kv_dynamic->types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // nothing to step up to: it was wanted so
+        dyn->types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT }; // nothing to step up to: it was wanted so
     }
 
     return res;

@@ -27,14 +27,6 @@ size_t llama_kv_dynamic_cache::size_cell() const {
     return res;
 }
 
-size_t llama_kv_dynamic_cache::used_by_cells() const {
-    return has_rows ? 0 : usage().used;
-}
-
-bool llama_kv_dynamic_cache::counts_cells() const {
-    return !has_rows;
-}
-
 bool llama_kv_dynamic_cache::is_window() const {
     return kv.swa_type != LLAMA_SWA_TYPE_NONE;
 }
@@ -46,7 +38,7 @@ llama_memory_usage llama_kv_dynamic_cache::usage() const {
     res.n_cells     = storage->rows().size();
 
     for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        res.n_cells_used += has_rows ? n_rows_used[s] : kv.v_cells[s].get_used();
+        res.n_cells_used += is_compressed ? n_rows_used[s] : kv.v_cells[s].get_used();
     }
 
     res.reserved  = res.n_cells_max*size_cell();
@@ -78,7 +70,7 @@ llama_memory_usage llama_kv_dynamic::usage() const {
 
         fixed -= std::min(fixed, cur.committed);
 
-        if (cache->counts_cells()) {
+        if (!cache->is_compressed) {
             if (cur.n_cells_max > res.n_cells_max) {
                 res.n_cells_max  = cur.n_cells_max;
                 res.n_cells      = cur.n_cells;
@@ -102,12 +94,6 @@ llama_memory_usage llama_kv_dynamic::usage() const {
     res.used      += fixed;
 
     return res;
-}
-
-void llama_kv_dynamic::count_grow(int64_t t_us) {
-    counters.n_grow++;
-    counters.t_grow_us     += t_us;
-    counters.t_grow_max_us  = std::max(counters.t_grow_max_us, t_us);
 }
 
 void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {

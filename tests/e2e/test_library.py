@@ -16,16 +16,16 @@ from tests.e2e.conftest import SANITIZED, Real
 
 HERE = Path(__file__).parent
 pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="compiled with cc"),
+    pytest.mark.skipif(sys.platform == "win32", reason="compiled with cc and c++"),
     pytest.mark.skipif(SANITIZED, reason="a program without the sanitizer cannot load a library with it"),
 ]
 
 
 def compiled(real: Real, source: str, out: Path, *headers: Path) -> Path:
-    """A C program of this folder, linked to the build."""
-    compiler = shutil.which("cc")
+    """A program of this folder, linked to the build."""
+    compiler = shutil.which("cc" if source.endswith(".c") else "c++")
     assert compiler is not None
-    program = out / source.removesuffix(".c")
+    program = out / Path(source).stem
     places = [f"-I{place}" for place in (*headers, real.tree / "include", real.tree / "ggml" / "include")]
     link = [f"-L{real.bin}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{real.bin}"]
     subprocess.run([compiler, *places, "-o", program, HERE / source, *link], check=True)
@@ -54,3 +54,12 @@ def test_adapters_that_no_batch_has_seen(real: Real, tmp_path: Path, what: str) 
     model = real.toys / "llama-dense.gguf"
     lora = adapter(model, tmp_path / "lora.gguf", "blk.")
     assert said(compiled(real, "adapters.c", tmp_path), model, lora, what) == (0, "0 0")
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+def test_the_heap_is_full_when_cells_are_freed(real: Real, tmp_path: Path, storage: str) -> None:
+    """By copy, caches give back together, as their graphs need one size, or none of them does."""
+    model = real.toys / "minimax-m3-moe.gguf"
+    code, failed = said(compiled(real, "heap.cpp", tmp_path), model, LLAMA_KV_DYNAMIC_STORAGE=storage)
+    assert code == 0
+    assert int(failed) > 5

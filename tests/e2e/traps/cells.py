@@ -38,7 +38,7 @@ ROWS = (
         "the rows of DSV4 have no cells, and a growth copies none of them",
         Edit(
             DYNAMIC_GROW,
-            "has_rows ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1()",
+            "is_compressed ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1()",
             "kv.v_cells[s].used_max_p1()",
         ),
         copies("deepseek4-moe", "generate", "--fill", "2300", "-c", "8192"),

@@ -132,7 +132,7 @@ DEVICE = (
     ),
     Trap(
         "a batch runs though its K-shift, whose graph needs more than those of batches, has found no memory",
-        Edit(DYNAMIC, "is_late_shift = true;", ""),
+        Edit(DYNAMIC_CACHE, "dyn->is_late_shift = true;", ""),
         RANDOM,
         "random",
     ),

@@ -36,7 +36,10 @@ GROWING = (
     Trap(
         "caches that mirror each other shrink apart when all of their rows are there",
         Edit(
-            DYNAMIC_GROW, "storage->has_size()", "n_rows() < n_max_cells", after="void llama_kv_dynamic_cache::release("
+            DYNAMIC_GROW,
+            "cache->storage->has_size()",
+            "cache->n_rows() < cache->n_max_cells",
+            after="void llama_kv_dynamic_cache::release(",
         ),
         copies("qwen4exp-moe", "shrink-full"),
         "shrink-full",
@@ -83,7 +86,7 @@ GROWING = (
     ),
     Trap(
         "memory goes back while a batch is still computed",
-        Edit(DYNAMIC_GROW, "dyn->synchronize();", "", after="void llama_kv_dynamic_cache::release("),
+        Edit(DYNAMIC_GROW, "cache->dyn->synchronize();", ""),
         Run("llama-dense", ("--fill", "1100", "--checks", "unread"), {"KV_WATCH": "1"}),
         "unread",
     ),

@@ -106,7 +106,9 @@ NO_MEMORY = (
     ),
     Trap(
         "nothing goes back while a copy waits",
-        Edit(DYNAMIC_GROW, "has_rows && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty())", "!kv.sc_info.empty()"),
+        Edit(
+            DYNAMIC_GROW, "is_compressed && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty())", "!kv.sc_info.empty()"
+        ),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
@@ -151,7 +153,7 @@ NO_MEMORY = (
     ),
     Trap(
         "rows behind the live cells are not zero after a growth that failed",
-        Edit(LAYOUT, "memset(piece + live, 0, size - live);", "memset(piece + live, 0xff, size - live);"),
+        Edit(LAYOUT, "offs_dst + size_live, 0, size_full", "offs_dst + size_live, 0xff, size_full"),
         unit("test-kv-storage"),
         "exit",
     ),

@@ -136,7 +136,7 @@ TYPES = (
     ),
     Trap(
         "a change of types that was refused forgets the types to step up to",
-        Edit(TYPES_FILE, "res == LLAMA_MEMORY_TYPE_OK", "true", after="ctx.kv_dynamic->set_types(type_k, type_v);"),
+        Edit(TYPES_FILE, "res == LLAMA_MEMORY_TYPE_OK", "true", after="dyn->set_types(type_k, type_v);"),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
     ),

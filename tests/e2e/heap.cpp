@@ -1,0 +1,126 @@
+// The N-th allocation on the heap fails once while cells are freed: for each N, the tokens after it are those of a context where
+// nothing failed. By copy all caches of the context get smaller, or none does: their graphs need one size.
+//
+//   heap MODEL  prints the number of allocations that failed
+
+#include "llama.h"
+#include "llama-kv.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+static std::atomic<long> n_left = -1; // until one fails, -1: none does
+
+static int n_smaller = 0; // caches, while cells are freed
+
+static void * allocate(size_t n_bytes) {
+    return n_left >= 0 && n_left-- == 0 ? nullptr : malloc(n_bytes);
+}
+
+void * operator new(size_t n_bytes) {
+    void * res = allocate(n_bytes);
+    if (!res) {
+        throw std::bad_alloc();
+    }
+    return res;
+}
+
+void * operator new(size_t n_bytes, const std::nothrow_t &) noexcept { return allocate(n_bytes); }
+
+void operator delete(void * ptr) noexcept { free(ptr); }
+void operator delete(void * ptr, size_t) noexcept { free(ptr); }
+
+static bool decode(llama_context * ctx, int pos, int n) {
+    bool res = true;
+
+    for (int i = 0; i < n && res; i += 256) {
+        std::vector<llama_token> tokens(std::min(256, n - i));
+        for (size_t j = 0; j < tokens.size(); ++j) {
+            tokens[j] = 5 + (pos + i + (int) j)*7 % 50;
+        }
+        res = llama_decode(ctx, llama_batch_get_one(tokens.data(), tokens.size())) == 0;
+    }
+
+    return res;
+}
+
+struct result {
+    int                n_smaller;
+    std::vector<float> logits; // of a token after it
+
+    bool has_failed;
+};
+
+static result free_cells(llama_model * model, long n) {
+    auto params = llama_context_default_params();
+    params.n_ctx           = 8192;
+    params.n_ubatch        = 256;
+    params.n_threads       = 1;
+    params.n_threads_batch = 1;
+    params.kv_dynamic      = true;
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+
+    llama_context * ctx = llama_init_from_model(model, params);
+
+    result res;
+    if (!ctx || !decode(ctx, 0, 1400)) {
+        exit(2);
+    }
+
+    n_smaller = 0;
+    n_left    = n;
+    llama_memory_seq_rm(llama_get_memory(ctx), 0, 100, -1);
+    res.has_failed = n_left.exchange(-1) < 0 && n >= 0;
+    res.n_smaller  = n_smaller;
+
+    if (!decode(ctx, 100, 700)) {
+        exit(2);
+    }
+
+    const float * logits = llama_get_logits_ith(ctx, -1);
+    res.logits.assign(logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(model)));
+
+    llama_free(ctx);
+
+    return res;
+}
+
+int main(int, char ** argv) {
+    llama_log_set([](ggml_log_level, const char * text, void *) { n_smaller += strstr(text, "resizing KV cache") != nullptr; }, nullptr);
+    ggml_backend_load_all();
+
+    llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());
+
+    const auto expected = free_cells(model, -1);
+    if (expected.n_smaller < 2) {
+        return 2;
+    }
+
+    const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
+    const bool   is_copy = storage && strcmp(storage, "copy") == 0;
+
+    long n = 0;
+    for (;; ++n) {
+        const auto res = free_cells(model, n);
+
+        if (!res.has_failed) {
+            break;
+        }
+        if (is_copy && res.n_smaller != 0 && res.n_smaller != expected.n_smaller) {
+            fprintf(stderr, "%ld: %d of %d caches get smaller\n", n, res.n_smaller, expected.n_smaller);
+            return 1;
+        }
+        if (res.logits != expected.logits) {
+            fprintf(stderr, "%ld: other tokens\n", n);
+            return 1;
+        }
+    }
+    llama_model_free(model);
+
+    printf("%ld\n", n);
+}
