@@ -29,20 +29,10 @@ static void say(const char * what, int64_t answer, uint64_t bits) {
     printf("%s %" PRId64 " %016" PRIx64 "\n", what, answer, bits);
 }
 
-// n tokens of a sequence with logits for the last 8; `token` >= 0: this one alone. returns the likeliest next one
-static llama_token decode(const char * what, llama_seq_id seq, int n, llama_token token) {
-    struct llama_batch batch = llama_batch_init(n, 0, 1);
-
-    batch.n_tokens = n;
-    for (int i = 0; i < n; ++i) {
-        batch.token[i]     = token >= 0 ? token : (llama_token) ((7*(n_past[seq] + i) + 13*seq + 3) % (n_vocab < 97 ? n_vocab : 97));
-        batch.pos[i]       = n_past[seq] + i;
-        batch.n_seq_id[i]  = 1;
-        batch.seq_id[i][0] = seq;
-        batch.logits[i]    = i >= n - 8;
-    }
-
+// frees the batch, which is of one sequence. returns the likeliest next token
+static llama_token decode_batch(const char * what, llama_seq_id seq, struct llama_batch batch) {
     const int32_t rc = llama_decode(ctx, batch);
+    const int     n  = batch.n_tokens;
 
     uint64_t    bits = 0;
     llama_token best = 0;
@@ -65,11 +55,84 @@ static llama_token decode(const char * what, llama_seq_id seq, int n, llama_toke
     return best;
 }
 
+// n tokens of a sequence with logits for the last 8; `token` >= 0: this one alone. returns the likeliest next one
+static llama_token decode(const char * what, llama_seq_id seq, int n, llama_token token) {
+    struct llama_batch batch = llama_batch_init(n, 0, 1);
+
+    batch.n_tokens = n;
+    for (int i = 0; i < n; ++i) {
+        batch.token[i]     = token >= 0 ? token : (llama_token) ((7*(n_past[seq] + i) + 13*seq + 3) % (n_vocab < 97 ? n_vocab : 97));
+        batch.pos[i]       = n_past[seq] + i;
+        batch.n_seq_id[i]  = 1;
+        batch.seq_id[i][0] = seq;
+        batch.logits[i]    = i >= n - 8;
+    }
+
+    return decode_batch(what, seq, batch);
+}
+
 static void generate(const char * what, llama_seq_id seq, int n) {
     llama_token token = decode(what, seq, 3, -1);
     for (int i = 0; i < n; ++i) {
         token = decode(what, seq, 1, token);
     }
+}
+
+// vectors instead of tokens, as those of an image: M-RoPE wants four positions of each
+static void decode_vectors(const char * what, llama_seq_id seq, int n) {
+    const int n_embd = llama_model_n_embd_inp(llama_get_model(ctx));
+    const int type   = llama_model_rope_type(llama_get_model(ctx));
+    const int n_pos  = type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE ? 4 : 1;
+
+    struct llama_batch batch = llama_batch_init(n*n_pos, n_embd, 1);
+
+    batch.n_tokens = n;
+    for (int i = 0; i < n; ++i) {
+        for (int j = 0; j < n_embd; ++j) {
+            batch.embd[i*n_embd + j] = (float) ((i*37 + j*11 + seq*5) % 64)/32.0f - 1.0f;
+        }
+        for (int j = 0; j < n_pos; ++j) {
+            batch.pos[j*n + i] = n_past[seq] + i;
+        }
+        batch.n_seq_id[i]  = 1;
+        batch.seq_id[i][0] = seq;
+        batch.logits[i]    = i >= n - 8;
+    }
+    decode_batch(what, seq, batch);
+}
+
+// each token in two sequences
+static void decode_both(const char * what, llama_seq_id seq, llama_seq_id other, int n) {
+    struct llama_batch batch = llama_batch_init(n, 0, 2);
+
+    batch.n_tokens = n;
+    for (int i = 0; i < n; ++i) {
+        batch.token[i]     = (5*i + 1) % (n_vocab < 97 ? n_vocab : 97);
+        batch.pos[i]       = n_past[seq] + i;
+        batch.n_seq_id[i]  = 2;
+        batch.seq_id[i][0] = seq;
+        batch.seq_id[i][1] = other;
+        batch.logits[i]    = i >= n - 8;
+    }
+    decode_batch(what, seq, batch);
+    n_past[other] = llama_memory_seq_pos_max(mem, other) + 1;
+}
+
+static void control(float strength) {
+    const int n_embd = llama_model_n_embd(llama_get_model(ctx));
+    const int n_all  = n_embd*llama_model_n_layer(llama_get_model(ctx));
+    float *   data   = malloc(n_all*sizeof(float));
+
+    for (int i = 0; i < n_all; ++i) {
+        data[i] = strength*((i*7 % 32)/16.0f - 1.0f);
+    }
+    say("control vector", llama_set_adapter_cvec(ctx, strength != 0.0f ? data : NULL, n_all, n_embd, 1, 100), 0);
+    free(data);
+}
+
+// at the n-th operation
+static bool stops(void * user) {
+    return --*(int *) user == 0;
 }
 
 static void state(const char * what, llama_seq_id from, llama_seq_id to) {
@@ -156,6 +219,27 @@ int main(int argc, char ** argv) {
         memset(n_past, 0, sizeof(n_past));
         decode("cleared", 0, 40, -1);
         decode("more", 0, 300, -1);
+
+        decode_vectors("vectors", 0, 60);
+        generate("after vectors", 0, 3);
+        decode_both("both", 2, 3, 90);
+        generate("after both", 3, 3);
+        llama_set_causal_attn(ctx, false);
+        decode("not causal", 0, 200, -1);
+        llama_set_causal_attn(ctx, true);
+        generate("causal", 0, 3);
+        control(0.1f);
+        decode("controlled", 1, 100, -1);
+        control(0.0f);
+        int n_left = 20;
+        llama_set_abort_callback(ctx, stops, &n_left);
+        decode("stopped", 0, 400, -1);
+        llama_set_abort_callback(ctx, NULL, NULL);
+        n_past[0] = llama_memory_seq_pos_max(mem, 0) + 1;
+        generate("after a stop", 0, 3);
+        llama_set_n_threads(ctx, 2, 2);
+        decode("two threads", 0, 300, -1);
+        generate("two threads", 0, 3);
     }
     llama_free(ctx);
     llama_model_free(model);
