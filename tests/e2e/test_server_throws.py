@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,37 +15,49 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e import broken
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, until_logged
+from tests.e2e.servers import completion, serving, until, until_it_generates, until_logged
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the library that throws is linked by Linux's rules")
 
 FILE = "KV_THROWS"  # the file that is there while it is to throw
 
 
-def throwing(what: str, then: str) -> str:
-    return f'if (FILE * f = fopen(getenv("{FILE}"), "r")) {{ fclose(f); throw {what}; }} {then}'
+def failing(how: str, then: str) -> str:
+    return f'if (FILE * f = fopen(getenv("{FILE}"), "r")) {{ fclose(f); {how}; }} {then}'
 
+
+THROW = 'throw std::runtime_error("failed to allocate compute pp buffers")'
 
 # as sched_reserve() does, and a vector for a checkpoint
 DECODE = broken.Edit(
     "src/llama-context.cpp",
     "output_swaps.clear();",
-    throwing('std::runtime_error("failed to allocate compute pp buffers")', "output_swaps.clear();"),
+    failing(THROW, "output_swaps.clear();"),
     after="int llama_context::decode(",
 )
 CHECKPOINT = broken.Edit(
     "src/llama-context.cpp",
     "ctx->synchronize();",
-    throwing("std::bad_alloc()", "ctx->synchronize();"),
+    failing("throw std::bad_alloc()", "ctx->synchronize();"),
     after="size_t llama_state_seq_get_data_ext(",
 )
+# one batch, which can have no part of what waits
+ONCE = [
+    broken.Edit(
+        "src/llama-context.cpp",
+        "memory_update(false);",
+        failing(f'remove(getenv("{FILE}")); {how}', "memory_update(false);"),
+        after="// handle any pending shifts/copies",
+    )
+    for how in (THROW, "return -3")
+]
 ARGS = ("-c", "4096", "-np", "2", "--no-kv-unified", "--cache-ram", "0", "--no-warmup", "--kv-dynamic")
 
 
 @pytest.fixture(scope="module")
 def library(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("throws")
-    broken.build(real, [(DECODE,), (CHECKPOINT,)], out)
+    broken.build(real, [(DECODE,), (CHECKPOINT,), *((edit,) for edit in ONCE)], out)
     return out
 
 
@@ -54,12 +68,18 @@ def now(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def server_that_throws(
-    real: Real, model: Path, library: Path, now: Path, number: int, monkeypatch: pytest.MonkeyPatch
+    real: Real,
+    model: Path,
+    library: Path,
+    now: Path,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...] = ARGS,
 ) -> Iterator[LlamaServer]:
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{real.bin}")
     monkeypatch.setenv(broken.VARIABLE, str(number))
     monkeypatch.setenv(FILE, str(now))
-    with serving(real, model, now.with_name("log"), *ARGS) as server:
+    with serving(real, model, now.with_name("log"), *args) as server:
         yield server
 
 
@@ -93,3 +113,41 @@ def test_a_request_goes_on_without_a_checkpoint(
         other = f"{prompt(3, 400)} {prompt(4, 100)}"  # needs one of further back, or none
         expected = completion(server, other, 8, id_slot=1)
         assert completion(server, other, 8, id_slot=0)["content"] == expected["content"]
+
+
+@pytest.mark.parametrize("number", [3, 4], ids=["throws", "fails"])
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [(800, {"n_predict": 8}), (800, {"n_predict": 8, "n_cmpl": 2}), (60, {"n_predict": 500})],
+    ids=["waits", "waits for two texts", "is paused"],
+)
+def test_who_waits_for_cells_has_no_part_in_the_batch(
+    real: Real,
+    model: Path,
+    library: Path,
+    now: Path,
+    number: int,
+    words: int,
+    more: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask(n: int, **more: int) -> list[Any]:
+        body = {"prompt": prompt(n, n), "temperature": 0.0, "ignore_eos": True, **more}
+        answer = server.http.post("/completion", json=body)
+        texts = answer.json() if isinstance(answer.json(), list) else [answer.json()]
+        return [answer.status_code, *(text.get("content") for text in texts)]
+
+    args = ("-c", "1024", "-np", "4", "--kv-unified", "--no-warmup")
+    with (
+        server_that_throws(real, model, library, now, number, monkeypatch, args) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        expected = ask(words, **more)
+        first = pool.submit(ask, 300, n_predict=2000, id_slot=0)
+        until_it_generates(server, first)
+        second = pool.submit(ask, words, **more)
+        until(lambda: any(slot.get("is_waiting") for slot in server.http.get("/slots").json()))
+        now.touch()
+        assert first.result() == [500, None]
+        assert second.result() == expected
+    assert expected[0] == 200

@@ -130,6 +130,13 @@ protected:
         return pool_clear_started() || pause_youngest(off);
     }
 
+    // it waits for cells, or for a prompt that does
+    bool pool_waits(const server_slot & slot) const {
+        return slot.waits || slot.paused || (slot.state == SLOT_STATE_WAIT_OTHER && std::any_of(self().slots.begin(), self().slots.end(), [&](const auto & other) {
+            return other.waits && other.task->id == slot.task->id_parent;
+        }));
+    }
+
     // another time is no better
     void pool_refuse(const server_slot & slot) {
         const int32_t n_max = n_cells_max();
