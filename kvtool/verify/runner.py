@@ -1,9 +1,8 @@
 """Run checks: kv-check over many models at a time, the memory measurement; texts.py has the programs that write."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,20 +17,17 @@ OnFinding: TypeAlias = Callable[[Check, Finding], None]
 _GRACE = 30.0  # seconds for what kv-check does beside its two sides
 
 
-class _Stopped(Exception):
-    """The run was given up (Ctrl-C); raised inside process.capture, it ends the program."""
-
-
 @trial
 def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, lane: Lane = IN_MEMORY) -> Finding:
     """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure.
 
-    stop: when it is set, the program is ended and _Stopped raised. Raises VerifyError when the lane's device is gone.
+    stop: when it is set (Ctrl-C), the program is ended, and this with it. Raises VerifyError when the lane's device is
+    gone.
     """
 
     def look() -> None:
         if stop is not None and stop.is_set():
-            raise _Stopped
+            raise KeyboardInterrupt
 
     # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
     limit = str(max(1, int(check.timeout)))
@@ -39,17 +35,6 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
     with lane() as device:
         done = run(check, [*argv, *device], timeout=2 * check.timeout + _GRACE, on_tick=look)
     return judge_kv_check(check, done.returncode, done.stdout, done.stderr)
-
-
-@contextmanager
-def _pool(jobs: int) -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
-    """A pool that a Ctrl-C leaves at once: what has not started never does, what runs is told by the event."""
-    pool, stop = ThreadPoolExecutor(jobs), threading.Event()
-    try:
-        yield pool, stop
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
 
 
 def kv_checks(
@@ -65,6 +50,7 @@ def kv_checks(
     time, from other threads.
     """
     running, free, lock, done = set[str](), list(lanes), threading.Lock(), 0
+    pool, stop = ThreadPoolExecutor(len(lanes)), threading.Event()
 
     def one(check: Check) -> Finding:
         nonlocal done
@@ -85,13 +71,16 @@ def kv_checks(
                 done += 1
                 on_progress(done, ", ".join(sorted(running)))
 
-    with _pool(len(lanes)) as (pool, stop):
+    try:
         # The large models first: they take longest, and one that starts last would run alone at the end.
         heavy_first = sorted(checks, key=lambda check: -check.model.stat().st_size if check.model.exists() else 0)
         started = {check.id: pool.submit(one, check) for check in heavy_first}
         for future in as_completed(started.values()):
             future.result()  # an exception here is a bug of ours, and ends the run
         return [started[check.id].result() for check in checks]
+    finally:  # after Ctrl-C at once: what has not started never does, what runs is told
+        stop.set()
+        pool.shutdown(cancel_futures=True)
 
 
 @trial
