@@ -158,8 +158,6 @@ def run(argv: list[str]) -> int:
     except KvtoolError as err:
         edge.error(err)
         return err.exit_code
-    except typer.Exit as done:
-        return done.exit_code
     except (KeyboardInterrupt, typer.Abort):
         edge.error(_Interrupted("interrupted"))
         return 130
@@ -174,7 +172,7 @@ def run(argv: list[str]) -> int:
             edge.error(disk("a file cannot be read or written", why=str(err)))
             return disk.exit_code
         edge.error(internal(f"internal error: {type(err).__name__}", why=str(err), next_step="please report this"))
-        edge.traceback(traceback.format_exc())
+        edge.aside(traceback.format_exc())
         return internal.exit_code
 
 

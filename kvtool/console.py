@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
 from rich.console import Console as RichConsole
@@ -74,15 +73,15 @@ class Console:
         self.json, self.quiet, self.verbose, self.command = json, quiet, verbose, command
         self._out = _Stream(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
         self._err = _Stream(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
-        process.observe(self.echo_command if verbose else None)
+        process.observe((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)
 
     def step(self, text: str) -> None:
         if not self.quiet:
             self._err.print(_as_it_is(text))
 
-    def echo_command(self, argv: Sequence[str | Path]) -> None:
-        """`+ command` on stderr."""
-        self._err.print(_as_it_is(f"+ {process.quote(argv)}"), style="dim")
+    def aside(self, text: str) -> None:
+        """What a person may want to know besides, on stderr: a command, the output of one, a traceback."""
+        self._err.print(_as_it_is(text.rstrip()), style="dim")
 
     @contextlib.contextmanager
     def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:
@@ -168,10 +167,7 @@ class Console:
         if err.next_step:
             self._err.print(_as_it_is("  next: " + err.next_step.replace("\n", "\n        ")))
         if err.output:
-            self._err.print(_as_it_is(err.output.rstrip()), style="dim")
-
-    def traceback(self, text: str) -> None:
-        self._err.print(_as_it_is(text.rstrip()), style="dim")
+            self.aside(err.output)
 
     def document(self, doc: object) -> None:
         """One JSON document on stdout, plain and in ASCII, so that no encoding of stdout matters."""
