@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from kvtool.errors import KvtoolError
 
@@ -65,8 +65,7 @@ def plain(value: Any) -> Any:
 
 def read(kind: type[_T], data: Any) -> _T:
     """The inverse of plain(): KeyError, TypeError or ValueError when the JSON types are something else."""
-    made: _T = _read(kind, data)
-    return made
+    return cast(_T, _read(kind, data))
 
 
 def _read(kind: Any, data: Any) -> Any:
@@ -75,14 +74,12 @@ def _read(kind: Any, data: Any) -> Any:
             raise TypeError(f"{data!r} has no names and values")
         hints, made = get_type_hints(kind), dict[str, Any]()
         for field in dataclasses.fields(kind):
-            if field.name not in data:
-                if field.default is field.default_factory is dataclasses.MISSING:
-                    raise KeyError(field.name)
-                continue
-            try:
-                made[field.name] = _read(hints[field.name], data[field.name])
-            except TypeError as err:
-                raise TypeError(f"{field.name}: {err}") from err
+            needed = field.default is field.default_factory is dataclasses.MISSING
+            if needed or field.name in data:
+                try:
+                    made[field.name] = _read(hints[field.name], data[field.name])
+                except TypeError as err:
+                    raise TypeError(f"{field.name}: {err}") from err
         return kind(**made)  # type: ignore[operator]
     if get_origin(kind) is tuple:
         first, *others = get_args(kind)
