@@ -99,7 +99,6 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
 
 
 def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
-    ways = planned.configure, planned.build(outcome.targets)
     return Built(
         **vars(outcome),
         tree=planned.tree,
@@ -109,18 +108,16 @@ def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry
         preset=planned.preset,
         jobs=planned.jobs,
         dry_run=dry_run,
-        commands=tuple(Command(argv, planned.env) for argv in ways),
+        commands=tuple(Command(argv, planned.env) for argv in (planned.configure, planned.build(outcome.targets))),
         seconds=time.monotonic() - started,
         ui=planned.page,
     )
 
 
 def parse_defines(given: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    wrong = next((text for text, (name, equals, _) in zip(given, pairs, strict=True) if not (name and equals)), None)
-    if wrong is not None:
-        raise UsageError(f"-D {wrong} is not NAME=VALUE", next_step="for example -D GGML_LTO=ON")
-    return {name: value for name, _, value in pairs}
+    if wrong := [text for text in given if text.find("=") < 1]:
+        raise UsageError(f"-D {wrong[0]} is not NAME=VALUE", next_step="for example -D GGML_LTO=ON")
+    return dict(text.split("=", 1) for text in given)
 
 
 def command(env: Env, options: Options) -> Built:
