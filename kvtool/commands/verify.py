@@ -193,11 +193,9 @@ class Verification:
         vocabulary = self.project.tree / "models" / models.VOCABULARY
         if wanted and not vocabulary.is_file():
             raise VerifyError("upstream's vocabulary file is missing", why=f"{vocabulary} does not exist")
-
-        def speaker(toy: Path) -> tuple[str, Path]:
-            return toy.stem, models.spoken(toy, vocabulary, self.work)
-
-        return dict(self.console.each("making models that speak", wanted, speaker, lambda toy: toy.stem))
+        title, spoken = "making models that speak", lambda toy: models.spoken(toy, vocabulary, self.work)
+        made = self.console.each(title, wanted, spoken, lambda toy: toy.stem)
+        return {toy.stem: model for toy, model in zip(wanted, made, strict=True)}
 
     def _texts(self, toys: Sequence[Path]) -> list[Finding]:
         texts = plan.texts(self._speakers(toys), quick=self.options.quick)
