@@ -79,21 +79,18 @@ _SANITIZED: Mapping[str, str] = {
     "GGML_OPENMP": "OFF",  # its barriers are invisible to a thread sanitizer: nothing but false reports
 }
 
-# Upstream's sanitizer options do not reach ggml: both sets are needed.
+
+def _sanitized(*kinds: str) -> Preset:
+    """Upstream's sanitizer options do not reach ggml: both sets are needed."""
+    return Preset({**_SANITIZED, **{f"{part}_SANITIZE_{kind}": "ON" for part in ("LLAMA", "GGML") for kind in kinds}})
+
+
 PRESETS: Mapping[str, Preset] = {
     "release": Preset({"CMAKE_BUILD_TYPE": "Release"}, extras=True),
     "dist": Preset({"CMAKE_BUILD_TYPE": "Release"}, extras=True, portable=True),
     "debug": Preset({"CMAKE_BUILD_TYPE": "Debug"}, ccache_any_dir=False),
-    "asan": Preset(
-        {
-            **_SANITIZED,
-            "LLAMA_SANITIZE_ADDRESS": "ON",
-            "LLAMA_SANITIZE_UNDEFINED": "ON",
-            "GGML_SANITIZE_ADDRESS": "ON",
-            "GGML_SANITIZE_UNDEFINED": "ON",
-        },
-    ),
-    "tsan": Preset({**_SANITIZED, "LLAMA_SANITIZE_THREAD": "ON", "GGML_SANITIZE_THREAD": "ON"}),
+    "asan": _sanitized("ADDRESS", "UNDEFINED"),
+    "tsan": _sanitized("THREAD"),
 }
 
 # As upstream's releases have it: a CPU library for each generation of processors, chosen when a program starts. On a
