@@ -186,29 +186,24 @@ def _cuda_homes() -> list[Path]:
     return [*_paths("CUDA_PATH"), *_paths("CUDA_HOME"), CUDA_BIN.parent, *sorted(SITE.glob("nvidia/cu*"))]
 
 
-def find_nvcc() -> Tool:
-    """$CUDACXX, PATH, or where the toolkit installs itself."""
+def _find_cuda() -> tuple[Tool, ...]:
+    """nvcc of $CUDACXX, on PATH, or where the toolkit installs itself; and what belongs to it."""
     on_path = process.which(os.environ.get("CUDACXX") or "nvcc")
     path = on_path or _first("nvcc", [home / "bin" for home in _cuda_homes()])
     why = f"nvcc is not on PATH, in $CUDA_PATH, in {CUDA_BIN} or in {SITE}/nvidia"
-    tool = look("nvcc (CUDA compiler)", path, HINTS["nvcc"], why)
+    nvcc = look("nvcc (CUDA compiler)", path, HINTS["nvcc"], why)
+    if nvcc.path is None:
+        return (nvcc,)
     # CMake looks for nvcc on PATH and in $CUDACXX only; upstream builds for the GPU it finds, and where there is none
     # that fails in the middle of the build
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
     gpus = _ran("nvidia-smi", "-L")
     models = {} if gpus and "GPU" in gpus.stdout else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
-    return replace(tool, flags={**where, **models}) if tool.path else tool
-
-
-def _find_cuda() -> tuple[Tool, ...]:
-    nvcc = find_nvcc()
-    if nvcc.path is None:
-        return (nvcc,)
     # the toolkit comes in parts: nvcc may be there without the libraries; and nvcc on PATH may be a wrapper of another
     home = nvcc.path.resolve().parent.parent
     headers = ("include/cublas_v2.h", "targets/*/include/cublas_v2.h")
     cublas = _find_file("cuBLAS (part of the CUDA toolkit)", headers, _prefixes(home, *_cuda_homes()), HINTS["nvcc"])
-    return (nvcc, cublas, *_unlinked(home))
+    return (replace(nvcc, flags={**where, **models}), cublas, *_unlinked(home))
 
 
 # what ggml-cuda calls in the driver, which is linked, and is there only where a GPU is
