@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from typer import Argument, Option
 
@@ -85,8 +85,7 @@ class Shared:
     ] = None
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """A parameter of a command. parameters: what is parsed for it; value: what it is, given what they were."""
 
     parameters: tuple[inspect.Parameter, ...]
@@ -102,9 +101,8 @@ def taken(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> Taken
         return Taken(parameters, lambda given: make(**{name: field.value(given) for name, field in fields.items()}))
     kind, info = get_args(hint)
     if isinstance(info, Flags):
-        flags = {word: Option(f"--{word}", help=text) for word, text in info.help.items()}
-        words = tuple(_parameter(word, bool, flag, False) for word, flag in flags.items())
-        return Taken(words, lambda given: info.chosen(word for word in info.help if given[word]))
+        flags = (_parameter(word, bool, Option(f"--{word}", help=text), False) for word, text in info.help.items())
+        return Taken(tuple(flags), lambda given: info.chosen(word for word in info.help if given[word]))
     if get_origin(kind) is tuple:
         return Taken((_parameter(name, list[str], info, []),), lambda given: tuple(given[name]))
     return Taken((_parameter(name, kind, info, default),), lambda given: given[name])

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -100,8 +100,7 @@ class ServeResult(Report):
         return (("Chats", ("cache", *(f">{column}" for column in columns)), rows),)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """What came of one request. tokens: generated; wait: seconds to the first; error: why it has no end."""
 
     asked: int

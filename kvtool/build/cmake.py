@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 # What kvtool sets for every backend. Nothing here lets configure or build use the network.
 COMMON_FLAGS: Mapping[str, str] = {
@@ -28,8 +29,7 @@ PAGE_ON = "-DLLAMA_BUILD_UI=ON"
 _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(NamedTuple):
     """What a backend adds to the common flags. system: the only one it builds on, or "" for any."""
 
     flags: Mapping[str, str]
@@ -57,8 +57,7 @@ BACKENDS: Mapping[str, Backend] = {
 }
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(NamedTuple):
     """A kind of build. A debugger needs the true directory of the sources, so debug keeps it in ccache's key.
 
     extras: with what else the machine lets llama-server have: its web page where npm is, https where OpenSSL is;

@@ -12,7 +12,7 @@ Several steps fail when several run at once. The total changes on the way when C
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # Passed as NINJA_STATUS, so that a user's own value cannot change what is parsed here.
 STATUS_FORMAT = "[%f/%t] "
@@ -26,8 +26,7 @@ _PAGE = re.compile(r"^[-\s]*UI: (.*)")
 _TAIL_LINES = 40
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One finished step: done of total, and ninja's description of it."""
 
     done: int

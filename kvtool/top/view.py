@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvtool.errors import KvtoolError
 from kvtool.top.reading import Memory, Phase, Reading, Slot, State
@@ -30,8 +30,7 @@ def why(err: KvtoolError) -> str:
     return err.why or err.what
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(NamedTuple):
     """Tokens per second of a slot."""
 
     prompt: float = 0.0

@@ -11,8 +11,8 @@ at least, and a dynamic answer must be one that a static run gave. What static c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvtool.verify.checks import Check, Finding, passed, skipped
 from kvtool.verify.server import Answer, LlamaServer, RefusedError, Request, llama_server
@@ -23,8 +23,7 @@ BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 STATIC_RUNS = 6  # at most, while a batched dynamic answer is still unmatched
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One line of a transcript: what was asked, what came back. Two runs are equal when their steps are."""
 
     name: str
@@ -35,8 +34,7 @@ class Step:
         return f"{self.name} {said}"
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(NamedTuple):
     """How much is asked. rounds of one request per slot; generate: tokens each; shift: tokens beyond the slot's end."""
 
     rounds: int
@@ -84,8 +82,7 @@ def converse(server: LlamaServer, script: Script, own: str, other: str, at_once:
     return steps
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     steps: tuple[Step, ...]
     log: str
 

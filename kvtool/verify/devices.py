@@ -9,9 +9,8 @@ import functools
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvtool import process
 from kvtool.build.cmake import RPC_SERVER
@@ -33,8 +32,7 @@ def _lane(*args: str) -> Iterator[tuple[str, ...]]:
 IN_MEMORY: Lane = _lane
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """lanes: one for each kv-check that may run at once; tools: the arguments of llama-completion and llama-server.
 
     label: appended to the ids of checks, "" for host memory.

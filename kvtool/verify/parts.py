@@ -4,9 +4,8 @@ The answers of a server that has both all the time are compared with those of on
 swapped and unloaded, and grows its cache on top. All requests are one after the other, so they are equal to the bit.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtool.verify.checks import Check, Finding, passed, skipped
 from kvtool.verify.projector import image_url, projector
@@ -18,8 +17,7 @@ LAZY = ("--mmproj-lazy", "--draft-lazy")
 _ARGS = "-c 4096 -np 1 -t 1 --cache-ram 0 --chat-template chatml --spec-type draft-simple --spec-draft-n-max 4"
 
 
-@dataclass(frozen=True)
-class _Said:
+class _Said(NamedTuple):
     """One answer. drafted: part of it came from the draft."""
 
     text: str
