@@ -127,7 +127,7 @@ class Console:
 
     def picture(self, draw: Draw) -> None:
         """A picture as part of a result, on stdout: as wide as the terminal, as high as it is."""
-        self._out.print(drawn(draw(self._out.width, 0), plain=self._plain), soft_wrap=False, crop=True)
+        self._out.print(drawn(draw(self._out.width, 0), plain=self._out.options.ascii_only), soft_wrap=False, crop=True)
 
     @contextlib.contextmanager
     def screen(self, draw: Draw) -> Iterator[None]:
@@ -136,12 +136,9 @@ class Console:
         What stood there before stands there again afterwards.
         """
         console = RichConsole(file=sys.stdout, highlight=False)
-        with Live(console=console, screen=True, get_renderable=lambda: drawn(draw(*console.size), plain=self._plain)):
+        plain = console.options.ascii_only
+        with Live(console=console, screen=True, get_renderable=lambda: drawn(draw(*console.size), plain=plain)):
             yield
-
-    @property
-    def _plain(self) -> bool:
-        return self._out.options.ascii_only
 
     def result(self, result: Result) -> None:
         """Render a result: as JSON, or for people (followed by its failure, if it is one)."""
