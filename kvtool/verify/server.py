@@ -107,10 +107,9 @@ class LlamaServer(contextlib.ExitStack):
             answer = self.http.post(path, json=body, params=params)
         except httpx.HTTPError as err:
             raise self._failed(f"llama-server did not answer {path}", f"{type(err).__name__}: {err}") from err
-        try:
+        data: Any = None
+        with contextlib.suppress(ValueError):
             data = answer.json()
-        except ValueError:
-            data = None
         if answer.status_code != 200 or not isinstance(data, dict):
             what = f"llama-server answered {path} with HTTP {answer.status_code}"
             raise self._failed(what, answer.text[:500], RefusedError)
