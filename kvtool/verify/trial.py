@@ -24,10 +24,6 @@ class Failed(Exception):
         self.status, self.details = status, details or {}
 
 
-class _Late(VerifyError):
-    """A program that did not come back in time."""
-
-
 def trial(judge: _Trial) -> _Trial:
     """Make a function that judges a check tell all there is to tell, also what it raises and how long it took."""
 
@@ -38,8 +34,6 @@ def trial(judge: _Trial) -> _Trial:
             found = judge(check, *args, **more)
         except Failed as err:
             found = failed(check, err.status, str(err), details=err.details)
-        except _Late as late:
-            found = failed(check, "timeout", late.what)
         return replace(found, seconds=time.monotonic() - started)
 
     return cast(_Trial, timed)
@@ -47,7 +41,10 @@ def trial(judge: _Trial) -> _Trial:
 
 def run(check: Check, argv: Sequence[str | Path], **more: Any) -> process.Completed:
     """Run a program for a check, with as much time as that has; more: as process.capture takes it."""
-    return process.capture(argv, check=False, error=_Late, **{"timeout": check.timeout, **more})
+    try:
+        return process.capture(argv, check=False, error=VerifyError, **{"timeout": check.timeout, **more})
+    except VerifyError as late:  # what it did in time, the caller judges
+        raise Failed("timeout", late.what) from late
 
 
 def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> process.Completed:
