@@ -21,11 +21,10 @@ COMMON_FLAGS: Mapping[str, str] = {
     "GGML_RPC": "ON",  # other machines' devices, and ggml-rpc-server: upstream's releases have them
     "GGML_RPC_RDMA": "OFF",  # as with OpenSSL: over a system library
     "GGML_CCACHE": "OFF",  # the launchers below are the one way to ccache
-    # bin/ can be copied or moved as a whole: programs look for their libraries beside themselves
-    "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
 }
 
 PAGE_ON = "-DLLAMA_BUILD_UI=ON"
+# bin/ can be copied or moved as a whole: programs look for their libraries beside themselves
 _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 
 
@@ -156,9 +155,7 @@ class Plan:
         system = backend.system or self.system
         out = {**preset.flags, **COMMON_FLAGS}
         if system in _RPATH:
-            out["CMAKE_INSTALL_RPATH"] = _RPATH[system]
-        else:
-            del out["CMAKE_BUILD_WITH_INSTALL_RPATH"]
+            out |= {"CMAKE_BUILD_WITH_INSTALL_RPATH": "ON", "CMAKE_INSTALL_RPATH": _RPATH[system]}
         out |= backend.flags
         if preset.portable:
             out |= _PORTABLE_ON_A_MAC if system == "Darwin" else _PORTABLE
