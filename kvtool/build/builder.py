@@ -108,8 +108,7 @@ def _existing_targets(planned: Plan) -> tuple[str, ...]:
     listed = (planned.tools.ninja, "-C", planned.build_dir, "-t", "targets", "all")
     listing = _capture_build(listed, planned, "cannot list the targets")
     known = ninja.parse_targets(listing.stdout) | {"all"}
-    unknown = [target for target in planned.targets if target not in known]
-    if unknown and planned.chosen:
+    if unknown := [target for target in planned.chosen if target not in known]:
         close = difflib.get_close_matches(unknown[0], sorted(known), n=3)
         raise UsageError(
             f"there is no target {unknown[0]}",
