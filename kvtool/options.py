@@ -31,8 +31,7 @@ class Env:
         return self._find()
 
 
-@dataclass(frozen=True)
-class Flags:
+class Flags(NamedTuple):
     """A build named by a flag: --cpu, --metal, ... help: of each."""
 
     help: Mapping[str, str]

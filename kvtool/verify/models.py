@@ -18,9 +18,8 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtool import process
 from kvtool.errors import VerifyError
@@ -30,8 +29,7 @@ VOCABULARY = "ggml-vocab-llama-spm.gguf"  # 32000 tokens, 0.7 MB, the smallest r
 CONTEXT = 8192  # n_ctx_train of a spoken model: the server caps its slots there
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """What decides the bytes of a KV cache: attention layers, KV heads, head size (elements); and the rest of a model:
     attention heads (0: as many as KV heads), the lengths of a token's embedding and of a feed-forward layer, words."""
 

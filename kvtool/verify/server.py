@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import httpx_sse
@@ -30,8 +30,7 @@ class RefusedError(VerifyError):
     """The server lives, and answered a request with an error."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One /completion at temperature 0. slot: the slot to use, or -1 for the server's choice; n_predict in tokens."""
 
     prompt: str
