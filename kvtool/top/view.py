@@ -12,10 +12,8 @@ KEPT = 100  # events
 
 def size(count: float) -> str:
     """Bytes for people: 16.0 MiB."""
-    if abs(count) < 1024:
-        return f"{count:.0f} B"
-    power = next((power for power in (1, 2) if abs(count) < 1024 ** (power + 1)), 3)
-    return f"{count / 1024**power:.1f} {' KMG'[power]}iB"
+    power = next((power for power in range(3) if abs(count) < 1024 ** (power + 1)), 3)
+    return f"{count / 1024**power:.1f} {' KMG'[power]}iB" if power else f"{count:.0f} B"
 
 
 def times(count: int) -> str:
