@@ -34,14 +34,12 @@ def guard(path: Path, console: Console, what: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
         try:
-            lock.acquire(timeout=0.3)
+            held = lock.acquire(timeout=0.3)
         except filelock.Timeout:
             console.step(f"waiting: another kvtool works on {what}")
-            lock.acquire()
-    try:
+            held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def hold_tree(project: Project, console: Console) -> contextlib.AbstractContextManager[None]:
