@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 from kvtool import process
@@ -73,6 +73,8 @@ _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS
 _LET_IN = r"^(core\.excludesfile|safe\.directory|core\.sshcommand|ssh\.variant)$"
 _SSH = ("GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT")
 
+_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk full|write new index file", re.IGNORECASE)
+
 
 def sealed_environment(extra: Environment | None = None) -> Environment:
     """What a git call changes in the environment: no GIT_* of the user's, fixed identity, dates and language."""
@@ -131,7 +133,11 @@ class Git:
         """
         done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
         if done.returncode < 0 or (done.returncode != 0 and (check or _DISK.search(done.stderr))):
-            raise _failure(args, done, error)
+            output = (done.stderr + done.stdout).strip()
+            if _DISK.search(output):
+                raise DiskError("the disk is full", why=f"git {args[0]} could not write", output=output)
+            command = process.quote(["git", *args])
+            raise error(f"git {args[0]} failed with exit code {done.returncode}", why=command, output=output)
         return done
 
     def line(self, *args: str | Path, env: Environment | None = None, input: str | bytes | Path | None = None) -> str:
@@ -193,15 +199,9 @@ class Git:
         return [str(located), "-C", str(self.repo), *(str(a) for a in args)]
 
 
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk full|write new index file", re.IGNORECASE)
-
-
-def _failure(args: tuple[str | Path, ...], done: Completed, error: type[KvtoolError]) -> KvtoolError:
-    output = (done.stderr + done.stdout).strip()
-    if _DISK.search(output):
-        return DiskError("the disk is full", why=f"git {args[0]} could not write", output=output)
-    verb = process.quote(["git", *(str(a) for a in args)])
-    return error(f"git {args[0]} failed with exit code {done.returncode}", why=verb, output=output)
+def folders(paths: Iterable[str]) -> set[str]:
+    """All folders that some paths are in."""
+    return {str(parent) for path in paths for parent in PurePosixPath(path).parents}
 
 
 class Scratch(Git):
@@ -225,17 +225,12 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
             if not repository.exists():
                 objects.append(repository / "objects")
                 continue
-            there = Git(repository)
-            objects.append(_inside(there, "objects"))
-            cut = _inside(there, "shallow")
+            asked = Git(repository).run("rev-parse", "--git-path", "objects", "--git-path", "shallow")
+            inside, cut = ((repository / path).resolve() for path in asked.stdout.split("\n")[:2])
+            objects.append(inside)
             if cut.is_file():  # where its history ends; without it git would look for parents that nobody has
                 shallow |= set(cut.read_text("ascii").split())
         (scratch.repo / "objects/info/alternates").write_text("".join(f"{path}\n" for path in objects), "utf-8")
         if shallow:
             (scratch.repo / "shallow").write_text("".join(f"{commit}\n" for commit in sorted(shallow)), "ascii")
         yield scratch
-
-
-def _inside(git: Git, name: str) -> Path:
-    """A path inside a repository's git directory, absolute."""
-    return (git.repo / git.line("rev-parse", "--git-path", name)).resolve()

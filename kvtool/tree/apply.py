@@ -6,11 +6,10 @@ A conflict is an outcome, not an exception: every patch is tried, and each gets 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
-from kvtool.gitcmd import Git, Scratch
+from kvtool.gitcmd import Git, Scratch, folders
 from kvtool.result import PatchOutcome
 from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, pieces_of, size_of, subject_of
 from kvtool.tree.series import NewFile, Series, Step
@@ -159,10 +158,9 @@ class Builder:
     def commit_files(self, files: tuple[NewFile, ...]) -> None:
         """Commit cpp/'s files, if any; UsageError when upstream has such a path, as a file or as a folder."""
         theirs = self.git.paths(self.tree)
-        folders = {str(parent) for path in theirs for parent in PurePosixPath(path).parents}
+        taken = theirs | folders(theirs)
         for file in files:
-            parents = {str(parent) for parent in PurePosixPath(file.path).parents}
-            if file.path in theirs or file.path in folders or parents & theirs:
+            if file.path in taken or folders([file.path]) & theirs:
                 raise UsageError(
                     f"upstream has {file.path} already",
                     why=f"{file.source} would replace it, and cpp/ holds new files only",

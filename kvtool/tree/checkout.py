@@ -13,11 +13,11 @@ import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError, writing
-from kvtool.gitcmd import IDENTITY, Git, Scratch, scratch_repository
+from kvtool.gitcmd import IDENTITY, Git, Scratch, folders, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.result import read
 from kvtool.tree.apply import PatchReport, Replayed
@@ -290,13 +290,9 @@ def refuse_untracked(git: Git, old: str, new: str) -> None:
 def _untracked(git: Git, paths: Collection[str]) -> set[str]:
     """The files at, above or below some paths that git does not track, ignored ones too."""
     wanted = set(paths)
-    above = {parent for path in wanted for parent in _parents(path)}
+    above = folders(wanted)
     others = git.entries("ls-files", "--others", "-z")
-    return {path for path in others if path in above or wanted & {path, *_parents(path)}}
-
-
-def _parents(path: str) -> list[str]:
-    return [str(parent) for parent in PurePosixPath(path).parents]
+    return {path for path in others if path in above or wanted & {path, *folders([path])}}
 
 
 def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:

@@ -18,7 +18,7 @@ from typing import Self
 
 from kvtool.console import Console
 from kvtool.errors import ConflictError, NetworkError, TreeError, UsageError
-from kvtool.gitcmd import Scratch
+from kvtool.gitcmd import Scratch, folders
 from kvtool.project import Project
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import (
@@ -33,7 +33,7 @@ from kvtool.tree.apply import (
     replay,
     replay_step,
 )
-from kvtool.tree.merge import Picked, cherry_pick, look_at
+from kvtool.tree.merge import cherry_pick, look_at
 from kvtool.tree.patchfile import runs, size_of
 from kvtool.tree.series import Series, Step, load_series, unsettled
 from kvtool.upstream import sources
@@ -192,12 +192,8 @@ def _absolute(mirror: str | None) -> str | None:
 
 def _astray(git: Scratch, series: Series, here: str, there: str) -> tuple[str, ...]:
     """Folders in which cpp/ has files, and upstream none any more."""
-
-    def folders(commit: str) -> set[str]:
-        return {str(parent) for path in git.paths(commit) for parent in PurePosixPath(path).parents}
-
     ours = {_folder(file.path) for file in series.files}
-    gone = sorted(ours & folders(here) - folders(there))
+    gone = sorted(ours & folders(git.paths(here)) - folders(git.paths(there)))
     renamed = git.renamed(here, there) if gone else {}
     found = []
     for folder in gone:
@@ -259,9 +255,14 @@ class _Mover:
     def _place(self, step: Step, origin: Commit | None) -> PatchReport:
         name = step.patch.id
         if made := next((made for made in self._choices.resolved if made.patch == name), None):
-            tree = self._fitting(made)
-            notes = look_at(self.builder, origin, tree) if origin else ()
-            return self._take(step, Picked(tree, notes=notes), origin)
+            if made.parent != self.builder.commit:
+                raise TreeError(
+                    f"the resolution of patch {name!r} was made on another tree",
+                    why="the patches before it are moved otherwise than then, as another version of kvtool or git does",
+                    next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
+                )
+            notes = look_at(self.builder, origin, made.tree) if origin else ()
+            return self._take(step, made.tree, notes, origin)
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
             return replay_step(self.builder, step, self._trouble, strict=True)
@@ -270,28 +271,17 @@ class _Mover:
             return self._trouble.report(self.builder, name, origin.diff, attempt.failed)
         if attempt.tree == self.builder.tree:
             return PatchReport(name, PatchOutcome.MERGED)
-        return self._take(step, attempt, origin)
+        return self._take(step, attempt.tree, attempt.notes, origin)
 
-    def _take(self, step: Step, attempt: Picked, origin: Commit | None) -> PatchReport:
-        assert attempt.tree is not None
+    def _take(self, step: Step, tree: str, notes: tuple[str, ...], origin: Commit | None) -> PatchReport:
         before = self.builder.tree
-        commit = self.builder.commit_index(step.mail.message, author=step.mail, tree=attempt.tree)
-        diff = diff_of(self.builder.git, before, attempt.tree) if commit else b""
+        commit = self.builder.commit_index(step.mail.message, author=step.mail, tree=tree)
+        diff = diff_of(self.builder.git, before, tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
-        notes = attempt.notes
         if lost and step.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
         return PatchReport(step.patch.id, outcome, commit or "", *size_of(diff), moved=notes, lost=lost)
-
-    def _fitting(self, made: Resolution) -> str:
-        if made.parent != self.builder.commit:
-            raise TreeError(
-                f"the resolution of patch {made.patch!r} was made on another tree",
-                why="the patches before it are moved otherwise than then, as another version of kvtool or git does",
-                next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
-            )
-        return made.tree
 
 
 def _lost(was: bytes, now: bytes) -> str:
