@@ -21,7 +21,6 @@ from kvtool.tree.apply import PatchReport
 from kvtool.tree.patchfile import PLAIN_FLAGS
 from kvtool.tree.rebase_plan import Rehearsal, Workshop
 from kvtool.tree.status import kvtool_dir, not_clean, tree_state
-from kvtool.upstream.lock import Lock
 
 WORKING, TREE = ".", "tree"
 
@@ -42,21 +41,18 @@ class Snapshot:
     ids: dict[str, str]
 
 
-def parse_name(name: str, lock: Lock) -> tuple[str, str]:
-    """The revision ("" for the working files) and the tag ("" for the current one); whether they exist is not known."""
-    revision, colon, tag = name.rpartition(":")
-    if not colon:
-        revision, tag = ("", name) if name in lock.upstreams else (name, "")
-    return "" if revision == WORKING else revision, tag
-
-
 def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
     """Build the commits of a state in a throw-away repository. UsageError for a name that means nothing here."""
     if name == TREE:
-        return _tree(shop.project, name)
-    revision, tag = parse_name(name, shop.lock)
+        state = tree_state(shop.project)
+        if (applied := state.applied) is None:
+            raise not_clean(state)
+        return Snapshot(name, "", applied.tag, applied.base, state.head, (), _ids(applied.patches))
+    revision, colon, tag = name.rpartition(":")
+    if not colon:
+        revision, tag = ("", name) if name in shop.lock.upstreams else (name, "")
     commit = ""
-    if revision:
+    if revision not in ("", WORKING):
         place = scratch.place()
         commit = _extract(shop.project, revision, place)
         shop = Workshop(replace(shop.project, root=place), shop.console, shop.mirror)
@@ -64,13 +60,6 @@ def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
     made = shop.build(scratch, upstream)
     missing = tuple(f"{r.id}: {r.outcome}" for r in made.reports if r.outcome is not PatchOutcome.APPLIED)
     return Snapshot(name, commit, upstream.tag, made.base, made.head, missing, _ids(made.reports))
-
-
-def _tree(project: Project, name: str) -> Snapshot:
-    state = tree_state(project)
-    if (applied := state.applied) is None:
-        raise not_clean(state)
-    return Snapshot(name, "", applied.tag, applied.base, state.head, (), _ids(applied.patches))
 
 
 def _ids(reports: tuple[PatchReport, ...]) -> dict[str, str]:
