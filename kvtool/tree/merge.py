@@ -187,10 +187,9 @@ def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[Landing, 
 
     A hunk that upstream has already is left out.
     """
-    files = [file for file in parse_diff(origin.diff) if file.hunks]
     landings: list[Landing] = []
-    names = _names(git, files, origin.parent, onto)
-    for file in files:
+    names = _names(git, origin, onto)
+    for file in (file for file in parse_diff(origin.diff) if file.hunks):
         there = names[file.path]
         places = ((origin.parent, file.path), (origin.id, file.path), (onto, there), (result, there))
         base, patched, now, after = (SourceFile(git.blob(tree, path) or b"", path) for tree, path in places)
@@ -205,19 +204,18 @@ def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> 
     return now.keys[region.start : region.stop] == patched.keys[piece.made : piece.made + len(piece.after)]
 
 
-def _names(git: Git, files: Sequence[FileDiff], old: str, new: str) -> dict[str, str]:
+def _names(git: Git, origin: Commit, onto: str) -> dict[str, str]:
     """What each file of a patch is called in the other upstream: the merge follows renames."""
-    names = {file.path: file.path for file in files}
-    if not set(names) <= git.paths(new):
-        names.update({path: name for path, name in git.renamed(old, new).items() if path in names})
+    names = {file.path: file.path for file in parse_diff(origin.diff)}
+    if not set(names) <= git.paths(onto):
+        names.update({path: name for path, name in git.renamed(origin.parent, onto).items() if path in names})
     return names
 
 
 def _as_called(git: Git, origin: Commit, onto: str) -> bytes:
     """The diff of a patch with the names that its files have in the other upstream."""
-    files = parse_diff(origin.diff)
-    names = _names(git, files, origin.parent, onto)
-    if all(names[file.path] == file.path for file in files):
+    names = _names(git, origin, onto)
+    if all(old == new for old, new in names.items()):
         return origin.diff
 
     def head(file: FileDiff) -> bytes:
@@ -229,7 +227,7 @@ def _as_called(git: Git, origin: Commit, onto: str) -> bytes:
         }
         return b"".join(known.get(line, line) for line in file.head.splitlines(keepends=True))
 
-    return b"".join(head(file) + b"".join(hunk.text for hunk in file.hunks) for file in files)
+    return b"".join(head(file) + b"".join(hunk.text for hunk in file.hunks) for file in parse_diff(origin.diff))
 
 
 def look_at(builder: Builder, origin: Commit, tree: str) -> tuple[str, ...]:
@@ -237,8 +235,7 @@ def look_at(builder: Builder, origin: Commit, tree: str) -> tuple[str, ...]:
     said not to belong, and files that the patch did not touch."""
     git, onto = builder.git, builder.tree
     left = [landing for landing in inspect(git, origin, onto, tree) if landing.wrong not in ("", UNTOLD)]
-    names = _names(git, parse_diff(origin.diff), origin.parent, onto)
-    more = set(git.changed(onto, tree)) - set(names.values())
+    more = set(git.changed(onto, tree)) - set(_names(git, origin, onto).values())
     notes = [f"{landing.piece.hunk.path}: as it was left, though {landing.wrong}" for landing in left]
     return (*notes, *(f"{path}: the resolution changes it, the patch did not" for path in sorted(more)))
 
@@ -256,9 +253,8 @@ _MOST = 40  # lines of a region worth showing
 
 def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
     """Add what the patch expects there, what it makes of it, and what upstream has in its place."""
-    files = parse_diff(origin.diff)
-    names = _names(git, files, origin.parent, onto)
-    file = next((file for file in files if hunk.path in (file.path, names[file.path])), None)
+    names = _names(git, origin, onto)
+    file = next((file for file in parse_diff(origin.diff) if hunk.path in (file.path, names[file.path])), None)
     piece = next((p for p in pieces_of(file) if p.hunk.number == hunk.number), None) if file else None
     if file is None or piece is None:
         return hunk

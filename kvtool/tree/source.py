@@ -73,7 +73,8 @@ class SourceFile:
         old, new = self._hidden[number], other._hidden[there]
         if b"\t" in old + new:
             return {}
-        return dict(zip(_starts(old), _starts(new), strict=True))
+        starts = ([word.start() for word in _WORD.finditer(line)] for line in (old, new))
+        return dict(zip(*starts, strict=True))
 
     def aligned(self, number: int, columns: Mapping[int, int]) -> bytes:
         """A line with its tokens moved to these columns, by the column they stand in; the others go along."""
@@ -137,10 +138,6 @@ def _key(line: bytes) -> bytes:
     end = line[len(body) :]
     bare = body.rstrip(b" \t")
     return re.sub(rb"[ \t]+", b" ", bare if not bare.endswith(b"\\") else body) + end
-
-
-def _starts(line: bytes) -> list[int]:
-    return [word.start() for word in _WORD.finditer(line)]
 
 
 def _balanced(code: bytes) -> bool:
