@@ -85,12 +85,7 @@ def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
     told = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
     told = replace(told, seconds=round(done.seconds, 3), mirror=shop.mirror or "")
-    return _noted(told, shop, upstream, done)
-
-
-def _noted(result: RebaseResult, shop: Workshop, upstream: Upstream, done: Rehearsal) -> RebaseResult:
-    """With what is worth a look, of no patch alone."""
-    return replace(result, older=_older(shop, upstream, done), astray=done.astray)
+    return replace(told, older=_older(shop, upstream, done), astray=done.astray)
 
 
 def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
@@ -133,21 +128,20 @@ def _dry_run(project: Project, console: Console, options: Options) -> RebaseResu
 
 def _span(project: Project, console: Console, options: Options) -> SpanResult:
     """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
-    shop, rows = Workshop(project, console, options.mirror), []
-    lock = shop.lock
-    shop.base(lock.upstream())
-    with console.progress("rehearsing", len(lock.upstreams)) as bar:
-        for number, (tag, upstream) in enumerate(lock.upstreams.items()):
-            bar.update(number, tag)
-            try:
-                done = _rehearse(shop, upstream, options)
-                word = "complete" if done.complete else "conflict"
-                rows.append(SpanRow(tag, upstream.date, word, done.reports, round(done.seconds, 3)))
-            except KvtoolError as err:
-                word = "unreachable" if isinstance(err, NetworkError) else "failed"
-                rows.append(SpanRow(tag, upstream.date, word, error=str(err)))
-    ids = tuple(patch.id for patch in load_patches(project))
-    result = SpanResult(lock.current, ids, tuple(rows))
+    shop = Workshop(project, console, options.mirror)
+    shop.base(shop.lock.upstream())
+
+    def row(upstream: Upstream) -> SpanRow:
+        try:
+            done = _rehearse(shop, upstream, options)
+        except KvtoolError as err:
+            word = "unreachable" if isinstance(err, NetworkError) else "failed"
+            return SpanRow(upstream.tag, upstream.date, word, error=str(err))
+        word = "complete" if done.complete else "conflict"
+        return SpanRow(upstream.tag, upstream.date, word, done.reports, round(done.seconds, 3))
+
+    rows = console.each("rehearsing", [*shop.lock.upstreams.values()], row, lambda upstream: upstream.tag)
+    result = SpanResult(shop.lock.current, tuple(patch.id for patch in load_patches(project)), tuple(rows))
     if options.markdown:
         result.write_markdown(options.markdown)
     return result
@@ -260,7 +254,8 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
         git.fetch(scratch.repo, applied.head)
     checkout.keep_branch(git, branch_of(state.tag), (state.head, state.at, applied.head))  # made since it began
     written = transaction.write(stage, git, shop.console, state, changes, applied)
-    return _noted(_finished(project, written, done.reports, done.seconds), shop, upstream, done)
+    finished = _finished(project, written, done.reports, done.seconds)
+    return replace(finished, older=_older(shop, upstream, done), astray=done.astray)
 
 
 def _finished(
