@@ -13,11 +13,10 @@ NONE = "not known: this copy of upstream has no history between the two tags"
 
 @dataclass(frozen=True)
 class History:
-    """A repository (a mirror with history) that has both tags, one an ancestor of the other. old, new: refs."""
+    """A repository (a mirror with history) that has both tags, one an ancestor of the other. span: what is between."""
 
     git: Git
-    old: str
-    new: str
+    span: str
 
     @classmethod
     def between(cls, mirror: str | None, old: Upstream, new: Upstream) -> Self | None:
@@ -30,14 +29,12 @@ class History:
         if [git.resolve(f"{end}^{{tree}}") for end in ends] != [old.tree, new.tree] or old.tag == new.tag:
             return None
         ways = (ends, ends[::-1])
-        return next((cls(git, *way) for way in ways if git.ok("merge-base", "--is-ancestor", *way)), None)
+        return next((cls(git, "..".join(way)) for way in ways if git.ok("merge-base", "--is-ancestor", *way)), None)
 
     def behind(self, path: str, lines: tuple[str, ...]) -> str:
         """The newest commit that took away (or brought back) the first of these lines of a file, "" when none did."""
-        for line in (line for line in lines if line.strip()):
-            found = self.git.run(
-                "log", "-1", "--format=%h %s", f"-S{line.strip()}", f"{self.old}..{self.new}", "--", path, check=False
-            ).stdout.strip()
-            if found:
+        for line in filter(None, map(str.strip, lines)):
+            said = self.git.run("log", "-1", "--format=%h %s", f"-S{line}", self.span, "--", path, check=False)
+            if found := said.stdout.strip():
                 return found
         return ""

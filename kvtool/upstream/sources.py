@@ -115,10 +115,9 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[
     progress; it returns the id of the tree it put into the repository."""
     if mirror:
         return [(f"mirror {mirror}", lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True))]
-    attempts: list[tuple[str, _Fetch]] = []
-    for source in upstream.sources:
-        fetch = _from_npm if source.kind == "npm" else _from_sdist
-        attempts.append((str(source), functools.partial(fetch, source=source)))
+    clients = {"npm": _from_npm, "sdist": _from_sdist}
+    attempts: list[tuple[str, _Fetch]]
+    attempts = [(str(source), functools.partial(clients[source.kind], source=source)) for source in upstream.sources]
     if lock.remote:
         attempts.append((lock.remote, lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)))
     return attempts
@@ -223,9 +222,7 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     done = repo.run("fetch", "--quiet", "--no-tags", bundle, "HEAD", check=False)
     if done.returncode != 0:
         raise LockError("the git bundle in it is damaged", output=done.stderr.strip())
-    tree = repo.resolve("FETCH_HEAD^{tree}")
-    assert tree is not None  # git has just fetched it
-    return tree
+    return repo.line("rev-parse", "FETCH_HEAD^{tree}")
 
 
 def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
