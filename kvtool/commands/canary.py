@@ -17,7 +17,7 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, writing
 from kvtool.options import BACKENDS, Env, Mirror, refuse
 from kvtool.project import Project, read_text
-from kvtool.result import CheckOutcome, Result, plain
+from kvtool.result import CheckOutcome, Result
 from kvtool.tree.apply import PatchReport
 from kvtool.tree.status import write_json
 from kvtool.upstream import sources
@@ -192,5 +192,5 @@ def command(env: Env, options: Options) -> CanaryResult:
     known = *asked, done.tree, lock.current, key
     result = CanaryResult(SCHEMA, *known, tuple(done.steps), done.breakages, done.patches, done.error)
     if options.report is not None:
-        write_json(options.report.absolute(), plain(result.to_json()))
+        write_json(options.report.absolute(), result.to_json())
     return result

@@ -118,11 +118,8 @@ def _both_changed(state: TreeState, applied: Applied) -> TreeError:
         else f"{git} branch mine && {git} reset --hard {applied.head[:10]} && kvtool apply && "
         f"{git} cherry-pick {applied.head[:10]}..mine, then kvtool export"
     )
-    return TreeError(
-        "patches/ or cpp/ changed since the tree was made",
-        why="an export would undo that",
-        next_step=redo,
-    )
+    what = "patches/ or cpp/ changed since the tree was made"
+    return TreeError(what, why="an export would undo that", next_step=redo)
 
 
 def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change, ...], scratch: Scratch) -> str:
@@ -152,9 +149,8 @@ def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, 
     """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
 
     def is_ours(mail: Path) -> bool:  # no commit has this id: --zero-commit
-        return (
-            bool(_MAIL.fullmatch(mail.name)) and mail.is_file() and mail.read_bytes().startswith(b"From " + b"0" * 40)
-        )
+        named = _MAIL.fullmatch(mail.name) and mail.is_file()
+        return bool(named) and mail.read_bytes().startswith(b"From " + b"0" * 40)
 
     if folder.exists() and (not folder.is_dir() or not all(map(is_ours, folder.iterdir()))):
         raise UsageError(
