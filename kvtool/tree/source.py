@@ -124,13 +124,10 @@ class SourceFile:
             return None
         if _balanced(b"".join(code[head : start + 1])):
             return range(head, start + 1)
-        brace = _indent(code[head]) + b"}"
+        first = code[head]
+        brace = first[: len(first) - len(first.lstrip(b" \t"))] + b"}"
         end = next((n for n in range(start + 1, len(code)) if code[n].startswith(brace)), None)
         return range(head, end + 1) if end is not None else None
-
-
-def _indent(line: bytes) -> bytes:
-    return line[: len(line) - len(line.lstrip(b" \t"))]
 
 
 def _key(line: bytes) -> bytes:
