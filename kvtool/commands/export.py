@@ -81,7 +81,7 @@ class _Source:
 
 def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     """Refuse a tree that is not ready, or whose project moved on without it."""
-    finish_interrupted(project.tree, Git(project.tree))
+    finish_interrupted(Git(project.tree))
     state = tree_state(project)
     applied = state.applied
     if state.interrupted == "rebase":

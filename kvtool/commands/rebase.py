@@ -185,12 +185,11 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
 
 def resume(project: Project, console: Console, options: Options) -> RebaseResult:
     """--continue, --abort, --skip, --drop, --accept-shrink in a rebase that stopped or was killed."""
-    tree = project.tree
     with hold_tree(project, console):
-        state = rebase_state.read_state(tree)
+        state = rebase_state.read_state(project.tree)
         if state is None:
             raise UsageError("no rebase is under way", next_step="begin one: kvtool rebase TAG")
-        git = Git(tree)
+        git = Git(project.tree)
         if options.abort:
             return _abort(project, console, git, state)
         if state.phase == "writing":
@@ -207,19 +206,19 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
                 next_step="put them back with git; or kvtool rebase --abort and begin anew (rerere remembers what "
                 "you resolved)",
             )
-        return _advance(shop, git, _decide(tree, git, state, options))
+        return _advance(shop, git, _decide(git, state, options))
 
 
 def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> RebaseResult:
     if state.phase == "writing":
         transaction.take_back(project, git, console, state)
     else:
-        rebase_state.abort(project.tree, git, console, state)
+        rebase_state.abort(git, console, state)
     lock = load_lock(project.lock)
     return RebaseResult(state.tag, lock.current, project.tree, "aborted", head=state.head)
 
 
-def _decide(tree: Path, git: Git, state: RebaseState, options: Options) -> RebaseState:
+def _decide(git: Git, state: RebaseState, options: Options) -> RebaseState:
     """Take what the person did in the tree and what they said on the command line."""
     for name in options.choices.named:
         if name != state.stop.id:
@@ -228,10 +227,10 @@ def _decide(tree: Path, git: Git, state: RebaseState, options: Options) -> Rebas
                 next_step=f"name {state.stop.id!r}; or kvtool rebase --abort, and name {name!r} from the beginning",
             )
     if state.phase not in ("stopped", "taking"):
-        return rebase_state.recover(tree, git, state)
-    with rebase_state.taking(tree, state) as stopped:
+        return rebase_state.recover(git, state)
+    with rebase_state.taking(git, state) as stopped:
         left_out = options.skip or options.drop
-        at = replace(stopped, at=rebase_state.keep(tree, git)) if left_out else rebase_state.take(tree, git, stopped)
+        at = replace(stopped, at=rebase_state.keep(git)) if left_out else rebase_state.take(git, stopped)
         return replace(at, choices=at.choices.plus(options.choices))
 
 
@@ -246,9 +245,9 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
             done = shop.rehearse(scratch, upstream, choices=state.choices)
         if stop := done.stop:
             git.fetch(scratch.repo, *filter(None, (stop.parent, stop.commit, stop.origin)))
-            rebase_state.stop_at(project.tree, git, shop.console, state, stop)
+            rebase_state.stop_at(git, shop.console, state, stop)
             result = _told(shop, upstream, done, "stopped")
-            return replace(result, filled_in=rebase_state.filled_in(project.tree, git))
+            return replace(result, filled_in=rebase_state.filled_in(git))
         changes, applied = rebased(shop, scratch, upstream, done)
         write_range_diff(project.tree, scratch, shop.lock.current, done)
         git.fetch(scratch.repo, applied.head)

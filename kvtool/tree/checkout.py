@@ -147,8 +147,8 @@ def base_ref(tag: str) -> str:
 
 
 def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
-    tree, git = shop.project.tree, Git(shop.project.tree)
-    finish_interrupted(tree, git)
+    git = Git(shop.project.tree)
+    finish_interrupted(git)
     state = tree_state(shop.project)
     before = state.applied
     assert before is not None
@@ -157,7 +157,7 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
     if before.digest == series.digest and before.tag == series.upstream.tag and state.head == before.head:
         if pinned != before.pinned:
             before = replace(before, pinned=pinned)
-            write_applied(tree, before)
+            write_applied(git.repo, before)
         return Brought("unchanged", before, before.patches)
     if state.dirty:
         raise not_clean(state)
@@ -170,7 +170,7 @@ def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
     keep_branch(git, branch_of(series.upstream.tag), (state.head, before.head, replayed.head), replayed.tree)
     applied = applied_of(series, replayed, pinned=pinned)
     changed = len(git.changed(state.head, replayed.head))
-    move(tree, git, shop.console, state.head, applied)
+    move(git, shop.console, state.head, applied)
     return Brought("moved", applied, applied.patches, changed)
 
 
@@ -199,23 +199,23 @@ def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -
 # --- from one commit to another ----------------------------------------------------------------------------------
 
 
-def move(tree: Path, git: Git, console: Console, head: str, applied: Applied) -> None:
+def move(git: Git, console: Console, head: str, applied: Applied) -> None:
     """Move branch and checkout from `head` to the new series; on any failure the tree is put back."""
     refuse_untracked(git, head, applied.head)
     if (now := git.line("rev-parse", "HEAD")) != head:
         raise TreeError(
-            f"{tree}: a commit was made there meanwhile",
+            f"{git.repo}: a commit was made there meanwhile",
             why=f"HEAD is at {now[:10]}, and was at {head[:10]} when kvtool began",
             next_step="kvtool export takes it into the series; then run the command again",
         )
-    journal = kvtool_dir(tree) / "pending.json"
+    journal = kvtool_dir(git.repo) / "pending.json"
     write_json(journal, {"from": head, "applied": asdict(applied)})
     try:
         switch(git, console, "-B", branch_of(applied.tag), applied.head)
     except BaseException:
-        finish_interrupted(tree, git)
+        finish_interrupted(git)
         raise
-    write_applied(tree, applied)
+    write_applied(git.repo, applied)
     journal.unlink()
 
 
@@ -237,16 +237,16 @@ def switch(git: Git, console: Console, *where: str) -> None:
         )
 
 
-def finish_interrupted(tree: Path, git: Git) -> None:
+def finish_interrupted(git: Git) -> None:
     """After a kill during move(): take note of a move that was complete, else put the old state back.
 
     Only what move() itself may have written is put back: a file that is neither the old nor (the beginning of) the new
     one was edited since, and stops this with a TreeError.
     """
-    journal = kvtool_dir(tree) / "pending.json"
+    journal = kvtool_dir(git.repo) / "pending.json"
     if not journal.exists():
         return
-    await_git(tree)
+    await_git(git.repo)
     try:
         data = json.loads(journal.read_text(encoding="utf-8"))
         applied, old = read(Applied, data["applied"]), str(data["from"])
@@ -256,9 +256,9 @@ def finish_interrupted(tree: Path, git: Git) -> None:
     dirty = dirty_paths(git)
     head = git.resolve("HEAD")
     if head == applied.head and not dirty:
-        write_applied(tree, applied)
+        write_applied(git.repo, applied)
     elif head in (old, applied.head):
-        put_back(tree, git, old, applied.head, dirty, "apply")
+        put_back(git, old, applied.head, dirty, "apply")
     # else: the user has moved on by hand; the ordinary checks decide
     journal.unlink()
 
@@ -295,23 +295,24 @@ def _untracked(git: Git, paths: Collection[str]) -> set[str]:
     return {path for path in others if path in above or wanted & {path, *folders([path])}}
 
 
-def put_back(tree: Path, git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
+def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
     """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
     moved = set(git.changed(old, new))
     changed = sorted({*dirty, *_untracked(git, moved)})
-    if edited := [path for path in changed if path not in moved or not _ours(tree / path, git, path, old, new)]:
+    if edited := [path for path in changed if path not in moved or not _ours(git, path, old, new)]:
         raise TreeError(
-            f"{tree}: a kvtool {verb} was interrupted, and files were edited since",
+            f"{git.repo}: a kvtool {verb} was interrupted, and files were edited since",
             why=", ".join(edited),
-            next_step=f"keep them elsewhere, then: git -C {tree} reset --hard {old[:10]} && kvtool {verb}",
+            next_step=f"keep them elsewhere, then: git -C {git.repo} reset --hard {old[:10]} && kvtool {verb}",
         )
     git.run("reset", "--quiet", "--hard", old)
     for path in _untracked(git, moved) & moved:  # files that only the new series has
-        (tree / path).unlink(missing_ok=True)
+        (git.repo / path).unlink(missing_ok=True)
 
 
-def _ours(file: Path, git: Git, path: str, old: str, new: str) -> bool:
+def _ours(git: Git, path: str, old: str, new: str) -> bool:
     """Whether a file is what the move may have left: absent, the old one, or the new one written in part."""
+    file = git.repo / path
     if not file.is_file():
         return not file.exists()
     content, versions = file.read_bytes(), (git.blob(old, path), git.blob(new, path))

@@ -69,32 +69,32 @@ def write_state(tree: Path, state: RebaseState) -> RebaseState:
     return state
 
 
-def stop_at(tree: Path, git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
+def stop_at(git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
     """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
     to = stop.commit or stop.parent
     refuse_untracked(git, state.at, to)
     if stop.origin:
         refuse_untracked(git, f"{stop.origin}^", stop.origin)
-    state = write_state(tree, replace(state, phase="stopping", to=to, stop=stop))
+    state = write_state(git.repo, replace(state, phase="stopping", to=to, stop=stop))
     switch(git, console, "--detach", to)
     if stop.origin and not stop.commit:
         git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)  # conflicts: that is what it is for
-    return write_state(tree, replace(state, phase="stopped", at=to))
+    return write_state(git.repo, replace(state, phase="stopped", at=to))
 
 
 @contextlib.contextmanager
-def taking(tree: Path, state: RebaseState) -> Iterator[RebaseState]:
+def taking(git: Git, state: RebaseState) -> Iterator[RebaseState]:
     """Around whatever touches a tree that waits for a person, so that a lock which a kill leaves is known as ours."""
     if state.phase == "taking":
-        await_git(tree)
-    state = write_state(tree, replace(state, phase="taking"))
+        await_git(git.repo)
+    state = write_state(git.repo, replace(state, phase="taking"))
     try:
         yield replace(state, phase="stopped")
     finally:
-        write_state(tree, replace(state, phase="stopped"))
+        write_state(git.repo, replace(state, phase="stopped"))
 
 
-def take(tree: Path, git: Git, state: RebaseState) -> RebaseState:
+def take(git: Git, state: RebaseState) -> RebaseState:
     """The person is done: what the tree holds is the resolution of state.stop. The checkout is clean afterwards.
 
     ConflictError for what is not resolved, TreeError when HEAD is somewhere else.
@@ -102,35 +102,35 @@ def take(tree: Path, git: Git, state: RebaseState) -> RebaseState:
     head, parent = git.resolve("HEAD^{commit}"), state.stop.parent
     if head is None or not git.ok("merge-base", "--is-ancestor", parent, head):
         raise TreeError(
-            f"{tree} is not where the rebase stopped",
+            f"{git.repo} is not where the rebase stopped",
             why=f"HEAD does not come from {parent[:10]}",
-            next_step=f"git -C {tree} checkout --detach {parent[:10]} and resolve there, or kvtool rebase --abort",
+            next_step=f"git -C {git.repo} checkout --detach {parent[:10]} and resolve there, or kvtool rebase --abort",
         )
-    if marked := _marked(tree, git, parent):
+    if marked := _marked(git, parent):
         raise ConflictError(
             f"patch {state.stop.id!r} is not resolved yet",
             why=f"conflict markers are left in {', '.join(marked)}",
             next_step="edit them, then kvtool rebase --continue",
         )
-    if left := _untouched(tree, git):
+    if left := _untouched(git):
         raise ConflictError(
             f"patch {state.stop.id!r} is not resolved yet",
             why=f"one side has no such file, or it is binary, and it is as git left it: {', '.join(left)}",
-            next_step=f"say what is right: git -C {tree} add FILE, or rm FILE; then kvtool rebase --continue",
+            next_step=f"say what is right: git -C {git.repo} add FILE, or rm FILE; then kvtool rebase --continue",
         )
     git.run(*_CONFLICT, "rerere", check=False)  # remembers the resolution
-    kept = keep(tree, git)
+    kept = keep(git)
     made = Resolution(state.stop.id, parent, git.line("rev-parse", f"{kept}^{{tree}}"))
     resolved = (*(known for known in state.choices.resolved if known.patch != made.patch), made)
     return replace(state, at=kept, choices=replace(state.choices, resolved=resolved))
 
 
-def keep(tree: Path, git: Git) -> str:
+def keep(git: Git) -> str:
     """Make what the checkout holds (untracked files aside) a commit and HEAD, so that it is clean; keep it by a ref."""
-    lock = tree / ".git" / "index.lock"
+    lock = git.repo / ".git" / "index.lock"
     if lock.exists():
         raise TreeError(
-            f"{tree}: another git is at work there, or was killed",
+            f"{git.repo}: another git is at work there, or was killed",
             why=f"{lock} exists",
             next_step=f"if none is running: rm {lock}, and run kvtool again",
         )
@@ -142,20 +142,20 @@ def keep(tree: Path, git: Git) -> str:
         git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
     git.run("update-ref", f"{KEPT_REFS}/{head[:12]}", head)  # one each: the next must not let go of this one
     for left in ("MERGE_MSG", "AUTO_MERGE", "CHERRY_PICK_HEAD"):
-        (tree / ".git" / left).unlink(missing_ok=True)
+        (git.repo / ".git" / left).unlink(missing_ok=True)
     return head
 
 
-def filled_in(tree: Path, git: Git) -> tuple[str, ...]:
+def filled_in(git: Git) -> tuple[str, ...]:
     """The conflicts that rerere resolved as they were resolved before: unmerged, and without markers."""
-    there = {name for name in _unmerged(git) if (tree / name).is_file() and not _markers(tree / name)}
-    return tuple(sorted(there - set(_untouched(tree, git))))
+    there = {name for name in _unmerged(git) if (git.repo / name).is_file() and not _markers(git.repo / name)}
+    return tuple(sorted(there - set(_untouched(git))))
 
 
-def _marked(tree: Path, git: Git, parent: str) -> list[str]:
+def _marked(git: Git, parent: str) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
     names = {*git.entries("diff", "--name-only", "-z", parent), *_unmerged(git)}
-    found = {name: _markers(tree / name) for name in names}
+    found = {name: _markers(git.repo / name) for name in names}
     return sorted(name for name, count in found.items() if count > len(_MARKER.findall(git.blob(parent, name) or b"")))
 
 
@@ -163,13 +163,13 @@ def _unmerged(git: Git) -> dict[str, dict[str, tuple[str, str]]]:
     return unmerged_of(git.entries("ls-files", "-u", "-z"))
 
 
-def _untouched(tree: Path, git: Git) -> list[str]:
+def _untouched(git: Git) -> list[str]:
     """Conflicts that git can put no markers into (one side has no such file, or it is binary), as git left them."""
     found: list[str] = []
     for name, stages in _unmerged(git).items():
         mine = [stages[number][1] for number in "23" if number in stages]
-        left = git.raw("cat-file", "blob", mine[0]) if mine and (tree / name).is_file() else None
-        if left is not None and (len(mine) == 1 or b"\0" in left) and (tree / name).read_bytes() == left:
+        left = git.raw("cat-file", "blob", mine[0]) if mine and (git.repo / name).is_file() else None
+        if left is not None and (len(mine) == 1 or b"\0" in left) and (git.repo / name).read_bytes() == left:
             found.append(name)
     return found
 
@@ -178,43 +178,42 @@ def _markers(file: Path) -> int:
     return len(_MARKER.findall(file.read_bytes())) if file.is_file() and not file.is_symlink() else 0
 
 
-def recover(tree: Path, git: Git, state: RebaseState) -> RebaseState:
+def recover(git: Git, state: RebaseState) -> RebaseState:
     """After a kill while the checkout was on its way: put it back to where it came from, cleanly.
 
     TreeError when files were edited since that the move did not write.
     """
-    await_git(tree)
+    await_git(git.repo)
     head = git.resolve("HEAD^{commit}")
     dirty = dirty_paths(git)
     if head == state.at:
-        put_back(tree, git, state.at, state.to, dirty, "rebase")
+        put_back(git, state.at, state.to, dirty, "rebase")
     elif head == state.to and dirty:  # it was there, and the conflict was being written
-        kept = keep(tree, git)
-        return replace(state, at=kept)
+        return replace(state, at=keep(git))
     elif head != state.to:
         raise TreeError(
-            f"{tree}: a kvtool rebase was interrupted, and HEAD was moved since",
+            f"{git.repo}: a kvtool rebase was interrupted, and HEAD was moved since",
             why=f"it is neither at {state.at[:10]} nor at {state.to[:10]}",
-            next_step=f"git -C {tree} checkout --detach {state.at[:10]} && kvtool rebase --abort",
+            next_step=f"git -C {git.repo} checkout --detach {state.at[:10]} && kvtool rebase --abort",
         )
     return replace(state, at=head or state.at)
 
 
-def abort(tree: Path, git: Git, console: Console, state: RebaseState) -> None:
+def abort(git: Git, console: Console, state: RebaseState) -> None:
     """Bring the checkout back to where it was, exactly; what it held is kept by a ref."""
     if state.phase in ("stopped", "taking"):
-        with taking(tree, state):
+        with taking(git, state):
             git.run(*_CONFLICT, "rerere", "clear", check=False)
-            at = keep(tree, git)
+            at = keep(git)
     else:
-        at = recover(tree, git, state).at
+        at = recover(git, state).at
     refuse_untracked(git, at, state.head)
-    write_state(tree, replace(state, phase="aborting", at=at, to=state.head))
+    write_state(git.repo, replace(state, phase="aborting", at=at, to=state.head))
     switch(git, console, *state.back)
     if git.resolve("HEAD^{commit}") != state.head:
         raise TreeError(
-            f"{tree}: branch {state.branch} moved during the rebase",
+            f"{git.repo}: branch {state.branch} moved during the rebase",
             why=f"it was at {state.head[:10]}",
-            next_step=f"git -C {tree} log {state.branch}; then remove {state_path(tree)}",
+            next_step=f"git -C {git.repo} log {state.branch}; then remove {state_path(git.repo)}",
         )
-    state_path(tree).unlink()
+    state_path(git.repo).unlink()

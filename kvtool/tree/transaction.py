@@ -160,7 +160,7 @@ def carry_out(project: Project, git: Git, console: Console, state: RebaseState) 
     tree, stage = project.tree, _stage(project)
     plan = stage.plan
     applied = read(Applied, plan["applied"])
-    finish_interrupted(tree, git)
+    finish_interrupted(git)
     head = git.line("rev-parse", "HEAD")
     if head not in (state.at, applied.head):
         raise TreeError(
@@ -170,7 +170,7 @@ def carry_out(project: Project, git: Git, console: Console, state: RebaseState) 
             f"{applied.head[:10]}; then kvtool rebase --continue, or give it up: kvtool rebase --abort",
         )
     if head != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
-        move(tree, git, console, head, applied)
+        move(git, console, head, applied)
     else:
         write_applied(tree, applied)
     _put(stage, "new")
@@ -185,7 +185,7 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     tree, stage = project.tree, _stage(project)
     plan = stage.plan
     await_git(tree)  # of a checkout below that was killed
-    finish_interrupted(tree, git)
+    finish_interrupted(git)
     _put(stage, "old")
     if git.resolve("HEAD^{commit}") != state.head or git.line("rev-parse", "--abbrev-ref", "HEAD") != (
         state.branch or "HEAD"
