@@ -160,6 +160,11 @@ class Git:
         """The paths that differ between two trees or commits."""
         return self.entries("diff", "--name-only", "--no-renames", "-z", old, new)
 
+    def dirty(self) -> tuple[str, ...]:
+        """The paths with uncommitted changes, untracked ones included, ignored ones not."""
+        entries = self.entries("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
+        return tuple(entry[3:] for entry in entries)
+
     def renamed(self, old: str, new: str) -> dict[str, str]:
         """What became of the names of files between two trees or commits, as git's merge takes it."""
         found = self.entries("diff", "--find-renames", "-l7000", "--diff-filter=R", "--name-status", "-z", old, new)

@@ -131,13 +131,12 @@ def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change
     git = Git(project.tree)
     git.fetch(scratch.repo, replayed.head)
     source.stage.put_aside(todo)
-    with writing("the project", "nothing was changed"):
-        try:
-            source.stage.put("new")
-        except BaseException:
-            source.stage.put("old")
-            source.stage.clear()
-            raise
+    try:
+        source.stage.put("new")
+    except BaseException:
+        source.stage.put("old")
+        source.stage.clear()
+        raise
     if replayed.head != source.state.head:
         git.run("update-ref", "-m", "kvtool export", "HEAD", replayed.head, source.state.head)
     write_applied(project.tree, applied_of(series, replayed, pinned=source.applied.pinned))

@@ -16,14 +16,14 @@ from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree import checkout, rebase_state, transaction
-from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
-from kvtool.tree.checkout import base_ref, scratch_below, take_base
+from kvtool.tree.apply import FailedHunk, conflict_error
+from kvtool.tree.checkout import base_ref, branch_of, scratch_below, take_base
 from kvtool.tree.compare import range_diff_path, write_range_diff
 from kvtool.tree.export import rebased
 from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
 from kvtool.tree.rebase_state import RebaseState
 from kvtool.tree.series import load_patches, patch_named
-from kvtool.tree.status import branch_of, not_clean, require_applied, tree_state
+from kvtool.tree.status import not_clean, require_applied, tree_state
 from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
@@ -193,8 +193,7 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
         if options.abort:
             return _abort(project, console, git, state)
         if state.phase == "writing":
-            written = transaction.carry_out(project, git, console, state)
-            return _finished(project, written, written.applied.patches, 0.0)
+            return _finished(project, transaction.carry_out(project, git, console, state))
         if state.phase == "aborting":
             raise TreeError("the rebase was being given up", next_step="kvtool rebase --abort finishes that")
         shop = Workshop(project, console, state.mirror)
@@ -253,24 +252,14 @@ def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
         git.fetch(scratch.repo, applied.head)
     checkout.keep_branch(git, branch_of(state.tag), (state.head, state.at, applied.head))  # made since it began
     written = transaction.write(stage, git, shop.console, state, changes, applied)
-    finished = _finished(project, written, done.reports, done.seconds)
+    finished = replace(_finished(project, written), patches=done.reports, seconds=round(done.seconds, 3))
     return replace(finished, older=_older(shop, upstream, done), astray=done.astray)
 
 
-def _finished(
-    project: Project, written: transaction.Written, reports: tuple[PatchReport, ...], seconds: float
-) -> RebaseResult:
-    return RebaseResult(
-        tag=written.applied.tag,
-        previous=written.previous,
-        tree=project.tree,
-        outcome="rebased",
-        head=written.applied.head,
-        range_diff=range_diff_path(project.tree, written.previous, written.applied.tag),
-        files=written.files,
-        patches=reports,
-        seconds=round(seconds, 3),
-    )
+def _finished(project: Project, written: transaction.Written) -> RebaseResult:
+    previous, applied = written.previous, written.applied
+    result = RebaseResult(applied.tag, previous, project.tree, "rebased", applied.head, patches=applied.patches)
+    return replace(result, files=written.files, range_diff=range_diff_path(project.tree, previous, applied.tag))
 
 
 def command(env: Env, options: Options) -> Result:

@@ -120,11 +120,6 @@ def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
     return tuple(commits)
 
 
-def diff_of(git: Git, before: str, after: str) -> bytes:
-    """The difference of two trees as a patch has it."""
-    return git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
-
-
 @dataclass(frozen=True)
 class Replayed:
     """The commits of a series. head is the last commit; complete: no conflict on the way."""
@@ -181,6 +176,10 @@ class Builder:
         """Apply a diff to the index, whole or not at all (with --3way a failure leaves the index unmerged)."""
         done = self.git.run("apply", "--cached", "-C1", *flags, "-", input=diff, env=self._env, check=False)
         return done.returncode == 0
+
+    def diff_of(self, before: str, after: str) -> bytes:
+        """The difference of two trees as a patch has it."""
+        return self.git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
 
     def reset(self, tree: str = "") -> None:
         """The index to a tree, or back to the last commit."""
@@ -302,7 +301,7 @@ def _reason(said: str) -> str:
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
     """Hunks that landed in another function than the patch recorded (path, note): with one line of context, worth a
     look. Nothing for a patch with more context: its hunks are cut differently."""
-    expected, actual = headings(mail.diff), headings(diff_of(builder.git, builder.tree, tree))
+    expected, actual = headings(mail.diff), headings(builder.diff_of(builder.tree, tree))
     return [
         (path, f"recorded in {was!r}, landed in {now!r}")
         for (path, was), (_, now) in zip(expected, actual, strict=False)

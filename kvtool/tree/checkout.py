@@ -23,17 +23,7 @@ from kvtool.result import read
 from kvtool.tree.apply import PatchReport, Replayed
 from kvtool.tree.rebase_plan import Workshop
 from kvtool.tree.series import Series
-from kvtool.tree.status import (
-    Applied,
-    branch_of,
-    dirty_paths,
-    kvtool_dir,
-    not_clean,
-    read_applied,
-    tree_state,
-    write_applied,
-    write_json,
-)
+from kvtool.tree.status import Applied, kvtool_dir, not_clean, read_applied, tree_state, write_applied, write_json
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Upstream, load_lock
 
@@ -139,6 +129,11 @@ def take_base(git: Git, cache: Cache, tag: str) -> None:
     for left in (*(git.repo / ".git/refs/kvtool").rglob("*.lock"), *(git.repo / ".git/objects/pack").glob("tmp_*")):
         left.unlink(missing_ok=True)
     git.fetch(cache.repo, f"+{ref_of(tag)}:{base_ref(tag)}")
+
+
+def branch_of(tag: str) -> str:
+    """The branch of a patched tree that holds the series."""
+    return f"kvtool/{tag}"
 
 
 def base_ref(tag: str) -> str:
@@ -253,8 +248,7 @@ def finish_interrupted(git: Git) -> None:
     except (ValueError, TypeError, KeyError, AttributeError):
         journal.unlink()  # the machine went down before it was on the disk: the ordinary checks decide
         return
-    dirty = dirty_paths(git)
-    head = git.resolve("HEAD")
+    head, dirty = git.resolve("HEAD"), git.dirty()
     if head == applied.head and not dirty:
         write_applied(git.repo, applied)
     elif head in (old, applied.head):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
-from kvtool.tree.apply import Blob, Builder, Commit, FailedHunk, diff_of, failed_hunks
+from kvtool.tree.apply import Blob, Builder, Commit, FailedHunk, failed_hunks
 from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of
 from kvtool.tree.placement import UNTOLD, Landing, LineMap, check
 from kvtool.tree.source import SourceFile
@@ -173,7 +173,7 @@ def apply_alone(builder: Builder, diff: bytes) -> str | None:
 
 def _is_there(builder: Builder, origin: Commit) -> bool:
     """Whether upstream has the whole patch: it can be taken back, and each hunk from the place where it belongs."""
-    diff = diff_of(builder.git, origin.id, origin.parent)
+    diff = builder.diff_of(origin.id, origin.parent)
     back = replace(origin, id=origin.parent, parents=(origin.id,), diff=diff)
     without = apply_alone(builder, _as_called(builder.git, back, builder.tree))
     return without is not None and not any(f.wrong for f in inspect(builder.git, back, builder.tree, without))

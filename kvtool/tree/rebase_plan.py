@@ -29,7 +29,6 @@ from kvtool.tree.apply import (
     Trouble,
     commits_of,
     conflict_error,
-    diff_of,
     replay,
     replay_step,
 )
@@ -276,7 +275,7 @@ class _Mover:
     def _take(self, step: Step, tree: str, notes: tuple[str, ...], origin: Commit | None) -> PatchReport:
         before = self.builder.tree
         commit = self.builder.commit_index(step.mail.message, author=step.mail, tree=tree)
-        diff = diff_of(self.builder.git, before, tree) if commit else b""
+        diff = self.builder.diff_of(before, tree) if commit else b""
         lost = _lost(origin.diff if origin else step.mail.diff, diff)
         if lost and step.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""

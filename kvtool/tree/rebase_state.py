@@ -24,7 +24,7 @@ from kvtool.gitcmd import Git
 from kvtool.tree.checkout import await_git, put_back, refuse_untracked, switch
 from kvtool.tree.merge import unmerged_of
 from kvtool.tree.rebase_plan import Choices, Resolution, Stop
-from kvtool.tree.status import dirty_paths, kvtool_dir, read_journal, write_json
+from kvtool.tree.status import kvtool_dir, read_journal, write_json
 
 KEPT_REFS = "refs/kvtool/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false")
@@ -184,8 +184,7 @@ def recover(git: Git, state: RebaseState) -> RebaseState:
     TreeError when files were edited since that the move did not write.
     """
     await_git(git.repo)
-    head = git.resolve("HEAD^{commit}")
-    dirty = dirty_paths(git)
+    head, dirty = git.resolve("HEAD^{commit}"), git.dirty()
     if head == state.at:
         put_back(git, state.at, state.to, dirty, "rebase")
     elif head == state.to and dirty:  # it was there, and the conflict was being written

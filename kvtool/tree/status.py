@@ -33,11 +33,6 @@ _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
 
 
-def branch_of(tag: str) -> str:
-    """The branch of a patched tree that holds the series."""
-    return f"kvtool/{tag}"
-
-
 @dataclass(frozen=True)
 class Applied:
     """What kvtool put into a tree: `.git/kvtool/state.json`.
@@ -143,12 +138,6 @@ def write_applied(tree: Path, applied: Applied) -> None:
     write_json(kvtool_dir(tree) / "state.json", asdict(applied))
 
 
-def dirty_paths(git: Git) -> tuple[str, ...]:
-    """Paths with uncommitted changes, untracked ones included, ignored ones not."""
-    entries = git.entries("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
-    return tuple(entry[3:] for entry in entries)
-
-
 def tree_state(project: Project) -> TreeState:
     """Look at the patched tree; changes nothing."""
     tree = project.tree
@@ -167,7 +156,7 @@ def tree_state(project: Project) -> TreeState:
     log = ("log", "-z", "--reverse", "--topo-order", "--abbrev=10", "--format=%h %s", f"{applied.head}..{head}")
     extra = tuple(git.entries(*log))
     stale = _stale(project, applied)
-    return TreeState(tree, applied, head, branch, dirty_paths(git), extra, stale, operation, interrupted)
+    return TreeState(tree, applied, head, branch, git.dirty(), extra, stale, operation, interrupted)
 
 
 def _branch(tree: Path) -> str:

@@ -17,10 +17,10 @@ from kvtool.errors import TreeError, writing
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import FileChange, read
-from kvtool.tree.checkout import await_git, finish_interrupted, move, switch
+from kvtool.tree.checkout import await_git, branch_of, finish_interrupted, move, switch
 from kvtool.tree.rebase_state import RebaseState, state_path, write_state
 from kvtool.tree.series import load_patches, new_files
-from kvtool.tree.status import Applied, branch_of, kvtool_dir, read_applied, read_journal, write_applied, write_json
+from kvtool.tree.status import Applied, kvtool_dir, read_applied, read_journal, write_applied, write_json
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
     for change in todo:
         put_file(place / change.path, change)
     return replace(project, root=place)
+
+
+_ADVICE = {"export": "nothing was changed", "rebase": "kvtool rebase --continue, or kvtool rebase --abort"}
 
 
 class Stage:
@@ -109,13 +112,14 @@ class Stage:
 
     def put(self, side: str) -> None:
         """Write the project's files as they are to be ("new"), in their order, or as they were, in the reverse."""
-        for left in (*self.project.patches.glob(".*.kvtool-new"), *self.project.cpp.rglob(".*.kvtool-new")):
-            left.unlink()
         files = self.plan["files"]
-        for file in files if side == "new" else reversed(files):
-            if (wanted := file[side]) != self._now(file["path"]):
-                content, executable = (wanted[0].encode("latin-1"), wanted[1]) if wanted else (None, False)
-                put_file(self.project.root / file["path"], Change(file["path"], side, content, executable))
+        with writing("the project", _ADVICE[self.verb]):
+            for left in (*self.project.patches.glob(".*.kvtool-new"), *self.project.cpp.rglob(".*.kvtool-new")):
+                left.unlink()
+            for file in files if side == "new" else reversed(files):
+                if (wanted := file[side]) != self._now(file["path"]):
+                    content, executable = (wanted[0].encode("latin-1"), wanted[1]) if wanted else (None, False)
+                    put_file(self.project.root / file["path"], Change(file["path"], side, content, executable))
 
     def clear(self) -> None:
         """All is done, or undone."""
@@ -173,7 +177,7 @@ def carry_out(project: Project, git: Git, console: Console, state: RebaseState) 
         move(git, console, head, applied)
     else:
         write_applied(tree, applied)
-    _put(stage, "new")
+    stage.put("new")
     state_path(tree).unlink()
     stage.clear()
     files = tuple(FileChange(file["path"], file["action"]) for file in plan["files"])
@@ -186,7 +190,7 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     plan = stage.plan
     await_git(tree)  # of a checkout below that was killed
     finish_interrupted(git)
-    _put(stage, "old")
+    stage.put("old")
     if git.resolve("HEAD^{commit}") != state.head or git.line("rev-parse", "--abbrev-ref", "HEAD") != (
         state.branch or "HEAD"
     ):
@@ -210,8 +214,3 @@ def _stage(project: Project) -> Stage:
             "kvtool rebase --continue; or give it up: kvtool rebase --abort",
         )
     return stage
-
-
-def _put(stage: Stage, side: str) -> None:
-    with writing("the project", "kvtool rebase --continue, or kvtool rebase --abort"):
-        stage.put(side)

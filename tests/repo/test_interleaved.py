@@ -33,14 +33,14 @@ def is_on_a_branch(project: Tiny, mine: str) -> bool:
 def writing(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """A rebase to v2 that was killed when the tree and the project's files were written."""
     assert kvtool("apply").code == 0
-    real = transaction._put
+    real = transaction.Stage.put
 
     def put(*args: Any) -> None:
         real(*args)
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(transaction, "_put", put)
+        patched.setattr(transaction.Stage, "put", put)
         patched.setattr(transaction, "take_back", lambda *_: None)
         with pytest.raises(Killed):
             kvtool("rebase", "v2")
