@@ -151,9 +151,7 @@ def text(pairs: tuple[Pair, ...]) -> str:
 
 def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     """The patched files themselves: those that either state touches, so that upstream's own news stay out."""
-    paths: set[str] = set()
-    for side in (before, after):
-        paths.update(git.changed(side.base, side.head))
+    paths = {path for side in (before, after) for path in git.changed(side.base, side.head)}
     if not paths:
         return ""
     spec = [f":(literal){path}" for path in sorted(paths)]

@@ -60,13 +60,11 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
     with cache.locked(console) as scratch:
         if commit := cache.base(upstream):  # another kvtool fetched it while we waited
             return Fetched(upstream, commit, "cache")
-        attempts = _attempts(lock, upstream, mirror)
         failures: list[tuple[str, KvtoolError]] = []
-        for number, (name, fetch) in enumerate(attempts):
-            place = scratch / str(number)
+        for number, (name, fetch) in enumerate(_attempts(lock, upstream, mirror)):
+            place, said = scratch / str(number), f"fetching llama.cpp {upstream.tag}: {name}"
             repo = Git.create(place / "repo.git")
             try:
-                said = f"fetching llama.cpp {upstream.tag}: {name}"
                 with console.progress(said) as bar, writing(str(cache.root)):
                     tree = fetch(repo, place, bar)
                     return Fetched(upstream, cache.adopt(repo, tree, upstream, scratch), name)
