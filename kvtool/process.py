@@ -110,11 +110,8 @@ def capture(
             raise error(f"{Path(args[0]).name} did not finish within {timeout:g} s", why=quote(argv)) from err
     out, text = out_bytes.decode("utf-8", "surrogateescape"), err_bytes.decode("utf-8", "surrogateescape")
     if check and process.returncode != 0:
-        raise error(
-            f"{Path(args[0]).name} failed with exit code {process.returncode}",
-            why=quote(argv),
-            output=(text + out).strip(),
-        )
+        what = f"{Path(args[0]).name} failed with exit code {process.returncode}"
+        raise error(what, why=quote(argv), output=(text + out).strip())
     return Completed(process.returncode, out, text, out_bytes)
 
 

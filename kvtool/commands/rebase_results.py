@@ -161,11 +161,8 @@ class SpanResult(Result, command="rebase"):
     def render(self, console: Console) -> None:
         """A row per upstream, then what is in the way; which patch has how many hunks is in --markdown and --json."""
         title = f"the series of {self.current} ({len(self.ids)} patches) moved onto each upstream"
-        console.table(
-            ("upstream", "date", "outcome", ">applied", ">left out", ">in the way", ">hunks", ">s"),
-            [_counts(row) for row in self.rows],
-            title=title,
-        )
+        columns = ("upstream", "date", "outcome", ">applied", ">left out", ">in the way", ">hunks", ">s")
+        console.table(columns, [_counts(row) for row in self.rows], title=title)
         for row in self.rows:
             for report in row.patches:
                 for hunk in report.failed:

@@ -140,9 +140,8 @@ def load_patches(project: Project) -> tuple[Patch, ...]:
 
 def patch_named(patches: Collection[Patch], patch_id: str) -> Patch:
     """The patch of that id; UsageError when the series has none."""
-    for patch in patches:
-        if patch.id == patch_id:
-            return patch
+    if found := next((patch for patch in patches if patch.id == patch_id), None):
+        return found
     known = ", ".join(patch.id for patch in patches)
     raise UsageError(f"there is no patch {patch_id!r}", next_step=f"name one of: {known}")
 

@@ -245,9 +245,8 @@ def _reason(step: Step, report: PatchReport | None, changed: Mapping[str, object
     if not report.commit:
         return PatchReason(name, "left-out", _DONE.get(report.outcome, str(report.outcome)))
     if changed.get(report.commit) != changed_rows(step.mail.diff):
-        return PatchReason(
-            name, "changed", f"patches/{step.patch.file} is another than the commit {report.commit[:10]}"
-        )
+        other = f"patches/{step.patch.file} is another than the commit {report.commit[:10]}"
+        return PatchReason(name, "changed", other)
     note = f"; {report.moved[0]}" if report.moved else ""
     return PatchReason(name, "applied", f"commit {report.commit[:10]}{note}")
 

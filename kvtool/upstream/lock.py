@@ -77,14 +77,13 @@ class Lock:
     def upstream(self, tag: str | None = None) -> Upstream:
         """The entry of a tag (None: the current one); UsageError names the known ones."""
         wanted = self.current if tag is None else tag
-        found = self.upstreams.get(wanted)
-        if found is None:
+        if wanted not in self.upstreams:
             raise UsageError(
                 f"unknown upstream tag {wanted!r}",
                 why="patches/upstream.lock has no entry for it",
                 next_step=f"name one of: {', '.join(self.upstreams)}",
             )
-        return found
+        return self.upstreams[wanted]
 
 
 def usable_tag(tag: str) -> bool:
