@@ -19,18 +19,14 @@ class SeriesText:
         self._lines = text.split("\n")
         self._starts = [n for n, line in enumerate(self._lines) if _ENTRY.match(line)]
 
-    def line(self, entry: int, key: str) -> int:
-        """The line of a key of the entry (0-based), or of the entry's header when it has no such key."""
-        if entry >= len(self._starts):  # written as an inline array
-            return 0
-        start, *after = self._starts[entry:]
-        key_line = re.compile(rf"^\s*(\"?){re.escape(key)}\1\s*[=.]")
-        found = (n for n in range(start, after[0] if after else len(self._lines)) if key_line.match(self._lines[n]))
-        return next(found, start) + 1
-
     def finding(self, entry: int, key: str, rule: str, what: str, next_step: str) -> LintFinding:
-        """A finding at a key of an entry."""
-        return LintFinding(self.file, self.line(entry, key), rule, what, next_step)
+        """A finding at a key of the entry (0-based), or at the entry's header when it has no such key."""
+        line = 0  # for entries that are written as an inline array
+        if entry < len(self._starts):
+            start, stop = [*self._starts, len(self._lines)][entry : entry + 2]
+            key_line = re.compile(rf"^\s*(\"?){re.escape(key)}\1\s*[=.]")
+            line = next((n for n in range(start, stop) if key_line.match(self._lines[n])), start) + 1
+        return LintFinding(self.file, line, rule, what, next_step)
 
 
 def parse_entries(tables: list[Any], text: SeriesText) -> tuple[dict[int, Patch], list[LintFinding]]:
