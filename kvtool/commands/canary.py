@@ -127,7 +127,7 @@ class _Run:
     def _fetch(self) -> str:
         cache = Cache(self.project.cache)
         grown, fetched = sources.ensure_tag(cache, self.lock, self.tag, self.console, self.options.mirror)
-        self.tree, lock = fetched.upstream.tree, self.inside.project.lock
+        self.tree, lock = grown.upstream(self.tag).tree, self.inside.project.lock
         # the copy's lock has the tag, so that it is not fetched again; it is not the current one yet
         lock.write_text(pin(pin(read_text(lock), grown, self.tag), grown, self.lock.current), encoding="utf-8")
         return f"tree {self.tree[:12]} from {fetched.source}"

@@ -109,8 +109,7 @@ def _create(shop: Workshop, series: Series, pinned: bool) -> Brought:
         if tree.exists():
             tree.rmdir()
         fresh.rename(tree)
-        files = len(Git(tree).entries("ls-files", "-z"))
-        return Brought("created", applied, applied.patches, files)
+        return Brought("created", applied, applied.patches, len(Git(tree).entries("ls-files", "-z")))
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -120,7 +120,7 @@ class Workshop:
         """Have an upstream that the lock need not know."""
         self.lock, fetched = sources.ensure_tag(self.cache, self.lock, tag, self.console, self.mirror)
         self.known[tag] = fetched.commit
-        return fetched.upstream
+        return self.lock.upstream(tag)
 
     def base(self, upstream: Upstream) -> str:
         if upstream.tag not in self.known:

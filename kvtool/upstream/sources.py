@@ -42,7 +42,6 @@ _FULL = re.compile(r"ENOSPC|No space left|Disk quota", re.IGNORECASE)
 class Fetched:
     """An upstream in the cache. source: what delivered it, "cache" when nothing had to be fetched."""
 
-    upstream: Upstream
     commit: str
     source: str
 
@@ -55,11 +54,11 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
     """
     if commit := cache.base(upstream):
         cache.tidy()
-        return Fetched(upstream, commit, "cache")
+        return Fetched(commit, "cache")
     mirror = mirror or os.environ.get("KVTOOL_UPSTREAM") or None
     with cache.locked(console) as scratch:
         if commit := cache.base(upstream):  # another kvtool fetched it while we waited
-            return Fetched(upstream, commit, "cache")
+            return Fetched(commit, "cache")
         failures: list[tuple[str, KvtoolError]] = []
         for number, (name, fetch) in enumerate(_attempts(lock, upstream, mirror)):
             place, said = scratch / str(number), f"fetching llama.cpp {upstream.tag}: {name}"
@@ -67,7 +66,7 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
             try:
                 with console.progress(said) as bar, writing(str(cache.root)):
                     tree = fetch(repo, place, bar)
-                    return Fetched(upstream, cache.adopt(repo, tree, upstream, scratch), name)
+                    return Fetched(cache.adopt(repo, tree, upstream, scratch), name)
             except DiskError:
                 raise
             except KvtoolError as err:
@@ -101,8 +100,7 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
             tree = from_git(repo, url, Upstream(tag, "", ""), bar, is_mirror=True)
         date = repo.line("log", "-1", "--format=%cs", "FETCH_HEAD")
         grown = with_upstream(lock, tag, tree, date)
-        commit = cache.adopt(repo, tree, grown.upstream(tag), scratch)
-        return grown, Fetched(grown.upstream(tag), commit, url)
+        return grown, Fetched(cache.adopt(repo, tree, grown.upstream(tag), scratch), url)
 
 
 _Fetch = Callable[[Git, Path, Progress], str]
