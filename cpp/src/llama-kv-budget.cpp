@@ -115,7 +115,7 @@ void llama_kv_dynamic::account() {
 }
 
 void llama_kv_dynamic::fit_compute() {
-    if (!std::exchange(is_shifted, false) || !budget) {
+    if (!std::exchange(is_shifted, false) || !budget || lctx->opt_ctx) {
         return;
     }
 
@@ -170,7 +170,6 @@ bool llama_kv_dynamic::step_down(bool is_full) {
 }
 
 void llama_kv_dynamic::step_up() {
-    // training keeps the scheduler
     if (!budget || lctx->opt_ctx || types_first.first == GGML_TYPE_COUNT || any([](const auto * cache) { return cache->usage().n_cells_used > 0; })) {
         return;
     }

@@ -69,8 +69,8 @@ bool llama_kv_dynamic::reserve(bool last) {
         }
 
         if (ok) {
-            is_larger = false;
-            is_sched_lost   = false;
+            is_larger     = false;
+            is_sched_lost = false;
             return true;
         }
     } catch (const std::exception & err) {
@@ -100,8 +100,8 @@ void llama_kv_dynamic::new_sched() {
 void llama_kv_dynamic::reset_sched() {
     new_sched();
 
-    is_sched_lost   = false;
-    is_larger = false;
+    is_sched_lost = false;
+    is_larger     = false;
 
     try {
         lctx->sched_reserve(); // what is due has to come before

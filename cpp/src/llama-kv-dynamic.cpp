@@ -163,6 +163,7 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
     return res;
 } catch (const std::bad_alloc &) { // to say how many bytes it would take, or takes
     LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
+    synchronize();
     for (auto * cache : caches) {
         cache->undo();
     }

@@ -231,7 +231,7 @@ private:
 
     // the scheduler has lost its buffers: go on with a new one, empty if need be, which gives each graph what it needs
     void reset_sched();
-    void new_sched();
+    void new_sched(); // not while the context trains, which keeps the scheduler
 
     // the cache of experts, which not every upstream has, sees the copies of the scheduler
     template <typename T>
@@ -253,7 +253,7 @@ private:
 
     bool is_larger     = false; // than the compute buffers are for
     bool is_failed     = false; // it could not be noted what is asked for: the next grow() fails
-    bool is_sched_lost       = false; // the compute buffers
+    bool is_sched_lost = false; // the compute buffers
     bool is_shifted    = false; // since the last batch
     bool is_late_shift = false; // there was no memory for its graph
 

@@ -143,13 +143,14 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
 
     const uint32_t n_old = t->ne[1];
 
-    // on a device through the host: all of it in one transfer each way if there is memory for that, or a piece at a time
+    // on a device through the host: where rows move, all of it in one transfer each way if there is memory for that. else a piece
+    // at a time
     const bool is_host = ggml_backend_buffer_is_host(t->buffer);
 
-    const std::unique_ptr<char[]> copy(is_host ? nullptr : new (std::nothrow) char[ggml_nbytes(t)]);
+    const std::unique_ptr<char[]> copy(is_host || n_rows == n_old ? nullptr : new (std::nothrow) char[ggml_nbytes(t)]);
 
     char * all = is_host ? (char *) t->data : copy.get();
-    char   piece[4096];
+    char   piece[1 << 14];
 
     if (copy) {
         ggml_backend_tensor_get(t, all, 0, ggml_nbytes(t));
@@ -169,7 +170,7 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
                 continue;
             }
 
-            for (size_t offs = 0; offs < size_full; offs += sizeof(piece)) {
+            for (size_t offs = offs_src == offs_dst ? size_live : 0; offs < size_full; offs += sizeof(piece)) {
                 const size_t n    = std::min(sizeof(piece), size_full - offs);
                 const size_t live = std::min(n, size_live - std::min(size_live, offs));
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.console import Console
-from kvtool.errors import TreeError, writing
+from kvtool.errors import DiskError, TreeError, writing
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import FileChange, read
@@ -151,9 +151,11 @@ def write(
     state = write_state(project.tree, replace(state, phase="writing", to=applied.head))
     try:
         return carry_out(project, git, console, state)
-    except BaseException:
+    except BaseException as err:
         if not state.choices.resolved:
             take_back(project, git, console, state)
+            if isinstance(err, DiskError):
+                err.next_step = "nothing was changed"
         raise
 
 

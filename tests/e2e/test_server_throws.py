@@ -151,3 +151,19 @@ def test_who_waits_for_cells_has_no_part_in_the_batch(
         assert first.result() == [500, None]
         assert second.result() == expected
     assert expected[0] == 200
+
+
+@pytest.mark.parametrize("number", [3, 4], ids=["throws", "fails"])
+def test_who_waits_for_a_prefix_has_no_part_in_the_batch(
+    real: Real, model: Path, library: Path, now: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ("-c", "16384", "-np", "2", "-b", "16", "--kv-unified", "--kv-share-prefix", "--no-warmup", "--slots")
+    body = {"prompt": prompt(1, 7000), "n_predict": 8}
+    with (
+        server_that_throws(real, model, library, now, number, monkeypatch, args) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first, second = (pool.submit(server.http.post, "/completion", json={**body, "id_slot": n}) for n in (0, 1))
+        until(lambda: all(slot["is_processing"] for slot in server.http.get("/slots").json()))
+        now.touch()
+        assert sorted(answer.result().status_code for answer in (first, second)) == [200, 500]

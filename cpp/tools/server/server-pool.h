@@ -130,10 +130,12 @@ protected:
         return pool_clear_started() || pause_youngest(off);
     }
 
-    // it waits for cells, or for a prompt that does
+    // it has not begun, is paused, or waits for a prompt that has not begun: it has no part in a batch
     bool pool_waits(const server_slot & slot) const {
-        return slot.waits || slot.paused || (slot.state == SLOT_STATE_WAIT_OTHER && std::any_of(self().slots.begin(), self().slots.end(), [&](const auto & other) {
-            return other.waits && other.task->id == slot.task->id_parent;
+        const auto & slots = self().slots;
+
+        return slot.state == SLOT_STATE_STARTED || slot.paused || (slot.state == SLOT_STATE_WAIT_OTHER && std::any_of(slots.begin(), slots.end(), [&](const auto & other) {
+            return other.state == SLOT_STATE_STARTED && other.task->id == slot.task->id_parent;
         }));
     }
 
