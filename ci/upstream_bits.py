@@ -4,9 +4,10 @@
 
 kv-check compares the patched library with itself. Here ci/upstream_bits.c, compiled once, runs on both builds (of one
 tag, with the same options), on the patched one without the flag and with it, in place and by copy: prompts, tokens,
-copies, states, removed and shifted cells, a clear, with and without flash attention, quantized, in one stream and in
-four. What it prints, a hash of the logits of each batch among it, must be the same; where upstream's ends in an
-assertion, up to there.
+copies, states, removed and shifted cells, a clear, vectors as input, tokens of two sequences, attention that is not
+causal, a control vector, a batch that stops half way, two threads; with and without flash attention, quantized, in one
+stream and in four. What it prints, a hash of the logits of each batch among it, must be the same; where upstream's ends
+in an assertion, up to there.
 
 Prints a row for each kind of cache, then what differs. Exit code 1 when something does, 2 when nothing grew.
 """
