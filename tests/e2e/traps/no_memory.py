@@ -153,7 +153,11 @@ NO_MEMORY = (
     ),
     Trap(
         "rows behind the live cells are not zero after a growth that failed",
-        Edit(LAYOUT, "offs_dst + size_live, 0, size_full", "offs_dst + size_live, 0xff, size_full"),
+        Edit(
+            LAYOUT,
+            "memset(all + offs_dst + size_live, 0, size_full - size_live);",
+            "memset(all + offs_dst + size_live, 0xff, size_full - size_live);",
+        ),
         unit("test-kv-storage"),
         "exit",
     ),
