@@ -8,7 +8,7 @@ from kvtool.errors import KvtoolError
 from kvtool.options import Env, Mirror, Tag
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree import checkout
-from kvtool.tree.apply import PatchReport, conflict_error
+from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines
 from kvtool.tree.rebase_plan import Workshop
 
 
@@ -87,6 +87,5 @@ def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
     upstream = shop.lock.upstream(tag)
     base = shop.base(upstream)  # what takes long comes before the tree is locked
     done = checkout.bring(shop, upstream, pinned=tag is not None)
-    head = done.applied.head if done.applied else ""
-    lines = sum(report.added + report.removed for report in done.patches)
+    head, lines = done.applied.head if done.applied else "", upstream_lines(done.patches)
     return ApplyResult(upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)

@@ -8,11 +8,12 @@ from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.gitcmd import Git
 from kvtool.options import Env
+from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.apply import PatchReport
+from kvtool.tree.apply import PatchReport, upstream_lines
 from kvtool.tree.series import GOAL_LINES, load_patches, load_series, new_files
-from kvtool.tree.status import PatchReason, not_clean, reasons, tree_state
-from kvtool.upstream.lock import load_lock
+from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
+from kvtool.upstream.lock import Lock, load_lock
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,20 @@ class StatusResult(Result, command="status"):
             console.line(f"  patches/{name} is not in series.toml", "yellow")
 
 
+def _groups(project: Project, applied: Applied) -> tuple[tuple[str, int], ...]:
+    group_of = {patch.id: patch.group for patch in load_patches(project)}
+    lines = Counter[str]()
+    for report in applied.patches:
+        lines[group_of.get(report.id, "")] += report.added + report.removed
+    return tuple(sorted(lines.items()))
+
+
+def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
+    if applied.tag not in lock.upstreams:
+        return ()
+    return reasons(Git(project.tree), applied, load_series(project, lock, lock.upstream(applied.tag)))
+
+
 def command(env: Env) -> StatusResult:
     """Say what the patched tree is: clean, stale, dirty, or not applied.
 
@@ -73,19 +88,13 @@ def command(env: Env) -> StatusResult:
         kvtool status --json
     """
     project = env.project
-    lock, listed = load_lock(project.lock), load_patches(project)
-    files = {patch.file for patch in listed}
-    unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in files))
+    lock = load_lock(project.lock)
+    listed = {patch.file for patch in load_patches(project)}
+    unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
     state = tree_state(project)
     error = None if state.word == "clean" else not_clean(state)
     # while a rebase waits for a person, what was applied before is not what the tree holds
     applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
-    patches, told = applied.patches if applied else (), tuple[PatchReason, ...]()
-    group_of, lines = {patch.id: patch.group for patch in listed}, Counter[str]()
-    for report in patches:
-        lines[group_of.get(report.id, "")] += report.added + report.removed
-    if applied and applied.tag in lock.upstreams:
-        told = reasons(Git(project.tree), applied, load_series(project, lock, lock.upstream(applied.tag)))
     return StatusResult(
         state=state.word,
         tag=applied.tag if applied else "",
@@ -97,10 +106,10 @@ def command(env: Env) -> StatusResult:
         next=error.next_step if error else "",
         dirty=state.dirty,
         commits=state.extra,
-        upstream_lines=lines.total(),
-        groups=tuple(sorted(lines.items())),
+        upstream_lines=upstream_lines(applied.patches) if applied else 0,
+        groups=_groups(project, applied) if applied else (),
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,
-        patches=patches,
-        reasons=told,
+        patches=applied.patches if applied else (),
+        reasons=_reasons(project, lock, applied) if applied else (),
     )

@@ -15,6 +15,8 @@ from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, 
 from kvtool.tree.series import NewFile, Series, Step
 from kvtool.tree.source import split_lines
 
+_NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
+
 
 @dataclass(frozen=True)
 class FailedHunk:
@@ -120,6 +122,11 @@ def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
     return tuple(commits)
 
 
+def upstream_lines(reports: Sequence[PatchReport]) -> int:
+    """Changed lines in upstream's own files, all patches together."""
+    return sum(report.added + report.removed for report in reports)
+
+
 @dataclass(frozen=True)
 class Replayed:
     """The commits of a series. head is the last commit; complete: no conflict on the way."""
@@ -161,7 +168,7 @@ class Builder:
     def commit_blobs(self, blobs: Sequence[Blob]) -> None:
         """Commit new files, if any."""
         self.add_blobs(blobs)
-        self.commit_index("kvtool: add the files of cpp/\n")
+        self.commit_index(f"{_NEW_FILES_SUBJECT}\n")
 
     def add_blobs(self, blobs: Sequence[Blob]) -> None:
         if lines := "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs):
