@@ -108,6 +108,11 @@ def generated(server: LlamaServer, slot: int = 0) -> int:
     return int(server.http.get("/slots").json()[slot].get("next_token", [{}])[0].get("n_decoded") or 0)
 
 
+def n_waiting(server: LlamaServer) -> int:
+    """Requests that wait for cells, or are paused."""
+    return sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json())
+
+
 def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:
     """In slot 0."""
     while not generated(server):

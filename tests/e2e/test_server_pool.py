@@ -14,15 +14,11 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, generated, refusal, serving, until, until_logged
+from tests.e2e.servers import at_once, completion, generated, n_waiting, refusal, serving, until, until_logged
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
 N = 150  # tokens that a request generates: three of them with their prompts fill the pool
-
-
-def n_waiting(server: LlamaServer) -> int:
-    return sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json())
 
 
 def all_finish(answers: list[dict[str, Any]], n_predict: int = N) -> None:

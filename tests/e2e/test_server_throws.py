@@ -15,7 +15,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e import broken
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, serving, until, until_it_generates, until_logged
+from tests.e2e.servers import completion, n_waiting, serving, until, until_it_generates, until_logged
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the library that throws is linked by Linux's rules")
 
@@ -146,7 +146,7 @@ def test_who_waits_for_cells_has_no_part_in_the_batch(
         first = pool.submit(ask, 300, n_predict=2000, id_slot=0)
         until_it_generates(server, first)
         second = pool.submit(ask, words, **more)
-        until(lambda: any(slot.get("is_waiting") for slot in server.http.get("/slots").json()))
+        until(lambda: n_waiting(server))
         now.touch()
         assert first.result() == [500, None]
         assert second.result() == expected
