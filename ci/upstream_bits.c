@@ -55,17 +55,29 @@ static llama_token decode_batch(const char * what, llama_seq_id seq, struct llam
     return best;
 }
 
-// n tokens of a sequence with logits for the last 8; `token` >= 0: this one alone. returns the likeliest next one
-static llama_token decode(const char * what, llama_seq_id seq, int n, llama_token token) {
-    struct llama_batch batch = llama_batch_init(n, 0, 1);
+// n entries that a sequence goes on with, and logits for the last 8, without what they are
+static struct llama_batch next_batch(llama_seq_id seq, int n, int n_embd, int n_pos, int n_seq) {
+    struct llama_batch batch = llama_batch_init(n*n_pos, n_embd, n_seq);
 
     batch.n_tokens = n;
     for (int i = 0; i < n; ++i) {
-        batch.token[i]     = token >= 0 ? token : (llama_token) ((7*(n_past[seq] + i) + 13*seq + 3) % (n_vocab < 97 ? n_vocab : 97));
-        batch.pos[i]       = n_past[seq] + i;
+        for (int j = 0; j < n_pos; ++j) {
+            batch.pos[j*n + i] = n_past[seq] + i;
+        }
         batch.n_seq_id[i]  = 1;
         batch.seq_id[i][0] = seq;
         batch.logits[i]    = i >= n - 8;
+    }
+
+    return batch;
+}
+
+// n tokens of a sequence; `token` >= 0: this one alone. returns the likeliest next one
+static llama_token decode(const char * what, llama_seq_id seq, int n, llama_token token) {
+    struct llama_batch batch = next_batch(seq, n, 0, 1, 1);
+
+    for (int i = 0; i < n; ++i) {
+        batch.token[i] = token >= 0 ? token : (llama_token) ((7*(n_past[seq] + i) + 13*seq + 3) % (n_vocab < 97 ? n_vocab : 97));
     }
 
     return decode_batch(what, seq, batch);
@@ -84,35 +96,24 @@ static void decode_vectors(const char * what, llama_seq_id seq, int n) {
     const int type   = llama_model_rope_type(llama_get_model(ctx));
     const int n_pos  = type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE ? 4 : 1;
 
-    struct llama_batch batch = llama_batch_init(n*n_pos, n_embd, 1);
+    struct llama_batch batch = next_batch(seq, n, n_embd, n_pos, 1);
 
-    batch.n_tokens = n;
     for (int i = 0; i < n; ++i) {
         for (int j = 0; j < n_embd; ++j) {
             batch.embd[i*n_embd + j] = (float) ((i*37 + j*11 + seq*5) % 64)/32.0f - 1.0f;
         }
-        for (int j = 0; j < n_pos; ++j) {
-            batch.pos[j*n + i] = n_past[seq] + i;
-        }
-        batch.n_seq_id[i]  = 1;
-        batch.seq_id[i][0] = seq;
-        batch.logits[i]    = i >= n - 8;
     }
     decode_batch(what, seq, batch);
 }
 
 // each token in two sequences
 static void decode_both(const char * what, llama_seq_id seq, llama_seq_id other, int n) {
-    struct llama_batch batch = llama_batch_init(n, 0, 2);
+    struct llama_batch batch = next_batch(seq, n, 0, 1, 2);
 
-    batch.n_tokens = n;
     for (int i = 0; i < n; ++i) {
         batch.token[i]     = (5*i + 1) % (n_vocab < 97 ? n_vocab : 97);
-        batch.pos[i]       = n_past[seq] + i;
         batch.n_seq_id[i]  = 2;
-        batch.seq_id[i][0] = seq;
         batch.seq_id[i][1] = other;
-        batch.logits[i]    = i >= n - 8;
     }
     decode_batch(what, seq, batch);
     n_past[other] = llama_memory_seq_pos_max(mem, other) + 1;
