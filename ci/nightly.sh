@@ -9,10 +9,10 @@
 #   page      a chat through llama-server's web page
 #   cross     macOS, Windows and Linux arm64 from here
 #   vulkan    growth by copy in device memory, on Vulkan's software driver; vulkan-full: a model of each memory class, all checks
-#   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU
+#   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU; hip: with ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, older, page, cross, vulkan, vulkan-full or cuda}
+what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, older, page, cross, vulkan, vulkan-full, cuda or hip}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -91,5 +91,6 @@ vulkan | vulkan-full)
     if [ "$what" = vulkan-full ]; then full=(--full); fi
     python ci/vulkan.py llama.cpp/build/vulkan-release/bin "${full[@]}" ;;
 cuda) bash ci/cuda.sh ;;
+hip) bash ci/hip.sh ;;
 *) echo "error: no $what" >&2; exit 2 ;;
 esac

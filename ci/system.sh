@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a runner lacks for a job, from its system's packages. Without root nothing is installed, but what is missing named.
-#   ci/system.sh [vulkan|gcc-14|page|cross|...]      ccache and tmux always; a word that needs nothing more is fine
+#   ci/system.sh [vulkan|gcc-14|page|cross|hip|...]      ccache and tmux always; a word that needs nothing more is fine
 set -euo pipefail
 case "$(uname -s)" in
 Linux)
@@ -11,6 +11,7 @@ Linux)
         gcc-14) packages+=(gcc-14 g++-14) ;;
         page) command -v google-chrome >/dev/null || packages+=(chromium) ;;
         cross) packages+=(wine64 wine qemu-user) ;;
+        hip) packages+=(clang libamdhip64-dev libhipblas-dev) ;;
         esac
     done
     missing=()

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# HIP without a GPU: clang and ROCm's headers compile the host's half of what of ggml-cuda is ours or patched, as HIP, with
+# virtual memory and without. Nothing is linked and nothing runs.
+#   ci/hip.sh        ROCM_PATH: where include/hip is (/opt/rocm or /usr); CXX: a clang++
+# Needs the patched tree (kvtool apply). With a ROCm older than ggml's minimum only pages.cu is compiled.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+src=$PWD/llama.cpp/ggml/src/ggml-cuda
+[ -f "$src/pages.cu" ] || { echo "error: no patched tree at $PWD/llama.cpp (kvtool fetch && kvtool apply)" >&2; exit 4; }
+
+clang=${CXX:-$(compgen -c clang++ | sort -Vr | head -n 1)}
+rocm=${ROCM_PATH:-/opt/rocm}
+[ -f "$rocm/include/hip/hip_version.h" ] || rocm=/usr
+for need in "$rocm/include/hip/hip_version.h" "$rocm/include/hipblas/hipblas.h"; do
+    [ -f "$need" ] || { echo "error: no $need (Debian 13, Ubuntu 24.04: apt-get install libamdhip64-dev libhipblas-dev)" >&2; exit 7; }
+done
+command -v "${clang:-clang++}" >/dev/null || { echo "error: no clang++ (apt-get install clang)" >&2; exit 7; }
+
+version() { sed -n 's/^#define HIP_VERSION_'"$1"' \([0-9]*\).*/\1/p' "$rocm/include/hip/hip_version.h"; }
+have=$(version MAJOR).$(version MINOR)
+least=$(sed -n 's/.*hip_VERSION} VERSION_LESS \([0-9.]*\)).*/\1/p' "$src/../ggml-hip/CMakeLists.txt" | head -n 1)
+sources=(pages.cu)
+if [ "$(printf '%s\n' "$least" "$have" | sort -V | head -n 1)" = "$least" ]; then
+    mapfile -t -O 1 sources < <(sed -n 's,^+++ b/ggml/src/ggml-cuda/\(.*\.cu\)$,\1,p' patches/*.patch | sort -u)
+else
+    echo "NOT COMPILED: the patched files, because ggml needs ROCm $least, and this is $have"
+fi
+
+cd "$src"
+# the wrapper is what makes clang's own headers HIP's; where there are no device libraries clang leaves it out
+flags=(-x hip --offload-host-only -nogpulib "--rocm-path=$rocm" -include __clang_hip_runtime_wrapper.h -std=c++17
+    -D__HIP_PLATFORM_AMD__ -DGGML_USE_HIP -isystem "$rocm/include" -I.. -I../../include -fsyntax-only)
+for vmm in "" -DGGML_HIP_NO_VMM; do
+    for source in "${sources[@]}"; do
+        echo "$("$clang" -dumpversion), ROCm $have: $source $vmm"
+        "$clang" "${flags[@]}" $vmm "$source"
+    done
+done
