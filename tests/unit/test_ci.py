@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kvtool.verify import models
 from tests import fakes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -252,6 +253,25 @@ def test_bits_that_are_not_upstreams_are_told(capsys: pytest.CaptureFixture[str]
     assert bits.show(found) == 1 and bits.show(found[:1]) == 0
     assert bits.show([row(theirs, theirs)]) == 2  # equal, and never grown by copy
     assert "| fa | 5 | 5, 0 | 5, 5 | 2, 4 | 1 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("toys", "code"),
+    [
+        ({"llama-dense": "same", "gemma3-dense": "load-fails", "lfm2-dense": "static-fails"}, 0),
+        ({"llama-dense": "same", "gemma3-dense": "differs"}, 1),
+        ({"llama-dense": "not-grown", "gemma3-dense": "load-fails"}, 1),
+        ({}, 1),
+    ],
+)
+def test_on_an_older_upstream_toys_that_it_cannot_load_say_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toys: dict[str, str], code: int
+) -> None:
+    for name in (*toys, "of-no-class"):
+        (tmp_path / f"{name}.gguf").touch()
+    monkeypatch.setattr(models, "spoken", lambda toy, _words, work: fakes.model(work, f"{toys[toy.stem]}@{toy.stem}"))
+    bin_dir = fakes.programs(tmp_path / "bin")
+    assert loaded("older_toys").main(bin_dir, tmp_path / "words.gguf", tmp_path) == code
 
 
 def test_upstreams_tests_that_only_the_patched_tree_fails_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
