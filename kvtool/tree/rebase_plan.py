@@ -287,6 +287,8 @@ def _lost(was: bytes, now: bytes) -> str:
     """What a patch has less of than before; "" for nothing. Hunks are counted as runs of changed lines."""
     hunks, hunks_now = runs(was), runs(now)
     lines, lines_now = (sum(size_of(diff)[1:]) for diff in (was, now))
+    if was and not now and not hunks:
+        return "all that it changes"  # a mode, or a binary file
     if hunks_now >= hunks and lines_now >= lines:
         return ""
     return f"{max(hunks - hunks_now, 0)} of {hunks} hunks, {max(lines - lines_now, 0)} of {lines} lines"

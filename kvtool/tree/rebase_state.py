@@ -167,9 +167,13 @@ def _untouched(git: Git) -> list[str]:
     """Conflicts that git can put no markers into (one side has no such file, or it is binary), as git left them."""
     found: list[str] = []
     for name, stages in _unmerged(git).items():
-        mine = [stages[number][1] for number in "23" if number in stages]
-        left = git.raw("cat-file", "blob", mine[0]) if mine and (git.repo / name).is_file() else None
-        if left is not None and (len(mine) == 1 or b"\0" in left) and (git.repo / name).read_bytes() == left:
+        if not (git.repo / name).is_file():
+            continue
+        texts = {number: git.raw("cat-file", "blob", blob) for number, (_, blob) in stages.items()}
+        sides = [texts[number] for number in "23" if number in texts]
+        told = git.line("check-attr", "merge", "--", name).endswith((": unset", ": binary"))
+        unmarked = told or len(sides) == 1 or any(b"\0" in text for text in texts.values())
+        if unmarked and (git.repo / name).read_bytes() == sides[0]:
             found.append(name)
     return found
 

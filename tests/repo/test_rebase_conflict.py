@@ -310,6 +310,33 @@ def test_lost_hunk_put_back(shrunk: Tiny, kvtool: Any) -> None:
     finished(shrunk, kvtool)
 
 
+@pytest.mark.parametrize("side", ["base", "patch", "attributes"])
+def test_a_binary_conflict_wants_a_word_where_upstreams_side_is_text(applied: Tiny, kvtool: Any, side: str) -> None:
+    """Only upstream's bytes were asked: --continue took them for the resolution, and the patch was left out."""
+    base, mine = {"base": (b"\0one", b"two"), "patch": (b"one", b"\0two"), "attributes": (b"one\n", b"two\n")}[side]
+    file = applied.upstream / "docs/picture"
+    file.write_bytes(base)
+    write_files(applied.upstream, {".gitattributes": "docs/picture binary\n"} if side == "attributes" else {})
+    git(applied.upstream, "add", "-A")
+    release(applied, "v3")
+    assert kvtool("rebase", "v3").code == 0
+    (applied.tree / "docs/picture").write_bytes(mine)
+    git(applied.tree, "commit", "-qam", "picture")
+    assert kvtool("export").code == 0
+    file.write_bytes(b"theirs\n")
+    release(applied, "v4")
+    ran = kvtool("rebase", "v4", "--json")
+    assert (ran.code, ran.json["filled_in"]) == (3, [])
+    said = kvtool("rebase", "--continue", "--json")
+    assert said.code == 3 and "docs/picture" in said.json["error"]["why"], said
+    git(applied.tree, "add", "docs/picture")  # it shall be upstream's: the patch has nothing left
+    said = kvtool("rebase", "--continue", "--json")
+    assert said.code == 3 and "'picture' loses " in said.json["error"]["what"], said
+    assert kvtool("rebase", "--accept-shrink", "picture").code == 0
+    assert 'until = "v4"' in (applied.root / "patches/series.toml").read_text()
+    assert kvtool("export", "--check").code == 0
+
+
 @pytest.mark.parametrize("kind", ["removed", "binary"])
 def test_a_conflict_without_markers_wants_a_word(applied: Tiny, kvtool: Any, kind: str) -> None:
     """--continue took such a file as git had left it: what upstream removed came back, and a binary change was gone."""
