@@ -31,7 +31,7 @@ Lines = Sequence[bytes]  # with their line ends
 
 UNTOLD = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
 _ENTRY = re.compile(rb"\s*/\*\s*\.\w+\s*=\s*\*/")  # which member an entry without a name is of
-_HEAD = re.compile(rb"[A-Za-z_$]")  # git's rule for the function in a hunk's heading
+_HEAD = re.compile(rb"[A-Za-z_$]|\[\[")  # git's rule for the function in a hunk's heading, and attributes
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,19 @@ def check(
     if landed is None:
         return tuple(Landing(piece, UNTOLD) for piece in pieces)
     judged = (_judge(piece, at, base, target, moved) for piece, at in zip(stand, landed, strict=True))
+    fresh = words(target.lines) - words(base.lines)
     return tuple(
-        _look(replace(landing, piece=piece), place, patched, target)
+        _again(_look(replace(landing, piece=piece), place, patched, target), fresh)
         for landing, piece, place in zip(judged, pieces, shared, strict=True)
     )
+
+
+def _again(landing: Landing, fresh: set[bytes]) -> Landing:
+    """Worth a look where upstream has come to have all that the hunk puts in, at another place of the file."""
+    mine = words(landing.piece.after) - words(landing.piece.before)
+    if not mine or not mine <= fresh or landing.wrong or landing.note:
+        return landing
+    return replace(landing, note="look at it: upstream has put in the same lines, at another place")
 
 
 def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
@@ -222,6 +231,8 @@ def _expected(piece: Piece, moved: LineMap) -> int | None:
 def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineMap) -> Landing:
     base, target = old.keys, new.keys
     within, into = old.function_at(piece.start), new.function_at(at)
+    if (where := new.disabled(at)) and not old.disabled(piece.start) and piece.lead:
+        return Landing(piece, f"it landed in line {at + 1}, which upstream put into {where}")
     if within and into and _is_untouched(base, target, within, into, moved, at - piece.start):
         return Landing(piece)
     mapped = _mapped(piece, moved)
@@ -234,6 +245,11 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return Landing(piece, f"{here}; {there}")
     if within and into and (why := _elsewhere(piece, old, new, within, into, moved)):
         return Landing(piece, f"it landed in line {at + 1}, {_name(target, into.start)}; {why}")
+    last = piece.lead - 1  # the line that what is put in stands behind
+    if last >= 0 and new.is_body(at + last) and not old.is_body(piece.start + last):
+        return Landing(piece, f"it landed in line {at + 1}; upstream put an if or a loop without braces above that")
+    if why := _out_of_its_block(piece, at, old, new):
+        return Landing(piece, f"it landed in line {at + 1}; {why}")
     same = _same_function(base, target, was, now, moved)
     if len(known) == len(piece.before) and known:
         # every line says so; upstream may have put a label or the head of a split function in between
@@ -277,6 +293,17 @@ def _elsewhere(piece: Piece, old: SourceFile, new: SourceFile, was: range, now: 
     lines = base[max(was.start + 1, above) : min(was.stop, below)]
     if _count(target, lines) > max(_count(base, lines), 1):
         return f"upstream has made more than one of {_name(base, was.start)[3:]}, with the same lines in each"
+    return ""
+
+
+def _out_of_its_block(piece: Piece, at: int, old: SourceFile, new: SourceFile) -> str:
+    """Why a block of a function (a case, a lambda, a struct in a class) in which a hunk landed is not the one that it
+    was in, "" where it may be: what headed that is there once in both files, and does not head what it is in now."""
+    base, target = ([line.strip() for line in side.keys] for side in (old, new))
+    heads = {target[n] for n in new.around(at)}
+    for n in old.around(piece.start):
+        if base[n] not in heads and base.count(base[n]) == target.count(base[n]) == 1:
+            return f"it belongs {_name(base, n)}, which stands in line {target.index(base[n]) + 1}"
     return ""
 
 

@@ -24,7 +24,9 @@ _BRACKETS = {b"(": b")", b"[": b"]", b"{": b"}"}
 _SCOPE = re.compile(rb"[][(){}]|^[ \t]*#[ \t]*(?:if|el|endif)\w*", re.MULTILINE)
 _LABEL = re.compile(rb"[ \t]*(?:case\b.*|\w+[ \t]*):(?!:)")
 _CONTROL = rb"(?:if|for|while|switch|else|do|try|catch|return|case|default|goto|throw|new|delete|using|typedef)\b"
-_TOP = re.compile(rb"[A-Za-z_$](?:.*[^:\s])?\s*$")  # git's rule for the function in a hunk's heading, but for labels
+_TOP = re.compile(
+    rb"(?:[A-Za-z_$]|\[\[)(?:.*[^:\s])?\s*$"
+)  # git's rule for the function in a hunk's heading, but for labels
 _MEMBER = re.compile(rb"(?: {1,4}|\t)(?!" + _CONTROL + rb")[A-Za-z_~][^;]*\([^;]*$")
 _GOES_ON = re.compile(rb"\s*(?:(?:else|catch|while)\b|[.,?:|=<>%/)]|&&|->)")  # the statement before it
 
@@ -115,6 +117,41 @@ class SourceFile:
         member = next((n for n in range(number, head, -1) if _MEMBER.match(code[n])), None)
         inner = self._body(member) if member is not None else None
         return inner if inner is not None and number in inner else None
+
+    def around(self, number: int) -> list[int]:
+        """The lines that head the blocks around a line, the innermost first, as the indentation tells; those in the
+        first column left out."""
+        found: list[int] = []
+        column = None
+        for n in range(min(number, len(self._code) - 1), -1, -1) if self.is_code else ():
+            text = self._code[n].lstrip(b" \t")
+            width = len(self._code[n]) - len(text)
+            if not text.strip() or text.startswith(b"#") or (column is not None and width >= column):
+                continue
+            if column is not None and width and text.strip() != b"{":
+                found.append(n)
+            column = width
+        return found
+
+    def is_body(self, number: int) -> bool:
+        """Whether a line is the one statement of an if, for, while or else without braces above it."""
+        above = self._code[number - 1].strip() if self.is_code and 0 < number <= len(self._code) else b""
+        return bool(re.match(rb"(?:}\s*)?(?:if|for|while|else|do)\b", above)) and not above.endswith((b"{", b";", b"}"))
+
+    def disabled(self, number: int) -> str:
+        """Why a line is not compiled: it is in a comment, or in an `#if 0`; else ""."""
+        if not self.is_code or number >= len(self._code):
+            return ""
+        still_open: list[bool] = []
+        for line in self._code[:number]:
+            if found := re.match(rb"\s*#\s*(if|el|endif)\w*\s*(.*)", line):
+                if found[1] == b"if":
+                    still_open.append(bool(re.match(rb"\s*#\s*if\s+(0|false)\s*$", line)))
+                elif still_open and found[1] == b"el":
+                    still_open[-1] = False
+                elif still_open:
+                    still_open.pop()
+        return "an #if 0" if any(still_open) else "a comment" if number in self._inside else ""
 
     def _body(self, head: int) -> range | None:
         """The lines from a head to the brace in its column that ends it; None for a declaration."""

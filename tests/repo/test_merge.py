@@ -280,3 +280,80 @@ def test_what_is_merged_is_between_the_lines_it_was_put_between(pick: Pick, seed
     assert made[:place] + made[place + 1 :] == there
     before, after = ([n for n, _ in part if n >= 0] for part in (upstream[:place], upstream[place:]))
     assert max(before) < at <= min(after)
+
+
+# --- a copy of a block, and code that upstream switched off ---------------------------------------------------------
+
+OLD = ("int id = task.id;", "check(id);", "if (busy()) {", "    break;", "}", "write(id);", "send(id);")
+MINE = (*OLD[:5], "load(id);", *OLD[5:])
+NEW = ("check(task.id);", "if (busy()) {", "    defer();", "}", "write(task.id, task.flags);", "done();")
+HEADS = {
+    "case": (
+        "bool run(int n) {\n    switch (n) {\n",
+        "        case %s:\n            {\n",
+        "            } break;\n",
+        "    }\n}\n",
+    ),
+    "lambda": ("void init() {\n", "    this->%s = [this](int n) {\n", "    };\n\n", "}\n"),
+    "struct": ("class all {\npublic:\n", "    struct %s {\n", "    };\n\n", "    int last;\n};\n"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("order", ["copy first", "copy last"])
+def test_a_copied_block_does_not_take_the_hunk_from_the_one_it_was_copied_from(
+    pick: Pick, kind: str, order: str
+) -> None:
+    """A diff takes the copy for the original where upstream rewrote that."""
+    start, head, end, stop = HEADS[kind]
+
+    def block(name: str, lines: tuple[str, ...]) -> str:
+        return head % name + "".join(f"{' ' * 16}{line}\n" for line in lines) + end
+
+    old, copied = block("SAVE", NEW), block("EXPORT", OLD)
+    upstream = start + (copied + old if order == "copy first" else old + copied) + stop
+    text, done = pick(start + block("SAVE", OLD) + stop, start + block("SAVE", MINE) + stop, upstream)
+    assert text is None and "it belongs in" in done.failed[0].reason and "SAVE" in done.failed[0].reason
+    untouched = start + copied.replace("check", "check2") + block("SAVE", OLD) + stop
+    text, _ = pick(start + block("SAVE", OLD) + stop, start + block("SAVE", MINE) + stop, untouched)
+    assert text == untouched.replace(block("SAVE", OLD), block("SAVE", MINE))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "what"), [("#if 0\n", "#endif\n", "an #if 0"), ("/* as it was:\n", "*/\n", "a comment")]
+)
+def test_code_that_upstream_switched_off(pick: Pick, start: str, end: str, what: str) -> None:
+    fresh = "int g(int n) {\n    return n + 1;\n}\n"
+    text, done = pick(BASE, PATCH, start + BASE + end + fresh)
+    assert text is None and f"which upstream put into {what}" in done.failed[0].reason
+    text, _ = pick(start + BASE + end, start + PATCH + end, fresh + start + BASE + end)
+    assert text == fresh + start + PATCH + end, "it was so before"
+    text, _ = pick(BASE, PATCH, "#if 0\n#else\n" + BASE + end + fresh if what == "an #if 0" else BASE + fresh)
+    assert text is not None
+
+
+def test_upstream_put_the_same_lines_in_at_another_place(pick: Pick) -> None:
+    upstream = BASE.replace("    return n;\n", "    int new = 3;\n    return n;\n")
+    text, done = pick(BASE, PATCH, upstream)
+    assert text is not None and done.notes == (
+        "f.cpp: look at it: upstream has put in the same lines, at another place",
+    )
+
+
+def test_an_attribute_before_a_function(pick: Pick) -> None:
+    top = "int e() {\n    return 0;\n}\n\n"
+    upstream = top + BASE.replace("int f(", "[[nodiscard]] int f(")
+    text, done = pick(top + BASE, top + PATCH, upstream)
+    assert text == top + PATCH.replace("int f(", "[[nodiscard]] int f("), done
+
+
+@pytest.mark.parametrize("indent", ["", "    "])
+@pytest.mark.parametrize("head", ["if (n)", "for (int i = 0; i < n; ++i)"])
+def test_a_statement_that_upstream_made_conditional(pick: Pick, head: str, indent: str) -> None:
+    """What stands behind it would not be, and was indented as if it were."""
+    upstream = BASE.replace("    int one = 1;\n", f"    {head}\n    {indent}int one = 1;\n")
+    text, done = pick(BASE, PATCH, upstream)
+    assert text is None and "without braces" in done.failed[0].reason
+    base, patched = (side.replace("    int one", f"    {head}\n        int one") for side in (BASE, PATCH))
+    text, _ = pick(base, patched, "int e;\n" + base)
+    assert text == "int e;\n" + patched, "it was so before"
