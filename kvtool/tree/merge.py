@@ -286,8 +286,9 @@ def _gone_to(git: Git, lines: Sequence[bytes], old: tuple[str, str], new: tuple[
         rows = (row.removeprefix(f"{tree}:").split("\0") for row in reversed(said))
         return {row[0]: row[1] for row in rows if len(row) > 2}
 
-    before, after = having(old[0]), having(new[0])
-    fresh = [f"{path}:{number}" for path, number in after.items() if path not in before and path != new[1]]
+    after = {path: number for path, number in having(new[0]).items() if path != new[1]}
+    before = having(old[0]) if after else {}
+    fresh = [f"{path}:{number}" for path, number in after.items() if path not in before]
     return fresh[0] if len(fresh) == 1 else ""
 
 
