@@ -69,11 +69,17 @@ _OVERRIDES = {
 
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
 
-# What of the user's own settings counts all the same: what to ignore, whose repositories to trust, how ssh is called.
-_LET_IN = r"^(core\.excludesfile|safe\.directory|core\.sshcommand|ssh\.variant)$"
+# What of the user's own settings counts all the same: what to ignore, whose repositories to trust, and how a mirror is
+# reached: ssh, a proxy, certificates, a login.
+_LET_IN = (
+    r"^(core\.(excludesfile|sshcommand)|safe\.directory|ssh\.variant"
+    r"|http\.(.+\.)?(proxy|ssl[a-z]+)|credential\..+|url\..+\.insteadof)$"
+)
 _SSH = ("GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT")
 
-_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk full|write new index file", re.IGNORECASE)
+_DISK = re.compile(
+    r"No space left on device|Out of diskspace|Disk quota exceeded|disk full|write new index file", re.IGNORECASE
+)
 
 
 def sealed_environment(extra: Environment | None = None) -> Environment:
@@ -101,9 +107,20 @@ def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
     descriptor, name = tempfile.mkstemp(prefix="kvtool-", suffix=".gitconfig")
     atexit.register(Path(name).unlink, missing_ok=True)
     os.close(descriptor)
-    for key, _, value in (entry.partition("\n") for entry in entries):
-        process.capture(["git", "config", "--file", name, "--add", key, value])  # git knows how it is quoted
+    Path(name).write_text("".join(map(_setting, entries)), encoding="utf-8", errors="surrogateescape")
     return {"GIT_CONFIG_GLOBAL": name, **ssh}
+
+
+def _setting(entry: str) -> str:
+    """An entry of git config -z as a file has it: written here, as a command line would show a login."""
+    key, told, value = entry.partition("\n")
+    section, _, rest = key.partition(".")
+    within, _, name = rest.rpartition(".")
+
+    def quoted(text: str) -> str:
+        return '"' + re.sub(r'(["\\])', r"\\\1", text).replace("\n", "\\n") + '"'
+
+    return f"[{section}{' ' + quoted(within) if within else ''}]\n{name}{' = ' + quoted(value) if told else ''}\n"
 
 
 class Git:

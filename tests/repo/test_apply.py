@@ -213,6 +213,7 @@ def test_every_hunk_that_fails_is_named(project: Tiny, kvtool) -> None:
     ("how", "code"),
     [
         ("echo 'unable to write: No space left on device' >&2; exit 1", "disk"),
+        ('echo "fatal: sha1 file index.lock write error. Out of diskspace" >&2; exit 128', "disk"),
         ("echo 'error: Unable to write new index file' >&2; exit 128", "disk"),
         ("kill -9 $$", "internal"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,47 @@ def test_ssh_asks_for_nothing_unless_the_user_calls_it_otherwise(
     assert ran.code == 9, ran
     words = said.read_text().split()
     assert words[0] == ("mine" if chosen else "ssh") and ("BatchMode=yes" in words) is not bool(chosen)
+
+
+@needs_posix
+@pytest.mark.parametrize("way", ["login", "proxy", "insteadOf"])
+def test_a_mirror_is_reached_as_the_user_reaches_it(
+    project: Tiny, kvtool, tmp_path: Path, monkeypatch, way: str
+) -> None:
+    """What git config says of logins, proxies and other places was sealed off with everything else."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers.get("Authorization")))
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="x"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.delenv(name)
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        login = ("credential.helper", "!f() { echo username=me; echo password=word; }; f")
+        settings = {
+            "login": login,
+            "proxy": ("http.proxy", here),
+            "insteadOf": (f"url.{here}/.insteadOf", "https://away.invalid/"),
+        }
+        git(Path.home(), "config", "--global", *settings[way])
+        url = {
+            "login": f"{here}/x.git",
+            "proxy": "http://away.invalid/x.git",
+            "insteadOf": "https://away.invalid/x.git",
+        }[way]
+        assert kvtool("fetch", "--mirror", url, "--json").code == 9
+        server.shutdown()
+    assert asked and any(said for _, said in asked) is (way == "login"), asked
 
 
 def test_lock_that_moved_on_is_fetched_anew(project: Tiny, kvtool) -> None:
