@@ -53,9 +53,8 @@ class ExportResult(Result, command="export"):
 
     def render(self, console: Console) -> None:
         if self.mailbox:
-            console.line(
-                f"{len(self.mailbox)} mails in {self.mailbox[0].parent}: git am {self.mailbox[0].parent}/*.patch"
-            )
+            folder = self.mailbox[0].parent
+            console.line(f"{len(self.mailbox)} mails in {folder}: git am --keep-cr {folder}/*.patch")
         elif not self.files:
             console.line(f"patches/ and cpp/ say what the tree says (llama.cpp {self.tag})")
         elif not self.check:

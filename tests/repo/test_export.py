@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -269,6 +270,19 @@ def test_a_change_without_lines_is_one_on_another_upstream_too(project: Tiny, kv
     assert kvtool("status", "--json").json["state"] == "clean"
     (project.root / "patches/picture.patch").write_bytes(was)
     assert kvtool("status", "--json").json["reasons"][-1]["state"] == "changed"
+
+
+def test_the_command_that_mailbox_tells_keeps_line_ends(applied: Tiny, kvtool, tmp_path) -> None:
+    """Without --keep-cr git am takes CR off: a patch of such a file fails, and a new file is another without a word."""
+    (applied.tree / "src/new.txt").write_bytes(b"one\r\ntwo\r\n")
+    git(applied.tree, "add", "-A")
+    git(applied.tree, "commit", "-qm", "new file")
+    assert kvtool("export").code == 0
+    told = kvtool("export", "--mailbox", tmp_path / "mails").out.splitlines()[-1]
+    plain = tmp_path / "plain"
+    git(tmp_path, "clone", "-q", "--branch", "v1", str(applied.upstream), str(plain))
+    subprocess.run(told.partition(": ")[2], shell=True, cwd=plain, check=True, capture_output=True)
+    assert git(plain, "rev-parse", "HEAD^{tree}") == git(applied.tree, "rev-parse", "HEAD^{tree}")
 
 
 def test_mailbox_is_a_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
