@@ -78,6 +78,16 @@ def test_its_gitattributes_change_no_byte(project: Tiny, kvtool: Any, monkeypatc
     assert stored == picture
 
 
+def test_the_users_own_ignore_file_leaves_no_patch_out(
+    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = made(project, kvtool, monkeypatch)
+    (tmp_path / "ignored").write_text("*.patch\n*.orig\n")
+    git(root, "init", "-q")
+    git(root, "-c", f"core.excludesFile={tmp_path / 'ignored'}", "add", ".")
+    assert {"patches/flag.patch", "patches/use.patch"} <= set(git(root, "ls-files").split())
+
+
 def test_nothing_that_is_there_is_touched(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/Makefile").write_text("mine\n")
