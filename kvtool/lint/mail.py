@@ -22,19 +22,13 @@ Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # the line, the rule,
 
 def lint_patch(raw: bytes, file: str, new_paths: Collection[str]) -> tuple[Mail | None, list[LintFinding]]:
     """The mail (None when it cannot be read) and what is wrong with it. new_paths: what cpp/ holds."""
-    found, mail = list(_line_ends(raw)), None
+    found, mail = list[tuple[int, str, str, str]](), None
     try:
         mail = parse_mail(raw, file)
         found += [*_subject(mail), *_diff(mail, new_paths)]
     except UsageError as err:
         found.append((1, "mail", f"not a patch mail: {err.why or err.what}", err.next_step or _EXPORT))
     return mail, [LintFinding(file, *said) for said in found]
-
-
-def _line_ends(raw: bytes) -> Findings:
-    ends = (number for number, line in enumerate(raw.split(b"\n"), 1) if line.endswith(b"\r"))
-    if first := next(ends, 0):
-        yield first, "crlf", "the line ends in CR LF", "check git's core.autocrlf; " + _EXPORT
 
 
 def _subject(mail: Mail) -> Findings:
@@ -105,7 +99,10 @@ def _hunk(hunk: Hunk, line: int, end: int) -> Findings:
 
 def _whitespace(body: list[bytes], here: str, line: int) -> Findings:
     again = "remove it in the tree, then kvtool export"
+    theirs = any(row.endswith(b"\r\n") and row[:1] != b"+" for row in body)  # upstream's own lines end so
     for number, row in enumerate(body, line + 1):
+        if row.startswith(b"+") and row.endswith(b"\r\n") and not theirs:
+            yield number, "crlf", f"{here}: the added line ends in CR LF", "check git's core.autocrlf; " + again
         added = row[1:].rstrip(b"\r\n") if row.startswith(b"+") else b""
         if re.search(rb"[ \t]$", added):
             yield number, "whitespace", f"{here}: the added line ends in white space", again

@@ -87,6 +87,10 @@ def test_a_file_of_cpp_is_not_patched() -> None:
     assert [(f.rule, f.line) for f in lint(paths=("src/a.cpp",))] == [("new-file", 8)]
 
 
+def test_lines_that_end_in_cr_lf_in_a_file_of_upstreams_that_does() -> None:
+    assert lint_patch(GOOD.replace(b";\n", b";\r\n"), "patches/x.patch", ())[1] == []
+
+
 def test_every_finding_is_told_not_only_the_first() -> None:
     bad = GOOD.replace(b": grow", b": grows").replace(b"int y;", b"int y; ").replace(b"-20,3", b"-20,4")
     assert [f.rule for f in lint_patch(bad, "patches/x.patch", ())[1]] == ["subject", "whitespace", "hunk-count"]
