@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
     BUDGET,
+    CACHE,
     CONVERT,
     DYNAMIC,
     INPLACE,
@@ -108,6 +109,12 @@ TYPES = (
         "a shift that waits is done after the change, in another basis",
         Edit(TYPES_FILE, "lctx->memory_update(false);", "(void) 0;"),
         inplace("llama-dense", "retype-shift"),
+        "retype-shift",
+    ),
+    Trap(
+        "K of bf16, over which no kernel has RoPE, is shifted in place",
+        Edit(CACHE, "ggml_is_quantized(cur->type) || cur->type == GGML_TYPE_BF16", "ggml_is_quantized(cur->type)"),
+        inplace("llama-dense", "retype-shift", "--retype", "f16:bf16"),
         "retype-shift",
     ),
     Trap(
