@@ -264,6 +264,11 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 // what runs over all cells of a stream
 //
 
+void llama_kv_dynamic_cache::begin_copies() {
+    kv.sc_info.ssrc.clear();
+    kv.sc_info.sdst.clear();
+}
+
 bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
     n_rows_used[sdst] = std::max(n_rows_used[sdst], n_rows_used[ssrc]);
 
@@ -299,8 +304,7 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
 
     has_late_copy = true;
 
-    kv.sc_info.sdst.reserve(kv.sc_info.sdst.size() + 1); // both, or none
-    kv.sc_info.ssrc.push_back(ssrc);
+    kv.sc_info.ssrc.push_back(ssrc); // it was there: needs no memory
     kv.sc_info.sdst.push_back(sdst);
 
     return true;

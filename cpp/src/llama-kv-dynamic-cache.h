@@ -68,6 +68,9 @@ public:
     // false: to be cleared as usual
     bool clear(llama_seq_id seq_id = -1);
 
+    // the copies that wait are at hand: those that find no memory go back, one by one, for which there is room then
+    void begin_copies();
+
     // false: to be copied as usual
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 

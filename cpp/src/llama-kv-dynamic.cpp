@@ -98,14 +98,22 @@ void llama_kv_dynamic::forget() {
     }
 }
 
-bool llama_kv_dynamic::grow(bool is_batch) try {
-    // in smaller types there can be room for the copy that waits
-    while (is_batch && any([](const auto * cache) { return cache->is_late(); })) {
+bool llama_kv_dynamic::finish_copies() {
+    // in smaller types there can be room for those that wait
+    while (any([](const auto * cache) { return cache->is_late(); })) {
         if (!step_down()) {
             forget();
             return false;
         }
         update();
+    }
+
+    return true;
+}
+
+bool llama_kv_dynamic::grow(bool is_batch) try {
+    if (is_batch && !finish_copies()) {
+        return false;
     }
 
     const bool is_wanting = any([](const auto * cache) { return cache->need.has_value(); });
@@ -225,13 +233,18 @@ void llama_kv_dynamic::update() {
 }
 
 int32_t llama_kv_dynamic::prepare_batch(const llama_batch_allocr & balloc, bool has_cells) {
-    const bool has_memory = has_cells ? grow() : finish_shift();
+    const bool has_memory = has_cells ? grow() : finish_update();
 
     return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
 }
 
-bool llama_kv_dynamic::finish_shift() {
-    // in smaller types there can be room for it
+bool llama_kv_dynamic::finish_update() try {
+    // before a batch is tried on the cells: to take it back loses a shift that waits behind a copy
+    if (!finish_copies()) {
+        return false;
+    }
+
+    // in smaller types there can be room for the shift
     while (enabled && is_late_shift && any([](const auto * cache) { return cache->has_shift(); })) {
         if (!step_down()) {
             return false;
@@ -244,4 +257,7 @@ bool llama_kv_dynamic::finish_shift() {
     fit_compute();
 
     return true;
+} catch (const std::bad_alloc &) {
+    LLAMA_LOG_WARN("%s: not enough host memory to go on\n", __func__);
+    return false;
 }

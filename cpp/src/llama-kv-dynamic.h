@@ -183,7 +183,9 @@ private:
     // grow all caches that asked, with the compute buffers, or none
     bool try_grow(bool ahead);
 
-    bool finish_shift();
+    // copies and shifts that found no memory. false: there is still none
+    bool finish_copies();
+    bool finish_update();
 
     // llama-kv-dynamic-lost.cpp: all cells are gone with the device
     void lose_cells();

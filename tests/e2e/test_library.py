@@ -63,3 +63,11 @@ def test_the_heap_is_full_when_cells_are_freed(real: Real, tmp_path: Path, stora
     code, failed = said(compiled(real, "heap.cpp", tmp_path), model, LLAMA_KV_DYNAMIC_STORAGE=storage)
     assert code == 0
     assert int(failed) > 5
+
+
+@pytest.mark.parametrize(("toy", "what"), [("gemma3-dense", "shift"), ("llama-dense", "heap")])
+def test_copies_that_wait_for_memory(real: Real, tmp_path: Path, toy: str, what: str) -> None:
+    """What waits behind them, and what fails on the heap while they are tried, is not lost."""
+    code, failed = said(compiled(real, "late_copies.cpp", tmp_path), real.toys / f"{toy}.gguf", what)
+    assert code == 0
+    assert what == "shift" or int(failed) > 5

@@ -131,7 +131,7 @@ TYPES = (
     ),
     Trap(
         "a copy that the budget has no room for waits for good, and the cells keep their types",
-        Edit(DYNAMIC, "!step_down()", "true", after="while (is_batch && any("),
+        Edit(DYNAMIC, "!step_down()", "true", after="bool llama_kv_dynamic::finish_copies()"),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
     ),

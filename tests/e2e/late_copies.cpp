@@ -1,0 +1,165 @@
+// Copies of streams that find no memory wait for the next batch. What comes after is what it is where they have not waited.
+//
+//   late_copies MODEL shift    a K-shift waits behind a copy, and a batch is refused that was tried on cells which the window has
+//                              left: they are shifted all the same
+//   late_copies MODEL heap     three copies wait, and the N-th allocation on the heap fails once in the batch that tries to make
+//                              them: for each N, all three are made later. prints the number of allocations that failed
+//
+// Exit code: 0 the same logits
+
+#include "llama.h"
+#include "llama-kv.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+static std::atomic<long> n_left = -1; // until one fails, -1: none does
+
+static void * allocate(size_t n_bytes) {
+    return n_left >= 0 && n_left-- == 0 ? nullptr : malloc(n_bytes);
+}
+
+void * operator new(size_t n_bytes) {
+    void * res = allocate(n_bytes);
+    if (!res) {
+        throw std::bad_alloc();
+    }
+    return res;
+}
+
+void * operator new(size_t n_bytes, const std::nothrow_t &) noexcept { return allocate(n_bytes); }
+
+void operator delete(void * ptr) noexcept { free(ptr); }
+void operator delete(void * ptr, size_t) noexcept { free(ptr); }
+
+static llama_context * create(llama_model * model, uint32_t n_ctx, uint32_t n_seq_max) {
+    auto params = llama_context_default_params();
+    params.n_ctx           = n_ctx*n_seq_max;
+    params.n_batch         = 512;
+    params.n_ubatch        = 64;
+    params.n_seq_max       = n_seq_max;
+    params.n_threads       = 1;
+    params.n_threads_batch = 1;
+    params.kv_dynamic      = true;
+    params.swa_full        = true;
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+
+    return llama_init_from_model(model, params);
+}
+
+// what llama_decode() returns for the tokens [p0, p0 + n) of a sequence. their logits go to the end of res
+static int decode(llama_context * ctx, llama_seq_id seq_id, llama_pos p0, int n, std::vector<float> * res = nullptr) {
+    llama_batch batch = llama_batch_init(n, 0, 1);
+    batch.n_tokens = n;
+
+    for (int i = 0; i < n; ++i) {
+        batch.token   [i]    = 5 + (seq_id*71 + (p0 + i)*37) % 90;
+        batch.pos     [i]    = p0 + i;
+        batch.n_seq_id[i]    = 1;
+        batch.seq_id  [i][0] = seq_id;
+        batch.logits  [i]    = i == n - 1;
+    }
+
+    int ret = -1;
+    try {
+        ret = llama_decode(ctx, batch);
+    } catch (const std::bad_alloc &) {
+    }
+    llama_batch_free(batch);
+
+    if (res && ret == 0) {
+        const float * logits = llama_get_logits_ith(ctx, -1);
+        res->insert(res->end(), logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
+    }
+
+    return ret;
+}
+
+static std::vector<float> shift(llama_model * model, bool is_short) {
+    llama_context * ctx = create(model, 512, 3);
+    llama_memory_t  mem = llama_get_memory(ctx);
+
+    decode(ctx, 0, 0, 500);
+    llama_memory_seq_cp (mem, 0, 1, -1, -1);
+    llama_memory_seq_rm (mem, 0, 0, 100);
+    llama_memory_seq_add(mem, 0, 100, -1, -100);
+
+    if (is_short) {
+        setenv("LLAMA_KV_DYNAMIC_FAIL", "1+", 1);
+        if (decode(ctx, 0, 400, 110) != 1) {
+            exit(2); // it was not refused
+        }
+        unsetenv("LLAMA_KV_DYNAMIC_FAIL");
+    }
+
+    std::vector<float> res;
+    decode(ctx, 2, 0, 1); // the copy and the shift are made
+    llama_memory_seq_rm(mem, 0, 40, -1); // back to where those cells are in the window
+    decode(ctx, 0, 40, 1, &res);
+
+    llama_free(ctx);
+
+    return res;
+}
+
+static std::vector<float> heap(llama_model * model, long n, bool & has_failed) {
+    llama_context * ctx = create(model, 1024, 4);
+
+    decode(ctx, 0, 0, 400);
+    for (int s = 1; s < 4; ++s) {
+        llama_memory_seq_cp(llama_get_memory(ctx), 0, s, -1, -1);
+    }
+
+    setenv("LLAMA_KV_DYNAMIC_FAIL", "1+", 1);
+    n_left = n;
+    decode(ctx, 0, 400, 1);
+    has_failed = n_left.exchange(-1) < 0 && n >= 0;
+    unsetenv("LLAMA_KV_DYNAMIC_FAIL");
+
+    std::vector<float> res;
+    for (int s = 1; s < 4; ++s) {
+        decode(ctx, s, 400, 1, &res);
+    }
+
+    llama_free(ctx);
+
+    return res;
+}
+
+int main(int, char ** argv) {
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    ggml_backend_load_all();
+
+    llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());
+
+    long n = 0;
+
+    if (strcmp(argv[2], "shift") == 0) {
+        const auto expected = shift(model, false);
+        if (expected.empty() || shift(model, true) != expected) {
+            return 1;
+        }
+    } else {
+        bool has_failed = false;
+
+        const auto expected = heap(model, -1, has_failed);
+        for (;; ++n) {
+            const auto res = heap(model, n, has_failed);
+
+            if (!has_failed) {
+                break;
+            }
+            if (res != expected) {
+                fprintf(stderr, "%ld: other logits\n", n);
+                return 1;
+            }
+        }
+    }
+    llama_model_free(model);
+
+    printf("%ld\n", n);
+}
