@@ -1,5 +1,7 @@
 #include "llama-kv-layout.h"
 
+#include "llama-kv-limits.h"
+
 #include "ggml-backend.h"
 
 #include <algorithm>
@@ -147,7 +149,7 @@ void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const 
     // at a time
     const bool is_host = ggml_backend_buffer_is_host(t->buffer);
 
-    const std::unique_ptr<char[]> copy(is_host || n_rows == n_old ? nullptr : new (std::nothrow) char[ggml_nbytes(t)]);
+    const std::unique_ptr<char[]> copy(is_host || n_rows == n_old || !llama_kv_limits_allow(ggml_nbytes(t)) ? nullptr : new (std::nothrow) char[ggml_nbytes(t)]);
 
     char * all = is_host ? (char *) t->data : copy.get();
     char   piece[1 << 14];
