@@ -11,7 +11,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, props, within
 from tests.e2e.conftest import Real
-from tests.e2e.servers import completion, refusal, serving, until_logged, weights
+from tests.e2e.servers import at_once, completion, refusal, serving, until_logged, weights
 
 PLAIN = ("-np", "1", "--cache-ram", "0", "--no-warmup")
 
@@ -155,3 +155,22 @@ def test_what_makes_no_sense_is_told_before_anything_is_loaded(real: Real, args:
     done = subprocess.run([real.bin / "llama-server", "-m", "none.gguf", *args], capture_output=True, text=True)
     assert done.returncode != 0
     assert said in done.stdout + done.stderr
+
+
+def test_a_recurrent_state_is_no_part_of_the_budget(real: Real, tmp_path: Path) -> None:
+    """1 MiB holds all of the 1024 cells: nobody waits."""
+    args = ("-np", "4", "--kv-unified", "-c", "1024", "--kv-budget", "1", "--cache-ram", "0", "--no-warmup")
+    with serving(real, real.spoken("qwen35-dense"), tmp_path / "log", *args) as server:
+        answers = at_once(server, [prompt(i, 200) for i in range(4)], 30)
+    assert [answer["tokens_predicted"] for answer in answers] == [30] * 4
+    assert "waits for cells" not in server.log
+
+
+def test_what_a_budget_holds_is_a_number_of_tokens(
+    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "inplace")
+    args = ("-np", "2", "--kv-unified", "-c", "4096", "--kv-budget", "17", "--cache-ram", "0", "--no-warmup")
+    with serving(real, wide, tmp_path / "log", *args) as server:
+        answer = server.http.post("/completion", json={"prompt": prompt(1, 252), "n_predict": 1})
+        assert "holds (256 tokens)" in refusal(answer)[2]

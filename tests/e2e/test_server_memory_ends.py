@@ -15,7 +15,7 @@ import pytest
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, events, serving
+from tests.e2e.servers import at_once, completion, events, memory_is_plain, serving, short_of_addresses
 
 APART = ("-c", "4096", "-np", "4", "--no-kv-unified", "--cache-ram", "0")
 ONE = ("-c", "2048", "-np", "1", "--cache-ram", "0")
@@ -188,3 +188,18 @@ def test_a_checkpoint_that_finds_no_memory(
                     assert answer.json()["error"]["type"] == "out_of_memory_error"
                 else:
                     assert whole.startswith(answer.json()["content"])
+
+
+@memory_is_plain
+@pytest.mark.parametrize("more", [0, 65536])
+def test_a_slot_goes_on_without_what_a_draft_takes(real: Real, tmp_path: Path, more: int) -> None:
+    """Outputs, candidates, and a recurrent state to go back to."""
+    args = ("-c", "2048", "-np", "1", "--kv-dynamic", "--no-warmup", "--cache-ram", "0", "--ctx-checkpoints", "0")
+    draft = ("-md", real.spoken("llama-dense"), "--spec-type", "draft-simple", "--spec-draft-n-max", "4")
+    text = prompt(1, 150)
+    with serving(real, real.spoken("qwen35-dense"), tmp_path / "log", *args, *draft) as server:
+        for _ in range(4):
+            completion(server, text, 1)
+        with short_of_addresses(server, more):
+            assert completion(server, text, 40)["tokens_predicted"] == 40
+        assert completion(server, text, 40)["timings"]["draft_n"] > 0

@@ -233,3 +233,44 @@ def test_idle_slots_give_up_nothing_for_what_has_no_place(real: Real, model: Pat
             assert generated(server, 2) and server.http.get("/slots").json()[0]["n_prompt_tokens"] > 150
             server.process.kill()
     assert "purging" not in server.log
+
+
+def test_what_nobody_has_looked_at_was_not_drafted(real: Real, model: Path, tmp_path: Path) -> None:
+    """The target drafts for itself, so all is accepted, but what went for want of cells."""
+    with serving(real, model, tmp_path / "log", *SMALL, "-md", model, *DRAFT) as server:
+        for answer in at_once(server, [prompt(i, 40) for i in range(4)], N):
+            timings = answer["timings"]
+            assert timings["draft_n"] == timings["draft_n_accepted"]
+
+
+def test_a_restore_that_has_no_place_takes_nothing_from_idle_slots(real: Real, model: Path, tmp_path: Path) -> None:
+    args = (*SMALL, "--kv-dynamic", "--slot-save-path", tmp_path)
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+        completion(server, prompt(3, 200), 0, id_slot=2)
+        server.slot("save", 2, "file")
+        server.slot("erase", 2)
+        completion(server, prompt(4, 60), 0, id_slot=1)
+        running = pool.submit(completion, server, prompt(5, 320), 100, id_slot=0)
+        until(lambda: generated(server))
+        answer = server.http.post("/slots/2", params={"action": "restore"}, json={"filename": "file"})
+        assert answer.status_code != 200
+        assert server.http.get("/slots").json()[1]["n_prompt_tokens"] > 50
+        assert running.result()["tokens_predicted"] == 100
+
+
+def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Path, tmp_path: Path) -> None:
+    """Also when one for a busy slot has waited longer."""
+
+    def deferred(server: LlamaServer) -> float:
+        return float(server.get("/metrics").split("\nllamacpp:requests_deferred ")[1].split()[0])
+
+    args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
+        long = pool.submit(completion, server, prompt(0, 10), 2000, id_slot=0)
+        until(lambda: generated(server, 0))
+        pool.submit(completion, server, prompt(1, 10), 250, id_slot=1)
+        until(lambda: generated(server, 1))
+        pool.submit(completion, server, prompt(2, 10), 2, id_slot=0)
+        until(lambda: deferred(server) == 1)
+        pool.submit(completion, server, prompt(3, 10), 2).result()
+        assert not long.done()

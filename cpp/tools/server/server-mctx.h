@@ -108,12 +108,14 @@ public:
     // a file that is not loaded cannot be asked, a build without video fails when it reads one
     bool has_video() const { return ctx ? mtmd_helper_support_video(ctx.get()) : caps.inp_vision; }
 
-    // for new requests: empty if it is not there, or not for long
-    operator server_mctx_ref() {
+    operator server_mctx_ref() { return ref([]() { return false; }); }
+
+    // for new requests: empty if it is not there, or not for long. should_stop: nobody waits for it any more
+    server_mctx_ref ref(std::function<bool()> should_stop) {
         std::lock_guard<std::mutex> lock(mutex);
 
         if (lazy.is_auto() && state != STATE_LOADED) {
-            return server_mctx_ref(nullptr, [this]() { return demand(); });
+            return server_mctx_ref(nullptr, [this, should_stop = std::move(should_stop)]() { return demand(should_stop); });
         }
 
         if (!exists || (ctx && state == STATE_LOADED)) {
@@ -519,10 +521,10 @@ private:
         return use_media();
     }
 
-    // HTTP thread. throws server_refusal, also if it takes too long
-    std::shared_ptr<mtmd_context> demand() {
+    // HTTP thread. throws server_refusal, also if it takes too long, or should_stop()
+    std::shared_ptr<mtmd_context> demand(const std::function<bool()> & should_stop) {
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-        const auto is_late  = [deadline]() { return std::chrono::steady_clock::now() >= deadline; };
+        const auto is_late  = [&]() { return should_stop() || std::chrono::steady_clock::now() >= deadline; };
 
         auto res = std::make_shared<std::shared_ptr<mtmd_context>>();
 

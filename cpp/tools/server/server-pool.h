@@ -130,21 +130,34 @@ protected:
         return pool_clear_started() || pause_youngest(off);
     }
 
-    // it has not begun, is paused, or waits for a prompt that has not begun: it has no part in a batch
+    // it has not begun, is paused, cannot be batched with what is in the batch, or waits for a prompt of which that is true: it has
+    // no part in the batch
     bool pool_waits(const server_slot & slot) const {
-        const auto & slots = self().slots;
+        const auto & slots  = self().slots;
+        const auto & tokens = self().batch.tokens;
 
-        return slot.state == SLOT_STATE_STARTED || slot.paused || (slot.state == SLOT_STATE_WAIT_OTHER && std::any_of(slots.begin(), slots.end(), [&](const auto & other) {
-            return other.state == SLOT_STATE_STARTED && other.task->id == slot.task->id_parent;
+        const auto is_out = [&](const server_slot & cur) {
+            const bool is_begun = cur.state == SLOT_STATE_PROCESSING_PROMPT || (cur.state == SLOT_STATE_GENERATING && cur.i_batch == -1);
+
+            return cur.state == SLOT_STATE_STARTED || cur.paused ||
+                (is_begun && std::none_of(tokens.begin(), tokens.end(), [&](const auto & token) { return token.id_slot == cur.id; }));
+        };
+
+        return is_out(slot) || (slot.state == SLOT_STATE_WAIT_OTHER && std::any_of(slots.begin(), slots.end(), [&](const auto & other) {
+            return other.is_processing() && other.task->id == slot.task->id_parent && is_out(other);
         }));
     }
 
     // another time is no better
     void pool_refuse(const server_slot & slot) {
-        const int32_t n_max = n_cells_max();
+        const int32_t n_tokens = slot.task->n_tokens();
+        const int32_t n_max    = n_cells_max();
+
+        // a cache begins with half a block
+        const int32_t n_held = n_tokens > n_max ? n_max : std::min(n_tokens - 1, std::max(N_BLOCK/2, n_max - N_BLOCK));
 
         self().send_error(slot, string_format("request (%d tokens) exceeds what --kv-budget %d holds (%d tokens), try increasing it",
-                slot.task->n_tokens(), self().params_base.kv_budget_mib, slot.task->n_tokens() > n_max ? n_max : n_max - N_BLOCK), ERROR_TYPE_EXCEED_CONTEXT_SIZE);
+                n_tokens, self().params_base.kv_budget_mib, n_held), ERROR_TYPE_EXCEED_CONTEXT_SIZE);
     }
 
     // has a prompt found no cells that had all of them for itself?
@@ -248,9 +261,15 @@ protected:
             const bool   is_full  = before.n_cells_max - before.n_cells_used < n_cells;
             const bool   can_tell = self().params_base.kv_unified && llama_model_n_swa(llama_get_model(slot.ctx_tgt)) == 0;
 
+            size_t n_idle = 0;
+            for (const server_slot & other : pool_idle_slots(&slot)) {
+                n_idle += llama_memory_seq_usage(slot.ctx_tgt, other.id).cells.n_cells;
+            }
+            const bool can_help = before.n_cells_max - before.n_cells_used + n_idle >= n_cells; // or it is for nothing
+
             is_short = can_fit && server_memory_is_short_for_state(slot.ctx_tgt, before, n_cells, can_tell);
 
-            return !is_short && !(can_fit && is_full);
+            return !is_short && !(can_fit && is_full && can_help);
         });
 
         return res;
@@ -331,10 +350,21 @@ private:
 
         const auto budget = llama_memory_budget_get_usage(params.kv_budget.get());
 
-        const size_t n_others = ignore_draft ? budget.other : budget.committed - std::min(budget.committed, usage.committed);
+        double size_cell = double(usage.reserved)/usage.n_cells_max;
+        size_t n_states  = 0; // of recurrent states, which are no part of the budget
+
+        if (llama_model_is_hybrid(self().model_tgt)) {
+            if (usage.n_cells >= usage.n_cells_max) {
+                return usage.n_cells_max;
+            }
+            size_cell = double(usage.reserved - usage.committed)/(usage.n_cells_max - usage.n_cells);
+            n_states  = usage.reserved - std::min<double>(usage.reserved, usage.n_cells_max*size_cell);
+        }
+
+        const size_t n_others = ignore_draft ? budget.other : budget.committed - std::min(budget.committed, usage.committed - std::min(usage.committed, n_states));
         const size_t n_bytes  = budget.n_bytes - std::min(budget.n_bytes, n_others);
 
-        return std::min<double>(usage.n_cells_max, n_bytes/(double(usage.reserved)/usage.n_cells_max*type_ratio()));
+        return std::min<double>(usage.n_cells_max, n_bytes/(size_cell*type_ratio()));
     }
 
     // size of a cell of the smallest types, against now

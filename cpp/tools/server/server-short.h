@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <new>
 
 // leave out what a slot has in the batch from the off-th entry on, the indices of all others stay
 // returns the number of entries
@@ -67,6 +69,15 @@ protected:
         is_held_for_spare = self().budget.has_spare();
 
         return { self().params_base.kv_budget.get(), (has_idle && is_shared) || is_held_for_spare };
+    }
+
+    // is nothing of the batch in the cells, although it has failed?
+    bool is_not_begun(const common_batch & view) const {
+        auto * mem = llama_get_memory(self().ctx_tgt);
+
+        return mem && std::all_of(view.tokens.begin(), view.tokens.end(), [&](const auto & token) {
+            return llama_memory_seq_pos_max(mem, token.seq_id) < token.pos[0];
+        });
     }
 
     // the batch, rendered from off on, found no place. returns false if that may be for its size: then it is tried again as
@@ -156,6 +167,24 @@ protected:
         if (!checkpoints.empty() && checkpoints.back().n_tokens == n_tokens) {
             checkpoints.pop_back();
         }
+    }
+
+    // returns false without memory for what a draft goes back to: the slot goes on without one
+    bool spec_ckpt_made(server_slot & slot, const std::function<void()> & make) {
+        try {
+            make();
+            return true;
+        } catch (const std::bad_alloc &) {
+            SLT_WRN(slot, "%s", "no memory for a checkpoint, no draft\n");
+        }
+
+        slot.stats.n_draft_tokens -= slot.spec_draft.size();
+
+        slot.spec_draft  .clear();
+        slot.spec_draft_q.clear();
+        slot.spec_ckpt   .clear();
+
+        return false;
     }
 
     // returns false if the slot had to end
@@ -396,6 +425,9 @@ private:
             server_batch_drop(self().batch, slot.id, slot.i_batch + 1);
 
             slot.prompt.tokens.keep_first(slot.prompt.n_tokens() - slot.spec_draft.size());
+            if (!slot.spec_is_replay) {
+                slot.stats.n_draft_tokens -= slot.spec_draft.size(); // nobody has looked at them
+            }
             slot.spec_i_batch.clear();
             slot.spec_draft  .clear();
             slot.spec_draft_q.clear();
@@ -413,6 +445,10 @@ private:
         } else {
             self().send_error(slot, server_memory_error(slot.ctx_tgt), ERROR_TYPE_OUT_OF_MEMORY);
         }
+    }
+
+    const impl_t & self() const {
+        return static_cast<const impl_t &>(*this);
     }
 
     impl_t & self() {
