@@ -241,8 +241,8 @@ private:
     bool can_grow() const;
     std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not here, or nobody wants it
     std::vector<llama_kv_storage::layer> layers_of(ggml_context * ctx) const;
-    void start(std::unique_ptr<llama_kv_storage> from);
-    bool restart(); // with the storage instead. false: there is no memory, and the cache cannot be used
+    void take_storage(std::unique_ptr<llama_kv_storage> from);
+    bool restart(); // with storage by copy. false: there is no memory, and the cache cannot be used
 
     // rows [i0, i1) of one stream or of all
     void want(uint32_t s, uint32_t i0, uint32_t i1);
@@ -310,7 +310,7 @@ private:
     const uint32_t n_max_cells;
 
     std::unique_ptr<llama_kv_storage> storage;
-    std::unique_ptr<llama_kv_storage> instead; // by copy, while the other one can turn out not to do
+    std::unique_ptr<llama_kv_storage> by_copy; // while the other one can turn out not to do
 
     const bool offload;
 

@@ -102,19 +102,19 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
         auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 
         if (inplace && inplace->can_grow()) {
-            start(std::move(inplace));
-            instead = std::move(copy);
+            take_storage(std::move(inplace));
+            by_copy = std::move(copy);
         } else if (copy->can_grow()) {
-            start(std::move(copy));
+            take_storage(std::move(copy));
         }
     }
 
     ggml_backend_buffer_t res = storage->alloc(ctx, buft, layers);
-    if (!res && instead) {
+    if (!res && by_copy) {
         LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
 
         // graphs are built over caches of one size
-        const auto follows = [&](auto * other) { return !other->instead || !has_size_like(*other) || other->restart(); };
+        const auto follows = [&](auto * other) { return !other->by_copy || !has_size_like(*other) || other->restart(); };
 
         if (restart() && std::all_of(dyn->caches.begin(), dyn->caches.end(), follows)) {
             res = storage->alloc(ctx, buft, layers);
@@ -124,7 +124,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
     return res;
 }
 
-void llama_kv_dynamic_cache::start(std::unique_ptr<llama_kv_storage> from) {
+void llama_kv_dynamic_cache::take_storage(std::unique_ptr<llama_kv_storage> from) {
     storage = std::move(from);
 
     LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
@@ -134,11 +134,11 @@ void llama_kv_dynamic_cache::start(std::unique_ptr<llama_kv_storage> from) {
 bool llama_kv_dynamic_cache::restart() {
     const auto before = std::move(storage); // goes after its buffers
 
-    if (instead->can_grow()) {
-        start(std::move(instead));
+    if (by_copy->can_grow()) {
+        take_storage(std::move(by_copy));
     } else {
         storage = llama_kv_storage::create_fixed(kv.n_stream, n_max_cells, kv.v_trans, kv.ctxs_bufs);
-        instead.reset();
+        by_copy.reset();
     }
 
     for (auto & [ctx, buf] : kv.ctxs_bufs) {
@@ -164,7 +164,7 @@ bool llama_kv_dynamic_cache::has_size_like(const llama_kv_dynamic_cache & other)
 }
 
 bool llama_kv_dynamic_cache::has_gaps() const {
-    return instead && storage->reads_below() && kv.n_stream > 1;
+    return by_copy && storage->reads_below() && kv.n_stream > 1;
 }
 
 //

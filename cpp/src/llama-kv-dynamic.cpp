@@ -232,8 +232,14 @@ void llama_kv_dynamic::update() {
     synchronize();
 }
 
-int32_t llama_kv_dynamic::prepare_batch(const llama_batch_allocr & balloc, bool has_cells) {
-    const bool has_memory = has_cells ? grow() : finish_update();
+int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
+    const bool has_memory = finish_update();
+
+    return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
+}
+
+int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
+    const bool has_memory = grow();
 
     return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
 }

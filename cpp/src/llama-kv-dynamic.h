@@ -110,11 +110,12 @@ public:
     // returns false when there is no memory for all of it. nothing has changed then, and nothing is asked for any more
     bool grow(bool is_batch = true);
 
-    // llama_decode(), twice: when all is updated for a batch, and has_cells: when those of the batch are known
+    // llama_decode(), when all is updated for a batch, and when its cells are known
     // returns what that is to return, nothing else has changed then:
-    //    1: there is no memory, for a K-shift that is still to be done or for the cells
+    //    1: there is no memory, for a copy or a K-shift that is still to be done, or for the cells
     //   -3: the batch goes on with a sequence whose cells were lost with the device, in a change of types
-    int32_t prepare_batch(const llama_batch_allocr & balloc, bool has_cells);
+    int32_t begin_batch(const llama_batch_allocr & balloc);
+    int32_t grow_batch (const llama_batch_allocr & balloc);
 
     // there was no memory for a graph, which has cost the scheduler its buffers
     void set_sched_lost() { is_sched_lost = true; }

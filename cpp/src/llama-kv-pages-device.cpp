@@ -28,7 +28,7 @@ public:
     }
 
 protected:
-    bool has_room(size_t size) const override {
+    bool has_memory(size_t size) const override {
         const size_t n_left = llama_kv_limits_available(ggml_backend_buffer_get_type(buf));
 
         if (size > n_left) {

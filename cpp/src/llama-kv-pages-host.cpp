@@ -146,7 +146,7 @@ public:
     }
 
 protected:
-    bool has_room(size_t size) const override {
+    bool has_memory(size_t size) const override {
         return llama_kv_limits_allow(size);
     }
 

@@ -43,7 +43,7 @@ bool llama_kv_pages::assign(const llama_kv_set & set) {
 
     const size_t n_missing = missing.count();
 
-    if (n_missing > 0 && !has_room(n_missing*size_page)) {
+    if (n_missing > 0 && !has_memory(n_missing*size_page)) {
         return false;
     }
 

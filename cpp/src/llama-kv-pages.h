@@ -88,7 +88,7 @@ protected:
     // throws std::bad_alloc
     llama_kv_pages(char * base, size_t n_bytes, size_t size_page);
 
-    virtual bool has_room(size_t size) const = 0;
+    virtual bool has_memory(size_t size) const = 0;
 
     // pages [i0, i1). false: there is no memory, and some of them may be there
     virtual bool commit(size_t i0, size_t i1) = 0;

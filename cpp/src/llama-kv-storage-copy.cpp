@@ -103,7 +103,7 @@ public:
             return true;
         }
 
-        if (n_new > n_old && !is_room(n_new, n_used)) {
+        if (n_new > n_old && !has_memory(n_new, n_used)) {
             return false;
         }
 
@@ -154,9 +154,9 @@ public:
             }
 
             for (const auto & own : layers) {
-                rooms.push_back(make_room(own, n_rows(), type_k, type_v, n_used));
+                new_layers.push_back(make_layer(own, n_rows(), type_k, type_v, n_used));
 
-                if (!rooms.back().buf) {
+                if (!new_layers.back().buf) {
                     forget_types();
                     return false;
                 }
@@ -177,7 +177,7 @@ public:
         for (size_t i = 0; i < layers.size(); ++i) {
             auto & own = layers[i];
 
-            room to = rooms.empty() ? make_room(own, n_rows(), next_k, next_v, n_used) : std::move(rooms[i]);
+            new_layer to = new_layers.empty() ? make_layer(own, n_rows(), next_k, next_v, n_used) : std::move(new_layers[i]);
 
             if (to.buf) {
                 convert_rows(convert, own.l.k, to.k, false, n_used);
@@ -206,7 +206,7 @@ public:
         return true;
     }
 
-    void forget_types() override { rooms.clear(); }
+    void forget_types() override { new_layers.clear(); }
 
 private:
     struct own_layer {
@@ -239,7 +239,7 @@ private:
     }
 
     // whether there is memory for n rows, as far as that is known
-    bool is_room(uint32_t n, const std::vector<uint32_t> & n_used) const {
+    bool has_memory(uint32_t n, const std::vector<uint32_t> & n_used) const {
         std::map<ggml_backend_buffer_type_t, std::pair<size_t, size_t>> all; // bytes: more, and the largest of the old buffers
 
         for (const auto & own : layers) {
@@ -269,7 +269,7 @@ private:
     }
 
     // a buffer of its own for a layer of n rows, which is zero. null: there is no memory
-    struct room {
+    struct new_layer {
         ggml_context_ptr        ctx;
         ggml_backend_buffer_ptr buf;
 
@@ -277,10 +277,10 @@ private:
         ggml_tensor * v;
     };
 
-    room make_room(const own_layer & own, uint32_t n, ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) const try {
+    new_layer make_layer(const own_layer & own, uint32_t n, ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) const try {
         const layer & l = own.l;
 
-        room res = {};
+        new_layer res = {};
 
         res.ctx.reset(llama_kv_fault_alloc() ? nullptr : ggml_init({ size_t(2 + 4*l.k->ne[2])*ggml_tensor_overhead(), nullptr, true }));
         if (!res.ctx) {
@@ -307,7 +307,7 @@ private:
     }
 
     // the layer has its rows there from now on. frees the previous buffer if it was its own
-    void move_in(own_layer & own, room & to) {
+    void move_in(own_layer & own, new_layer & to) {
         if (own.i_buf < 0) {
             bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
             own.i_buf = bufs.size() - 1;
@@ -324,7 +324,7 @@ private:
     bool move_layer(own_layer & own, uint32_t n, const std::vector<uint32_t> & n_used) try {
         const layer & l = own.l;
 
-        room to = make_room(own, n, l.k->type, l.v ? l.v->type : l.k->type, n_used);
+        new_layer to = make_layer(own, n, l.k->type, l.v ? l.v->type : l.k->type, n_used);
         if (!to.buf) {
             return false;
         }
@@ -372,7 +372,7 @@ private:
     ggml_type             next_k = GGML_TYPE_COUNT;
     ggml_type             next_v = GGML_TYPE_COUNT;
     std::vector<uint32_t> next_n_used;
-    std::vector<room>     rooms; // of all layers, or of none
+    std::vector<new_layer>     new_layers; // of all layers, or of none
 };
 
 } // namespace
