@@ -1,5 +1,5 @@
 // What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there. The storage
-// that it starts with: llama-kv-dynamic-start.cpp, its states: llama-kv-dynamic-state.cpp
+// that it starts with: llama-kv-dynamic-start.cpp, its states: -state.cpp, copies of its streams: -copies.cpp
 
 #include "llama-kv-dynamic-cache.h"
 
@@ -263,65 +263,6 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 //
 // what runs over all cells of a stream
 //
-
-void llama_kv_dynamic_cache::begin_copies() {
-    kv.sc_info.ssrc.clear();
-    kv.sc_info.sdst.clear();
-}
-
-bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
-    n_rows_used[sdst] = std::max(n_rows_used[sdst], n_rows_used[ssrc]);
-
-    if (!is_dynamic()) {
-        return false;
-    }
-
-    // in their order: what waits behind one that failed may be a copy of it
-    if (kv.sc_info.empty()) {
-        try {
-            auto rows = storage->rows();
-            rows.set_stream(sdst, storage->rows(), ssrc);
-
-            std::optional<llama_kv_rows> before = rows;
-
-            need.swap(before);
-            bool fits = false;
-            try {
-                fits = rows == storage->rows() || dyn->fits(false);
-            } catch (const std::bad_alloc &) {
-            }
-            need.swap(before);
-
-            if (fits && storage->try_resize(rows, {})) {
-                dyn->account();
-                return storage->copy_stream(ssrc, sdst);
-            }
-        } catch (const std::bad_alloc &) {
-        }
-    }
-
-    LLAMA_LOG_WARN("%s: not enough memory to copy a sequence, the next batch tries again\n", __func__);
-
-    has_late_copy = true;
-
-    kv.sc_info.ssrc.push_back(ssrc); // it was there: needs no memory
-    kv.sc_info.sdst.push_back(sdst);
-
-    return true;
-}
-
-bool llama_kv_dynamic_cache::end_copies() {
-    has_late_copy = !kv.sc_info.empty(); // or they have been made
-
-    for (size_t s = 0; !has_late_copy && late_clear.any(); ++s) {
-        if (late_clear.test(s)) {
-            late_clear.reset(s);
-            clear(s);
-        }
-    }
-
-    return !has_late_copy;
-}
 
 bool llama_kv_dynamic_cache::has_shift(llama_seq_id seq_id) const {
     if (seq_id < 0 || !kv.get_has_shift()) {

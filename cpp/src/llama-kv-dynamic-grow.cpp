@@ -160,29 +160,6 @@ llama_kv_rows llama_kv_dynamic_cache::rest() const {
     return storage->may_shrink(n_cells, n_peak) ? storage->rest(used(), n_peak) : storage->rows();
 }
 
-void llama_kv_dynamic_cache::drop_late_copies() {
-    if (!has_late_copy) {
-        return;
-    }
-
-    auto & sc_info = kv.sc_info;
-
-    llama_kv_cache::stream_copy_info rest;
-    for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
-        const uint32_t sdst = sc_info.sdst[i];
-        // compressed rows (DSV4) go with the cells of other caches
-        const bool is_wanted = is_compressed ? dyn->any([&](const auto * cache) { return cache->has_cells(sdst); }) : has_cells(sdst);
-
-        if (is_wanted || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
-            rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
-            rest.sdst.insert(rest.sdst.begin(), sdst);
-        }
-    }
-    sc_info = std::move(rest);
-
-    end_copies();
-}
-
 void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {
     struct plan {
         llama_kv_dynamic_cache * cache;

@@ -40,21 +40,6 @@ uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
     return n;
 }
 
-bool llama_kv_dynamic_cache::is_late_in(const std::vector<llama_seq_id> & strm) const {
-    const auto has = [&](const auto & streams) {
-        return std::find_first_of(streams.begin(), streams.end(), strm.begin(), strm.end()) != streams.end();
-    };
-
-    return is_late() && (has_shift() || has(kv.sc_info.ssrc) || has(kv.sc_info.sdst));
-}
-
-bool llama_kv_dynamic_cache::awaits_copy(llama_seq_id seq_id) const {
-    const auto & sdst = kv.sc_info.sdst;
-
-    return is_dynamic() && !sdst.empty() && (storage->reads_below() || has_late_copy) &&
-        (seq_id < 0 || (has_late_copy && has_shift()) || std::find(sdst.begin(), sdst.end(), kv.seq_to_stream[seq_id]) != sdst.end());
-}
-
 bool llama_kv_dynamic_cache::has_cells(uint32_t s) const {
     return s < kv.n_stream && kv.v_cells[s].get_used() > 0;
 }

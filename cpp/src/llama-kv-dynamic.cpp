@@ -98,19 +98,6 @@ void llama_kv_dynamic::forget() {
     }
 }
 
-bool llama_kv_dynamic::finish_copies() {
-    // in smaller types there can be room for those that wait
-    while (any([](const auto * cache) { return cache->is_late(); })) {
-        if (!step_down()) {
-            forget();
-            return false;
-        }
-        update();
-    }
-
-    return true;
-}
-
 bool llama_kv_dynamic::grow(bool is_batch) try {
     if (is_batch && !finish_copies()) {
         return false;

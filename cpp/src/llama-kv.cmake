@@ -4,6 +4,7 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-budget.cpp
     llama-kv-convert.cpp
     llama-kv-dynamic-cache.cpp
+    llama-kv-dynamic-copies.cpp
     llama-kv-dynamic-grow.cpp
     llama-kv-dynamic-lost.cpp
     llama-kv-dynamic-sched.cpp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
     CACHE,
-    DYNAMIC_CACHE,
+    DYNAMIC_COPIES,
     DYNAMIC_GROW,
     GIVE_BACK,
     INPLACE,
@@ -21,7 +21,7 @@ from tests.e2e.traps.base import (
 IN_PLACE = (
     Trap(
         "in place, a sequence that is copied to another stream has no pages there",
-        Edit(DYNAMIC_CACHE, "return storage->copy_stream(ssrc, sdst);", "return true;"),
+        Edit(DYNAMIC_COPIES, "return storage->copy_stream(ssrc, sdst);", "return true;"),
         inplace("llama-dense", "copy", "--seqs", "2"),
         "copy",
     ),
@@ -72,7 +72,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, a sequence whose copy found no memory is used as if it had been copied",
-        Edit(DYNAMIC_CACHE, "has_late_copy = !kv.sc_info.empty();", "has_late_copy = false;"),
+        Edit(DYNAMIC_COPIES, "has_late_copy = !kv.sc_info.empty();", "has_late_copy = false;"),
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),

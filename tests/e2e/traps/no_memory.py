@@ -7,6 +7,7 @@ from tests.e2e.traps.base import (
     CACHE,
     COPY,
     DYNAMIC_CACHE,
+    DYNAMIC_COPIES,
     DYNAMIC_GROW,
     DYNAMIC_SCHED,
     DYNAMIC_STATE,
@@ -49,7 +50,7 @@ NO_MEMORY = (
     Trap(
         "the copy that comes after one which had to wait is taken for one that waits",
         Edit(
-            DYNAMIC_CACHE,
+            DYNAMIC_COPIES,
             "has_late_copy = !kv.sc_info.empty();",
             "has_late_copy = has_late_copy || !kv.sc_info.empty();",
         ),
@@ -64,19 +65,19 @@ NO_MEMORY = (
     ),
     Trap(
         "a copy to another stream takes more than the budget has",
-        Edit(DYNAMIC_CACHE, "dyn->fits(false)", "true"),
+        Edit(DYNAMIC_COPIES, "dyn->fits(false)", "true"),
         Run("llama-dense", RANDOM),
         "random",
     ),
     Trap(
         "a sequence is saved whose copy waits for memory",
-        Edit(DYNAMIC_STATE, "storage->reads_below() || has_late_copy", "storage->reads_below()"),
+        Edit(DYNAMIC_COPIES, "storage->reads_below() || has_late_copy", "storage->reads_below()"),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
         "no sequence is saved while the copy of another one waits for memory",
-        Edit(DYNAMIC_STATE, "std::find(sdst.begin(), sdst.end(), kv.seq_to_stream[seq_id]) != sdst.end()", "true"),
+        Edit(DYNAMIC_COPIES, "std::find(sdst.begin(), sdst.end(), kv.seq_to_stream[seq_id]) != sdst.end()", "true"),
         LATE_COPY,
         "no-memory",
     ),
@@ -100,7 +101,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a state is refused for a copy of other cells that waits",
-        Edit(DYNAMIC_STATE, "is_late() && (has_shift() || has(kv.sc_info.ssrc) || has(kv.sc_info.sdst))", "is_late()"),
+        Edit(DYNAMIC_COPIES, "is_late() && (has_shift() || has(kv.sc_info.ssrc) || has(kv.sc_info.sdst))", "is_late()"),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
@@ -135,7 +136,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a copy by copy asks the budget for rows that nobody needs",
-        Edit(DYNAMIC_CACHE, "rows == storage->rows()", "false"),
+        Edit(DYNAMIC_COPIES, "rows == storage->rows()", "false"),
         copies("llama-dense", "retype-budget"),
         "retype-budget",
     ),

@@ -8,6 +8,7 @@ from tests.e2e.traps.base import (
     CACHE,
     CONVERT,
     DYNAMIC,
+    DYNAMIC_COPIES,
     INPLACE,
     LARGE,
     REGION,
@@ -131,7 +132,7 @@ TYPES = (
     ),
     Trap(
         "a copy that the budget has no room for waits for good, and the cells keep their types",
-        Edit(DYNAMIC, "!step_down()", "true", after="bool llama_kv_dynamic::finish_copies()"),
+        Edit(DYNAMIC_COPIES, "!step_down()", "true", after="bool llama_kv_dynamic::finish_copies()"),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
     ),
