@@ -28,6 +28,7 @@ _SEALED = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_ATTR_NOSYSTEM": "1",
     "GIT_TERMINAL_PROMPT": "0",
+    "GCM_INTERACTIVE": "never",  # nor does the helper that git for Windows has open a window
     "GIT_EDITOR": "false",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",

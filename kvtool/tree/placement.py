@@ -231,7 +231,8 @@ def _expected(piece: Piece, moved: LineMap) -> int | None:
 def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineMap) -> Landing:
     base, target = old.keys, new.keys
     within, into = old.function_at(piece.start), new.function_at(at)
-    if (where := new.disabled(at)) and not old.disabled(piece.start) and piece.lead:
+    lead = piece.lead  # what it puts in stands behind these lines
+    if lead and (where := new.disabled(at + lead)) and not old.disabled(piece.start + lead):
         return Landing(piece, f"it landed in line {at + 1}, which upstream put into {where}")
     if within and into and _is_untouched(base, target, within, into, moved, at - piece.start):
         return Landing(piece)
@@ -245,7 +246,7 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return Landing(piece, f"{here}; {there}")
     if within and into and (why := _elsewhere(piece, old, new, within, into, moved)):
         return Landing(piece, f"it landed in line {at + 1}, {_name(target, into.start)}; {why}")
-    last = piece.lead - 1  # the line that what is put in stands behind
+    last = lead - 1
     if last >= 0 and new.is_body(at + last) and not old.is_body(piece.start + last):
         return Landing(piece, f"it landed in line {at + 1}; upstream put an if or a loop without braces above that")
     if why := _out_of_its_block(piece, at, old, new):

@@ -173,7 +173,7 @@ def _untouched(git: Git) -> list[str]:
         sides = [texts[number] for number in "23" if number in texts]
         told = git.line("check-attr", "merge", "--", name).endswith((": unset", ": binary"))
         unmarked = told or len(sides) == 1 or any(b"\0" in text for text in texts.values())
-        if unmarked and (git.repo / name).read_bytes() == sides[0]:
+        if unmarked and sides and (git.repo / name).read_bytes() == sides[0]:
             found.append(name)
     return found
 

@@ -123,6 +123,11 @@ class SourceFile:
         first column left out."""
         found: list[int] = []
         column = None
+        # an empty line is in the block of what follows it, unless that ends the block
+        following = ((n, line.strip()) for n, line in enumerate(self._code[number:], number))
+        below = next(((n, text) for n, text in following if text and not text.startswith(b"#")), None)
+        if below and not below[1].startswith(b"}"):
+            number = below[0]
         for n in range(min(number, len(self._code) - 1), -1, -1) if self.is_code else ():
             text = self._code[n].lstrip(b" \t")
             width = len(self._code[n]) - len(text)

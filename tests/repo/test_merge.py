@@ -357,3 +357,20 @@ def test_a_statement_that_upstream_made_conditional(pick: Pick, head: str, inden
     base, patched = (side.replace("    int one", f"    {head}\n        int one") for side in (BASE, PATCH))
     text, _ = pick(base, patched, "int e;\n" + base)
     assert text == "int e;\n" + patched, "it was so before"
+
+
+def test_an_empty_line_is_in_the_block_of_what_follows(pick: Pick) -> None:
+    """Above it stands what can be indented as a block, and is none."""
+    base = "int g(int n) {\n    const auto x = foo(n,\n                       2);\n\n    y();\n    return x;\n}\n"
+    patched = base.replace("    y();", "    mine();\n    y();")
+    upstream = base.replace("2);\n", "2);\n    z();\n").replace("return x;", "return x + 1;")
+    text, done = pick(base, patched, upstream)
+    assert text == upstream.replace("    y();", "    mine();\n    y();"), done
+
+
+def test_what_stands_behind_code_that_was_switched_off_is_compiled(pick: Pick) -> None:
+    base = "int g(int n) {\n#ifdef OLD\n    n++;\n#endif\n    return n;\n}\n"
+    patched = base.replace("    return n;", "    n *= 2;\n    return n;")
+    upstream = base.replace("#ifdef OLD", "#if 0")
+    text, done = pick(base, patched, upstream)
+    assert text == upstream.replace("    return n;", "    n *= 2;\n    return n;"), done
