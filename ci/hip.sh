@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 src=$PWD/llama.cpp/ggml/src/ggml-cuda
 [ -f "$src/pages.cu" ] || { echo "error: no patched tree at $PWD/llama.cpp (kvtool fetch && kvtool apply)" >&2; exit 4; }
 
-clang=${CXX:-$(compgen -c clang++ | sort -Vr | head -n 1)}
+clang=${CXX:-$({ compgen -c clang++ || true; } | sort -Vr | head -n 1)}
 rocm=${ROCM_PATH:-/opt/rocm}
 [ -f "$rocm/include/hip/hip_version.h" ] || rocm=/usr
 for need in "$rocm/include/hip/hip_version.h" "$rocm/include/hipblas/hipblas.h"; do
