@@ -258,12 +258,12 @@ def test_a_restore_that_has_no_place_takes_nothing_from_idle_slots(real: Real, m
         assert running.result()["tokens_predicted"] == 100
 
 
+def deferred(server: LlamaServer) -> float:
+    return float(server.get("/metrics").split("\nllamacpp:requests_deferred ")[1].split()[0])
+
+
 def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Path, tmp_path: Path) -> None:
     """Also when one for a busy slot has waited longer."""
-
-    def deferred(server: LlamaServer) -> float:
-        return float(server.get("/metrics").split("\nllamacpp:requests_deferred ")[1].split()[0])
-
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
         long = pool.submit(completion, server, prompt(0, 10), 2000, id_slot=0)
@@ -274,3 +274,17 @@ def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Pa
         until(lambda: deferred(server) == 1)
         pool.submit(completion, server, prompt(3, 10), 2).result()
         assert not long.done()
+
+
+def test_a_request_that_names_a_slot_beyond_the_last_one_has_its_turn(real: Real, model: Path, tmp_path: Path) -> None:
+    """The numbers go round: with two slots, slot 3 is slot 1."""
+    args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
+    with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
+        pool.submit(completion, server, prompt(0, 10), 1000, id_slot=0)
+        until(lambda: generated(server, 0))
+        pool.submit(completion, server, prompt(1, 10), 250, id_slot=1)
+        until(lambda: generated(server, 1))
+        named = pool.submit(completion, server, prompt(2, 10), 40, id_slot=3)
+        until(lambda: deferred(server) == 1)
+        completion(server, prompt(3, 10), 2)
+        assert named.done()

@@ -354,7 +354,7 @@ private:
         size_t n_states  = 0; // of recurrent states, which are no part of the budget
 
         if (llama_model_is_hybrid(self().model_tgt)) {
-            if (usage.n_cells >= usage.n_cells_max) {
+            if (usage.n_cells >= usage.n_cells_max || usage.committed >= usage.reserved) {
                 return usage.n_cells_max;
             }
             size_cell = double(usage.reserved - usage.committed)/(usage.n_cells_max - usage.n_cells);
@@ -385,7 +385,7 @@ private:
         return (std::min(last, size(type_k)) + std::min(last, size(type_v)))/(size(type_k) + size(type_v));
     }
 
-    // note: a recurrent state is no part of the budget, but of the size of a cell above
+    // not of models with a recurrent state, whose cells alone are in the budget
     bool is_never(int32_t n_tokens, int32_t n_max) const {
         const auto * model = self().model_tgt;
 

@@ -75,7 +75,8 @@ protected:
     bool is_not_begun(const common_batch & view) const {
         auto * mem = llama_get_memory(self().ctx_tgt);
 
-        return mem && std::all_of(view.tokens.begin(), view.tokens.end(), [&](const auto & token) {
+        // not with snapshots of a recurrent state: to take a batch back goes to one that this batch did not write
+        return mem && llama_n_rs_seq(self().ctx_tgt) == 0 && std::all_of(view.tokens.begin(), view.tokens.end(), [&](const auto & token) {
             return llama_memory_seq_pos_max(mem, token.seq_id) < token.pos[0];
         });
     }
