@@ -144,7 +144,7 @@ DEVICE = (
     ),
     Trap(
         "a batch that finds no memory ends as a fault of the device does, and not as in a full cache",
-        Edit(DYNAMIC, "has_memory ? 0 : 1", "has_memory ? 0 : has_cells ? -2 : 1"),
+        Edit(DYNAMIC, "has_memory ? 0 : 1", "has_memory ? 0 : -2", after="llama_kv_dynamic::grow_batch("),
         RANDOM,
         "random",
     ),
