@@ -3,37 +3,18 @@
 //
 //   heap MODEL  prints the number of allocations that failed
 
+#include "full_heap.h"
+
 #include "llama.h"
 #include "llama-kv.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <vector>
 
-static std::atomic<long> n_left = -1; // until one fails, -1: none does
-
 static int n_smaller = 0; // caches, while cells are freed
-
-static void * allocate(size_t n_bytes) {
-    return n_left >= 0 && n_left-- == 0 ? nullptr : malloc(n_bytes);
-}
-
-void * operator new(size_t n_bytes) {
-    void * res = allocate(n_bytes);
-    if (!res) {
-        throw std::bad_alloc();
-    }
-    return res;
-}
-
-void * operator new(size_t n_bytes, const std::nothrow_t &) noexcept { return allocate(n_bytes); }
-
-void operator delete(void * ptr) noexcept { free(ptr); }
-void operator delete(void * ptr, size_t) noexcept { free(ptr); }
 
 static bool decode(llama_context * ctx, int pos, int n) {
     bool res = true;

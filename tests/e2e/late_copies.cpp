@@ -7,34 +7,16 @@
 //
 // Exit code: 0 the same logits
 
+#include "full_heap.h"
+
 #include "llama.h"
 #include "llama-kv.h"
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <vector>
-
-static std::atomic<long> n_left = -1; // until one fails, -1: none does
-
-static void * allocate(size_t n_bytes) {
-    return n_left >= 0 && n_left-- == 0 ? nullptr : malloc(n_bytes);
-}
-
-void * operator new(size_t n_bytes) {
-    void * res = allocate(n_bytes);
-    if (!res) {
-        throw std::bad_alloc();
-    }
-    return res;
-}
-
-void * operator new(size_t n_bytes, const std::nothrow_t &) noexcept { return allocate(n_bytes); }
-
-void operator delete(void * ptr) noexcept { free(ptr); }
-void operator delete(void * ptr, size_t) noexcept { free(ptr); }
 
 static llama_context * create(llama_model * model, uint32_t n_ctx, uint32_t n_seq_max) {
     auto params = llama_context_default_params();

@@ -1,0 +1,26 @@
+// operator new of a program: the N-th allocation fails once
+
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+static std::atomic<long> n_left = -1; // until one fails, -1: none does
+
+static void * allocate(size_t n_bytes) {
+    return n_left >= 0 && n_left-- == 0 ? nullptr : malloc(n_bytes);
+}
+
+void * operator new(size_t n_bytes) {
+    void * res = allocate(n_bytes);
+    if (!res) {
+        throw std::bad_alloc();
+    }
+    return res;
+}
+
+void * operator new(size_t n_bytes, const std::nothrow_t &) noexcept { return allocate(n_bytes); }
+
+void operator delete(void * ptr) noexcept { free(ptr); }
+void operator delete(void * ptr, size_t) noexcept { free(ptr); }
