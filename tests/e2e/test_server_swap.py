@@ -26,7 +26,7 @@ SLOW = broken.Edit(
     "src/llama-kv-dynamic.cpp",
     "fit_compute();",
     "fit_compute(); for (const int64_t t = ggml_time_us(); ggml_time_us() < t + 1500000; ) {}",
-    after="bool llama_kv_dynamic::finish_shift() {",
+    after="bool llama_kv_dynamic::finish_update() try {",
 )
 
 
