@@ -28,7 +28,7 @@ NO_MEMORY = (
     Trap(
         "a batch that finds no memory leaves a stream with the head of another one",
         Edit(CACHE, "it->v_heads_old[sinfo.strm[s]]", "it->v_heads_old[s]"),
-        Run("qwen35-dense", (*RANDOM, "--seed", "8")),
+        Run("qwen35-dense", (*RANDOM, "--seed", "9")),
         "random",
     ),
     Trap(
