@@ -83,9 +83,10 @@ def _flowing(doc: str) -> str:
 
 
 def _literal(parameter: inspect.Parameter) -> inspect.Parameter:
-    """With help that is plain text: typer takes [bench] for markup and drops it."""
+    """With help that is plain text: typer takes [bench] for markup and drops it. And a flag takes no <bool>."""
     kind, info = get_args(parameter.annotation)
     info = copy.copy(info)
+    info.metavar = "" if kind is bool else info.metavar
     info.help = escape(info.help or "")
     return parameter.replace(annotation=Annotated[kind, info])
 

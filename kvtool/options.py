@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple, cast, get_args, get_origin, get_t
 
 from typer import Argument, Option
 
-from kvtool.build.cmake import PRESETS
 from kvtool.console import Console
 from kvtool.errors import UsageError
 from kvtool.project import Project
@@ -53,9 +52,17 @@ BACKENDS = {
     "vulkan": "Any GPU with Vulkan; needs glslc.",
 }
 Backend = Annotated[str, Flags(BACKENDS)]
-Preset = Annotated[str, Option("--preset", metavar="NAME", help=f"One of {', '.join(PRESETS)}.")]
+Preset = Annotated[
+    str,
+    Option(
+        "--preset",
+        metavar="NAME",
+        help="release: for this processor; dist: for any of its kind; debug: with assertions, for a debugger; "
+        "asan, tsan: with sanitizers.",
+    ),
+]
 Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")]
-Tag = Annotated[str | None, Argument(help="An upstream of patches/upstream.lock [the current one].")]
+Tag = Annotated[str | None, Argument(metavar="TAG", help="An upstream of patches/upstream.lock [the current one].")]
 Mirror = Annotated[
     str | None,
     Option("--mirror", metavar="PATH|URL", help="A git repository to take upstream from (or KVTOOL_UPSTREAM)."),

@@ -9,6 +9,7 @@ import platformdirs
 from kvtool.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
+PROOF = Path("tools/kv-check")  # of a patched tree and of cpp/: what proves the dynamic cache. other series have none
 PACKAGED = _PACKAGE / "_data"  # what an installed wheel carries; an editable install has it beside the package
 
 

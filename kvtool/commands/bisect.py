@@ -210,13 +210,13 @@ def command(
     rebase --dry-run does, and nothing is changed. One that cannot be had, or where an earlier patch is in the way, is
     skipped.
 
-        kvtool bisect cache --good v0.5.0 --bad b9842
+        kvtool bisect ID --good TAG --bad TAG
 
     With --at, one commit of a clone with history is judged: exit 0 it applies, 1 it does not, 125 that cannot be told,
     128 something else is wrong. So git finds the commit, in a clone of llama.cpp:
 
-        git bisect start b9842 v0.5.0
-        git bisect run kvtool bisect cache --at HEAD --project ~/kvtool
+        git bisect start BAD GOOD
+        git bisect run kvtool bisect ID --at HEAD --project ~/kvtool
 
     Exit codes: 0, or as above; 2 --good is not good, or --bad not bad.
     """

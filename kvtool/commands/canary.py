@@ -76,7 +76,7 @@ _STEPS = ", ".join(StepName)
 
 @dataclass(frozen=True)
 class Options:
-    tag: Annotated[str, Argument(help="An upstream tag, also one that the lock does not know.")] = "latest"
+    tag: Annotated[str, Argument(metavar="TAG", help="An upstream tag; the lock need not know it.")] = "latest"
     mirror: Mirror = None
     last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Stop after: {_STEPS}.")] = StepName.VERIFY
     full: Annotated[bool, Option("--full", help="All of verify, not the quick part of it.")] = False

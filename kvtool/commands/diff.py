@@ -41,8 +41,8 @@ def _title(state: Snapshot) -> str:
 
 def command(
     env: Env,
-    before: Annotated[str, Argument(metavar="[A]", help="A state, see below.")] = "HEAD",
-    after: Annotated[str, Argument(metavar="[B]", help="Another.")] = compare.WORKING,
+    before: Annotated[str, Argument(metavar="A", help="A state, as above.")] = "HEAD",
+    after: Annotated[str, Argument(metavar="B", help="Another one.")] = compare.WORKING,
     code: Annotated[bool, Option("--code", help="The patched files themselves, instead of the patches.")] = False,
     mirror: Mirror = None,
 ) -> DiffResult:

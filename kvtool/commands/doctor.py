@@ -125,7 +125,7 @@ _GPUS = {name: f"Also what the {name} build needs." for name in ("metal", "cuda"
 
 
 def command(env: Env, backend: Annotated[str, Flags(_GPUS)]) -> Diagnosis:
-    """Say what this machine has and lacks for the main job.
+    """Say what this machine lacks to fetch, build and verify.
 
     Exit code 0 when `kvtool fetch`, apply, build and verify can run (on the CPU, or the backend that is named), else 7.
     What is missing comes with the way to get it on Debian, macOS and Windows.

@@ -23,6 +23,7 @@ _FILES = {
     "Makefile": "Makefile",
     "README.md": "README.md",
 }
+_MAY_BE_THERE = "README.md"  # a new repository has one, and nothing here needs ours
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,28 @@ class InitResult(Result, command="init"):
 
 
 def create(source: Project, place: Path, *, empty: bool = False) -> Project:
-    """A project like `source`; UsageError when something of it is there already, and then nothing is written."""
+    """A project like `source`; UsageError when something of it is there already, and then nothing is written.
+
+    A README.md that is there stays.
+    """
     root = place.expanduser().absolute()
-    if there := [name for name in ("patches", "cpp", "llama.cpp", *_FILES.values()) if (root / name).exists()]:
+    made_here = {"patches", "cpp", "llama.cpp", *_FILES.values()} - {_MAY_BE_THERE}
+    if there := sorted(name for name in made_here if (root / name).exists()):
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
     made = Project(root, root / "llama.cpp", source.cache)
     with writing(str(root), "name another place"):
         if empty:
             made.patches.mkdir(parents=True)
-            shutil.copyfile(source.lock, made.lock)
+            for file in filter(Path.exists, (source.lock, source.patches / "README.md")):
+                shutil.copyfile(file, made.patches / file.name)
             shutil.copyfile(_TEMPLATES / "series.toml", made.series)
         else:
             shutil.copytree(source.patches, made.patches)
             if source.cpp.is_dir():
                 shutil.copytree(source.cpp, made.cpp, ignore=shutil.ignore_patterns("__pycache__"))
         for name, target in _FILES.items():
+            if target == _MAY_BE_THERE and (root / target).exists():
+                continue
             (root / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_TEMPLATES / name, root / target)
     return made
@@ -75,7 +83,8 @@ def command(
         kvtool init my-llama
         kvtool init my-fork --empty
 
-    Exit codes: 2 the directory has a project or a Makefile already.
+    Exit codes: 2 the directory has patches/, cpp/, llama.cpp/ or one of the files that init writes already: Makefile,
+    .gitignore, .gitattributes, .github/workflows/kvtool.yml. A README.md that is there stays.
     """
     made = create(env.project, place, empty=empty)
     return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))

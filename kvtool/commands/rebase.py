@@ -30,7 +30,7 @@ from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 
 @dataclass(frozen=True)
 class Options:
-    tag: Annotated[str | None, Argument(help="The upstream to move to; the lock need not know it.")] = None
+    tag: Annotated[str | None, Argument(metavar="TAG", help="Where to; the lock need not know it.")] = None
     mirror: Mirror = None
     dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False
     keep_going: Annotated[

@@ -8,6 +8,7 @@ from kvtool import markdown
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
+from kvtool.project import PROOF
 from kvtool.result import FileChange, PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
 
@@ -97,7 +98,8 @@ class RebaseResult(Result, command="rebase"):
                 console.line(f"  {file.action:<7} {file.path}")
             console.line(f"the series is on llama.cpp {self.tag} now (it was on {self.previous}); tree: {self.tree}")
             console.line(f"how each patch changed: {self.range_diff}")
-            console.line("next: kvtool build && kvtool verify, then commit patches/")
+            proof = " && kvtool verify" if (self.tree / PROOF).is_dir() else ""
+            console.line(f"next: kvtool build{proof}, then commit patches/")
 
 
 def _render_hunk(console: Console, patch: str, hunk: FailedHunk) -> None:

@@ -8,10 +8,10 @@ from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.gitcmd import Git
 from kvtool.options import Env
-from kvtool.project import Project
+from kvtool.project import Project, read_text
 from kvtool.result import Result
 from kvtool.tree.apply import PatchReport, upstream_lines
-from kvtool.tree.series import GOAL_LINES, load_patches, load_series, new_files
+from kvtool.tree.series import goal_lines, load_patches, load_series, new_files
 from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
 from kvtool.upstream.lock import Lock, load_lock
 
@@ -22,9 +22,9 @@ class StatusResult(Result, command="status"):
 
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
     upstream_lines: changed lines in upstream's own files; groups: how many of them each group of patches has, by name,
-    "" for what is in none; new_files: files of cpp/; unlisted: patch files that series.toml does not name; patches: as
-    they were applied; reasons: why each patch of the project is what it is now
-    (neither while a rebase waits for a person).
+    "" for what is in none; goal_lines: what series.toml wants each of them below, 0: it says nothing; new_files: files
+    of cpp/; unlisted: patch files that series.toml does not name; patches: as they were applied; reasons: why each
+    patch of the project is what it is now (neither while a rebase waits for a person).
     """
 
     state: str
@@ -39,6 +39,7 @@ class StatusResult(Result, command="status"):
     commits: tuple[str, ...]
     upstream_lines: int
     groups: tuple[tuple[str, int], ...]
+    goal_lines: int
     new_files: int
     unlisted: tuple[str, ...]
     patches: tuple[PatchReport, ...]
@@ -55,11 +56,12 @@ class StatusResult(Result, command="status"):
             if reason.state != "applied" or "; " in reason.why:
                 console.line(f"  {reason.id}: {reason.state}: {reason.why}", "yellow")
         if self.tag:
-            counted = ", ".join(f"{name or 'growth'} {lines}" for name, lines in self.groups)
-            console.line(
-                f"{self.upstream_lines} changed lines in upstream's files (goal < {GOAL_LINES} a group: {counted}), "
-                f"{self.new_files} files in cpp/"
-            )
+            counted = ", ".join(f"{name or 'without a group'} {lines}" for name, lines in self.groups)
+            if self.goal_lines:
+                counted = f"goal < {self.goal_lines} a group: {counted}"
+            counted = f" ({counted})" if self.goal_lines or len(self.groups) > 1 else ""
+            changed = f"{self.upstream_lines} changed lines in upstream's files{counted}"
+            console.line(f"{changed}, {self.new_files} files in cpp/")
         for name in self.unlisted:
             console.line(f"  patches/{name} is not in series.toml", "yellow")
 
@@ -79,11 +81,12 @@ def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReaso
 
 
 def command(env: Env) -> StatusResult:
-    """Say what the patched tree is: clean, stale, dirty, or not applied.
+    """Say what the patched tree is: clean, stale, dirty, or not-applied.
 
     clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
-    commits: commits that are not of the series yet. in-progress: a rebase waits for you. Under the table stands why,
-    for each patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
+    commits: commits that are not of the series yet. in-progress: a rebase waits for you. not-applied: there is no
+    tree yet. interrupted: a kvtool was killed there; run its command again. Under the table stands why, for each patch
+    that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
 
         kvtool status --json
     """
@@ -108,6 +111,7 @@ def command(env: Env) -> StatusResult:
         commits=state.extra,
         upstream_lines=upstream_lines(applied.patches) if applied else 0,
         groups=_groups(project, applied) if applied else (),
+        goal_lines=goal_lines(read_text(project.series), str(project.series)),
         new_files=len(new_files(project.cpp)),
         unlisted=unlisted,
         patches=applied.patches if applied else (),

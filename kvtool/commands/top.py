@@ -56,7 +56,7 @@ def _watch(server: "Server", console: Console, interval: float) -> Reading:
 
 def command(
     env: Env,
-    url: Annotated[str, Argument(help="Where the server listens.")] = DEFAULT_URL,
+    url: Annotated[str, Argument(metavar="URL", help="Where the server listens.")] = DEFAULT_URL,
     once: Annotated[bool, Option("--once", help="Look once and end, as with --json or without a terminal.")] = False,
     interval: Annotated[float, Option("--interval", "-i", metavar="SECONDS", help="Between two looks.")] = 1.0,
     api_key: Annotated[
@@ -66,7 +66,7 @@ def command(
     """Watch a llama-server that runs with --kv-dynamic.
 
     What its caches have used, committed and reserved; each slot with its cells and what it does; tokens per second;
-    growth and what goes back as it happens; and what a newer server tells of its caches beyond that. Ctrl-C ends it.
+    growth and what goes back as it happens; and whatever else the server tells of its caches. Ctrl-C ends it.
 
         kvtool top                            a server on this machine, port 8080
         kvtool top http://gpu.lan:9090 -i 5   another one, every five seconds

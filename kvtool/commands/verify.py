@@ -19,7 +19,7 @@ from kvtool.errors import UsageError, VerifyError
 from kvtool.locks import alone
 from kvtool.machine import available_memory, cores
 from kvtool.options import BACKENDS, BinDir, Env, Flags, Jobs, Preset, refuse
-from kvtool.project import Project
+from kvtool.project import PROOF, Project
 from kvtool.tree.series import load_patches
 from kvtool.tree.status import read_applied
 from kvtool.upstream.lock import load_lock
@@ -82,6 +82,9 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Path:
     if options.bin_dir is not None:
         return options.bin_dir.absolute()
     backend, more = ("cpu", (cmake.RPC_SERVER,)) if options.backend == "rpc" else (options.backend, ())
+    if "kv-check" in kinds and not (env.project.cpp / PROOF).is_dir():
+        why = f"it is about the dynamic cache, and cpp/{PROOF}, which proves that, is not there"
+        raise UsageError("this series brings nothing to verify", why=why, next_step="kvtool build builds it")
     targets = (*named.targets(kinds, env.project.cpp), *more)
     wanted = build.Options(backend=backend, preset=options.preset, targets=targets)
     return build.command(env, wanted).bin_dir
@@ -233,13 +236,13 @@ def _must_be_writable(file: Path) -> None:
 def command(env: Env, options: Options) -> Verified:
     """Prove the dynamic cache equal to the static one.
 
-    Builds what it needs, then: kv-check (every logit of every decode, bit for bit) on upstream's toy models with flash
-    attention on and off; llama-completion and llama-server with and without --kv-dynamic; the resident memory of a
-    context with Qwen3.5-27B's cache.
+    Builds what it needs, then compares: kv-check (every logit of every decode, bit for bit) on upstream's toy models,
+    which are tiny and have random weights, with flash attention on and off; changes of the cells' types; drafts;
+    llama-completion, llama-bench and llama-server with and without --kv-dynamic; a projector and a draft that come and
+    go; the resident memory of a context with Qwen3.5-27B's cache.
 
-    The cache is in host memory, on the GPU of a build for one, with --rpc in a ggml-rpc-server on loopback.
-
-    --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
+    The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a ggml-rpc-server
+    on loopback. --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
 
         kvtool verify --quick             an answer in four minutes
         kvtool verify --models 'gemma*'   kv-check on some models only

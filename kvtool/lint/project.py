@@ -9,7 +9,7 @@ from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
 from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
 from kvtool.tree.patchfile import Mail, parse_diff, size_of
-from kvtool.tree.series import GOAL_LINES, Patch, new_files
+from kvtool.tree.series import Patch, goal_lines, new_files
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Lock, load_lock, read_tables
 
@@ -36,7 +36,8 @@ def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFi
     found += [*problems, *lint_entries(patches, lock, known_tests, lines), *_unlisted(project, tables)]
     found += [*_subjects(mailed, lines), *_moves(mailed)]
     if lock is not None:
-        found += [*_size(mailed, lock), *_in_upstream(project, lock, paths)]
+        goal = _loaded(lambda: goal_lines(text, SERIES), found, SERIES, "entry", "correct it")
+        found += [*(_size(mailed, lock, goal) if goal else ()), *_in_upstream(project, lock, paths)]
     return tuple(sorted(found, key=lambda f: (f.file, f.line)))
 
 
@@ -107,7 +108,7 @@ def _unlisted(project: Project, tables: list[object]) -> Iterator[LintFinding]:
         yield LintFinding(f"patches/{path.name}", 0, "unlisted", what, todo)
 
 
-def _size(mailed: list[_Mailed], lock: Lock) -> Iterator[LintFinding]:
+def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]:
     """Changed lines in upstream's own files, group by group, for the upstream where they are the most."""
     known = [
         (patch, sum(size_of(mail.diff)[1:]))
@@ -118,8 +119,8 @@ def _size(mailed: list[_Mailed], lock: Lock) -> Iterator[LintFinding]:
         of_group = [(patch, lines) for patch, lines in known if patch.group == group]
         sums = [(sum(n for patch, n in of_group if patch.wanted(lock, up)), up.tag) for up in lock.upstreams.values()]
         most, where = max(reversed(sums), key=lambda found: found[0])
-        if most >= GOAL_LINES:
-            what = f"{most} changed lines in upstream's own files at {where}, the goal is less than {GOAL_LINES}"
+        if most >= goal:
+            what = f"{most} changed lines in upstream's own files at {where}, the goal is less than {goal}"
             what += f" (group {group})" if group else ""
             yield LintFinding(SERIES, 0, "size", what, "move code into cpp/, and leave hooks in the patches")
 

@@ -20,7 +20,6 @@ from kvtool.project import Project, read_text
 from kvtool.tree.patchfile import Mail, parse_diff, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
-GOAL_LINES = 250  # of a group, changed lines in upstream's own files; more of them make a rebase conflict more often
 UPSTREAM_STATUS = ("local", "submitted", "merged", "rejected")
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*")
 _KEYS = {"id", "file", "group", "why", "upstream", "from", "until", "tests"}
@@ -136,6 +135,14 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
 
 def load_patches(project: Project) -> tuple[Patch, ...]:
     return parse_series(read_text(project.series), str(project.series))
+
+
+def goal_lines(text: str, where: str = "series.toml") -> int:
+    """`goal_lines` of series.toml: a group is to change fewer lines of upstream's own files. 0: there is no goal."""
+    goal = read_tables(text, "patch", where)[0].get("goal_lines", 0)
+    if not isinstance(goal, int) or isinstance(goal, bool) or goal < 0:
+        raise UsageError(f"{where}: goal_lines must be a number of lines", why=f"it is {goal!r}")
+    return goal
 
 
 def patch_named(patches: Collection[Patch], patch_id: str) -> Patch:

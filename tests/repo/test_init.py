@@ -34,6 +34,8 @@ def test_an_empty_one_takes_the_first_patch_and_moves_with_it(
     project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = made(project, kvtool, monkeypatch, "--empty")
+    verified = kvtool("verify", "--quick", "--json")
+    assert verified.code == 2 and "nothing to verify" in verified.json["error"]["what"]
     assert kvtool("apply", "--json").code == 0
     tree = root / "llama.cpp"
     assert git(tree, "rev-parse", "HEAD^{tree}") == git(project.upstream, "rev-parse", "v1^{tree}")
@@ -94,6 +96,9 @@ def test_nothing_that_is_there_is_touched(project: Tiny, kvtool: Any, tmp_path: 
     ran = kvtool("init", tmp_path / "mine", "--json")
     assert ran.code == 2 and "Makefile" in ran.json["error"]["what"]
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["Makefile"]
+    (tmp_path / "mine/Makefile").rename(tmp_path / "mine/README.md")
+    assert kvtool("init", tmp_path / "mine").code == 0
+    assert (tmp_path / "mine/README.md").read_text() == "mine\n", "what a new repository has stays"
     (tmp_path / "file").touch()
     assert kvtool("init", tmp_path / "file" / "x").code == 1
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvtool.tree.series import GOAL_LINES
 from tests.conftest import Tiny, write_files
 
 
@@ -113,11 +112,17 @@ def test_more_context_than_export_writes(good: Tiny, kvtool: Any) -> None:
 
 
 def test_too_many_lines_in_upstreams_files(good: Tiny, kvtool: Any) -> None:
-    many = "".join(f"    bool b{n};\n" for n in range(GOAL_LINES))
+    many = "".join(f"    bool b{n};\n" for n in range(300))
     good.add_patch("many", ("src/b.h", "    bool three;\n", f"    bool three;\n{many}"))
+    assert findings(kvtool) == [], "nobody has said how many are too many"
+    edit(good, "# the series\n", "goal_lines = 300\n")
     assert findings(kvtool) == [("patches/series.toml", 0, "size")]
     edit(good, 'why = "because of many"', 'why = "because of many"\nfrom = "v2"')
     assert findings(kvtool) == [("patches/series.toml", 0, "size")], "on v2 it is still too much"
+    edit(good, "goal_lines = 300\n", "goal_lines = 400\n")
+    assert findings(kvtool) == []
+    edit(good, "goal_lines = 400\n", 'goal_lines = "few"\n')
+    assert findings(kvtool) == [("patches/series.toml", 0, "entry")]
 
 
 def test_a_path_that_a_cached_upstream_has(good: Tiny, kvtool: Any) -> None:

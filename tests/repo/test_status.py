@@ -44,7 +44,10 @@ def test_status_counts_lines_and_names_unlisted_patches(project: Tiny, kvtool) -
     status = kvtool("status", "--json").json
     assert status["upstream_lines"] == 1 + 2 + 2
     assert status["unlisted"] == ["forgotten.patch"]
-    assert "goal < 250" in kvtool("status").out
+    assert "5 changed lines in upstream's files, 2 files" in kvtool("status").out
+    series = project.root / "patches/series.toml"
+    series.write_text("goal_lines = 25\n" + series.read_text())
+    assert "goal < 25 a group: without a group 5" in kvtool("status").out
 
 
 def test_reason_and_tests_do_not_make_it_stale(project: Tiny, kvtool) -> None:

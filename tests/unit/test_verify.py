@@ -180,6 +180,7 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
 
 
 def test_a_stale_tree_is_refused_with_exit_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "cpp/tools/kv-check").mkdir(parents=True)
     assert cli.run(["verify", "--quick", "--json"]) == 4
     assert document(capsys)["error"]["code"] == "tree"
 
