@@ -136,19 +136,26 @@ bool llama_kv_dynamic::step_down(bool is_full) {
 
     const size_t n_bytes_old = n_bytes_caches();
 
+    // a growth is held against the budget again when the cells are smaller
+    const bool is_growth = any([](const auto * cache) { return cache->need.has_value(); });
+
     for (const auto type : budget->types) {
         next.first  = llama_kv_type_is_smaller(type, next.first)  ? type : next.first;
         next.second = llama_kv_type_is_smaller(type, next.second) ? type : next.second;
 
         const size_t n_bytes = n_bytes_next(false, next.first, next.second);
 
-        if (next == types() || !(is_full ? n_bytes_above(n_bytes) == 0 : is_within(n_bytes))) {
+        if (next == types() || !(is_full || is_growth ? n_bytes_above(n_bytes) == 0 : is_within(n_bytes))) {
             continue;
         }
 
         const auto first = types();
 
         const int32_t res = set_types(next.first, next.second);
+
+        if (res != LLAMA_MEMORY_TYPE_OK) {
+            LLAMA_LOG_WARN("%s: no %s and %s: %s\n", __func__, ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
+        }
 
         if ((res == LLAMA_MEMORY_TYPE_OK || res == LLAMA_MEMORY_TYPE_LOST) && types_first.first == GGML_TYPE_COUNT) {
             types_first = first;
@@ -249,6 +256,10 @@ bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes,
     auto & usage = budget->usage;
 
     const size_t n_bytes_old = usage.other;
+
+    if (budget->n_bytes > 0 && n_bytes > std::max(n_bytes_old, budget->n_bytes)) {
+        return false; // no cell needs to change for that
+    }
 
     const auto set = [&](size_t n) {
         usage.committed += n - usage.other;

@@ -82,7 +82,9 @@ ggml_cgraph * llama_kv_converter::build(const llama_kv_lines & from, const llama
         ggml_set_input(idxs);
         ggml_set_name(idxs, "kv_convert_idxs");
 
-        cur = ggml_set_rows(ctx, ggml_view_2d(ctx, to.t, to.n, to.offs/to.stride + to.n_lines, to.stride, 0), cur, idxs);
+        const int64_t n_rows = to.rows ? to.t->ne[1]*to.t->ne[2] : to.offs/to.stride + to.n_lines;
+
+        cur = ggml_set_rows(ctx, ggml_view_2d(ctx, to.t, to.n, n_rows, to.stride, 0), cur, idxs);
     } else {
         cur = ggml_cpy(ctx, cur, ggml_view_2d(ctx, to.t, to.n, to.n_lines, to.stride, to.offs));
     }
@@ -126,7 +128,11 @@ bool llama_kv_converter::compute(const llama_kv_lines & from, const llama_kv_lin
     }
     if (idxs) {
         std::vector<int64_t> data(to.n_lines);
-        std::iota(data.begin(), data.end(), to.offs/to.stride);
+        if (to.rows) {
+            std::copy_n(to.rows, to.n_lines, data.begin());
+        } else {
+            std::iota(data.begin(), data.end(), to.offs/to.stride);
+        }
         ggml_backend_tensor_set(idxs, data.data(), 0, ggml_nbytes(idxs));
     }
 
@@ -142,7 +148,9 @@ void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines &
 
     for (int64_t l = 0; l < from.n_lines && !is_failed; l += n) {
         const auto part = [&](const llama_kv_lines & lines) -> llama_kv_lines {
-            return { lines.t, lines.offs + l*lines.stride, lines.stride, lines.n, std::min(n, lines.n_lines - l) };
+            const size_t offs = lines.offs + (lines.rows ? 0 : l*lines.stride);
+
+            return { lines.t, offs, lines.stride, lines.n, std::min(n, lines.n_lines - l), lines.rows ? lines.rows + l : nullptr };
         };
 
         is_failed = !compute(part(from), part(to), n_rot, matrix);

@@ -31,6 +31,9 @@ struct llama_kv_lines {
 
     int64_t n;
     int64_t n_lines;
+
+    // where they are rows of t: these, in any order. null: one after the other
+    const int64_t * rows = nullptr;
 };
 
 // elements that are converted at a time, at most: 1 MiB of f32

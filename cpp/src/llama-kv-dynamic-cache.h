@@ -283,7 +283,15 @@ private:
     template <typename T> static constexpr auto has_init_rot(int) -> decltype(&T::init_rot, true) { return true; }
     template <typename T> static constexpr bool has_init_rot(long) { return false; }
     template <typename T> static auto init_rot(T & kv, ggml_type type_k, ggml_type type_v, int) -> decltype(kv.init_rot(type_k, type_v)) {
-        kv.init_rot(type_k, type_v);
+        const auto n_rot_k = kv.n_rot_k;
+        const auto n_rot_v = kv.n_rot_v;
+        try {
+            kv.init_rot(type_k, type_v);
+        } catch (...) { // no memory for a matrix
+            kv.n_rot_k = n_rot_k;
+            kv.n_rot_v = n_rot_v;
+            throw;
+        }
     }
     template <typename T> static auto n_rot_k(const T & kv, int) -> decltype(uint32_t(kv.n_rot_k)) { return kv.n_rot_k; }
     template <typename T> static auto n_rot_v(const T & kv, int) -> decltype(uint32_t(kv.n_rot_v)) { return kv.n_rot_v; }

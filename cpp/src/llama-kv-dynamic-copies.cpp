@@ -17,6 +17,8 @@ void llama_kv_dynamic_cache::begin_copies() {
 }
 
 bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
+    late_clear.reset(sdst); // all of it becomes the other one
+
     n_rows_used[sdst] = std::max(n_rows_used[sdst], n_rows_used[ssrc]);
 
     if (!is_dynamic()) {

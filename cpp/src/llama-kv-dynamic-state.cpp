@@ -49,7 +49,7 @@ void llama_kv_dynamic_cache::drop_seq(llama_seq_id seq_id) {
 }
 
 void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {
-    if (!is_dynamic() || !dyn->awaits(seq_id)) {
+    if (!dyn || !dyn->enabled || !dyn->awaits(seq_id)) { // in any of the caches: this one may be of a fixed size
         return;
     }
 
@@ -92,7 +92,7 @@ llama_kv_dynamic_room llama_kv_dynamic_cache::reserve(llama_io_read_i & io, cons
     // of what is about to be overwritten, or to it
     const auto is_late = [&](const auto * cache) { return cache->is_late_in(sinfo.strm); };
 
-    if (is_dynamic() && dyn->any(is_late)) {
+    if (dyn && dyn->any(is_late)) {
         for (auto * cache : dyn->caches) {
             cache->drop_late_copies();
         }

@@ -6,6 +6,9 @@
 #include "llama-kv-limits.h"
 
 #include "ggml-backend.h"
+
+#if __has_include("ggml-pages.h")
+
 #include "ggml-pages.h"
 
 namespace {
@@ -105,3 +108,15 @@ llama_kv_paged_buffer llama_kv_pages_reserve_device(ggml_backend_buffer_type_t b
 
     return { std::move(buf), std::move(pages) };
 }
+
+#else // an installed ggml, which LLAMA_USE_SYSTEM_GGML takes, can be upstream's
+
+size_t llama_kv_pages_size_device(ggml_backend_buffer_type_t) {
+    return 0;
+}
+
+llama_kv_paged_buffer llama_kv_pages_reserve_device(ggml_backend_buffer_type_t, size_t) {
+    return {};
+}
+
+#endif

@@ -13,11 +13,11 @@ void llama_kv_dynamic::find_rotation() {
         return;
     }
 
-    for (auto * cache : caches) {
-        cache->begin_find_rotation();
-    }
-
     try {
+        for (auto * cache : caches) {
+            cache->begin_find_rotation();
+        }
+
         build_graph(true);
     } catch (...) {
         for (auto * cache : caches) {

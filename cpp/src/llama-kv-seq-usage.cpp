@@ -7,6 +7,8 @@
 #include "llama-kv-dynamic-cache.h"
 #include "llama-memory.h"
 
+#include <new>
+
 // what the i-th of n takes of size, in whole bytes: those that are left over go to the first ones, so that all n sum to size
 static size_t part(size_t size, size_t n, size_t i) {
     return size/n + (i < size % n);
@@ -26,8 +28,13 @@ static size_t rank(const llama_kv_cells & cells, uint32_t i, llama_seq_id seq_id
 llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & bytes) const {
     llama_seq_cells res = {};
 
-    const auto & cells = kv.v_cells[kv.seq_to_stream[seq_id]];
+    const uint32_t s = kv.seq_to_stream[seq_id];
+
+    const auto & cells = kv.v_cells[s];
     const size_t size  = size_cell();
+
+    // rows without cells (DSV4)
+    bytes += is_compressed ? part(n_rows_used[s]*size, kv.n_stream > 1 ? 1 : kv.n_seq_max, kv.n_stream > 1 ? 0 : seq_id) : 0;
 
     bool is_run = false;
 
@@ -65,7 +72,7 @@ llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
     uint32_t n_window = 0;
 
     for (const auto * cache : caches) {
-        rest -= cache->is_compressed ? 0 : cache->usage().used;
+        rest -= cache->usage().used;
 
         auto & n_max = cache->is_window() ? n_window : n_all;
 
@@ -78,7 +85,7 @@ llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
         }
     }
 
-    // recurrent states, and rows without cells (DSV4), are of one size for each sequence, whatever it holds
+    // recurrent states are of one size for each sequence, whatever it holds
     res.bytes = bytes + res.bytes_window + part(rest, n_seq_max, seq_id);
 
     return res;
@@ -88,8 +95,10 @@ llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
 // interface
 //
 
-llama_seq_usage llama_memory_seq_usage(const llama_context * ctx, llama_seq_id seq_id) {
+llama_seq_usage llama_memory_seq_usage(const llama_context * ctx, llama_seq_id seq_id) try {
     const auto * dyn = llama_kv_dynamic::of(*ctx);
 
     return dyn ? dyn->seq_usage(seq_id) : llama_seq_usage {};
+} catch (const std::bad_alloc &) { // none leaves a function of the interface
+    return {};
 }

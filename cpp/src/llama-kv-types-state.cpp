@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <stdexcept>
+#include <vector>
 
 void llama_kv_dynamic_cache::begin_read(llama_seq_id seq_id, llama_state_seq_flags flags) {
     seq_id_read = seq_id;
@@ -86,10 +88,13 @@ bool llama_kv_dynamic_cache::read_rows(
         }
     }
 
-    int64_t n_rows = 0;
-    for (const auto & [_, n] : rows) {
-        n_rows += n;
+    std::vector<int64_t> idxs; // of the rows
+    for (const auto & [r, n] : rows) {
+        idxs.resize(idxs.size() + n);
+        std::iota(idxs.end() - n, idxs.end(), r);
     }
+
+    const int64_t n_rows = idxs.size();
 
     if (n_rows == 0) {
         return true;
@@ -128,24 +133,19 @@ bool llama_kv_dynamic_cache::read_rows(
 
             io.read(src->data, n*src->nb[1]);
 
+            if (!trans) {
+                converter.run({ src, 0, src->nb[1], n_line, n }, { t, 0, t->nb[1], n_line, n, idxs.data() + l }, n_rot, rot_matrix(kv, n_rot, 0));
+                continue;
+            }
+
             // where the part goes, run by run
             int64_t i = 0; // of the row in the state
             for (const auto & [r, n_run] : rows) {
-                const int64_t i0 = trans ? i : std::max(i, l);
-                const int64_t i1 = trans ? i + n_run : std::min(i + n_run, l + n);
+                const size_t size_el = ggml_type_size(t->type); // a block is an element
 
-                if (i0 < i1) {
-                    const size_t size_el = ggml_type_size(t->type); // only used where a block is an element
-
-                    const llama_kv_lines from = trans ?
-                        llama_kv_lines { src, i0*ggml_type_size(type), src->nb[1], i1 - i0, n } :
-                        llama_kv_lines { src, (i0 - l)*src->nb[1], src->nb[1], n_line, i1 - i0 };
-                    const llama_kv_lines to = trans ?
-                        llama_kv_lines { t, (l*t->ne[1] + r)*size_el, t->ne[1]*size_el, i1 - i0, n } :
-                        llama_kv_lines { t, (r + i0 - i)*t->nb[1], t->nb[1], n_line, i1 - i0 };
-
-                    converter.run(from, to, n_rot, rot_matrix(kv, n_rot, 0));
-                }
+                converter.run(
+                    { src, i*ggml_type_size(type), src->nb[1], n_run, n },
+                    { t, (l*t->ne[1] + r)*size_el, t->ne[1]*size_el, n_run, n }, n_rot, rot_matrix(kv, n_rot, 0));
 
                 i += n_run;
             }

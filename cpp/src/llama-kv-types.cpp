@@ -212,6 +212,9 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
         res = LLAMA_MEMORY_TYPE_LOST;
     }
 
+    // here as well as where the cells are read from elsewhere. before anything that may throw
+    set_moved(true);
+
     if (res == LLAMA_MEMORY_TYPE_OK) {
         counters.n_retype++;
         counters.t_retype_us += ggml_time_us() - t_start_us;
@@ -221,9 +224,6 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
                 ggml_type_name(type_k_old), ggml_type_name(type_k), ggml_type_name(type_v_old), ggml_type_name(type_v),
                 n_bytes_old/1024.0/1024.0, usage().committed/1024.0/1024.0, (ggml_time_us() - t_start_us)/1e3);
     }
-
-    // here as well as where the cells are read from elsewhere
-    set_moved(true);
 
     if (is_sched_lost || !reserve(true)) {
         reset_sched();

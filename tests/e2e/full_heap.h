@@ -1,4 +1,4 @@
-// operator new of a program: the N-th allocation fails once
+// operator new of a program: the N-th allocation, of those that are large enough, fails once
 
 #pragma once
 
@@ -8,8 +8,10 @@
 
 static std::atomic<long> n_left = -1; // until one fails, -1: none does
 
+static size_t n_bytes_least = 0; // of those
+
 static void * allocate(size_t n_bytes) {
-    return n_left >= 0 && n_left-- == 0 ? nullptr : malloc(n_bytes);
+    return n_left >= 0 && n_bytes >= n_bytes_least && n_left-- == 0 ? nullptr : malloc(n_bytes);
 }
 
 void * operator new(size_t n_bytes) {

@@ -2,6 +2,7 @@
 //
 //   late_copies MODEL shift    a K-shift waits behind a copy, and a batch is refused that was tried on cells which the window has
 //                              left: they are shifted all the same
+//   late_copies MODEL rows     a sequence whose copy waits is removed, and gets the cells of another one (DSV4, rows without cells)
 //   late_copies MODEL heap     three copies wait, and the N-th allocation on the heap fails once in the batch that tries to make
 //                              them: for each N, all three are made later. prints the number of allocations that failed
 //
@@ -88,6 +89,43 @@ static std::vector<float> shift(llama_model * model, bool is_short) {
     return res;
 }
 
+static std::vector<float> rows(llama_model * model, bool is_short) {
+    llama_context * ctx = create(model, 2048, 4);
+    llama_memory_t  mem = llama_get_memory(ctx);
+
+    for (int p = 0; p < 1300; p += 100) {
+        decode(ctx, 0, p, 100);
+        decode(ctx, 2, p, 100);
+    }
+
+    llama_memory_seq_cp(mem, 0, 1, -1, -1);
+
+    if (is_short) {
+        setenv("LLAMA_KV_DYNAMIC_FAIL", "1+", 1);
+        if (decode(ctx, 3, 0, 1) != 1) {
+            exit(2); // it was not refused
+        }
+        unsetenv("LLAMA_KV_DYNAMIC_FAIL");
+    } else {
+        decode(ctx, 3, 0, 1); // the copy is made
+    }
+
+    llama_memory_seq_rm(mem, 0, -1, -1);
+    llama_memory_seq_cp(mem, 2, 0, -1, -1);
+
+    if (is_short) {
+        decode(ctx, 3, 0, 1);
+    }
+
+    std::vector<float> res;
+    decode(ctx, 0, 1300, 1, &res);
+    decode(ctx, 1, 1300, 1, &res);
+
+    llama_free(ctx);
+
+    return res;
+}
+
 static std::vector<float> heap(llama_model * model, long n, bool & has_failed) {
     llama_context * ctx = create(model, 1024, 4);
 
@@ -123,6 +161,11 @@ int main(int, char ** argv) {
     if (strcmp(argv[2], "shift") == 0) {
         const auto expected = shift(model, false);
         if (expected.empty() || shift(model, true) != expected) {
+            return 1;
+        }
+    } else if (strcmp(argv[2], "rows") == 0) {
+        const auto expected = rows(model, false);
+        if (expected.empty() || rows(model, true) != expected) {
             return 1;
         }
     } else {

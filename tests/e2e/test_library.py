@@ -65,9 +65,29 @@ def test_the_heap_is_full_when_cells_are_freed(real: Real, tmp_path: Path, stora
     assert int(failed) > 5
 
 
-@pytest.mark.parametrize(("toy", "what"), [("gemma3-dense", "shift"), ("llama-dense", "heap")])
+@pytest.mark.parametrize(
+    ("toy", "what"), [("gemma3-dense", "shift"), ("deepseek4-moe", "rows"), ("llama-dense", "heap")]
+)
 def test_copies_that_wait_for_memory(real: Real, tmp_path: Path, toy: str, what: str) -> None:
     """What waits behind them, and what fails on the heap while they are tried, is not lost."""
     code, failed = said(compiled(real, "late_copies.cpp", tmp_path), real.toys / f"{toy}.gguf", what)
     assert code == 0
-    assert what == "shift" or int(failed) > 5
+    assert what != "heap" or int(failed) > 5
+
+
+def test_the_heap_is_full_in_a_change_of_types(real: Real, tmp_path: Path) -> None:
+    """Graphs rotate by matrices that are made for it: without memory for one the next batch ended the process."""
+    code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf")
+    assert code == 0
+    assert int(failed) > 2
+
+
+def test_a_budget_that_nothing_fits_costs_no_precision(real: Real, tmp_path: Path) -> None:
+    assert said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "llama-dense.gguf", "rungs")[0] == 0
+
+
+@pytest.mark.parametrize("storage", ["inplace", "copy"])
+@pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "qwen35-dense", "deepseek4-moe"])
+def test_a_state_that_ends_too_early_leaves_nothing(real: Real, tmp_path: Path, toy: str, storage: str) -> None:
+    program = compiled(real, "cut_states.cpp", tmp_path)
+    assert said(program, real.toys / f"{toy}.gguf", LLAMA_KV_DYNAMIC_STORAGE=storage)[0] == 0

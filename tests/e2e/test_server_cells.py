@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,6 +81,21 @@ def test_no_cells_stay_behind_an_empty_state(real: Real, model: Path, tmp_path: 
         server.slot("restore", 0, "empty")
         assert cells_used(server) == 0
         assert completion(server, prompt(2, 150), 4, id_slot=1)["tokens_predicted"] == 4
+
+
+def test_a_slot_file_with_more_tokens_than_cells(real: Real, model: Path, tmp_path: Path) -> None:
+    """The prompt that went on from its tokens ended all requests of its batch."""
+    args = ("-c", "1024", "-np", "2", "--kv-unified", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
+    with serving(real, model, tmp_path / "log", *args) as server:
+        completion(server, prompt(1, 100), 4, id_slot=0)
+        n_cells = server.slot("save", 0, "slot")["n_saved"]
+        saved = (tmp_path / "slot").read_bytes()
+        state = saved[12 + 4 * int.from_bytes(saved[8:12], "little") :]
+        for n_tokens, status in ((n_cells, 200), (n_cells + 1, 400)):
+            tokens = (n_tokens, *[5] * n_tokens)
+            (tmp_path / "other").write_bytes(saved[:8] + struct.pack(f"<{len(tokens)}I", *tokens) + state)
+            answer = server.http.post("/slots/0", params={"action": "restore"}, json={"filename": "other"})
+            assert answer.status_code == status, answer.text
 
 
 def test_a_restored_slot_has_its_time(real: Real, model: Path, tmp_path: Path) -> None:

@@ -155,8 +155,12 @@ TYPES = (
         "retype-budget",
     ),
     Trap(
-        "a state that is converted into scattered cells is read from its first row for each run of them",
-        Edit(TYPES_STATE, "(i0 - l)*src->nb[1]", "0"),
+        "a state that is converted into scattered cells goes where they would be if they were not",
+        Edit(
+            CONVERT,
+            "std::copy_n(to.rows, to.n_lines, data.begin());",
+            "std::iota(data.begin(), data.end(), to.rows[0]);",
+        ),
         inplace("llama-dense", RESTORE),
         RESTORE,
     ),
@@ -180,7 +184,7 @@ TYPES = (
     ),
     Trap(
         "with small compute buffers, all parts of a tensor are made of its first rows",
-        Edit(CONVERT, "lines.offs + l*lines.stride", "lines.offs"),
+        Edit(CONVERT, "lines.rows ? 0 : l*lines.stride", "0"),
         inplace("llama-dense", BITS, "-ub", "8"),
         BITS,
     ),
