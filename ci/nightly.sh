@@ -76,8 +76,9 @@ older)
         grep -q 'the toy models could not be generated' "report/$2.json" &&
             python ci/older_toys.py "$1/build/cpu-release/bin" "$1/models/ggml-vocab-llama-spm.gguf" "$toys"
     }
-    for tag in $(python -c 'from pathlib import Path; from kvtool.upstream.lock import load_lock
-lock = load_lock(Path("patches/upstream.lock")); print(*(tag for tag in reversed(lock.upstreams) if tag != lock.current))'); do
+    tags=$(python -c 'from pathlib import Path; from kvtool.upstream.lock import load_lock
+lock = load_lock(Path("patches/upstream.lock")); print(*(tag for tag in reversed(lock.upstreams) if tag != lock.current))')
+    for tag in $tags; do
         tree=$PWD/report/$tag
         if ! { kvtool apply "$tag" --tree "$tree" && kvtool build --no-ui --tree "$tree" && verified "$tree" "$tag"; }; then
             echo "error: $tag" >&2

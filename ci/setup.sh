@@ -2,7 +2,7 @@
 # Make .venv/ in the project with kvtool and what its tests need. Called by make when pyproject.toml changed.
 # Needs Python 3.11 or newer with venv; PYTHON names one that is not on PATH.
 set -eu
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.." # as Python sees it
 
 fail() {
     printf 'error: %s\n' "$1" >&2

@@ -5,12 +5,14 @@ import enum
 import hashlib
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool.errors import KvtoolError, NetworkError
 from kvtool.gitcmd import Git
+from kvtool.process import public
+from kvtool.project import place_of
 from kvtool.result import CheckOutcome, PatchOutcome
 from kvtool.tree.apply import PatchReport
 from kvtool.upstream.lock import Lock
@@ -43,7 +45,7 @@ class Step:
 class Breakage:
     """One thing that is broken. patch, file: "" where none can be named; what: for people, not part of the key.
 
-    where: the hunk's function, the object that does not build, or the check that fails.
+    where: the hunk's function, the check that fails, or the kind of error.
     """
 
     step: StepName
@@ -82,22 +84,19 @@ def of_verified(verified: Verified) -> tuple[Breakage, ...]:
 
 
 def of_error(step: StepName, err: KvtoolError) -> Breakage:
-    """An error that ended a step: a build names its object in `what`, anything else is told by its kind."""
-    where = err.what if step is StepName.BUILD else err.code
-    return Breakage(step, "", "", where, str(err))
+    """An error that ended a step, told by its kind: which objects a build names, and in what order, is chance."""
+    return Breakage(step, "", "", err.code, str(err))
 
 
 # --- upstream's newest tag -------------------------------------------------------------------------------------
 
 # llama.cpp tags each build with a running number, and some of them again as a version; both go on.
-_SCHEMES = (re.compile(r"b(\d+)"), re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?"))
+_SCHEMES = (re.compile(r"b\d+"), re.compile(r"v\d+\.\d+(\.\d+)?"))
 
 
-def candidates(tags: Collection[str]) -> tuple[str, ...]:
-    """The highest tag of each of upstream's schemes; tags that follow none are passed over."""
-    matches = [[found for tag in tags if (found := scheme.fullmatch(tag))] for scheme in _SCHEMES]
-    ranked = (max(some, key=lambda found: [int(part or 0) for part in found.groups()]) for some in matches if some)
-    return tuple(found[0] for found in ranked)
+def candidates(tags: Sequence[str]) -> tuple[str, ...]:
+    """The first tag of each of upstream's schemes; tags that follow none are passed over."""
+    return tuple(filter(None, (next(filter(scheme.fullmatch, tags), "") for scheme in _SCHEMES)))
 
 
 def newest(lock: Lock, remote: str) -> tuple[str, str, str]:
@@ -105,23 +104,25 @@ def newest(lock: Lock, remote: str) -> tuple[str, str, str]:
     the two ("upstream.lock") told it; and why the remote was not asked."""
     try:
         with tempfile.TemporaryDirectory(prefix="kvtool-") as name:
-            return _newest(Git.create(Path(name)), remote), remote, ""
+            return _newest(Git.create(Path(name)), remote), public(remote), ""
     except NetworkError as err:
         return list(lock.upstreams)[-1], "upstream.lock", err.why
 
 
 def _newest(git: Git, remote: str) -> str:
-    where = str(Path(remote).expanduser().absolute()) if Path(remote).expanduser().exists() else remote
+    where = place_of(remote)
 
     def ask(*command: str) -> list[str]:
         done = git.run(*command, check=False)
         if done.returncode != 0:
-            raise NetworkError("the remote cannot be asked", why=(done.stderr.strip().splitlines() or [remote])[0])
+            why = public((done.stderr.strip().splitlines() or [remote])[0])
+            raise NetworkError("the remote cannot be asked", why=why)
         return done.stdout.splitlines()
 
-    found = candidates([line.partition("refs/tags/")[2] for line in ask("ls-remote", "--tags", "--refs", where)])
+    listed = ask("ls-remote", "--tags", "--refs", "--sort=-v:refname", where)  # the highest first
+    found = candidates([line.partition("refs/tags/")[2] for line in listed])
     if not found:
-        raise NetworkError("the remote has no tag", why=f"{remote} has no tag b<number> or v<version>")
+        raise NetworkError("the remote has no tag", why=f"{public(remote)} has no tag b<number> or v<version>")
     if len(found) == 1:
         return found[0]
     # Names do not say whether b11063 is older than v0.5.0, dates do; commits alone are a few hundred bytes.

@@ -17,6 +17,7 @@ import errno
 import importlib
 import inspect
 import io
+import os
 import signal
 import sys
 import traceback
@@ -182,6 +183,9 @@ class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
 
 
 def main() -> NoReturn:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: kvtool status >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a path need not be text

@@ -73,19 +73,18 @@ _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS
 # What of the user's own settings counts all the same: what to ignore, whose repositories to trust, and how a mirror is
 # reached: ssh, a proxy, certificates, a login.
 _LET_IN = (
-    r"^(core\.(excludesfile|sshcommand)|safe\.directory|ssh\.variant"
+    r"^(core\.(excludesfile|sshcommand|askpass)|safe\.directory|ssh\.variant"
     r"|http\.(.+\.)?(proxy|ssl[a-z]+)|credential\..+|url\..+\.insteadof)$"
 )
-_SSH = ("GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSH_VARIANT")
+_LET_IN_VARIABLES = re.compile(r"GIT_(SSH(_COMMAND|_VARIANT)?|ASKPASS|(PROXY_)?SSL_\w+)")
 
-_DISK = re.compile(
-    r"No space left on device|Out of diskspace|Disk quota exceeded|disk full|write new index file", re.IGNORECASE
-)
+DISK_FULL = re.compile(r"(?i)ENOSPC|No space left|Out of diskspace|Disk quota|disk full|write new index file")
 
 
 def sealed_environment(extra: Environment | None = None) -> Environment:
-    """What a git call changes in the environment: no GIT_* of the user's, fixed identity, dates and language."""
-    inherited = dict.fromkeys((name for name in os.environ if name.startswith("GIT_") and name not in _SSH), None)
+    """What a git call changes in the environment: no other GIT_* of the user's, fixed identity, dates, language."""
+    own = (name for name in os.environ if name.startswith("GIT_") and not _LET_IN_VARIABLES.fullmatch(name))
+    inherited = dict.fromkeys(own, None)
     configured = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
     for number, (key, value) in enumerate(_OVERRIDES.items()):
         configured |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
@@ -101,7 +100,8 @@ def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
     asked = ["git", "-C", Path(sys.executable).anchor, "config", "-z", "--get-regexp", _LET_IN]
     done = process.capture(asked, env={"GIT_DIR": os.devnull, "GIT_CONFIG": None}, check=False)
     entries = done.stdout.split("\0")[:-1]
-    chosen = any(name in os.environ for name in _SSH[:2]) or any(entry.startswith("core.ssh") for entry in entries)
+    named = any(name in os.environ for name in ("GIT_SSH", "GIT_SSH_COMMAND"))
+    chosen = named or any(entry.startswith("core.ssh") for entry in entries)
     ssh = {} if chosen else {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
     if not entries:
         return ssh
@@ -150,9 +150,9 @@ class Git:
         A full disk (a DiskError) and a git that was killed always raise: neither is an answer.
         """
         done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
-        if done.returncode < 0 or (done.returncode != 0 and (check or _DISK.search(done.stderr))):
+        if done.returncode < 0 or (done.returncode != 0 and (check or DISK_FULL.search(done.stderr))):
             output = (done.stderr + done.stdout).strip()
-            if _DISK.search(output):
+            if DISK_FULL.search(output):
                 raise DiskError("the disk is full", why=f"git {args[0]} could not write", output=output)
             command = process.quote(["git", *args])
             raise error(f"git {args[0]} failed with exit code {done.returncode}", why=command, output=output)

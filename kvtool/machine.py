@@ -55,12 +55,17 @@ def kib_of(path: str, name: str) -> int | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that could be filled without swapping, with a cgroup's limit honoured; None where that is not known."""
+    """Bytes that could be filled without swapping, with a cgroup's limit honoured; None where that is not known.
+
+    A cgroup counts the page cache as used; what is inactive of it the kernel gives up.
+    """
     available = kib_of("/proc/meminfo", "MemAvailable")
     limit, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
     if available is None or not (limit.isdigit() and used.isdigit()):  # no cgroup v2, or none that limits
         return available
-    return min(available, int(limit) - int(used))
+    lines = (line.split() for line in _text("/sys/fs/cgroup/memory.stat").splitlines())
+    given_up = sum(int(words[1]) for words in lines if words[0] == "inactive_file")
+    return min(available, int(limit) - max(0, int(used) - given_up))
 
 
 _HEADROOM = 2 * 2**30  # bytes to leave to the rest of the machine

@@ -8,6 +8,7 @@ captured run shows its output in the error; a streamed one has shown it already,
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -45,9 +46,19 @@ class Completed:
     raw: bytes = b""
 
 
+def public(text: str) -> str:
+    """A text whose URLs have no login: what is shown may end in a log or an issue that everybody can read."""
+    return re.sub(r"(?i)\b((?:http|ftp)s?://)[^/\s]*@", r"\1", text)
+
+
 def quote(argv: Sequence[str | Path]) -> str:
     """The command as one would type it."""
-    return shlex.join(str(a) for a in argv)
+    return public(shlex.join(str(a) for a in argv))
+
+
+def this_python() -> str:
+    """The running Python as one would type it; the shells of Windows have other quotes."""
+    return sys.executable if sys.platform == "win32" else quote([sys.executable])
 
 
 def which(name: str) -> Path | None:
@@ -119,8 +130,10 @@ def capture(
 def _started(
     args: Sequence[str], cwd: Path | None, env: Environment | None, *, stdin: _Stream, stdout: _Stream, stderr: int
 ) -> Iterator[Process]:
-    """A process in a group of its own, ended with its whole family by an exception in the block."""
-    windows = sys.platform == "win32"
+    """A process in a session of its own, ended with its whole family by an exception in the block.
+
+    Without a terminal: in a mere group of its own, what asks there (ssh for a passphrase) would be stopped for ever.
+    """
     merged = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
     with _signals_wait() as no_more:
         try:
@@ -131,7 +144,7 @@ def _started(
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                process_group=None if windows else 0,
+                start_new_session=True,
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )
         except OSError as err:

@@ -47,10 +47,23 @@ class Project:
             )
 
 
+def expanded(path: str | Path) -> Path:
+    """A path, its ~ resolved."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as err:  # no such user, no HOME
+        raise UsageError(f"there is no {path}", why=str(err)) from err
+
+
+def place_of(url: str) -> str:
+    """A repository as git takes it from anywhere: a URL as it is, a path from the root."""
+    return str(expanded(url).absolute()) if expanded(url).exists() else url
+
+
 def _named(variable: str, given: Path | None = None) -> Path | None:
     """A place that is given, or that the environment names."""
     place = given or os.environ.get(variable)
-    return Path(place).expanduser().absolute() if place else None
+    return expanded(place).absolute() if place else None
 
 
 def user_cache() -> Path:

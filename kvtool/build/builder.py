@@ -38,13 +38,13 @@ def run(planned: Plan, console: Console) -> Outcome:
     The build directory is locked: two builds in it at once would spoil each other.
     """
     planned.build_dir.mkdir(parents=True, exist_ok=True)
-    with alone(planned.build_dir, BuildError, "is building"):
+    with alone(planned.build_dir, BuildError, "is building or verifying"):
         configured = _configure(planned, console)
         targets = _existing_targets(planned)
         stats = planned.build_dir / "ccache.stats"
         stats.unlink(missing_ok=True)
         done = _build(planned, targets, console)
-        told = stats.read_text().split("\n") if stats.is_file() else []  # what CCACHE_STATSLOG names
+        told = stats.read_text("utf-8", "replace").split("\n") if stats.is_file() else []  # what CCACHE_STATSLOG names
     hits = sum(told.count(f"{how}_cache_hit") for how in ("direct", "preprocessed"))
     no_page = _no_page(planned, done, console) if planned.page else ""
     return Outcome(targets, configured, done.steps, done.compiled, hits, told.count("cache_miss"), no_page)

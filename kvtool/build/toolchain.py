@@ -22,7 +22,7 @@ def _on(debian: str, macos: str, windows: str) -> str:
     return f"Debian/Ubuntu: {debian}\nmacOS: {macos}\nWindows: {windows}"
 
 
-_PIP = f"{sys.executable} -m pip install"
+_PIP = f"{process.this_python()} -m pip install"
 _CUDA_PARTS = " ".join(
     f"'nvidia-{part}==13.0.*'" for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl", "cublas")
 )
@@ -222,7 +222,7 @@ def _unlinked(home: Path) -> tuple[Tool, ...]:
     links = 'ln -sfn lib lib64 && for l in lib/lib*.so.*; do ln -sf "${l##*/}" "${l%.so.*}.so"; done'
     stub = "cc -shared -Wl,-soname,libcuda.so.1 -x c - -o lib/stubs/libcuda.so"
     calls = f'for f in {_DRIVER_CALLS}; do echo "int cu$f(void) {{ return 100; }}"; done'
-    how = f"cd {home} && {links} && mkdir -p lib/stubs && {calls} | {stub}"
+    how = f"cd {process.quote([home])} && {links} && mkdir -p lib/stubs && {calls} | {stub}"
     why = f"{home} has no {', no '.join(missing)}: NVIDIA's packages leave such names out"
     return (Tool("links to CUDA's libraries", None, missing=why, how=how),)
 

@@ -14,7 +14,7 @@ from kvtool.console import Console
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
 from kvtool.options import Env
-from kvtool.project import Project
+from kvtool.project import Project, expanded
 from kvtool.result import PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk
 from kvtool.tree.rebase_plan import Workshop
@@ -175,7 +175,7 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
 
 def run_at(project: Project, console: Console, patch: str, revision: str, mirror: Path) -> BisectAt:
     """Judge one commit of a repository with history."""
-    git = Git(mirror.expanduser())
+    git = Git(expanded(mirror))
     if not git.repo.is_dir() or not git.ok("rev-parse", "--git-dir"):
         raise UsageError(
             f"{mirror} is not a git repository on this machine",

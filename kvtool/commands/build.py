@@ -44,7 +44,8 @@ class Command:
     env: dict[str, str]
 
     def __str__(self) -> str:
-        return process.quote([*(f"{name}={value}" for name, value in self.env.items()), *self.argv])
+        given = (f"{name}={process.quote([value])}" for name, value in self.env.items())
+        return " ".join((*given, process.quote(self.argv)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,8 @@ def command(env: Env, options: Options) -> Built:
     Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
     be moved as a whole; for another machine there is kvtool package. ccache is used when it is installed. Where npm is,
     llama-server gets its web page from the tree's own sources (npm fetches what that needs from its registry, and takes
-    minutes); with --ui it is an error when that fails, and --no-ui holds until --ui. With OpenSSL's headers the programs
-    can speak https, which -hf needs.
+    minutes); with --ui it is an error when that fails, and --no-ui holds until --ui. With OpenSSL's headers the
+    programs can speak https, which -hf needs.
 
         kvtool build --metal            llama-server and friends for a Mac's GPU
         kvtool build --preset debug     with assertions and for a debugger

@@ -10,7 +10,8 @@ from typer import Argument, Option
 from kvtool.console import Console
 from kvtool.errors import UsageError, writing
 from kvtool.options import Env
-from kvtool.project import Project
+from kvtool.process import quote
+from kvtool.project import Project, expanded
 from kvtool.result import Result
 from kvtool.tree.series import load_patches, new_files
 
@@ -38,7 +39,8 @@ class InitResult(Result, command="init"):
     def render(self, console: Console) -> None:
         series = f"{self.patches} patches, {self.new_files} new files" if self.patches else "an empty series"
         console.line(f"{self.project}: {series}")
-        console.line(f"next: cd {self.project} && git init && git add . && git commit -m 'Start', then make build")
+        there = quote(["cd", self.project])
+        console.line(f"next: {there} && git init && git add . && git commit -m 'Start', then make build")
         console.line(f"in {_FILES['workflow.yml']}, KVTOOL says where GitHub gets kvtool: it is for you to fill in")
 
 
@@ -47,7 +49,7 @@ def create(source: Project, place: Path, *, empty: bool = False) -> Project:
 
     A README.md that is there stays.
     """
-    root = place.expanduser().absolute()
+    root = expanded(place).absolute()
     made_here = {"patches", "cpp", "llama.cpp", *_FILES.values()} - {_MAY_BE_THERE}
     if there := sorted(name for name in made_here if (root / name).exists()):
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")

@@ -1,6 +1,5 @@
 """What `kvtool rebase` answers: one rebase, or the table over every upstream of the lock."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from kvtool import markdown
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
+from kvtool.process import public, quote
 from kvtool.project import PROOF
 from kvtool.result import FileChange, PatchOutcome, Result
 from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
@@ -40,6 +40,9 @@ class RebaseResult(Result, command="rebase"):
     older: str = ""
     astray: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mirror", public(self.mirror))
+
     @property
     def failure(self) -> KvtoolError | None:
         error = conflict_error(self.patches, self.tag) if self.stopped_at else None
@@ -50,7 +53,7 @@ class RebaseResult(Result, command="rebase"):
 
     @property
     def _again(self) -> str:
-        return f"kvtool rebase {self.tag}" + (f" --mirror {shlex.quote(self.mirror)}" if self.mirror else "")
+        return f"kvtool rebase {self.tag}" + (f" --mirror {quote([self.mirror])}" if self.mirror else "")
 
     def _next_after_conflict(self) -> str:
         name = self.stopped_at
@@ -58,8 +61,8 @@ class RebaseResult(Result, command="rebase"):
             return f"{self._again} stops there with the conflict in the files"
         before = f"resolved as before, look at it: {', '.join(self.filled_in)}\n" if self.filled_in else ""
         return before + (
-            f"git -C {self.tree} status; resolve the conflict in its files, or put what landed in the wrong place\n"
-            "where it belongs, then: kvtool rebase --continue\n"
+            f"{quote(['git', '-C', self.tree, 'status'])}; resolve the conflict in its files, or put what landed in\n"
+            "the wrong place where it belongs, then: kvtool rebase --continue\n"
             f"or leave the patch out: kvtool rebase --skip {name} (here), --drop {name} (for good)\n"
             "or give it up: kvtool rebase --abort"
         )
@@ -69,7 +72,7 @@ class RebaseResult(Result, command="rebase"):
         if self.outcome == "rehearsed":
             return f"look at it: {self._again}; if it is right: {self._again} --accept-shrink {name}"
         return (
-            f"git -C {self.tree} show; if that is right: kvtool rebase --accept-shrink {name}\n"
+            f"{quote(['git', '-C', self.tree, 'show'])}; if that is right: kvtool rebase --accept-shrink {name}\n"
             "or put back what is missing, then: kvtool rebase --continue\n"
             f"or leave the patch out: kvtool rebase --skip {name}, --drop {name}; or give it up: kvtool rebase --abort"
         )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from kvtool import process
@@ -14,6 +15,7 @@ from kvtool.verify import models, runner, texts
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.server import Request, llama_server
 
+_program = partial(process.require_program, error=VerifyError, next_step="")
 _SMALL = models.Geometry("package", layers=2, kv_heads=2, head_size=32)
 
 
@@ -27,15 +29,11 @@ def check(archive: Path, vocabulary: Path) -> None:
         _sums(folder)
         model = models.cache_model(_SMALL, work, models.CONTEXT)
         compared = Check("kv-check/package", "kv-check", model, args=("--quick",))
-        _passed(runner.kv_check(compared, _in(folder, "kv-check")))
+        _passed(runner.kv_check(compared, _program(folder, "kv-check")))
         speaker = models.spoken(model, vocabulary, work)
         asked = Check("completion/package", "completion", speaker)
-        _passed(texts.completion(asked, _in(folder, "llama-completion"), work))
+        _passed(texts.completion(asked, _program(folder, "llama-completion"), work))
         _serves(folder, speaker, work)
-
-
-def _in(folder: Path, name: str) -> Path:
-    return process.program_in(folder, name) or folder / name
 
 
 def _sums(folder: Path) -> None:
@@ -52,7 +50,7 @@ def _passed(found: Finding) -> None:
 
 def _serves(folder: Path, speaker: Path, work: Path) -> None:
     """llama-server says of itself what it is, answers, and has its page if the manifest says so."""
-    server = _in(folder, "llama-server")
+    server = _program(folder, "llama-server")
     process.capture([server, "--version"], error=VerifyError, timeout=60)
     arguments = [texts.FLAG, "-c", "2048", "-t", "1", "--no-warmup"]
     with llama_server(server, speaker, arguments, work / "server.log") as running:

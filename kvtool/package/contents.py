@@ -57,7 +57,7 @@ def _compilers(build_dir: Path) -> dict[str, str]:
     for file in sorted(build_dir.glob("CMakeFiles/[0-9]*/CMake*Compiler.cmake")):
         language = file.stem.removeprefix("CMake").removesuffix("Compiler")
         said = rf'^set\(CMAKE_{language}_COMPILER_(?:ID|VERSION) "([^"]+)"\)'
-        found[language] = re.findall(said, file.read_text(), re.MULTILINE)
+        found[language] = re.findall(said, file.read_text("utf-8", "replace"), re.MULTILINE)
     return {language: " ".join(words) for language, words in found.items() if words}
 
 

@@ -13,13 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Self
 
 from kvtool.console import Console
 from kvtool.errors import ConflictError, NetworkError, TreeError, UsageError
 from kvtool.gitcmd import Scratch, folders
-from kvtool.project import Project
+from kvtool.project import Project, expanded
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import (
     Builder,
@@ -185,7 +185,7 @@ class Workshop:
 
 def _absolute(mirror: str | None) -> str | None:
     """The same from any other folder, where it is a path."""
-    path = Path(mirror).expanduser() if mirror else None
+    path = expanded(mirror) if mirror else None
     return str(path.resolve()) if path and path.exists() else mirror
 
 

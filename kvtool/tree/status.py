@@ -108,6 +108,7 @@ def write_json(path: Path, data: object) -> None:
     """Replace a JSON file atomically, also where the power goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
+    fresh.touch(mode=0o600)  # a mirror's address can have a login in it
     with fresh.open("w", encoding="utf-8") as out:
         out.write(json.dumps(data, indent=2) + "\n")
         out.flush()

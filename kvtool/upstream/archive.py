@@ -61,12 +61,12 @@ def _write_entry(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, out: 
     if path.startswith('"') or "\n" in path or ".." in path.split("/"):
         raise LockError(f"the archive has a file with an unusable name: {path!r}")
     if member.issym():
-        data, mode = member.linkname.encode(), "120000"
+        data, mode = member.linkname.encode("utf-8", "surrogateescape"), "120000"
     else:
         source = tar.extractfile(member)
         if source is None:
             raise LockError(f"the archive has something that is not a plain file: {path!r}")
         data, mode = source.read(), "100755" if member.mode & 0o111 else "100644"
-    out.write(f"M {mode} inline {path}\ndata {len(data)}\n".encode())
+    out.write(f"M {mode} inline {path}\ndata {len(data)}\n".encode("utf-8", "surrogateescape"))
     out.write(data)
     out.write(b"\n")

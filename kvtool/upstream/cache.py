@@ -1,11 +1,13 @@
 """The user-wide cache of upstream trees: one bare git repository, safe under several processes and under a kill.
 
-Layout: upstream.git (refs/kvtool/upstream/<tag> -> base commit), tmp/ (whatever is under way), *.lock.
-A tree enters in this order: downloaded into tmp/, verified, objects copied, ref written. A kill before the last step
-leaves nothing but garbage in tmp/ and unreferenced objects, which the next holder of the lock removes.
+Layout: upstream.git (refs/kvtool/upstream/<tag> -> base commit), kvtool-tmp/ (whatever is under way; KVTOOL_CACHE may
+be a directory that has a tmp/ of the user's), *.lock. A tree enters in this order: downloaded into kvtool-tmp/,
+verified, objects copied, ref written. A kill before the last step leaves nothing but garbage in kvtool-tmp/ and
+unreferenced objects, which the next holder of the lock removes.
 """
 
 import contextlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,10 +16,13 @@ from pathlib import Path
 import filelock
 
 from kvtool.console import Console
-from kvtool.errors import LockError, writing
+from kvtool.errors import DiskError, LockError, writing
 from kvtool.gitcmd import Git
 from kvtool.locks import guard
 from kvtool.upstream.lock import Upstream
+
+# why git cannot read what may well be whole
+_DENIED = re.compile(r"dubious ownership|Permission denied|not permitted|Input/output error|memory", re.IGNORECASE)
 
 
 def ref_of(tag: str) -> str:
@@ -30,7 +35,7 @@ class Cache:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.repo = root / "upstream.git"
+        self.repo, self.tmp = root / "upstream.git", root / "kvtool-tmp"
         self.git = Git(self.repo)
 
     def base(self, upstream: Upstream) -> str | None:
@@ -48,7 +53,7 @@ class Cache:
         with guard(self.root / "cache.lock", console, "the cache"):
             self._sweep()
             with writing(str(self.root)):
-                scratch = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
+                scratch = Path(tempfile.mkdtemp(dir=self.tmp))
             try:
                 yield scratch
             finally:
@@ -56,8 +61,8 @@ class Cache:
 
     def _sweep(self) -> None:
         """Remove what a killed process left. Only under the lock, so nobody else is using it."""
-        shutil.rmtree(self.root / "tmp", ignore_errors=True)
-        (self.root / "tmp").mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.tmp, ignore_errors=True)
+        self.tmp.mkdir(parents=True, exist_ok=True)
         if self.repo.is_dir():
             left = [*self.repo.glob("objects/pack/tmp_*"), *self.repo.glob("refs/kvtool/**/*.lock")]
             left += [self.repo / name for name in ("packed-refs.lock", "config.lock", "shallow.lock")]
@@ -67,7 +72,7 @@ class Cache:
     def tidy(self) -> None:
         """Remove what a killed process left, unless somebody is at work; never waits, never fails."""
         with contextlib.suppress(OSError, filelock.Timeout):
-            if any((self.root / "tmp").iterdir()):
+            if any(self.tmp.iterdir()):
                 with filelock.FileLock(self.root / "cache.lock", timeout=0):
                     self._sweep()
 
@@ -83,8 +88,12 @@ class Cache:
         # no parent, and the identity and date of all of kvtool's commits: its id depends on tree and tag only
         commit = source.line("commit-tree", tree, input=f"llama.cpp {upstream.tag}\n")
         source.run("update-ref", ref, commit)
-        if self.repo.exists() and not self.git.ok("rev-list", "--objects", "--all", "--quiet"):  # damaged
-            shutil.rmtree(self.repo, ignore_errors=True)
+        if self.repo.exists():
+            asked = self.git.run("rev-list", "--objects", "--all", "--quiet", check=False)
+            if asked.returncode != 0:
+                if denied := _DENIED.search(asked.stderr):
+                    raise DiskError(f"cannot read {self.repo}", why=denied[0], output=asked.stderr.strip())
+                shutil.rmtree(self.repo, ignore_errors=True)  # damaged
         if not self.repo.exists():
             Git.create(scratch / "upstream.git").repo.rename(self.repo)
         self.git.fetch(source.repo, f"+{ref}:{ref}")

@@ -2,10 +2,10 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from kvtool.gitcmd import Git
+from kvtool.project import expanded
 from kvtool.upstream.lock import Upstream
 
 NONE = "not known: this copy of upstream has no history between the two tags"
@@ -22,7 +22,7 @@ class History:
     def between(cls, mirror: str | None, old: Upstream, new: Upstream) -> Self | None:
         """None when the mirror (or KVTOOL_UPSTREAM) is not a local repository that has both, as the lock pins them."""
         mirror = mirror or os.environ.get("KVTOOL_UPSTREAM")
-        place = Path(mirror).expanduser() if mirror else None
+        place = expanded(mirror) if mirror else None
         if place is None or not place.is_dir():
             return None
         git, ends = Git(place), [f"refs/tags/{upstream.tag}" for upstream in (old, new)]

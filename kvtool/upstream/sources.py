@@ -19,7 +19,9 @@ from pathlib import Path
 from kvtool import process
 from kvtool.console import Console, Progress
 from kvtool.errors import DiskError, KvtoolError, LockError, MissingToolError, NetworkError, UsageError, writing
-from kvtool.gitcmd import Git
+from kvtool.gitcmd import DISK_FULL, Git
+from kvtool.process import public
+from kvtool.project import expanded, place_of
 from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Source, Upstream, usable_tag, with_upstream
@@ -35,7 +37,6 @@ _DAMAGED = re.compile(
 _UNREACHED = re.compile(
     r"Could ?not resolve|refused|timed? ?out|ENOTFOUND|EAI_AGAIN|unreachable|Retrying|Failed to connect"
 )
-_FULL = re.compile(r"ENOSPC|No space left|Disk quota", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,11 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
         )
     with cache.locked(console) as scratch:
         repo = Git.create(scratch / "repo.git")
-        with console.progress(f"fetching llama.cpp {tag}: {url}") as bar:
+        with console.progress(f"fetching llama.cpp {tag}: {public(url)}") as bar:
             tree = from_git(repo, url, Upstream(tag, "", ""), bar, is_mirror=True)
         date = repo.line("log", "-1", "--format=%cs", "FETCH_HEAD")
         grown = with_upstream(lock, tag, tree, date)
-        return grown, Fetched(cache.adopt(repo, tree, grown.upstream(tag), scratch), url)
+        return grown, Fetched(cache.adopt(repo, tree, grown.upstream(tag), scratch), public(url))
 
 
 _Fetch = Callable[[Git, Path, Progress], str]
@@ -110,12 +111,14 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[
     """Names and fetchers in the order to try. A fetcher gets a fresh bare repository, a scratch directory and a
     progress; it returns the id of the tree it put into the repository."""
     if mirror:
-        return [(f"mirror {mirror}", lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True))]
+        name = f"mirror {public(mirror)}"
+        return [(name, lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True))]
     clients = {"npm": _from_npm, "sdist": _from_sdist}
     attempts: list[tuple[str, _Fetch]]
     attempts = [(str(source), functools.partial(clients[source.kind], source=source)) for source in upstream.sources]
     if lock.remote:
-        attempts.append((lock.remote, lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)))
+        name = public(lock.remote)
+        attempts.append((name, lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)))
     return attempts
 
 
@@ -137,8 +140,9 @@ def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]])
 
 def _explain(output: str, what: str = "") -> KvtoolError:
     """The error for a client's failure, told by its output; what: the subject, where the caller does not name it."""
+    output, what = public(output), public(what)
     name = f"{what}: " if what else ""
-    if _FULL.search(output):
+    if DISK_FULL.search(output):
         return DiskError("the disk is full", why=what, output=output)
     if _REFUSED.search(output) and not _UNREACHED.search(output):
         return UsageError(f"{name}it is not there", output=output)
@@ -165,22 +169,22 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
 
     upstream.tree "": whatever the tag is, but by that name.
     """
-    local = Path(url).expanduser()
-    where = str(local.absolute()) if local.exists() else url
-    if is_mirror and not local.exists() and "://" not in url and not re.match(r"[\w.-]+@[\w.-]+:", url):
-        raise UsageError(f"there is no mirror at {url}", why="the path does not exist")
+    local, shown, where = expanded(url), public(url), place_of(url)
+    # a URL, or a host of ssh or a name for places of git's: C: is a drive
+    if is_mirror and not local.exists() and not re.match(r"([\w.-]+@)?[\w.+-]{2,}:", url):
+        raise UsageError(f"there is no mirror at {shown}", why="the path does not exist")
     ref = _advertised(repo, where, upstream, is_mirror=is_mirror)
     depth = () if local.is_file() else ("--depth=1",)
     bar.set_total(200)
     phases = ("Receiving objects", "Resolving deltas")
     done = repo.watch("fetch", "--progress", "--no-tags", *depth, where, ref, bar=bar, phases=phases)
     if done.returncode != 0:
-        raise _explain(done.stdout, f"{url} at {upstream.tag}" if is_mirror else "")
+        raise _explain(done.stdout, f"{shown} at {upstream.tag}" if is_mirror else "")
     tree = repo.resolve("FETCH_HEAD^{tree}")
     if tree is None:
-        raise LockError(f"{url} at {upstream.tag} is not a source tree")
+        raise LockError(f"{shown} at {upstream.tag} is not a source tree")
     if ref == "HEAD" and tree != upstream.tree:
-        raise UsageError(f"{url} has no tag {upstream.tag}", why=f"and its HEAD is another tree ({tree})")
+        raise UsageError(f"{shown} has no tag {upstream.tag}", why=f"and its HEAD is another tree ({tree})")
     return tree
 
 
@@ -195,7 +199,7 @@ def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -
     for ref in (f"refs/tags/{upstream.tag}", f"refs/heads/{upstream.tag}", "HEAD"):
         if ref in refs:
             return ref
-    raise UsageError(f"{where} has no tag {upstream.tag}", why="and no HEAD either")
+    raise UsageError(f"{public(where)} has no tag {upstream.tag}", why="and no HEAD either")
 
 
 # --- registries --------------------------------------------------------------------------------------------------
@@ -226,10 +230,11 @@ def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     # pip runs a source archive's build backend merely to download it: minutes, and foreign code. This one answers
     # with the name and version that the archive states, and nothing of the archive is executed.
     if importlib.util.find_spec("pip") is None:
+        python = process.this_python()
         raise MissingToolError(
             "pip is not installed",
             why=f"{sys.executable} has no module pip (uv's environments have none unless asked)",
-            next_step=f"for pip: uv pip install --python {sys.executable} pip, or {sys.executable} -m ensurepip",
+            next_step=f"for pip: uv pip install --python {python} pip, or {python} -m ensurepip",
         )
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     argv += ["--no-build-isolation", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]

@@ -25,7 +25,7 @@ def cached_refs(tmp_path: Path) -> list[str]:
 def assert_clean(tmp_path: Path) -> None:
     """Nothing half done is left."""
     assert cached_refs(tmp_path) == []
-    left = cache_of(tmp_path) / "tmp"
+    left = cache_of(tmp_path) / "kvtool-tmp"
     assert not left.exists() or not list(left.iterdir())
 
 

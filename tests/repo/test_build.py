@@ -185,7 +185,7 @@ def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None
     build(tree)
     with filelock.FileLock(tree / "build" / "cpu-release" / "kvtool.lock"):
         refused = build(tree)
-    assert (refused["exit"], refused["error"]["what"]) == (7, "another kvtool is building there")
+    assert (refused["exit"], refused["error"]["what"]) == (7, "another kvtool is building or verifying there")
     assert build(tree)["exit"] == 0
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvtool.canary import Breakage, StepName, candidates
+from kvtool import canary
+from kvtool.canary import Breakage, StepName, candidates, of_error
 from kvtool.commands import verify
+from kvtool.errors import BuildError
 from kvtool.result import CheckOutcome
+from kvtool.upstream.lock import load_lock
 from kvtool.verify.checks import Finding
 from kvtool.verify.report import Verified
 from tests.conftest import Tiny, git
@@ -136,6 +139,11 @@ def test_a_build_that_fails_is_exit_7_with_the_end_of_its_log(good: Tiny, kvtool
     assert kvtool("canary", "b101", "--json").json["key"] == ran.json["key"]
 
 
+def test_what_ninja_came_to_first_is_not_in_the_key() -> None:
+    errors = [BuildError(f"the build failed at {names}") for names in ("a.o, b.o", "b.o, a.o", "b.o")]
+    assert len({of_error(StepName.BUILD, error).key for error in errors}) == 1
+
+
 def test_a_check_that_fails_is_exit_8(good: Tiny, kvtool: Any) -> None:
     release(good, "b100")
     FAILING.extend(["kv-check/deepseek/fa-on", "kv-check/mamba/fa-on"])
@@ -157,10 +165,18 @@ def test_it_goes_as_far_as_it_is_told(good: Tiny, kvtool: Any) -> None:
 # --- latest -------------------------------------------------------------------------------------------------------
 
 
-def test_the_highest_of_each_scheme() -> None:
-    tags = ["b99", "b100", "b9x", "v0.9.0", "v0.10.0", "v0.10", "gguf-v1", "master-1"]
-    assert candidates(tags) == ("b100", "v0.10.0")
-    assert candidates(["x"]) == ()
+def test_the_highest_of_each_scheme(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tag in ("b99", "b100", "b9x", "v0.9.0", "v0.10.0", "v0.10", "gguf-v1", "master-1"):
+        git(project.upstream, "tag", tag)
+    seen: list[str] = []
+
+    def told(tags: list[str]) -> tuple[str, ...]:
+        seen.extend(candidates(tags))
+        return ("b1",)
+
+    monkeypatch.setattr(canary, "candidates", told)
+    assert canary.newest(load_lock(project.root / "patches/upstream.lock"), str(project.upstream))[0] == "b1"
+    assert seen == ["b100", "v0.10.0"] and candidates(["x"]) == ()
 
 
 def test_latest_is_the_youngest_of_them(good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:

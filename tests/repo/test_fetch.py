@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kvtool import canary
+from kvtool.commands.rebase_results import RebaseResult
+from kvtool.gitcmd import sealed_environment
+from kvtool.process import public
+from kvtool.upstream import sources
+from kvtool.upstream.lock import load_lock
 from tests.conftest import Tiny, git
 from tests.repo.fetches import assert_clean, cache_of, cached_refs, fake, needs_posix
 
@@ -132,6 +138,37 @@ def test_bundle_that_is_truncated(project: Tiny, kvtool, tmp_path: Path) -> None
     assert_clean(tmp_path)
 
 
+def test_a_mirror_by_a_name_that_git_knows(project: Tiny, kvtool) -> None:
+    git(Path.home(), "config", "--global", f"url.{project.upstream.parent}/.insteadOf", "up:")
+    assert kvtool("fetch", "--mirror", f"up:{project.upstream.name}").code == 0
+
+
+def test_a_mirror_of_nobody(project: Tiny, kvtool) -> None:
+    ran = kvtool("fetch", "--mirror", "~no-such-user/llama.cpp", "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (2, "usage"), ran
+
+
+@pytest.mark.parametrize("verb", ["fetch", "rebase", "canary"])
+def test_a_login_in_a_url_is_shown_nowhere(project: Tiny, kvtool, tmp_path: Path, verb: str) -> None:
+    url, report = "http://me:s3cret@127.0.0.1:9/llama.cpp", tmp_path / "report.json"
+    args = {"fetch": ("v1",), "rebase": ("b1", "--dry-run"), "canary": ("b1", "--report", report)}[verb]
+    runs = [kvtool(verb, *args, "--mirror", url, *more) for more in ((), ("--json",), ("-v",))]
+    written = report.read_text() if report.exists() else ""
+    assert "s3cret" not in f"{runs}{written}" and "http://127.0.0.1:9/llama.cpp" in runs[0].err
+    assert [ran.code for ran in runs] == [9, 9, 9]
+    told = RebaseResult("v2", "v1", tmp_path, "rehearsed", stopped_at="use", mirror=url)
+    assert "s3cret" not in f"{told.to_json()}{told._again}"
+
+
+def test_a_login_is_in_no_source(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "_newest", lambda *_: "b1")
+    lock = load_lock(project.root / "patches/upstream.lock")
+    assert canary.newest(lock, "https://me:s3@cret@host/x") == ("b1", "https://host/x", "")
+    ((name, _),) = sources._attempts(lock, lock.upstream(), "https://s3cret@host/x")
+    assert name == "mirror https://host/x"
+    assert public("git@host:x ssh://git@host/x https://host/a@b") == "git@host:x ssh://git@host/x https://host/a@b"
+
+
 def test_unreachable_url(project: Tiny, kvtool, tmp_path: Path) -> None:
     ran = kvtool("fetch", "--mirror", "http://127.0.0.1:9/llama.cpp", "--json")
     assert ran.code == 9 and ran.json["error"]["code"] == "network"
@@ -157,7 +194,7 @@ def test_ssh_asks_for_nothing_unless_the_user_calls_it_otherwise(
 
 
 @needs_posix
-@pytest.mark.parametrize("way", ["login", "proxy", "insteadOf"])
+@pytest.mark.parametrize("way", ["login", "askpass", "proxy", "insteadOf"])
 def test_a_mirror_is_reached_as_the_user_reaches_it(
     project: Tiny, kvtool, tmp_path: Path, monkeypatch, way: str
 ) -> None:
@@ -186,15 +223,22 @@ def test_a_mirror_is_reached_as_the_user_reaches_it(
             "proxy": ("http.proxy", here),
             "insteadOf": (f"url.{here}/.insteadOf", "https://away.invalid/"),
         }
-        git(Path.home(), "config", "--global", *settings[way])
-        url = {
-            "login": f"{here}/x.git",
-            "proxy": "http://away.invalid/x.git",
-            "insteadOf": "https://away.invalid/x.git",
-        }[way]
+        if way == "askpass":
+            fake(tmp_path, monkeypatch, "ask", "echo me\n")
+            monkeypatch.setenv("GIT_ASKPASS", str(tmp_path / "bin/ask"))
+        else:
+            git(Path.home(), "config", "--global", *settings[way])
+        away = {"proxy": "http://away.invalid", "insteadOf": "https://away.invalid"}
+        url = f"{away.get(way, here)}/x.git"
         assert kvtool("fetch", "--mirror", url, "--json").code == 9
         server.shutdown()
-    assert asked and any(said for _, said in asked) is (way == "login"), asked
+    assert asked and any(said for _, said in asked) is (way in ("login", "askpass")), asked
+
+
+def test_certificates_of_the_environment_reach_git_and_its_directory_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_SSL_CERT", "GIT_SSL_KEY", "GIT_DIR"):
+        monkeypatch.setenv(name, "x")
+    assert [name for name, value in sealed_environment().items() if value is None] == ["GIT_DIR"]
 
 
 def test_lock_that_moved_on_is_fetched_anew(project: Tiny, kvtool) -> None:
@@ -234,11 +278,12 @@ def test_cache_that_lost_an_object_is_replaced(project: Tiny, kvtool, tmp_path: 
 
 
 def test_leftovers_of_a_killed_fetch_go(project: Tiny, kvtool, tmp_path: Path) -> None:
-    left = cache_of(tmp_path) / "tmp/killed/half"
-    left.parent.mkdir(parents=True)
-    left.write_text("x")
+    left, mine = (cache_of(tmp_path) / name / "killed/half" for name in ("kvtool-tmp", "tmp"))
+    for file in (left, mine):
+        file.parent.mkdir(parents=True)
+        file.write_text("x")
     kvtool("fetch")
-    assert not list((cache_of(tmp_path) / "tmp").iterdir())
+    assert not list((cache_of(tmp_path) / "kvtool-tmp").iterdir()) and mine.exists()
     stale = cache_of(tmp_path) / "upstream.git/refs/kvtool/upstream/v2.lock"
     stale.write_text("")
     assert kvtool("fetch", "v2").code == 0
@@ -256,6 +301,20 @@ def test_cache_is_a_file(project: Tiny, kvtool, tmp_path: Path) -> None:
     cache_of(tmp_path).write_text("")
     ran = kvtool("fetch", "--json")
     assert ran.code == 1 and ran.json["error"]["code"] == "disk" and "KVTOOL_CACHE" in ran.json["error"]["next"]
+
+
+@needs_posix
+@pytest.mark.parametrize("said", ["detected dubious ownership in repository", "objects/pack: Permission denied"])
+def test_a_cache_that_git_may_not_read_is_kept(
+    project: Tiny, kvtool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    kvtool("fetch", "v1")
+    real = shutil.which("git")
+    refused = f"echo 'fatal: {said}' >&2; exit 128"
+    fake(tmp_path, monkeypatch, "git", f'case "$*" in *" --objects --all "*) {refused};; esac\nexec {real} "$@"\n')
+    ran = kvtool("fetch", "v2", "--json")
+    assert (ran.code, ran.json["error"]["code"]) == (1, "disk") and said in ran.json["error"]["output"], ran
+    assert cached_refs(tmp_path) == ["refs/kvtool/upstream/v1"]
 
 
 @needs_posix

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtool.upstream.archive import write_import
 from tests.conftest import FILES, Tiny, git
 from tests.repo.fetches import assert_clean, fake, needs_posix
 
@@ -168,6 +169,16 @@ def test_sdist_with_another_tree(project: Tiny, kvtool, tmp_path: Path, monkeypa
     ran = kvtool("fetch", "--json")
     assert ran.code == 5 and "not llama.cpp v1" in ran.json["error"]["why"]
     assert_clean(tmp_path)
+
+
+def test_a_name_in_an_archive_need_not_be_text(tmp_path: Path) -> None:
+    file, link = (tarfile.TarInfo(f"top/folder/{name}") for name in ("caf\udce9", "link"))
+    link.type, link.linkname = tarfile.SYMTYPE, "caf\udce9"
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.addfile(file)
+        tar.addfile(link)
+    write_import(tmp_path / "a.tar", "folder", tmp_path / "out", "refs/x")
+    assert b"inline caf\xe9\n" in (tmp_path / "out").read_bytes()
 
 
 def test_sdist_with_another_digest(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:

@@ -35,7 +35,7 @@ def fetching(project: Tiny, kvtool: Any, tmp_path: Path) -> Scenario:
     cache = tmp_path / "cache"
 
     def check() -> None:
-        assert not list((cache / "tmp").iterdir())
+        assert not list((cache / "kvtool-tmp").iterdir())
         assert git(cache / "upstream.git", "fsck", "--no-dangling") == ""
 
     return Scenario("fetch", ("fetch",), lambda: shutil.rmtree(cache, ignore_errors=True), check)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import shutil
 from pathlib import Path
 
 import pytest
 
 from kvtool import cli
-from kvtool.build import cmake, toolchain
+from kvtool.build import builder, cmake, ninja, toolchain
 from kvtool.commands import build
+from kvtool.commands.init import InitResult
+from kvtool.commands.rebase_results import RebaseResult
+from kvtool.console import Console
 from kvtool.errors import UsageError
 from kvtool.machine import cores
+from kvtool.package import contents
+from kvtool.project import find_project
 
 
 @pytest.fixture
@@ -47,6 +54,36 @@ def test_dry_run_quotes_for_the_shell(project: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert f"-S '{tree}'" in out
     assert "'-DCMAKE_INSTALL_RPATH=$ORIGIN'" in out or "@loader_path" in out
+    assert str(build.Command(("cmake", "a b"), {"CCACHE_BASEDIR": "/a b"})) == "CCACHE_BASEDIR='/a b' cmake 'a b'"
+
+
+def test_what_is_to_be_typed_is_quoted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "a b"
+    InitResult(place, 0, 0, ()).render(Console())
+    assert f"next: cd '{place}' && " in capsys.readouterr().out
+    told = RebaseResult("v2", "v1", place, "stopped", stopped_at="use")
+    assert all(f"git -C '{place}' s" in said for said in (told._next_after_conflict(), told._next_after_loss()))
+    monkeypatch.setattr(toolchain, "SITE", place)
+    assert toolchain._unlinked(place)[0].how.startswith(f"cd '{place}' && ")
+    monkeypatch.setattr("sys.executable", f"{place}/python")
+    typed = f"{place}/python" if os.name == "nt" else f"'{place}/python'"
+    assert runpy.run_path(toolchain.__file__)["_PIP"].startswith(f"{typed} -m")
+
+
+def test_what_another_program_wrote_need_not_be_utf_8(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = build.make_plan(find_project(project), build.Options(), toolchain.for_dry_run("cpu"))
+    files = plan.build_dir / "CMakeFiles/3.25"
+    files.mkdir(parents=True)
+    (files / "CMakeCCompiler.cmake").write_bytes(b'# \xe9\nset(CMAKE_C_COMPILER_ID "GNU")\n')
+    assert contents._compilers(plan.build_dir) == {"C": "GNU"}
+    parser, stats = ninja.OutputParser(), b"# /\xe9.c\ndirect_cache_hit\n"
+    monkeypatch.setattr(builder, "_configure", lambda *_: False)
+    monkeypatch.setattr(builder, "_existing_targets", lambda *_: ())
+    monkeypatch.setattr(builder, "_no_page", lambda *_: "")
+    monkeypatch.setattr(builder, "_build", lambda *_: (plan.build_dir / "ccache.stats").write_bytes(stats) and parser)
+    assert builder.run(plan, Console()).cache_hits == 1
 
 
 def test_json_contract(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,34 @@ def test_setup_takes_only_the_python_it_is_given(tmp_path: Path) -> None:
     assert "/no/python" in done.stderr
 
 
+def test_setup_keeps_an_environment_that_was_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    copy_of_setup(tmp_path / "real")
+    made = tmp_path / "real" / ".venv" / "bin"
+    made.mkdir(parents=True)
+    (made / "activate").write_text(f"VIRTUAL_ENV={(tmp_path / 'real').resolve()}/.venv\n")  # Python's own name for it
+    (made / "python").write_text("#!/bin/sh\n")
+    (made / "python").chmod(0o755)
+    (tmp_path / "link").symlink_to("real")
+    done = run("/bin/sh", "ci/setup.sh", cwd=tmp_path / "link", env={**os.environ, "PWD": str(tmp_path / "link")})
+    assert (done.returncode, done.stdout) == (0, "installing kvtool into .venv\n"), done
+
+
+def test_older_upstreams_that_cannot_be_listed_are_no_success(tmp_path: Path) -> None:
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (tmp_path / "ci").mkdir()
+    shutil.copy(ROOT / "ci" / "nightly.sh", tmp_path / "ci")
+    (tmp_path / "ci" / "setup.sh").touch()
+    toys = tmp_path / "llama.cpp/build/cpu-release/bin/test-llama-archs"
+    toys.parent.mkdir(parents=True)
+    no_lock = 'case "$2" in *load_lock*) exit 3;; esac'
+    for file, does in ((programs / "kvtool", ""), (programs / "python", no_lock), (toys, "")):
+        file.write_text(f"#!/bin/sh\n{does}\n")
+        file.chmod(0o755)
+    assert run("bash", "ci/nightly.sh", "older", cwd=tmp_path).returncode == 3
+
+
 # --- what a GPU has to show ---------------------------------------------------------------------------------------
 
 

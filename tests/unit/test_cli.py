@@ -223,6 +223,16 @@ def test_places_that_are_none_or_no_text(tmp_path: Path) -> None:
     assert ran.returncode == 2 and b"is not there any more" in ran.stderr, ran
 
 
+@pytest.mark.parametrize("variable", ["KVTOOL_PROJECT", "KVTOOL_TREE", "KVTOOL_CACHE"])
+def test_a_place_of_a_user_that_is_none(
+    kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.chdir(make(tmp_path / "one"))
+    monkeypatch.setenv(variable, "~no-such-user/x")
+    ran = kvtool("status", "--json")
+    assert ran.code == 2 and ran.json["error"]["what"] == "there is no ~no-such-user/x", ran
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
 @pytest.mark.parametrize("json", [(), ("--json",)])
 def test_an_output_that_ends_early(json: tuple[str, ...]) -> None:
@@ -237,6 +247,13 @@ def test_an_output_that_ends_early(json: tuple[str, ...]) -> None:
         with Path("/dev/full").open("wb") as full:
             told = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE)
         assert told.returncode == 1 and b"No space left" in told.stderr and b"Traceback" not in told.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors of POSIX")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_an_output_that_is_closed(closed: str) -> None:
+    ran = subprocess.run(["sh", "-c", f"{sys.executable} -m kvtool lint {closed}"], capture_output=True)
+    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 def test_interrupt(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,13 @@ def test_spawn_ends_the_whole_family(tmp_path: Path) -> None:
 
 
 @posix
+def test_who_asks_at_the_terminal_is_told_that_there_is_none() -> None:
+    asks = "from kvtool import process; process.capture(['sh', '-c', 'read x </dev/tty'], check=False)"
+    on_a_terminal = "import pty, sys; pty.spawn([sys.executable, '-c', sys.argv[1]])"
+    subprocess.run([PY, "-c", on_a_terminal, asks], stdin=subprocess.DEVNULL, timeout=30, check=True)
+
+
+@posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("way", ["capture", "stream", "spawn"])
 def test_a_signal_while_a_program_starts_leaves_none(
