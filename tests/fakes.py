@@ -24,6 +24,9 @@ if "--memory" in args:
     status = "context-fails" if name == "no-context" and not dynamic else "ok"
     before = -1 if name == "unknown" else 1
     print(json.dumps({"rss_context": added, "rss_before": before, "status": status, "reason": "out of memory"}))
+    sys.stdout.flush()
+    if name == "dies-late":
+        os.abort()
     sys.exit(0 if status == "ok" else 2)
 print("llama_kv_cache: size =    1.00 MiB", file=sys.stderr)
 if name.startswith("iswa"):
@@ -116,6 +119,8 @@ SERVER = """
 import hashlib, json, os, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 args = sys.argv[1:]
+if "--help" in args:
+    sys.exit()
 name = os.path.basename(args[args.index("-m") + 1]).removesuffix(".gguf").split("@")[0]
 home = os.path.dirname(args[args.index("-m") + 1])
 dynamic = "--kv-dynamic" in args
@@ -148,6 +153,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         ask = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.startswith("/slots"):
+            if name == "slots-500":
+                return self.reply({"error": "no such slot"}, 500)
             return self.reply({"n_saved": 7, "n_restored": 7} if name != "slot-lost" or not dynamic else
                               {"n_saved": 7, "n_restored": 0})
         if name == "http-500":
@@ -275,7 +282,7 @@ turns() if "--rounds" in args else memory()
 if fate == "no-context":
     doc.update(status="fails", reason="the context cannot be created")
 print(json.dumps(doc))
-sys.exit(0 if doc["status"] == "ok" else 2)
+sys.exit(139 if fate == "dies-late" else 0 if doc["status"] == "ok" else 2)
 """
 
 

@@ -76,8 +76,8 @@ def mib(*values: float | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Report(Result, command="bench"):
-    """What a benchmark found. skipped: what was left out, and why; tag, machine: on which upstream, and where; strict:
-    a missed bar is a failure; seconds: of the whole command."""
+    """What a benchmark found. skipped: what was left out, and why; tag, machine: on which upstream ("": not known), and
+    where; strict: a missed bar is a failure; seconds: of the whole command; unwritten: why it is not in its files."""
 
     name: ClassVar[str]  # of the files
     how: ClassVar[str]  # it was measured
@@ -89,12 +89,13 @@ class Report(Result, command="bench"):
     machine: Machine = field(default_factory=machine, kw_only=True)
     strict: bool = field(default=False, kw_only=True)
     seconds: float = field(default=0.0, kw_only=True)
+    unwritten: KvtoolError | None = field(default=None, kw_only=True)
 
     @property
     def failure(self) -> KvtoolError | None:
-        """With strict, exit 8 when a bar was missed."""
+        """With strict, exit 8 when a bar was missed; else why it is not in its files."""
         if not (self.strict and self.missed):
-            return None
+            return self.unwritten
         first = self.missed[0]
         return MeasureError(
             f"{len(self.missed)} of {len(self.bars)} bars were missed",
@@ -128,7 +129,9 @@ class Report(Result, command="bench"):
             yield title, columns, [[each if isinstance(each, str) else as_number(each) for each in row] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
+        doc = {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
+        del doc["unwritten"]
+        return doc
 
     def render(self, console: Console) -> None:
         for title, columns, rows in self.shown():
@@ -154,7 +157,7 @@ class Report(Result, command="bench"):
         memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
         pages = f", transparent huge pages: {m.pages}" if m.pages else ""
         parts = [
-            f"# kvtool bench, llama.cpp {self.tag}\n",
+            f"# kvtool bench{self.tag and f', llama.cpp {self.tag}'}\n",
             f"{what}, on {m.processor}, {m.cores} cores{memory}, {m.system}{pages}. {self.verdict}.\n",
             self.how,
             *(f"![{Path(name).stem}]({name})\n" for name in pictures if name.endswith(".svg")),

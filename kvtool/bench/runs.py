@@ -31,7 +31,8 @@ from kvtool.bench.speed import OFF, SAME, Pair, Speed
 from kvtool.console import Console
 from kvtool.errors import MeasureError
 from kvtool.machine import available_memory, too_large
-from kvtool.result import last_document, read
+from kvtool.result import read
+from kvtool.verify import trial
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 MODES = (IN_PLACE, COPY, STATIC)
@@ -244,8 +245,7 @@ class KvBench:
         argv += ["-c", str(n_ctx), "-d", ",".join(map(str, depths)), *more]
         env = {"LLAMA_KV_DYNAMIC_STORAGE": _STORAGE.get(mode)}  # None: a variable of the user's shell goes
         done = process.capture(argv, env=env, check=False, timeout=_TIMEOUT, error=MeasureError)
-        garbage = {"status": "garbage", "reason": f"no document on its output, exit code {done.returncode}"}
-        doc = last_document(done.stdout) or garbage
+        doc = trial.answer(done)
         if doc.get("status") != "ok":
             raise MeasureError(
                 f"kv-bench could not measure {mode}",

@@ -147,8 +147,11 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
         with llama_server(binary, model, args, work / f"serve-{mode}.log") as server:
             chats = [_chat(server, load, number) for number in range(load.chats)]
             alone = next(chats[0])
-            with ThreadPoolExecutor(load.chats) as pool:
+            pool = ThreadPoolExecutor(load.chats)
+            try:
                 together: list[list[Reply]] = list(pool.map(list, chats))
+            finally:  # without waiting, as LlamaServer.together()
+                pool.shutdown(wait=False, cancel_futures=True)
             cache = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
             sizes = cache.get("used_bytes"), cache.get("committed_bytes"), server.resident()
     except VerifyError as err:

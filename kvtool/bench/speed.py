@@ -49,14 +49,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and its 95 % interval."""
+    """A number and its 95 % interval. high None: infinity, which JSON does not have."""
 
     value: float
     low: float
-    high: float
+    high: float | None
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f}-{self.high:.3f})"
+        return f"{self.value:.3f} ({self.low:.3f}-{math.inf if self.high is None else self.high:.3f})"
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,10 @@ class Speed:
 def interval(ratios: Sequence[float]) -> Figure:
     """The geometric mean of one ratio a round, and its 95 % interval; of a single round it is 0 to infinity."""
     logs = [math.log(r) for r in ratios]
-    middle, half = statistics.fmean(logs), math.inf
-    if len(logs) > 1:
-        half = _T[min(len(logs) - 2, len(_T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Figure(math.exp(middle), 0.0, None)
+    half = _T[min(len(logs) - 2, len(_T) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
     return Figure(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 

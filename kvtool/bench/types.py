@@ -78,7 +78,7 @@ class Loss:
     @property
     def more(self) -> float:
         """Times as much as with the types from the start, but for what is nothing."""
-        return max(0.0, self.changed - _NOTHING) / self.start if self.start else 0.0
+        return max(0.0, self.changed - _NOTHING) / max(self.start, _NOTHING)
 
 
 @dataclass(frozen=True)

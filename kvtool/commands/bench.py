@@ -13,10 +13,10 @@ from kvtool.bench import plots, runs, speed
 from kvtool.bench.report import Report
 from kvtool.build import cmake
 from kvtool.commands import build
-from kvtool.errors import MeasureError
+from kvtool.errors import DiskError, MeasureError, writing
 from kvtool.locks import alone
 from kvtool.options import BinDir, Env, refuse
-from kvtool.upstream.lock import load_lock
+from kvtool.tree.status import read_applied
 from kvtool.verify import checks, models
 
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
@@ -54,6 +54,8 @@ def _check(options: Options) -> None:
     )
     if options.out:
         plots.require()
+        with writing(f"to {options.out}", "--out another directory"):
+            options.out.mkdir(parents=True, exist_ok=True)
 
 
 def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
@@ -139,13 +141,16 @@ def command(env: Env, options: Options) -> Report:
     targets = (name, *_TOYS) if options.types else (name,)
     bin_dir = options.bin_dir or build.command(env, build.Options(targets=targets)).bin_dir
     program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
-    work = env.project.tree / "build" / "bench"
-    work.mkdir(parents=True, exist_ok=True)
+    applied = read_applied(env.project.tree)
+    work = models.workplace(env.project, "bench", applied=applied is not None)
     with alone(work, MeasureError, "bench is running"):
         measure = _serve if options.serve else _types if options.types else _measure
         found = measure(env, options, program, work)
-    tag, took = load_lock(env.project.lock).current, time.monotonic() - started
+    tag, took = applied.tag if applied else "", time.monotonic() - started
     result = replace(found, tag=tag, strict=options.strict, seconds=took)
-    if options.out:
-        result.write(options.out)
+    try:
+        if options.out:
+            result.write(options.out)
+    except DiskError as err:  # what was measured is told all the same
+        return replace(result, unwritten=err)
     return result

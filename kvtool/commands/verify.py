@@ -4,8 +4,8 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from kvtool import process
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
-from kvtool.errors import UsageError, VerifyError
+from kvtool.errors import DiskError, UsageError, VerifyError, writing
 from kvtool.locks import alone
 from kvtool.machine import available_memory, cores
 from kvtool.options import BACKENDS, BinDir, Env, Flags, Jobs, Preset, refuse
@@ -77,17 +77,21 @@ def kinds_of(project: Project, options: Options) -> frozenset[str]:
     return frozenset(("kv-check",) if options.matrix or options.models else _COMPARISONS)
 
 
-def programs(env: Env, options: Options, kinds: frozenset[str]) -> Path:
-    """Where the programs to verify are: built, or --bin's as they are."""
+@contextlib.contextmanager
+def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path]:
+    """Where the programs to verify are: built, and nobody builds there meanwhile; or --bin's as they are."""
     if options.bin_dir is not None:
-        return options.bin_dir.absolute()
+        yield options.bin_dir.absolute()
+        return
     backend, more = ("cpu", (cmake.RPC_SERVER,)) if options.backend == "rpc" else (options.backend, ())
     if "kv-check" in kinds and not (env.project.cpp / PROOF).is_dir():
         why = f"it is about the dynamic cache, and cpp/{PROOF}, which proves that, is not there"
         raise UsageError("this series brings nothing to verify", why=why, next_step="kvtool build builds it")
     targets = (*named.targets(kinds, env.project.cpp), *more)
     wanted = build.Options(backend=backend, preset=options.preset, targets=targets)
-    return build.command(env, wanted).bin_dir
+    built = build.command(env, wanted)
+    with alone(built.build_dir, VerifyError, "is building"):
+        yield built.bin_dir
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Verification:
         if self.kinds & named.PROGRAMS.keys():
             toys = self._toys()
             if "kv-check" in self.kinds:
-                found += self._matrix(toys) if self.options.matrix else self._kv_checks(toys, tag)
+                found += self._matrix(toys, tag) if self.options.matrix else self._kv_checks(toys, tag)
             if "retype" in self.kinds:
                 # the reference is the CPU's: what a device rounds may differ
                 retypes = plan.retypes(toys, quick=self.options.quick)
@@ -149,7 +153,9 @@ class Verification:
         wanted = plan.kv_checks(toys, quick=quick, chosen=chosen, by_copy=bool(label))
         wanted += self._drafts(toys) if every else []
         found = self._all(plan.on_device(label, (), wanted), self.on.lanes)
-        return [*found, checks.judge_grown(found, tag, label)] if every else found
+        if every:
+            return [*found, checks.judge_grown(found, tag, label)]
+        return found if chosen else [*found, *checks.judge_quick_grown(found, tag, label)]
 
     def _all(
         self, planned: Sequence[Check], lanes: Sequence[devices.Lane], on_finding: runner.OnFinding = lambda *_: None
@@ -168,22 +174,23 @@ class Verification:
             planned.append(plan.draft(f"{toy.stem}-mtp", drafts.mtp(toy, self.work), "--mtp"))
         return planned
 
-    def _matrix(self, toys: Sequence[Path]) -> list[Finding]:
+    def _matrix(self, toys: Sequence[Path], tag: str) -> list[Finding]:
         """All of --matrix, in host memory and on the device; takes over what an interrupted one found out."""
         label, lanes = self.on.label, self.on.lanes
         planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(lanes))]
         planned += [(matrix.on_device(toys, label), lanes)] if label else []
-        checks = [check for some, _ in planned for check in some]
-        journal = self._journal(toys, checks)
+        wanted = [check for some, _ in planned for check in some]
+        journal = self._journal(toys, wanted)
         if known := journal.known:
-            said = f"{len(known)} of {len(checks)} runs are known from a run of these programs that did not end"
+            said = f"{len(known)} of {len(wanted)} runs are known from a run of these programs that did not end"
             self.console.step(said)
         for some, free in planned:
             found = self._all([check for check in some if check.id not in known], free, journal.add)
             known |= {finding.id: finding for finding in found}
-        every = [known[check.id] for check in checks]
+        every = [known[check.id] for check in wanted]
         self.told.callback(journal.forget)
-        return [*every, matrix.judge_grown(every)]
+        least = 0 if self.options.models else checks.expected_grown(tag, len(toys))
+        return [*every, matrix.judge_grown(every, least)]
 
     def _journal(self, toys: Sequence[Path], checks: Sequence[Check]) -> Journal:
         switches = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_SWITCHES))
@@ -258,21 +265,26 @@ def command(env: Env, options: Options) -> Verified:
     for file in filter(None, (options.junit, options.markdown)):
         _must_be_writable(file)
     kinds = kinds_of(project, options)
-    bin_dir, work = programs(env, options, kinds), project.tree / "build" / "verify"
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
-    work.mkdir(parents=True, exist_ok=True)
+    work = models.workplace(project, "verify", applied=applied is not None)
     with (
-        alone(work, VerifyError, "verify is running"),
+        alone(work, VerifyError, "verify is running"),  # first: a second verify is told this, not that one builds
+        programs(env, options, kinds) as bin_dir,
         devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
     ):
         under_way = Verification(project, console, options, kinds, bin_dir, work, on)
         everything = under_way.run(tag)
-    if options.junit is not None:
-        options.junit.write_text(as_junit(everything), "utf-8")
-    if options.markdown is not None:
-        table = matrix.table(everything)
-        options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
+    took, rows = time.monotonic() - started, class_rows(everything)
+    result = Verified(tag, options.mode, bin_dir, rows, tuple(everything), options.junit, took)
+    try:
+        with writing("the report", "name another file"):
+            if options.junit is not None:
+                options.junit.write_text(as_junit(everything), "utf-8")
+            if options.markdown is not None:
+                table = matrix.table(everything)
+                options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
+    except DiskError as err:  # what was found out is told all the same
+        return replace(result, unwritten=err)
     under_way.told.close()
-    took = time.monotonic() - started
-    return Verified(tag, options.mode, bin_dir, class_rows(everything), tuple(everything), options.junit, took)
+    return result

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from kvtool import process
 from kvtool.build.cmake import RPC_SERVER
 from kvtool.errors import VerifyError
-from kvtool.verify.server import free_port
+from kvtool.verify.server import PORT_TRIES, free_port
 
 _START_SECONDS = 30.0
 _NOT_A_GPU = ("CPU", "BLAS", "ACCEL")
@@ -56,7 +56,7 @@ def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Devic
     elif backend == "rpc":
         # a server has one client at a time
         logs = (work / f"rpc-server-{i}.log" for i in range(jobs + 1))
-        lanes = [functools.partial(_rpc_server, bin_dir / RPC_SERVER, log, free_port()) for log in logs]
+        lanes = [functools.partial(_rpc_server, bin_dir / RPC_SERVER, log) for log in logs]
         with lanes.pop()() as (flag, endpoint, *_):
             yield Device(tuple(lanes), "rpc", (flag, endpoint, "-dev", "RPC0", "-ngl", "99"))
     else:
@@ -78,17 +78,21 @@ def _first_accelerator(kv_check: Path, backend: str) -> str:
 
 
 @contextlib.contextmanager
-def _rpc_server(binary: Path, log: Path, port: int) -> Iterator[tuple[str, ...]]:
+def _rpc_server(binary: Path, log: Path) -> Iterator[tuple[str, ...]]:
     """A ggml-rpc-server on loopback; of each run its own, as it aborts on what its backend has no operation for."""
-    argv: list[str | Path] = [binary, *f"-H 127.0.0.1 -t 1 -p {port}".split()]
     deadline = time.monotonic() + _START_SECONDS
-    with process.spawn(argv, stdout=log) as running:
-        while not _listens(port):
-            if running.poll() is not None or time.monotonic() > deadline:
-                output = log.read_text("utf-8", "replace")[-2000:]
-                raise VerifyError("ggml-rpc-server did not start", why=f"exit code {running.poll()}", output=output)
-            time.sleep(0.02)
-        yield "--rpc", f"127.0.0.1:{port}", "--device", "RPC0"
+    for _ in range(PORT_TRIES):
+        port = free_port()
+        argv: list[str | Path] = [binary, *f"-H 127.0.0.1 -t 1 -p {port}".split()]
+        with process.spawn(argv, stdout=log) as running:
+            while running.poll() is None and time.monotonic() < deadline:
+                if _listens(port) and running.poll() is None:  # else it is another who listens, and took the port
+                    yield "--rpc", f"127.0.0.1:{port}", "--device", "RPC0"
+                    return
+                time.sleep(0.02)
+            code = running.poll()
+    output = log.read_text("utf-8", "replace")[-2000:]
+    raise VerifyError("ggml-rpc-server did not start", why=f"exit code {code}", output=output)
 
 
 def _listens(port: int) -> bool:

@@ -14,18 +14,8 @@ from pathlib import Path
 
 from kvtool import markdown
 from kvtool.result import CheckOutcome
-from kvtool.verify.checks import (
-    CLASS_TOYS,
-    STORAGES,
-    Check,
-    Finding,
-    class_rank,
-    failed,
-    longer,
-    named_toys,
-    passed,
-    toy_check,
-)
+from kvtool.verify import checks
+from kvtool.verify.checks import Check, Finding
 from kvtool.verify.report import tally
 
 CHECKS = "generate,copy,shift,state-self"
@@ -56,17 +46,17 @@ MORE: dict[str, tuple[str, ...]] = {"lfm2-dense": ("--swa-full",)}
 _PREFIX = "matrix"
 
 
-def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], checks: str) -> Check:
-    more = (*MORE.get(toy.stem, ()), *(() if storage == "inplace" else longer(toy, sequences)))
+def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], which: str) -> Check:
+    more = (*MORE.get(toy.stem, ()), *(() if storage == "inplace" else checks.longer(toy, sequences)))
     name = f"{_PREFIX}/{cache}/{sequences}/{storage}"
-    return toy_check(toy, name, *args, *more, "--quick", "--checks", checks)
+    return checks.toy_check(toy, name, *args, *more, "--quick", "--checks", which)
 
 
 def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: Mapping[str, str]) -> list[Check]:
     """caches: the checks that each kind of cache runs."""
     return [
-        _check(toy, cache, name, storage, (*CACHES[cache][1], *args, *more), checks)
-        for cache, checks in caches.items()
+        _check(toy, cache, name, storage, (*CACHES[cache][1], *args, *more), which)
+        for cache, which in caches.items()
         for name, args in SEQUENCES.items()
         for toy in toys
     ]
@@ -76,18 +66,18 @@ def in_memory(toys: Sequence[Path]) -> list[Check]:
     """In host memory: both ways to grow, and every pair of types."""
     planned = _variants(toys, "inplace", ("--storage", "inplace"), dict.fromkeys(CACHES, CHECKS))
     planned += _variants(toys, "copy", ("--storage", "copy"), dict.fromkeys(COPIED, CHECKS))
-    for toy, k, v in itertools.product(named_toys(toys, PAIR_TOYS), TYPES, TYPES):
+    for toy, k, v in itertools.product(checks.named_toys(toys, PAIR_TOYS), TYPES, TYPES):
         planned.append(_check(toy, f"{k}-{v}", "1", "pair", ("-fa", "on", "-ctk", k, "-ctv", v), PAIR_CHECKS))
     return planned
 
 
 def on_device(toys: Sequence[Path], label: str) -> list[Check]:
     """On a device, where storage grows by copy; which one, the run says."""
-    checks = {cache: DEVICE_CHECKS[type_] for cache, (type_, _) in CACHES.items()}
-    alone = [cache for cache in CACHES if "shift" not in checks[cache]]
-    shifted = itertools.product(alone, named_toys(toys, CLASS_TOYS))
+    which = {cache: DEVICE_CHECKS[type_] for cache, (type_, _) in CACHES.items()}
+    alone = [cache for cache in CACHES if "shift" not in which[cache]]
+    shifted = itertools.product(alone, checks.named_toys(toys, checks.CLASS_TOYS))
     return [
-        *_variants(toys, label, (), checks),
+        *_variants(toys, label, (), which),
         *(_check(toy, cache, "1-shift", label, CACHES[cache][1], "shift") for cache, toy in shifted),
     ]
 
@@ -106,16 +96,19 @@ def _cell(found: Sequence[Finding]) -> str:
     return f"{of.same}/{of.same + of.failed}{flat}{wrong}" if found else ""
 
 
-def judge_grown(findings: Sequence[Finding]) -> Finding:
-    """A model that grows in one kind of cache grows in all that it can have; less would go unnoticed as "equal"."""
+def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
+    """A model that grows in one kind of cache grows in all that it can have, and at least so many do; less would go
+    unnoticed as "equal"."""
     equal = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
     growing = {f.model for f in equal if f.grown}
     flat = [f.id for f in equal if not f.grown and f.model in growing]
     check = Check("kv-check/matrix/grown", "kv-check", Path(), group="all toys")
     if flat:
         reason = f"{len(flat)} runs did not grow, of models that do in others: {', '.join(flat[:3])}"
-        return failed(check, "not-grown", reason, details={"not_grown": flat})
-    return passed(check, f"{len(growing)} models grew wherever a static cache runs")
+        return checks.failed(check, "not-grown", reason, details={"not_grown": flat})
+    if len(growing) < least:
+        return checks.failed(check, "not-grown", f"only {len(growing)} models grew, {least} are expected")
+    return checks.passed(check, f"{len(growing)} models grew wherever a static cache runs")
 
 
 def table(findings: Iterable[Finding]) -> str:
@@ -131,12 +124,12 @@ def table(findings: Iterable[Finding]) -> str:
         if place is not None and place[1] != "pair" and found.outcome is not CheckOutcome.SKIPPED:
             by[found.group][place].append(found)
     places = {place for row in by.values() for place in row}
-    storages = (*STORAGES, *sorted({storage for _, storage in places} - {*STORAGES}))
+    storages = (*checks.STORAGES, *sorted({storage for _, storage in places} - {*checks.STORAGES}))
     columns = [place for place in itertools.product(CACHES, storages) if place in places]
     titles = {cache: type_ if "on" in args else f"{type_} without FA" for cache, (type_, args) in CACHES.items()}
-    named = (f">{titles[cache]}, {STORAGES.get(storage, storage.upper())}" for cache, storage in columns)
+    named = (f">{titles[cache]}, {checks.STORAGES.get(storage, storage.upper())}" for cache, storage in columns)
     rows = []
-    for name in sorted(by, key=class_rank):
+    for name in sorted(by, key=checks.class_rank):
         models = {found.model for cell in by[name].values() for found in cell}
         rows.append([name, str(len(models)), *(_cell(by[name][column]) for column in columns)])
     return markdown.table(["memory class", ">models", *named], rows) if rows else ""

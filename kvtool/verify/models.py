@@ -16,6 +16,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,11 @@ from typing import Any, NamedTuple
 
 from kvtool import process
 from kvtool.errors import VerifyError
+from kvtool.project import Project
 
 TOY_SEED = 1  # test-llama-archs draws a random one unless told
 VOCABULARY = "ggml-vocab-llama-spm.gguf"  # 32000 tokens, 0.7 MB, the smallest real one, in every tree since 2024
+_MAKING_SECONDS = 3600.0
 CONTEXT = 8192  # n_ctx_train of a spoken model: the server caps its slots there
 
 
@@ -50,6 +53,17 @@ class Geometry(NamedTuple):
 QWEN35_27B = Geometry("Qwen3.5-27B", layers=16, kv_heads=4, head_size=256)
 # all of it: of the models that are in use one of the smallest, so what its cache costs weighs most
 SMOLLM2_135M = Geometry("SmolLM2-135M", 30, 3, 64, heads=9, embd=576, ffn=1536, vocab=49152)
+
+
+def workplace(project: Project, name: str, *, applied: bool) -> Path:
+    """Where a command keeps models and logs, and its next run finds them: in the build directory of the applied tree.
+
+    Without one (--bin) in the user's cache: `kvtool apply` refuses a tree with something in it, and DIR may be
+    read-only.
+    """
+    work = (project.tree / "build" if applied else project.cache) / name
+    work.mkdir(parents=True, exist_ok=True)
+    return work
 
 
 def fingerprint(paths: Sequence[Path], *extra: str) -> str:
@@ -80,7 +94,9 @@ def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambd
     home = work / f"toys-{fingerprint(programs(generator), str(TOY_SEED))}"
     if not home.is_dir():
         work.mkdir(parents=True, exist_ok=True)
-        for stale in work.glob("toys-*"):
+        # what a killed run was making, too; younger, another may be at it
+        killed = (made for made in work.glob("making-*") if time.time() - made.stat().st_mtime > _MAKING_SECONDS)
+        for stale in (*work.glob("toys-*"), *killed):
             shutil.rmtree(stale, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=work, prefix="making-") as making:
             out = Path(making) / "toys"

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from kvtool.verify.checks import Check, Finding, passed, skipped
 from kvtool.verify.projector import image_url, projector
 from kvtool.verify.server import LlamaServer, llama_server
-from kvtool.verify.texts import FLAG, prompt
-from kvtool.verify.trial import Failed, failing, run, trial
+from kvtool.verify.texts import FLAG, growths, judge_logs, prompt
+from kvtool.verify.trial import Failed, failing, run_side, trial
 
 LAZY = ("--mmproj-lazy", "--draft-lazy")
-_ARGS = "-c 4096 -np 1 -t 1 --cache-ram 0 --chat-template chatml --spec-type draft-simple --spec-draft-n-max 4"
+_ARGS = "-c 4096 -np 1 -t 1 -lv 4 --cache-ram 0 --chat-template chatml --spec-type draft-simple --spec-draft-n-max 4"
 
 
 class _Said(NamedTuple):
@@ -27,14 +27,14 @@ class _Said(NamedTuple):
 @trial
 def parts(check: Check, binary: Path, work: Path) -> Finding:
     """A text and an answer about an image, with the projector and the draft in every state that has them."""
-    if LAZY[0] not in run(check, [binary, "--help"]).stdout:
+    if LAZY[0] not in run_side(check, [binary, "--help"], dynamic=False).stdout:
         return skipped(check, "this llama-server cannot load and unload a projector")
     sight = projector(check.model, work)
     # the model drafts for itself: all that it drafts is accepted, so each text has some
     argv = [*_ARGS.split(), "--mmproj", str(sight), "-md", str(check.model), *check.args]
     log = work / f"{check.id.replace('/', '-')}.log"
     with failing("static-fails"), llama_server(binary, check.model, argv, log) as server:
-        text, seen = _write(server), _look(server)
+        text, seen, static = _write(server), _look(server), server.log
     if text.text == seen.text or not text.drafted:
         raise Failed("garbage", "the image or the draft has no effect, so this proves nothing")
     with failing("dynamic-fails"), llama_server(binary, check.model, [*argv, *LAZY, FLAG], log) as server:
@@ -49,7 +49,9 @@ def parts(check: Check, binary: Path, work: Path) -> Finding:
         server.post("/mmproj", {"action": "load"})
         _expect(seen, _look(server), "with both")
         _expect(text, _write(server), "with both")
-    return passed(check, "7 answers equal", grown=True)
+        details: dict[str, object] = {"growths": growths(server.log)}
+        judge_logs([static], server.log, details)
+    return passed(check, "7 answers equal", grown=True, details=details)
 
 
 def _ask(server: LlamaServer, content: Any) -> _Said:

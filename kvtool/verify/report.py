@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, VerifyError
@@ -61,7 +62,7 @@ def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
 class Verified(Result, command="verify"):
     """Everything verify found. mode: quick, full or matrix, and the patch if only its tests ran.
 
-    seconds: of the whole command, build included.
+    seconds: of the whole command, build included; unwritten: why a report is not in its file.
     """
 
     tag: str
@@ -71,6 +72,7 @@ class Verified(Result, command="verify"):
     findings: tuple[Finding, ...]
     junit: Path | None
     seconds: float
+    unwritten: KvtoolError | None = None
 
     @property
     def failed(self) -> tuple[Finding, ...]:
@@ -81,18 +83,22 @@ class Verified(Result, command="verify"):
         every = len(self.findings)
         if wrong := self.failed:
             first = wrong[0]
-            again = f"kvtool verify --models {first.model} --json" if is_model_run(first) else "kvtool verify --json"
+            alone = re.fullmatch("kv-check/[^/]+/fa-(on|off)(/quick)?", first.id)
+            again = f"kvtool verify --models {first.model} --json" if alone else "the same command with --json"
             return VerifyError(
                 f"{len(wrong)} of {every} checks failed",
                 why=f"{first.id}: {first.reason}",
                 next_step=f"{again} (its details end with the program's log)",
             )
         if any(f.outcome is CheckOutcome.PASSED for f in self.findings):
-            return None
+            return self.unwritten
         none = "there was nothing to check"
         why = f"none of {every} checks could be done: {self.findings[0].reason}" if every else none
         next_step = "kvtool verify --quick, which takes models that a static cache can run"
         return VerifyError("nothing was compared", why=why, next_step=next_step)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in super().to_json().items() if name != "unwritten"}
 
     def render(self, console: Console) -> None:
         if self.classes:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kvtool.machine import too_large
-from kvtool.result import last_document
 from kvtool.verify.checks import MEMORY_CONTEXT, Check, Finding, judge_kv_check, judge_memory, skipped
 from kvtool.verify.devices import IN_MEMORY, Lane
 from kvtool.verify.models import QWEN35_27B
-from kvtool.verify.trial import LOG, Failed, run, trial
+from kvtool.verify.trial import LOG, Failed, answer, run, trial
 
 OnFinding: TypeAlias = Callable[[Check, Finding], None]
 _GRACE = 30.0  # seconds for what kv-check does beside its two sides
@@ -98,12 +97,14 @@ def _resident(check: Check, binary: Path, *, dynamic: bool) -> int | None:
     """What a context adds to the resident memory; None where that is not known."""
     argv: list[str | Path] = [binary, "-m", check.model, *f"--memory -c {MEMORY_CONTEXT}".split()]
     done = run(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
-    answer = last_document(done.stdout) or {}
+    said = answer(done)
     try:
-        before, added, status = int(answer["rss_before"]), int(answer["rss_context"]), answer["status"]
+        before, added, status = int(said["rss_before"]), int(said["rss_context"]), said["status"]
     except (ValueError, KeyError, TypeError) as err:
         reason = f"kv-check --memory printed no measurement (exit code {done.returncode})"
         raise Failed("garbage", reason, {"log": done.stderr[-LOG:]}) from err
     if status != "ok":
-        raise Failed("dynamic-fails" if dynamic else "static-fails", str(answer.get("reason", "")))
+        raise Failed(
+            "dynamic-fails" if dynamic else "static-fails", str(said.get("reason", "")), {"log": done.stderr[-LOG:]}
+        )
     return added if before >= 0 else None

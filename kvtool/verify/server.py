@@ -23,7 +23,7 @@ from kvtool.result import read
 
 START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a sanitizer needs most of it
 REQUEST_SECONDS = 300.0
-_PORT_TRIES = 3
+PORT_TRIES = 3
 
 
 class RefusedError(VerifyError):
@@ -111,7 +111,7 @@ class LlamaServer(contextlib.ExitStack):
             data = answer.json()
         if answer.status_code != 200 or not isinstance(data, dict):
             what = f"llama-server answered {path} with HTTP {answer.status_code}"
-            raise self._failed(what, answer.text[:500], RefusedError)
+            raise self._failed(what, answer.text[:500], VerifyError if answer.status_code == 200 else RefusedError)
         return data
 
     def get(self, path: str) -> str:
@@ -151,14 +151,14 @@ def llama_server(binary: Path, model: Path, args: Sequence[str], log: Path) -> I
 
     Raises VerifyError when it does not get ready.
     """
-    for attempt in range(_PORT_TRIES):
+    for attempt in range(PORT_TRIES):
         port = free_port()
         argv: list[str | Path] = [binary, "-m", model, "--host", "127.0.0.1", "--port", str(port), *args]
         with process.spawn(argv, stdout=log) as running, LlamaServer(running, port, log) as server:
             try:
                 server.wait_ready(START_SECONDS)
             except VerifyError:
-                if attempt + 1 < _PORT_TRIES and "couldn't bind" in server.log:
+                if attempt + 1 < PORT_TRIES and "couldn't bind" in server.log:
                     continue  # someone took the port between our look and the server's bind
                 raise
             yield server

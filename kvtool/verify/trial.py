@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from kvtool import process
 from kvtool.errors import VerifyError
+from kvtool.result import last_document
 from kvtool.verify.checks import Check, Finding, failed
 
 LOG = 2000  # characters of a failed program's log to keep
@@ -55,6 +56,17 @@ def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more:
         said = f"{Path(argv[0]).stem} {flag} the flag ended with exit code {done.returncode}"
         raise Failed(f"{side}-fails", said, {"log": done.stderr[-LOG:]})
     return done
+
+
+def answer(done: process.Completed) -> dict[str, Any]:
+    """What a program says in its last line. "ok" counts only if it ended well, too: it says so before it gives its
+    memory back, and may crash there."""
+    doc = last_document(done.stdout)
+    if doc is None:
+        return {"status": "garbage", "reason": f"no document on its output, exit code {done.returncode}"}
+    if doc.get("status") == "ok" and done.returncode != 0:
+        doc |= {"status": "crash", "reason": f"it said ok, and ended with exit code {done.returncode}"}
+    return doc
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ FEW = ("--checks", "prompt,generate,copy,state-self")
 
 @pytest.fixture(scope="module")
 def quick(real: Real) -> tuple[int, dict[str, Any]]:
-    return kvtool("verify", "--quick")
+    return kvtool("verify", "--quick", "--bin", str(real.bin))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_enough_toy_models_really_grew_and_the_others_say_why_not(kv_checks: lis
 @pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "gemma3-dense"])
 def test_the_long_run_of_the_classes_that_people_use(real: Real, toy: str) -> None:
     """What `make verify` runs over all toys: batches split in more ways, and more than twice the cells."""
-    code, found = kvtool("verify", "--models", toy)
+    code, found = kvtool("verify", "--models", toy, "--bin", str(real.bin))
     assert (code, [f"{f['id']}: {f['reason']}" for f in found["findings"] if f["outcome"] == "failed"]) == (0, [])
     assert any(f["id"].endswith("/fa-on") and f["grown"] for f in found["findings"])
 

@@ -29,7 +29,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FAKE_BENCH_LOG", str(tmp_path / "log"))
     monkeypatch.setattr(runs, "available_memory", lambda: 2**40)
     monkeypatch.setattr(models, "cache_model", lambda geometry, work: fakes.model(work, geometry.name))
-    monkeypatch.setattr(bench, "load_lock", lambda _path: type("Lock", (), {"current": "v1"}))
     return tmp_path
 
 
@@ -111,6 +110,7 @@ def test_without_resident_memory_the_rest_is_still_measured(place: Path, monkeyp
         ("garbage", "could not measure", "no document"),
         ("no-context", "could not measure", "fails: the context cannot be created"),
         ("old", "is not understood", "n_shrink"),
+        ("dies-late", "could not measure", "exit code 139"),
     ],
 )
 def test_a_program_that_fails_is_an_error_that_says_why(
@@ -188,10 +188,26 @@ def test_a_directory_that_cannot_be_written_is_an_error(place: Path) -> None:
     (place / "file").write_text("")
     with pytest.raises(DiskError, match="cannot write to"):
         run(place, out=place / "file")
+    assert not (place / "log").exists(), "before anything is measured"
+
+
+def test_what_was_measured_is_told_when_it_cannot_be_written(place: Path) -> None:
+    (place / "out/bench.md").mkdir(parents=True)
+    result = run(place, out=place / "out")
+    assert isinstance(result.failure, DiskError) and result.rows
+    assert result.to_json()["error"]["code"] == "disk" and "unwritten" not in result.to_json()
+
+
+def test_the_upstream_is_the_applied_one_or_none_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(place).markdown(()).startswith("# kvtool bench\n")
+    assert not (place / "llama.cpp").exists(), "kvtool apply would refuse it"
+    monkeypatch.setattr(bench, "read_applied", lambda _tree: type("Applied", (), {"tag": "v1"}))
+    assert run(place).markdown(()).startswith("# kvtool bench, llama.cpp v1\n")
+    assert (place / "llama.cpp/build/bench").is_dir()
 
 
 def test_two_benchmarks_at_once_are_refused(place: Path) -> None:
-    work = project(place).tree / "build" / "bench"
+    work = project(place).cache / "bench"
     work.mkdir(parents=True)
     with alone(work, MeasureError, "bench is running"), pytest.raises(MeasureError, match="another kvtool"):
         run(place)

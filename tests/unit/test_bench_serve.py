@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvtool.bench.serve import ServeResult
+from kvtool.bench import serve
+from kvtool.bench.serve import Reply, ServeResult
 from kvtool.commands import bench
 from kvtool.console import Console
 from kvtool.errors import MeasureError, UsageError
@@ -65,7 +68,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     fakes.program(tmp_path / "bin/llama-server", SERVER)
     fakes.model(tmp_path, "small")
-    monkeypatch.setattr(bench, "load_lock", lambda _path: type("Lock", (), {"current": "v1"}))
     return tmp_path
 
 
@@ -127,6 +129,23 @@ def test_a_server_that_does_not_start_is_an_error(place: Path, monkeypatch: pyte
     monkeypatch.setenv("FAKE_SERVE", "dies")
     with pytest.raises(MeasureError, match="static: llama-server did not start"):
         run(place)
+
+
+def test_ctrl_c_waits_for_no_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over, answered = threading.Event(), list[bool]()
+
+    def ask(_server: object, request: dict[str, Any]) -> Reply:
+        if request["id_slot"] == 1:
+            raise KeyboardInterrupt
+        if request["id_slot"] == 2:
+            answered.append(over.wait(30))
+        return Reply(1)
+
+    monkeypatch.setattr(serve, "_ask", ask)
+    with pytest.raises(KeyboardInterrupt):
+        run(place)
+    over.set()
+    assert answered in ([], [True])
 
 
 def test_one_chat_shares_nothing(place: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.bench.types import TypesResult
+from kvtool.bench.types import Loss, TypesResult
 from kvtool.commands import bench
 from kvtool.console import Console
 from kvtool.errors import MeasureError, UsageError
@@ -23,7 +23,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     toys = [fakes.model(tmp_path, name) for name in ("llama-dense", "gemma3-dense", "no-cache")]
     monkeypatch.setattr(models, "toys", lambda *_: tuple(toys))
     monkeypatch.setenv("FAKE_BENCH_LOG", str(tmp_path / "log"))
-    monkeypatch.setattr(bench, "load_lock", lambda _path: type("Lock", (), {"current": "v1"}))
     return tmp_path
 
 
@@ -79,6 +78,7 @@ def test_what_is_lost_is_told_for_each_model_that_can_have_the_types(place: Path
     ]
     assert found.losses[0].more == pytest.approx(14 / 15) and found.losses[1].more == 0, "1e-9 is nothing"
     assert all(bar.met for bar in found.bars) and found.failure is None
+    assert Loss("x", "f16 to q8_0", 0.5, 0.0).more > 1.5 and Loss("x", "f16 to q8_0", 1e-9, 0.0).more == 0
 
 
 def test_quick_takes_a_few_models(place: Path) -> None:

@@ -155,6 +155,24 @@ def test_only_the_plain_runs_with_flash_attention_count_as_grown() -> None:
     assert checks.judge_grown([*runs(1, 2), *off], "other").details["grown"] == 1
 
 
+@pytest.mark.parametrize(
+    ("tag", "label", "grown", "fails"),
+    [
+        ("v0.5.0", "", 2, False),
+        ("v0.5.0", "", 1, True),
+        ("v0.5.0", "rpc", 1, False),  # measured in host memory only
+        ("b12345", "", 1, False),
+        ("b12345", "rpc", 0, True),
+    ],
+)
+def test_quick_needs_models_that_grow(tag: str, label: str, grown: int, fails: bool) -> None:
+    again = Finding("kv-check/m0/fa-off", "kv-check", "plain", CheckOutcome.PASSED, "same-not-grown")
+    found = checks.judge_quick_grown([*runs(grown, 2), again], tag, label)
+    assert [f.status for f in found] == ["not-grown"] * fails
+    skipped = [replace(again, outcome=CheckOutcome.SKIPPED, status="static-fails")]
+    assert [f.reason for f in checks.judge_quick_grown(skipped, tag, label)] == ["no model grew"]
+
+
 MEMORY = Check("memory/x/131072", "memory", Path("x"))
 GIB, MIB = 2**30, 2**20
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvtool.verify import devices
+from kvtool.verify import devices, server
 from tests.unit.verifying import document, run, speaking
 
 
@@ -55,8 +56,26 @@ def test_an_rpc_server_that_a_run_took_along_is_there_for_the_next(here: Path, t
                 client.sendall(b"abort")
                 client.recv(1)
         with lane() as again:
-            assert again == args
+            host, port = again[1].split(":")
             socket.create_connection((host, int(port)), timeout=5).close()
+
+
+def test_a_port_that_another_took_is_not_taken_for_the_servers(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listens = devices._listens
+
+    def late(port: int) -> bool:
+        time.sleep(1)  # so that the server has seen that it cannot have the port
+        return listens(port)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        ports = iter([taken, server.free_port(), server.free_port()])
+        monkeypatch.setattr(devices, "free_port", lambda: next(ports))
+        monkeypatch.setattr(devices, "_listens", late)
+        with devices.device("rpc", here / "bin", tmp_path, 0) as on:
+            assert int(on.tools[1].split(":")[1]) != taken
 
 
 @pytest.mark.usefixtures("here")

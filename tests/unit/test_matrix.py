@@ -71,7 +71,8 @@ def test_the_table_says_what_did_not_grow() -> None:
 def test_a_model_that_grows_has_to_grow_in_every_kind_of_cache() -> None:
     planned = matrix.in_memory([TOY, Path("mamba.gguf")])
     findings = [found(check, grown="mamba" not in check.id) for check in planned]
-    assert matrix.judge_grown(findings).outcome is CheckOutcome.PASSED
+    assert matrix.judge_grown(findings, 1).outcome is CheckOutcome.PASSED
+    assert matrix.judge_grown(findings, 2).reason == "only 1 models grew, 2 are expected"
     (q8_0,) = (i for i, f in enumerate(findings) if "llama-dense/matrix/q8_0-fa-on/1/" in f.id)
     findings[q8_0] = found(planned[q8_0], grown=False)
     judged = matrix.judge_grown(findings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_a_new_library_makes_new_toys_and_removes_the_old(generator: Path, tmp_p
     assert generated(generator) == 2
     assert second[0].parent != first[0].parent
     assert not first[0].exists()
+
+
+def test_what_a_killed_run_left_is_removed_and_what_another_is_making_is_not(generator: Path, tmp_path: Path) -> None:
+    killed, making = (tmp_path / "work" / f"making-{name}" for name in ("killed", "now"))
+    for place in (killed, making):
+        (place / "toys").mkdir(parents=True)
+    os.utime(killed, (0, 0))
+    models.toys(generator, tmp_path / "work")
+    assert making.exists() and not killed.exists()
 
 
 @pytest.mark.parametrize("mode", ["fails", ""])

@@ -105,6 +105,7 @@ def test_the_static_side_is_left_out_where_it_does_not_fit(tmp_path: Path) -> No
         ("fat", "too-big", CheckOutcome.FAILED),
         ("mute", "garbage", CheckOutcome.FAILED),
         ("no-context", "static-fails", CheckOutcome.FAILED),
+        ("dies-late", "dynamic-fails", CheckOutcome.FAILED),
         ("unknown", "skipped", CheckOutcome.SKIPPED),
     ],
 )
@@ -121,6 +122,19 @@ def test_memory_that_takes_forever_fails(tmp_path: Path) -> None:
 def test_available_memory_is_a_number_of_bytes_or_unknown() -> None:
     free = machine.available_memory()
     assert free is None or free > 2**20
+
+
+def test_the_page_cache_of_a_cgroup_is_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemAvailable: 1000 kB",
+        "/sys/fs/cgroup/memory.max": "1000\n",
+        "/sys/fs/cgroup/memory.current": "900\n",
+        "/sys/fs/cgroup/memory.stat": "file 800\ninactive_file 700\n",
+    }
+    monkeypatch.setattr(machine, "_text", files.get)
+    assert machine.available_memory() == 800
+    files["/sys/fs/cgroup/memory.stat"] = "inactive_file 7000\n"
+    assert machine.available_memory() == 1000
 
 
 def test_a_finding_is_frozen(kv_check: Path, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvtool.result import CheckOutcome
-from kvtool.verify import conversation, texts
+from kvtool.verify import conversation, parts, texts
 from kvtool.verify.checks import Check, Finding
 from tests import fakes
 
@@ -98,6 +101,8 @@ def serve(bin_dir: Path, name: str, exact: bool = True) -> Finding:
         ("dynamic-dies", "dynamic-fails", CheckOutcome.FAILED),
         ("static-2-dies", "unstable", CheckOutcome.FAILED),
         ("http-500", "static-fails", CheckOutcome.SKIPPED),
+        ("slots-500", "static-fails", CheckOutcome.FAILED),
+        ("nonsense", "static-fails", CheckOutcome.FAILED),
     ],
 )
 def test_server(bin_dir: Path, name: str, exact: bool, status: str, outcome: CheckOutcome) -> None:
@@ -132,6 +137,45 @@ def test_a_slot_file_of_the_dynamic_server_that_static_reads_wrongly_differs(bin
     found = serve(bin_dir, "other-file")
     assert found.status == "differs"
     assert "the other kind's slot file" in found.reason
+
+
+class Parts:
+    """A llama-server that has both parts, or with --draft-lazy what it was told to have."""
+
+    def __init__(self, args: list[str], grows: bool) -> None:
+        self.has = set() if parts.LAZY[1] in args else {"speculative", "mmproj"}
+        self.log = "resizing KV cache from 256 to 512 cells" if grows else ""
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path != "/v1/chat/completions":
+            self.has = self.has - {body.get("unload")} | {path[1:]}
+            return {}
+        text = isinstance(content := body["messages"][0]["content"], str)
+        said = {"message": {"content": str(type(content))}}
+        return {"choices": [said], "timings": {"draft_n": 1} if text and "speculative" in self.has else {}}
+
+
+@pytest.mark.parametrize(
+    ("grows", "status"), [((False, True), "same"), ((False, False), "not-grown"), ((True, True), "differs")]
+)
+def test_a_projector_and_a_draft_come_and_go_in_a_cache_that_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: tuple[bool, bool], status: str
+) -> None:
+    @contextlib.contextmanager
+    def serving(_binary: Path, _model: Path, args: list[str], _log: Path) -> Iterator[Parts]:
+        yield Parts(args, grows[texts.FLAG in args])
+
+    monkeypatch.setattr(parts, "llama_server", serving)
+    monkeypatch.setattr(parts, "projector", lambda model, _work: model)
+    binary = fakes.program(tmp_path / "llama-server", f"print({parts.LAZY!r})")
+    check = Check("server/x/parts", "parts", fakes.model(tmp_path, "good"))
+    assert parts.parts(check, binary, tmp_path).status == status
+
+
+def test_a_server_that_cannot_even_print_its_help_fails(tmp_path: Path) -> None:
+    binary = fakes.program(tmp_path / "llama-server", "import os; os.abort()")
+    found = parts.parts(Check("server/x/parts", "parts", tmp_path), binary, tmp_path)
+    assert (found.status, found.outcome) == ("static-fails", CheckOutcome.FAILED)
 
 
 def test_prompts_are_repeatable_and_differ_by_seed() -> None:

@@ -11,20 +11,26 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pytest
 
 from kvtool import cli
-from kvtool.commands import verify
+from kvtool.commands import build, verify
 from kvtool.result import CheckOutcome
-from kvtool.verify import checks, matrix, models, report
+from kvtool.verify import checks, matrix, models, plan, report
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from tests import fakes
 from tests.unit.verifying import document, run, speaking
 
 ALL = "same@llama not-grown@mamba static-fails@gpt2 no-cache@dream iswa@gemma"
+
+
+def cached(here: Path) -> Path:
+    """Where verify works while no tree is applied."""
+    return here.parent / "cache" / "verify"
 
 
 @pytest.mark.usefixtures("here")
@@ -179,14 +185,60 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
     assert [f["id"] for f in failed] == ["kv-check/grown"]
 
 
+@pytest.mark.parametrize(("how", "toys"), [("--quick", "not-grown"), ("--matrix", "same not-grown@a not-grown@b")])
+def test_models_that_do_not_grow_fail_although_each_is_the_same(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str, toys: str
+) -> None:
+    speaking(here, monkeypatch)
+    monkeypatch.setenv("FAKE_TOYS", toys)
+    monkeypatch.setattr(plan, "CLASS_TOYS", ("not-grown",))
+    monkeypatch.setattr(matrix, "in_memory", one_by_one)
+    assert run(how, "--json") == 8
+    (failed,) = (f for f in document(capsys)["findings"] if f["outcome"] == "failed")
+    assert failed["status"] == "not-grown"
+
+
 def test_a_stale_tree_is_refused_with_exit_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "cpp/tools/kv-check").mkdir(parents=True)
     assert cli.run(["verify", "--quick", "--json"]) == 4
     assert document(capsys)["error"]["code"] == "tree"
 
 
+def test_before_apply_the_place_of_the_tree_is_left_alone(here: Path) -> None:
+    assert run("--models", "*") == 0
+    assert not (here / "llama.cpp").exists() and any(cached(here).iterdir())
+
+
+def test_what_is_verified_is_not_built_anew_meanwhile(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "cpp/tools/kv-check").mkdir(parents=True)
+    seen: list[bool] = []
+
+    def is_free() -> bool:
+        try:
+            with filelock.FileLock(here / "kvtool.lock").acquire(blocking=False):
+                return True
+        except filelock.Timeout:
+            return False
+
+    def built(*_: object) -> SimpleNamespace:
+        seen.append(is_free())
+        return SimpleNamespace(build_dir=here, bin_dir=here / "bin")
+
+    def verified(*_: object) -> list[Finding]:
+        seen.append(is_free())
+        return []
+
+    monkeypatch.setattr(build, "command", built)
+    monkeypatch.setattr(verify.Verification, "run", verified)
+    assert cli.run(["verify", "--quick"]) == 8
+    assert seen == [True, False] and is_free()
+    with filelock.FileLock(here / "kvtool.lock"):
+        assert cli.run(["verify", "--quick"]) == 8
+    assert len(seen) == 3
+
+
 def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    work = here / "llama.cpp" / "build" / "verify"
+    work = cached(here)
     work.mkdir(parents=True)
     with filelock.FileLock(work / "kvtool.lock"):
         assert run("--models", "*") == 8
@@ -263,7 +315,7 @@ def test_a_matrix_that_did_not_end_goes_on_where_it_stopped(
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "add", interrupted)
         assert run("--matrix", "--jobs", "1") == 130
-    (journal,) = (here / "llama.cpp" / "build" / "verify").glob("matrix-*.jsonl")
+    (journal,) = cached(here).glob("matrix-*.jsonl")
     capsys.readouterr()
     assert run("--matrix", "--jobs", "1", "--json") == 8
     captured = capsys.readouterr()
@@ -299,3 +351,34 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(
     (here / "file").touch()
     assert run("--matrix", option, "file/report") == 2
     assert "file/report cannot be written" in capsys.readouterr().err
+
+
+def test_what_was_found_out_is_told_when_the_report_cannot_be_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_findings: object) -> str:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(verify, "as_junit", full)
+    monkeypatch.setattr(matrix, "in_memory", one_by_one)
+    assert run("--matrix", "--junit", "report.xml", "--json") == 1
+    data = document(capsys)
+    assert data["error"]["why"] == "the disk is full" and data["findings"] and "unwritten" not in data
+    assert list(cached(here).glob("matrix-*.jsonl")), "nothing was told to a file: the same command again is short"
+
+
+@pytest.mark.parametrize(
+    ("id_", "again"),
+    [
+        ("kv-check/m/fa-on", "kvtool verify --models m"),
+        ("kv-check/m/fa-off/quick", "kvtool verify --models m"),
+        ("kv-check/m/fa-on/rpc", "the same command"),
+        ("kv-check/m/retype/copy/fa-on", "the same command"),
+        ("kv-check/m/draft", "the same command"),
+        ("kv-check/matrix/grown", "the same command"),
+    ],
+)
+def test_what_to_do_next_runs_what_failed(id_: str, again: str) -> None:
+    found = Finding(id_, "kv-check", "", CheckOutcome.FAILED, "differs")
+    failure = report.Verified("v1", "full", Path(), (), (found,), None, 0.0).failure
+    assert failure is not None and failure.next_step.startswith(f"{again} ")
