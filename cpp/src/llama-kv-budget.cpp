@@ -207,6 +207,7 @@ bool llama_kv_dynamic::follow_budget_of(llama_context & ctx) try {
 
     ctx.synchronize();
 
+    dyn->forget(); // what a batch asked for that did not run
     dyn->step_up();
     dyn->begin_account();
 

@@ -220,6 +220,8 @@ void llama_kv_dynamic::update() {
 }
 
 int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
+    forget(); // what a batch asked for that found no cells
+
     const bool has_memory = finish_update();
 
     return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;

@@ -6,7 +6,6 @@
 #include "llama-memory.h"
 
 #include <algorithm>
-#include <new>
 
 static size_t sum(const std::map<ggml_backend_buffer_type_t, size_t> & breakdown) {
     size_t res = 0;
@@ -107,10 +106,8 @@ void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {
 // interface
 //
 
-llama_memory_usage llama_get_memory_usage(const llama_context * ctx) try {
+llama_memory_usage llama_get_memory_usage(const llama_context * ctx) {
     const auto * dyn = llama_kv_dynamic::of(*ctx);
 
     return dyn ? dyn->usage() : llama_memory_usage {};
-} catch (const std::bad_alloc &) { // none leaves a function of the interface
-    return {};
 }
