@@ -48,7 +48,7 @@ class Completed:
 
 def public(text: str) -> str:
     """A text whose URLs have no login: what is shown may end in a log or an issue that everybody can read."""
-    return re.sub(r"(?i)\b((?:http|ftp)s?://)[^/\s]*@", r"\1", text)
+    return re.sub(r"""(?i)\b((?:https?|ftps?|socks\w*)://)[^/?#\s"'<>,]*@""", r"\1", text)
 
 
 def quote(argv: Sequence[str | Path]) -> str:

@@ -129,11 +129,13 @@ class Report(Result, command="bench"):
             yield title, columns, [[each if isinstance(each, str) else as_number(each) for each in row] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        doc = {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
-        del doc["unwritten"]
-        return doc
+        told = None if self.unwritten in (None, self.failure) else str(self.unwritten)
+        bars = [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]
+        return {**super().to_json(), "bars": bars, "unwritten": told}
 
     def render(self, console: Console) -> None:
+        if self.unwritten not in (None, self.failure):
+            console.line(str(self.unwritten), "red")
         for title, columns, rows in self.shown():
             console.table(columns, rows, title=title)
             console.line()

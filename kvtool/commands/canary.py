@@ -185,7 +185,7 @@ def command(env: Env, options: Options) -> CanaryResult:
         asked = newest(lock, options.mirror or os.environ.get("KVTOOL_UPSTREAM") or lock.remote)
     with tempfile.TemporaryDirectory(prefix="kvtool-canary-") as name:
         work = options.work.absolute() if options.work else Path(name)
-        inside = Env(console, lambda: init.create(project, work))
+        inside = Env(console, lambda: init.create(project, work)[0])
         done = _Run(project, console, options, lock, asked[0], inside)
         done.go()
     key = done.breakages[0].key if done.breakages else ""

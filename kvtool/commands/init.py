@@ -44,10 +44,10 @@ class InitResult(Result, command="init"):
         console.line(f"in {_FILES['workflow.yml']}, KVTOOL says where GitHub gets kvtool: it is for you to fill in")
 
 
-def create(source: Project, place: Path, *, empty: bool = False) -> Project:
+def create(source: Project, place: Path, *, empty: bool = False) -> tuple[Project, tuple[str, ...]]:
     """A project like `source`; UsageError when something of it is there already, and then nothing is written.
 
-    A README.md that is there stays.
+    With what was written beside patches/ and cpp/: a README.md that is there stays.
     """
     root = expanded(place).absolute()
     made_here = {"patches", "cpp", "llama.cpp", *_FILES.values()} - {_MAY_BE_THERE}
@@ -57,19 +57,19 @@ def create(source: Project, place: Path, *, empty: bool = False) -> Project:
     with writing(str(root), "name another place"):
         if empty:
             made.patches.mkdir(parents=True)
-            for file in filter(Path.exists, (source.lock, source.patches / "README.md")):
-                shutil.copyfile(file, made.patches / file.name)
+            shutil.copyfile(source.lock, made.lock)
+            if (guide := source.patches / "README.md").exists():
+                shutil.copyfile(guide, made.patches / guide.name)
             shutil.copyfile(_TEMPLATES / "series.toml", made.series)
         else:
             shutil.copytree(source.patches, made.patches)
             if source.cpp.is_dir():
                 shutil.copytree(source.cpp, made.cpp, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, target in _FILES.items():
-            if target == _MAY_BE_THERE and (root / target).exists():
-                continue
+        wanted = {n: target for n, target in _FILES.items() if target != _MAY_BE_THERE or not (root / target).exists()}
+        for name, target in wanted.items():
             (root / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_TEMPLATES / name, root / target)
-    return made
+    return made, tuple(wanted.values())
 
 
 def command(
@@ -88,5 +88,5 @@ def command(
     Exit codes: 2 the directory has patches/, cpp/, llama.cpp/ or one of the files that init writes already: Makefile,
     .gitignore, .gitattributes, .github/workflows/kvtool.yml. A README.md that is there stays.
     """
-    made = create(env.project, place, empty=empty)
-    return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), tuple(_FILES.values()))
+    made, written = create(env.project, place, empty=empty)
+    return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), written)

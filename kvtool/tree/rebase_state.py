@@ -65,7 +65,7 @@ def read_state(tree: Path) -> RebaseState | None:
 
 
 def write_state(tree: Path, state: RebaseState) -> RebaseState:
-    write_json(state_path(tree), asdict(state))
+    write_json(state_path(tree), asdict(state), private=True)  # a mirror can have a login in it
     return state
 
 

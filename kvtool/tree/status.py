@@ -104,11 +104,13 @@ def kvtool_dir(tree: Path) -> Path:
     return tree / ".git" / "kvtool"
 
 
-def write_json(path: Path, data: object) -> None:
-    """Replace a JSON file atomically, also where the power goes."""
+def write_json(path: Path, data: object, *, private: bool = False) -> None:
+    """Replace a JSON file atomically, also where the power goes. private: nobody else may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
-    fresh.touch(mode=0o600)  # a mirror's address can have a login in it
+    if private:
+        fresh.unlink(missing_ok=True)
+        fresh.touch(mode=0o600)
     with fresh.open("w", encoding="utf-8") as out:
         out.write(json.dumps(data, indent=2) + "\n")
         out.flush()

@@ -98,9 +98,12 @@ class Verified(Result, command="verify"):
         return VerifyError("nothing was compared", why=why, next_step=next_step)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in super().to_json().items() if name != "unwritten"}
+        told = None if self.unwritten in (None, self.failure) else str(self.unwritten)
+        return {**super().to_json(), "unwritten": told}
 
     def render(self, console: Console) -> None:
+        if self.unwritten not in (None, self.failure):
+            console.line(str(self.unwritten), "red")
         if self.classes:
             _render_classes(console, self.classes)
         if others := [f for f in self.findings if not is_model_run(f)]:
