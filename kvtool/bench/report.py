@@ -129,9 +129,10 @@ class Report(Result, command="bench"):
             yield title, columns, [[each if isinstance(each, str) else as_number(each) for each in row] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        told = None if self.unwritten in (None, self.failure) else str(self.unwritten)
-        bars = [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]
-        return {**super().to_json(), "bars": bars, "unwritten": told}
+        doc = super().to_json()
+        if doc.pop("unwritten") and self.unwritten is not self.failure:
+            doc["unwritten"] = str(self.unwritten)
+        return {**doc, "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:
         if self.unwritten not in (None, self.failure):

@@ -98,8 +98,10 @@ class Verified(Result, command="verify"):
         return VerifyError("nothing was compared", why=why, next_step=next_step)
 
     def to_json(self) -> dict[str, Any]:
-        told = None if self.unwritten in (None, self.failure) else str(self.unwritten)
-        return {**super().to_json(), "unwritten": told}
+        doc = super().to_json()
+        if doc.pop("unwritten") and self.unwritten is not self.failure:
+            doc["unwritten"] = str(self.unwritten)
+        return doc
 
     def render(self, console: Console) -> None:
         if self.unwritten not in (None, self.failure):

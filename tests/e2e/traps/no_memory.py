@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
     CACHE,
+    CONTEXT,
     COPY,
     DYNAMIC_CACHE,
     DYNAMIC_COPIES,
@@ -127,7 +128,10 @@ NO_MEMORY = (
     ),
     Trap(
         "a state that finds no memory in a window leaves its part in the other cache",
-        Edit(DYNAMIC_STATE, "dyn->drop_seq(*seq_id_read);", ""),
+        (
+            Edit(DYNAMIC_STATE, "dyn->drop_seq(*seq_id_read);", ""),
+            Edit(CONTEXT, "memory->clear(true);", "(void) 0;", after="::state_read_data("),
+        ),
         Run(
             "gemma3-dense",
             ("--quick", "--checks", "no-memory", "--fail", "21+", "--override", "gemma3.attention.sliding_window=1024"),
