@@ -56,8 +56,8 @@ def expanded(path: str | Path) -> Path:
 
 
 def place_of(url: str) -> str:
-    """A repository as git takes it from anywhere: a URL as it is, a path from the root."""
-    return str(expanded(url).absolute()) if expanded(url).exists() else url
+    """A repository as git takes it from any folder: a URL as it is, a path from the root, links followed."""
+    return str(expanded(url).resolve()) if expanded(url).exists() else url
 
 
 def _named(variable: str, given: Path | None = None) -> Path | None:

@@ -25,7 +25,7 @@ extern "C" {
         int64_t  t_retype_us;    // time that took
     };
 
-    // Works with and without kv_dynamic.
+    // Works with and without kv_dynamic
     LLAMA_API struct llama_memory_usage llama_get_memory_usage(const struct llama_context * ctx);
 
     // cells that hold a token of a sequence
@@ -47,7 +47,7 @@ extern "C" {
         struct llama_seq_cells window; // of the largest one with a window
     };
 
-    // Looks at every cell: nothing is counted while nobody asks. Works with and without kv_dynamic.
+    // Looks at every cell: nothing is counted while nobody asks. Works with and without kv_dynamic
     // Not thread-safe, as llama_decode()
     LLAMA_API struct llama_seq_usage llama_memory_seq_usage(const struct llama_context * ctx, llama_seq_id seq_id);
 

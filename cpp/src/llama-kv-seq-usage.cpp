@@ -31,8 +31,10 @@ llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & 
     const auto & cells = kv.v_cells[s];
     const size_t size  = size_cell();
 
-    // rows without cells (DSV4)
-    bytes += is_compressed ? part(n_rows_used[s]*size, kv.n_stream > 1 ? 1 : kv.n_seq_max, kv.n_stream > 1 ? 0 : seq_id) : 0;
+    // rows without cells (DSV4) are of the sequences of the stream
+    const uint32_t n_seqs = kv.n_seq_max/kv.n_stream;
+
+    bytes += is_compressed ? part(n_rows_used[s]*size, n_seqs, seq_id % n_seqs) : 0;
 
     bool is_run = false;
 

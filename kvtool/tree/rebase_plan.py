@@ -19,7 +19,7 @@ from typing import Self
 from kvtool.console import Console
 from kvtool.errors import ConflictError, NetworkError, TreeError, UsageError
 from kvtool.gitcmd import Scratch, folders
-from kvtool.project import Project, expanded
+from kvtool.project import Project, place_of
 from kvtool.result import PatchOutcome
 from kvtool.tree.apply import (
     Builder,
@@ -105,7 +105,7 @@ class Workshop:
     """
 
     def __init__(self, project: Project, console: Console, mirror: str | None = None) -> None:
-        self.project, self.console, self.mirror = project, console, _absolute(mirror)
+        self.project, self.console, self.mirror = project, console, mirror and place_of(mirror)
         self.lock, self.cache = load_lock(project.lock), Cache(project.cache)
         self.known: dict[str, str] = {}
         self.listed = frozenset(self.lock.upstreams)
@@ -181,12 +181,6 @@ class Workshop:
         if upstream.tree != self.lock.upstream().tree:
             return self.rehearse(scratch, upstream)
         return replay(scratch, self.base(upstream), self.series(upstream))
-
-
-def _absolute(mirror: str | None) -> str | None:
-    """The same from any other folder, where it is a path."""
-    path = expanded(mirror) if mirror else None
-    return str(path.resolve()) if path and path.exists() else mirror
 
 
 def _astray(git: Scratch, series: Series, here: str, there: str) -> tuple[str, ...]:
