@@ -2,7 +2,10 @@
 
 #include "log.h"
 
+#include "llama-cpp.h"
 #include "llama-kv.h"
+
+#include "../src/llama-ext.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -99,6 +102,22 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 // common_kv_budget_fit
 //
 
+// the log, while contexts come and go that nobody has asked for
+struct only_errors {
+    only_errors() {
+        llama_log_get(&callback, &user_data);
+        llama_log_set([](ggml_log_level level, const char * text, void * data) {
+            const auto * scope = (const only_errors *) data;
+            scope->callback(level >= GGML_LOG_LEVEL_ERROR ? level : GGML_LOG_LEVEL_DEBUG, text, scope->user_data);
+        }, this);
+    }
+
+    ~only_errors() { llama_log_set(callback, user_data); }
+
+    ggml_log_callback callback  = nullptr;
+    void *            user_data = nullptr;
+};
+
 common_kv_budget_fit::common_kv_budget_fit(const common_params & params, llama_context_params & tgt, llama_context_params & dft)
     : params(params), tgt(tgt), dft(dft), tgt_given(tgt), dft_given(dft) {
     for (auto * cparams : { &tgt, &dft }) {
@@ -115,15 +134,26 @@ common_kv_budget_fit::~common_kv_budget_fit() {
 }
 
 common_kv_budget_fit::bytes common_kv_budget_fit::measure(uint32_t n_ctx, const llama_model_params & mparams, const common_fit_extra_model * extra) const {
+    const only_errors scope;
+
     bytes res;
 
-    const auto add = [&](const char * path, const llama_model_params & mparams, llama_context_params cparams) {
-        std::vector<ggml_backend_dev_t> devs;
-        uint32_t unused = 0;
+    const auto add = [&](const char * path, llama_model_params mparams, llama_context_params cparams) {
+        mparams.no_alloc  = true;
+        mparams.load_mode = LLAMA_LOAD_MODE_NONE;
 
         cparams.n_ctx = n_ctx;
-        for (const auto & mem : common_get_device_memory_data(path, &mparams, &cparams, devs, unused, unused, unused, GGML_LOG_LEVEL_ERROR)) {
-            res.context += mem.context;
+
+        const llama_model_ptr   model(llama_model_load_from_file(path, mparams));
+        const llama_context_ptr ctx(model ? llama_init_from_model(model.get(), cparams) : nullptr);
+        if (!ctx) {
+            throw std::runtime_error(std::string("failed to measure the KV cache of ") + path);
+        }
+
+        const auto usage = llama_get_memory_usage(ctx.get());
+
+        res.cells += usage.reserved - usage.used; // it is empty: what is used are recurrent states, which the budget leaves out
+        for (const auto & [_, mem] : llama_get_memory_breakdown(ctx.get())) {
             res.compute += mem.compute;
         }
     };
@@ -156,10 +186,10 @@ void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const c
     // as the budget counts: of the compute buffers, what they grow by
     const auto size = [&](uint32_t n_ctx) {
         const bytes cur = measure(n_ctx, mparams, extra);
-        return cur.context + cur.compute - std::min(cur.compute, start.compute);
+        return cur.cells + cur.compute - std::min(cur.compute, start.compute);
     };
 
-    const size_t size_min = start.context;
+    const size_t size_min = start.cells;
     for (size_t size_max = size(n_max); size_max > budget; size_max = size(n_max)) {
         if (size_min >= budget || n_max == n_min) {
             n_max = n_min;

@@ -29,7 +29,7 @@ public:
 
 private:
     struct bytes {
-        size_t context = 0;
+        size_t cells   = 0;
         size_t compute = 0;
     };
 

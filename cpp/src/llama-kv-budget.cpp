@@ -32,6 +32,12 @@ bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
+// K and V each take a type where it makes them smaller
+static void take_smaller(std::pair<ggml_type, ggml_type> & types, ggml_type type) {
+    types.first  = llama_kv_type_is_smaller(type, types.first)  ? type : types.first;
+    types.second = llama_kv_type_is_smaller(type, types.second) ? type : types.second;
+}
+
 //
 // llama_kv_dynamic
 //
@@ -46,6 +52,15 @@ bool llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
     try {
         account();
     } catch (const std::bad_alloc &) { // none leaves a function of the interface: the next growth counts
+    }
+
+    // said before it is missed
+    auto next = types();
+    for (size_t i = 0; this->budget && next.first != GGML_TYPE_COUNT && i < budget->types.size(); ++i) {
+        take_smaller(next, budget->types[i]);
+        if (const int32_t res = check_types(next.first, next.second)) {
+            LLAMA_LOG_WARN("%s: this context cannot have %s and %s: %s\n", __func__, ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
+        }
     }
 
     return this->budget != nullptr;
@@ -140,8 +155,7 @@ bool llama_kv_dynamic::step_down(bool is_full) {
     const bool is_growth = any([](const auto * cache) { return cache->need.has_value(); });
 
     for (const auto type : budget->types) {
-        next.first  = llama_kv_type_is_smaller(type, next.first)  ? type : next.first;
-        next.second = llama_kv_type_is_smaller(type, next.second) ? type : next.second;
+        take_smaller(next, type);
 
         const size_t n_bytes = n_bytes_next(false, next.first, next.second);
 

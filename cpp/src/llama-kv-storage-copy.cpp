@@ -124,12 +124,7 @@ public:
             }
 
             // give back what the larger buffers hold
-            for (size_t j = 0; j < i; ++j) {
-                if (!move_layer(layers[j], n_old, n_used)) {
-                    break;
-                }
-            }
-
+            for (size_t j = 0; j < i && move_layer(layers[j], n_old, n_used); ++j) {}
             return false;
         }
 
@@ -146,38 +141,38 @@ public:
 
         try {
             next_n_used = n_used;
-
             bufs.reserve(bufs.size() + layers.size()); // move_in() does not throw
+            has_all = has_memory_beside(type_k, type_v, n_used);
 
             if (std::none_of(layers.begin(), layers.end(), [&](const own_layer & own) { return is_wider(own.l, type_k, type_v); })) {
                 return true;
             }
 
-            for (const auto & own : layers) {
-                new_layers.push_back(make_layer(own, n_rows(), type_k, type_v, n_used));
-
-                if (!new_layers.back().buf) {
-                    forget_types();
-                    return false;
-                }
+            for (size_t i = 0; i < layers.size() && has_all; ++i) {
+                new_layers.push_back(make_layer(layers[i], n_rows(), type_k, type_v, n_used));
+                has_all = new_layers.back().buf != nullptr;
+            }
+            if (has_all) {
+                return true;
             }
         } catch (const std::bad_alloc &) {
-            forget_types();
-            return false;
         }
 
-        return true;
+        forget_types();
+
+        return false;
     }
 
     bool set_types(const llama_kv_convert & convert) override {
         const auto & n_used = next_n_used;
-
         is_moved = true;
 
         for (size_t i = 0; i < layers.size(); ++i) {
             auto & own = layers[i];
 
-            new_layer to = new_layers.empty() ? make_layer(own, n_rows(), next_k, next_v, n_used) : std::move(new_layers[i]);
+            // what they were created in goes when the last one has a buffer of its own: all of them or none
+            new_layer to = !new_layers.empty() ? std::move(new_layers[i]) :
+                has_all || own.i_buf >= 0 ? make_layer(own, n_rows(), next_k, next_v, n_used) : new_layer();
 
             if (to.buf) {
                 convert_rows(convert, own.l.k, to.k, false, n_used);
@@ -266,6 +261,23 @@ private:
         }
 
         return true;
+    }
+
+    // whether there is memory for all layers in these types beside what they have, as far as that is known
+    bool has_memory_beside(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) const {
+        std::map<ggml_backend_buffer_type_t, size_t> all;
+
+        for (const auto & own : layers) {
+            const auto n_bytes_in = [&](const ggml_tensor * t, ggml_type type, bool trans) {
+                ggml_tensor to = *t;
+                llama_kv_set_type(&to, type);
+                return ggml_backend_buft_is_host(own.buft) ? llama_kv_n_bytes_live(&to, trans, n_used) : ggml_nbytes(&to);
+            };
+
+            all[own.buft] += n_bytes_in(own.l.k, type_k, false) + (own.l.v ? n_bytes_in(own.l.v, type_v, v_trans) : 0);
+        }
+
+        return std::all_of(all.begin(), all.end(), [](const auto & part) { return part.second <= llama_kv_limits_available(part.first); });
     }
 
     // a buffer of its own for a layer of n rows, which is zero. null: there is no memory
@@ -372,7 +384,8 @@ private:
     ggml_type             next_k = GGML_TYPE_COUNT;
     ggml_type             next_v = GGML_TYPE_COUNT;
     std::vector<uint32_t> next_n_used;
-    std::vector<new_layer>     new_layers; // of all layers, or of none
+    bool                  has_all = false; // there is memory for all layers beside what they have
+    std::vector<new_layer> new_layers;     // of all layers, or of none
 };
 
 } // namespace

@@ -3,6 +3,7 @@
 
 #include "../src/llama-kv-storage.h"
 
+#include "test-kv-rows.h"
 #include "test-kv.h"
 
 #include "../ggml/src/ggml-backend-impl.h"
@@ -386,6 +387,38 @@ static void test_device_is_full() {
     n_dev_free = SIZE_MAX;
 }
 
+// what would leave others without memory is not taken: wider types are refused, narrower ones stay in the buffer that all layers
+// were created in, which would go only after the last of them
+static void test_types_on_a_full_device() {
+    const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 1, 3, place::device };
+
+    const auto   n_bytes = [&](ggml_type type) { return N_START*2*ggml_row_size(type, N_EMBD)*cfg.n_layer; };
+    const size_t margin  = (size_t(1) << 30)/64;
+    const auto   n       = used(cfg, 256);
+
+    for (const size_t n_lacks : { 1, 0 }) {
+        const std::string what = n_lacks ? "types, device is full" : "types, device has room";
+
+        cache c(cfg);
+        c.fill(0, 0, 256);
+
+        const size_t size = c.size_bufs();
+
+        n_dev_free = margin + n_bytes(GGML_TYPE_F32) - n_lacks;
+        check(c.storage->prepare_types(GGML_TYPE_F32, GGML_TYPE_F32, n) == !n_lacks, what + ": wider");
+        c.storage->forget_types();
+        check(c.size_bufs() == size && !c.storage->moved(), what + ": nothing has changed");
+        check_data(c, n, what);
+
+        n_dev_free = margin + n_bytes(GGML_TYPE_Q8_0) - n_lacks;
+        check(c.storage->prepare_types(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, n) && c.storage->set_types(convert), what + ": narrower");
+        check(c.consistent() && c.k[2]->type == GGML_TYPE_Q8_0, what + ": tensors, views and buffers agree");
+        check(n_lacks ? c.size_bufs() == size : c.size_bufs() <= n_bytes(GGML_TYPE_Q8_0) + size_slack(cfg), what + ": memory");
+
+        n_dev_free = SIZE_MAX;
+    }
+}
+
 // give memory back, with each of the allocations for the smaller buffers failing
 static void test_shrink(const config & cfg, int * n_alloc) {
     for (uint32_t i_fail = 0; i_fail <= cfg.n_layer; ++i_fail) {
@@ -556,6 +589,7 @@ int main() {
     }
 
     test_device_is_full();
+    test_types_on_a_full_device();
     test_inplace(false);
     test_inplace(true);
     test_inplace_fails();

@@ -46,6 +46,20 @@ def test_the_size_of_the_context(
         assert n_ctx(server) in cells
 
 
+@pytest.mark.parametrize("slots", ["1", "16"])
+def test_the_budget_is_for_cells_and_not_for_recurrent_states(real: Real, tmp_path: Path, slots: str) -> None:
+    """A MiB has room for 768 cells of this model and what the compute buffers grow by, or for the states of 7 slots."""
+    args = (*PLAIN, "-np", slots, "--kv-unified", "--kv-budget", "1")
+    with serving(real, real.spoken("qwen35-dense"), tmp_path / "log", *args) as server:
+        assert n_ctx(server) == 768
+
+
+def test_a_type_that_the_model_cannot_have_is_told_at_the_start(real: Real, tmp_path: Path) -> None:
+    args = (*PLAIN, "-c", "1024", "--kv-budget", "64", "--kv-auto-quant", "f16,q8_0")
+    with serving(real, real.spoken("laguna-moe"), tmp_path / "log", *args) as server:
+        until_logged(server, "cannot have q8_0 and q8_0: the block size of the type does not divide the size of a head")
+
+
 @pytest.mark.parametrize(("most", "each"), [(2048, 512), (2047, 256)])
 def test_cells_over_all_slots(real: Real, model: Path, tmp_path: Path, most: int, each: int) -> None:
     args = ("-c", "8192", "-np", "4", "--no-kv-unified", "--kv-cache-tokens", str(most), "--kv-dynamic")

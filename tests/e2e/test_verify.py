@@ -14,11 +14,9 @@ from kvtool.verify.devices import IN_MEMORY
 from tests.e2e.conftest import ROOT, Real, kvtool
 
 CLASSES = {"plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA"}
-# A run takes more than ten seconds, a third of the time of all: without flash attention a few checks, and all at night.
-SLOW = {
-    *("hrm_text-dense", "jamba-dense", "mamba-dense", "deepseek32-moe", "deepseek4-moe", "dots3note-moe"),
-    *("glm-dsa-moe", "glm5-next-moe", "hy_v4-moe", "llama4-moe", "qwen4exp-moe"),
-}
+# Without flash attention these, and those that --quick runs so, have all checks; the others a few, and all at night
+# (ci/nightly.sh full).
+IN_FULL = {"deepseek2-moe", "minimax-m3-moe"}
 FEW = ("--checks", "prompt,generate,copy,state-self")
 
 
@@ -34,7 +32,7 @@ def kv_checks(real: Real, quick: tuple[int, dict[str, Any]]) -> list[dict[str, A
     ids = {found["id"] for found in known}
     toys = sorted(real.toys.glob("*.gguf"))
     planned = [
-        replace(check, args=(*check.args, *FEW)) if check.model.stem in SLOW and "off" in check.args else check
+        replace(check, args=(*check.args, *FEW)) if "off" in check.args and check.model.stem not in IN_FULL else check
         for check in plan.kv_checks(toys, quick=True, chosen=True)
         if check.id not in ids
     ]

@@ -152,7 +152,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a growth that fails half way keeps the memory that it had got",
-        Edit(STORAGE, "!move_layer(layers[j], n_old, n_used)", "true"),
+        Edit(STORAGE, "move_layer(layers[j], n_old, n_used)", "false"),
         unit("test-kv-storage"),
         "exit",
     ),

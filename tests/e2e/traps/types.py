@@ -19,6 +19,7 @@ from tests.e2e.traps.base import (
     Trap,
     copies,
     inplace,
+    unit,
 )
 
 BITS = "retype-bits"
@@ -105,6 +106,18 @@ TYPES = (
         Edit(STORAGE, "llama_kv_shrink_layout(t, trans, n_rows(), n_used);", "(void) 0;", after="// inside:"),
         copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 are of the compute buffers
         "status: not-run",
+    ),
+    Trap(
+        "types by copy take on a device what others need",
+        Edit(STORAGE, "has_all = has_memory_beside(type_k, type_v, n_used);", "has_all = true;"),
+        unit("test-kv-storage"),
+        "exit",
+    ),
+    Trap(
+        "layers leave the buffer of all for narrower types when there is no memory for the last of them",
+        Edit(STORAGE, "has_all || own.i_buf >= 0", "true"),
+        unit("test-kv-storage"),
+        "exit",
     ),
     Trap(
         "a shift that waits is done after the change, in another basis",
