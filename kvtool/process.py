@@ -205,14 +205,11 @@ def _end(process: Process) -> None:
             subprocess.run(["taskkill", "/T", "/F", "/PID", str(process.pid)], capture_output=True)
             process.wait()
         return
-    for sig in (signal.SIGTERM, signal.SIGKILL):
+    for sig in (signal.SIGTERM, signal.SIGKILL):  # the leader may be gone; KILL reaches children that ignored TERM
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sig)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5.0)
-            if sig == signal.SIGTERM:
-                continue  # the leader is gone; KILL still reaches children that ignored TERM
-            break
 
 
 def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_line: Callable[[str], None]) -> Completed:
