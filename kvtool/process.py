@@ -81,7 +81,7 @@ def require_program(folder: Path, name: str, error: type[KvtoolError], next_step
 
 def _resolve(argv: Sequence[str | Path]) -> list[str]:
     out = [str(a) for a in argv]
-    if os.sep not in out[0] and (os.altsep is None or os.altsep not in out[0]):
+    if Path(out[0]).name == out[0]:
         found = which(out[0])
         if found is None:
             why = f"it is not on PATH and not beside {sys.executable}"
