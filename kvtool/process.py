@@ -19,12 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import Any, TypeAlias
 
 from kvtool.errors import KvtoolError, MissingToolError
 
 Process: TypeAlias = subprocess.Popen[bytes]
-_Stream: TypeAlias = int | IO[bytes]
 Environment: TypeAlias = Mapping[str, str | None]  # merged over os.environ; None removes a variable
 
 _observer: Callable[[Sequence[str]], None] | None = None
@@ -113,7 +112,7 @@ def capture(
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
     with (
         input.open("rb") if isinstance(input, Path) else contextlib.nullcontext(subprocess.PIPE) as stdin,
-        _started(args, cwd, env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        _started(args, env, cwd=cwd, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         try:
             out_bytes, err_bytes = _communicate(process, data if isinstance(data, bytes) else None, timeout, on_tick)
@@ -127,10 +126,8 @@ def capture(
 
 
 @contextlib.contextmanager
-def _started(
-    args: Sequence[str], cwd: Path | None, env: Environment | None, *, stdin: _Stream, stdout: _Stream, stderr: int
-) -> Iterator[Process]:
-    """A process in a session of its own, ended with its whole family by an exception in the block.
+def _started(args: Sequence[str], env: Environment | None = None, **more: Any) -> Iterator[Process]:
+    """A process in a session of its own, ended with its whole family by an exception in the block. more: as for Popen.
 
     Without a terminal: in a mere group of its own, what asks there (ssh for a passphrase) would be stopped for ever.
     """
@@ -139,13 +136,10 @@ def _started(
         try:
             process = subprocess.Popen(
                 args,
-                cwd=cwd,
                 env=merged,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
                 start_new_session=True,
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+                **more,
             )
         except OSError as err:
             raise MissingToolError(f"cannot run {args[0]}", why=str(err)) from err
@@ -219,9 +213,7 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
     """
     args = _resolve(argv)
     collected: list[str] = []
-    with _started(
-        args, None, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
+    with _started(args, env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         with io.TextIOWrapper(process.stdout, "utf-8", "replace") as output:  # progress counters end lines with CR
             for line in output:
@@ -237,7 +229,7 @@ def spawn(argv: Sequence[str | Path], *, stdout: Path) -> Iterator[Process]:
     args = _resolve(argv)
     with (
         stdout.open("wb") as log,
-        _started(args, None, None, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT) as process,
+        _started(args, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT) as process,
     ):
         yield process
         _end(process)
