@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.verify import models
-from kvtool.verify.models import attention_keys, fingerprint, write_model, written
+from kvtool.verify.models import Geometry, attention_keys, fingerprint, write_model, written
 
-_EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _WINDOW, _CONTEXT = 128, 2, 64, 192, 128, 32, 8192
-_DRAFT_EMBD = 64
+_TARGET = Geometry("gemma4", layers=2, kv_heads=2, head_size=64, embd=128, ffn=192, vocab=128)
+_DRAFT = _TARGET._replace(embd=64)
+_WINDOW, _CONTEXT = 32, 8192
 MTP_TOY = "qwen35-dense"
 _PATTERN = (True, False)  # which layers have a window
 
 
 def pair(work: Path) -> tuple[Path, Path]:
     """A target and its draft, written once. Only tests of the shared cells need them, so verify makes no others."""
-    keys = _keys(_DRAFT_EMBD, embedding_length_out=_EMBD, nextn_predict_layers=len(_PATTERN))
-    into = {"nextn.post_projection": (_EMBD, _DRAFT_EMBD), "nextn.pre_projection": (_DRAFT_EMBD, 2 * _EMBD)}
+    keys = _keys(_DRAFT, embedding_length_out=_TARGET.embd, nextn_predict_layers=_DRAFT.layers)
+    into, out = (_DRAFT.embd, 2 * _TARGET.embd), (_TARGET.embd, _DRAFT.embd)
+    shapes = _shapes(_DRAFT, keys=False, **{"nextn.post_projection": out, "nextn.pre_projection": into})
     return (
-        write_model(work / "gemma4-target.gguf", "gemma4", _keys(_EMBD), _shapes(_EMBD, keys=True)),
-        write_model(work / "gemma4-assistant.gguf", "gemma4-assistant", keys, _shapes(_DRAFT_EMBD, keys=False, **into)),
+        write_model(work / "gemma4-target.gguf", "gemma4", _keys(_TARGET), _shapes(_TARGET, keys=True)),
+        write_model(work / "gemma4-assistant.gguf", "gemma4-assistant", keys, shapes),
     )
 
 
@@ -67,36 +69,32 @@ def _write_mtp(toy: Path, out: Path) -> None:
     models.finish(writer)
 
 
-def _keys(embd: int, **more: int) -> dict[str, Any]:
-    keys = attention_keys(
-        layers=len(_PATTERN), embd=embd, ffn=_FFN, vocab=_VOCAB, context=_CONTEXT, heads=_HEADS, head=_HEAD
-    )
-    heads = {f"attention.{what}_length_swa": _HEAD for what in ("key", "value")}
-    rope = {"rope.dimension_count": _HEAD, "rope.dimension_count_swa": _HEAD}
+def _keys(of: Geometry, **more: int) -> dict[str, Any]:
+    heads = {f"attention.{what}_length_swa": of.head_size for what in ("key", "value")}
+    rope = {"rope.dimension_count": of.head_size, "rope.dimension_count_swa": of.head_size}
     window = {"attention.sliding_window": _WINDOW, "attention.sliding_window_pattern": list(_PATTERN)}
     none = {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0}
-    return {**keys, **heads, **rope, **window, **none, **more}
+    return {**attention_keys(of, _CONTEXT), **heads, **rope, **window, **none, **more}
 
 
-def _shapes(embd: int, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _shapes(of: Geometry, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """The tensors of a model, rows first. keys: its layers have keys and values of their own; more: those besides."""
-    width = _HEADS * _HEAD
+    embd, head, width = of.embd, of.head_size, of.kv_heads * of.head_size
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm": (embd,),
         "attn_q": (width, embd),
-        "attn_q_norm": (_HEAD,),
+        "attn_q_norm": (head,),
         "attn_output": (embd, width),
         "post_attention_norm": (embd,),
         "layer_output_scale": (1,),
         "ffn_norm": (embd,),
-        "ffn_gate": (_FFN, embd),
-        "ffn_up": (_FFN, embd),
-        "ffn_down": (embd, _FFN),
+        "ffn_gate": (of.ffn, embd),
+        "ffn_up": (of.ffn, embd),
+        "ffn_down": (embd, of.ffn),
         "post_ffw_norm": (embd,),
     }
     if keys:
-        layer |= {"attn_k": (width, embd), "attn_v": (width, embd), "attn_k_norm": (_HEAD,)}
-    shapes = {"token_embd": (_VOCAB, embd), "output_norm": (embd,), "rope_freqs": (_HEAD // 2,), **more}
-    for il in range(len(_PATTERN)):
-        shapes |= {f"blk.{il}.{name}": shape for name, shape in layer.items()}
+        layer |= {"attn_k": (width, embd), "attn_v": (width, embd), "attn_k_norm": (head,)}
+    shapes = {"token_embd": (of.vocab, embd), "output_norm": (embd,), "rope_freqs": (head // 2,), **more}
+    shapes |= {f"blk.{il}.{name}": shape for il in range(of.layers) for name, shape in layer.items()}
     return {f"{name}.weight": shape for name, shape in shapes.items()}

@@ -229,18 +229,18 @@ def random_weight(name: str, shape: tuple[int, ...]) -> Any:
     return drawn / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else 1 + np.float32(0.1) * drawn
 
 
-def attention_keys(*, heads: int, head: int, **lengths: int) -> dict[str, Any]:
-    """The keys of an architecture that every model here has; lengths: layers, embd, ffn, vocab, context."""
+def attention_keys(geometry: Geometry, context: int) -> dict[str, Any]:
+    """The keys of an architecture that every model here has."""
     return {
-        "block_count": lengths["layers"],
-        "context_length": lengths["context"],
-        "embedding_length": lengths["embd"],
-        "feed_forward_length": lengths["ffn"],
-        "vocab_size": lengths["vocab"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": heads,
-        "attention.key_length": head,
-        "attention.value_length": head,
+        "block_count": geometry.layers,
+        "context_length": context,
+        "embedding_length": geometry.embd,
+        "feed_forward_length": geometry.ffn,
+        "vocab_size": geometry.vocab,
+        "attention.head_count": geometry.heads or geometry.kv_heads,
+        "attention.head_count_kv": geometry.kv_heads,
+        "attention.key_length": geometry.head_size,
+        "attention.value_length": geometry.head_size,
         "attention.layer_norm_rms_epsilon": 1e-6,
     }
 
@@ -273,9 +273,7 @@ def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
     g = geometry
     size = f"-{g.embd}x{g.ffn}x{g.vocab}" if g.heads else ""
     q, kv = (g.heads or g.kv_heads) * g.head_size, g.kv_heads * g.head_size
-    lengths = {"layers": g.layers, "embd": g.embd, "ffn": g.ffn, "vocab": g.vocab, "context": context}
-    keys = attention_keys(heads=g.heads or g.kv_heads, head=g.head_size, **lengths)
-    keys |= {"attention.head_count_kv": g.kv_heads, "rope.dimension_count": g.head_size}
+    keys = {**attention_keys(g, context), "rope.dimension_count": g.head_size}
     layer = {"attn_norm": (g.embd,), "attn_q": (q, g.embd), "attn_k": (kv, g.embd), "attn_v": (kv, g.embd)}
     layer |= {"attn_output": (g.embd, q), "ffn_norm": (g.embd,), "ffn_gate": (g.ffn, g.embd)}
     layer |= {"ffn_up": (g.ffn, g.embd), "ffn_down": (g.embd, g.ffn)}

@@ -46,11 +46,9 @@ def shapes(width: int) -> dict[str, tuple[int, ...]]:
         "mm.2.weight": (width, _HIDDEN),
         "mm.2.bias": (width,),
     }
-    for il in range(LAYERS):
-        layer = {"ln1": (EMBD,), "ln2": (EMBD,), "ffn_up": (_FFN, EMBD), "ffn_down": (EMBD, _FFN)}
-        layer |= {f"attn_{name}": (EMBD, EMBD) for name in ("q", "k", "v", "out")}
-        found |= {f"v.blk.{il}.{name}.weight": shape for name, shape in layer.items()}
-    return found
+    layer = {"ln1": (EMBD,), "ln2": (EMBD,), "ffn_up": (_FFN, EMBD), "ffn_down": (EMBD, _FFN)}
+    layer |= {f"attn_{name}": (EMBD, EMBD) for name in ("q", "k", "v", "out")}
+    return found | {f"v.blk.{il}.{name}.weight": shape for il in range(LAYERS) for name, shape in layer.items()}
 
 
 def image(seed: int, size: int = _IMAGE) -> bytes:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvtool.verify.models import attention_keys, write_model
+from kvtool.verify.models import Geometry, attention_keys, write_model
 
 _LAYERS, _EMBD, _HEADS, _HEAD, _FFN, _VOCAB, _CONTEXT, _BUCKETS = 2, 128, 2, 64, 192, 128, 8192, 32
 
 
 def t5(work: Path) -> Path:
     """The model, written once."""
-    keys = attention_keys(
-        layers=_LAYERS, embd=_EMBD, ffn=_FFN, vocab=_VOCAB, context=_CONTEXT, heads=_HEADS, head=_HEAD
-    )
+    keys = attention_keys(Geometry("t5", _LAYERS, _HEADS, _HEAD, embd=_EMBD, ffn=_FFN, vocab=_VOCAB), _CONTEXT)
     more = {"attention.relative_buckets_count": _BUCKETS, "decoder_start_token_id": 0}
     return write_model(work / "t5.gguf", "t5", {**keys, **more}, _shapes())
 
