@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvtool.verify.checks import Check, Finding, passed, skipped
 from kvtool.verify.server import Answer, LlamaServer, RefusedError, Request, llama_server
-from kvtool.verify.texts import FLAG, growths, judge_logs, prompt
+from kvtool.verify.texts import FLAG, judge_logs, prompt
 from kvtool.verify.trial import Failed, failing, trial
 
 BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
@@ -126,13 +126,8 @@ def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
 def _judge(check: Check, statics: Sequence[_Run], dynamic: _Run) -> Finding:
     answers = sum(isinstance(step.said, Answer) for step in dynamic.steps)
     unstable = [i for i in range(len(dynamic.steps)) if len({s.steps[i] for s in statics}) > 1]
-    details: dict[str, object] = {
-        "answers": answers,
-        "static_runs": len(statics),
-        "not_repeated_by_static": len(unstable),
-        "growths": growths(dynamic.log),
-    }
-    judge_logs([s.log for s in statics], dynamic.log, details)
+    counts = {"answers": answers, "static_runs": len(statics), "not_repeated_by_static": len(unstable)}
+    details = judge_logs([s.log for s in statics], dynamic.log, **counts)
     if missing := _unmatched(dynamic, statics):
         at = missing[0]
         reason = f"{len(missing)} of {answers} answers differ; {statics[0].steps[at]} became {dynamic.steps[at]}"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kvtool.verify.checks import Check, Finding, passed, skipped
 from kvtool.verify.projector import image_url, projector
 from kvtool.verify.server import LlamaServer, llama_server
-from kvtool.verify.texts import FLAG, growths, judge_logs, prompt
+from kvtool.verify.texts import FLAG, judge_logs, prompt
 from kvtool.verify.trial import Failed, failing, run_side, trial
 
 LAZY = ("--mmproj-lazy", "--draft-lazy")
@@ -49,8 +49,7 @@ def parts(check: Check, binary: Path, work: Path) -> Finding:
         server.post("/mmproj", {"action": "load"})
         _expect(seen, _look(server), "with both")
         _expect(text, _write(server), "with both")
-        details: dict[str, object] = {"growths": growths(server.log)}
-        judge_logs([static], server.log, details)
+        details = judge_logs([static], server.log)
     return passed(check, "7 answers equal", grown=True, details=details)
 
 

@@ -56,8 +56,7 @@ def completion(check: Check, binary: Path, work: Path) -> Finding:
     static = _write(check, common, dynamic=False)
     by_flag = [] if check.by_env else [FLAG]
     dynamic = _write(check, [*common, *by_flag], dynamic=True, env=VARIABLE if check.by_env else {})
-    details = {"characters": len(dynamic.stdout), "growths": growths(dynamic.stderr)}
-    judge_logs([static.stderr], dynamic.stderr, details)
+    details = judge_logs([static.stderr], dynamic.stderr, characters=len(dynamic.stdout))
     _judge_text(static.stdout, dynamic.stdout, details)
     return passed(check, f"{len(static.stdout)} characters equal", grown=True, details=details)
 
@@ -87,13 +86,15 @@ def _judge_text(static: str, dynamic: str, details: dict[str, object]) -> None:
         raise Failed("differs", f"the texts differ from character {at}: {seen}", details)
 
 
-def judge_logs(statics: Sequence[str], dynamic: str, details: dict[str, object]) -> None:
-    """Failed unless the dynamic side grew, and only it."""
-    if any(growths(log) for log in statics):
+def judge_logs(statics: Sequence[str], dynamic: str, **more: object) -> dict[str, object]:
+    """Failed unless the dynamic side grew, and only it. The details of a finding: its growths, and more."""
+    details = {**more, "growths": growths(dynamic)}
+    if any(map(growths, statics)):
         raise Failed("differs", f"a cache grew without {FLAG}", details)
-    if not growths(dynamic):
+    if not details["growths"]:
         reason = f"with {FLAG} the log has no 'resizing KV cache': nothing grew, so nothing was tested"
         raise Failed("not-grown", reason, {**details, "log": dynamic[-LOG:]})
+    return details
 
 
 @trial
@@ -102,8 +103,7 @@ def bench(check: Check, binary: Path) -> Finding:
     argv: list[str | Path] = [binary, "-m", check.model, *_BENCH.split(), *check.args]
     static, dynamic = (run_side(check, [*argv, FLAG, "01"[on]], dynamic=on) for on in (False, True))
     speeds = [_speeds(side.stdout) for side in (static, dynamic)]
-    details: dict[str, object] = {"growths": growths(dynamic.stderr), "tokens_per_second": speeds}
-    judge_logs([static.stderr], dynamic.stderr, details)
+    details = judge_logs([static.stderr], dynamic.stderr, tokens_per_second=speeds)
     return passed(check, "it measures both", grown=True, details=details)
 
 
