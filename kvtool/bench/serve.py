@@ -10,7 +10,6 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from kvtool.bench.report import MIB, STATIC, Bar, Report, Table, mib, over
 from kvtool.errors import MeasureError, VerifyError
 from kvtool.machine import cores
 from kvtool.verify.models import Geometry
-from kvtool.verify.server import LlamaServer, json_of_events, llama_server
+from kvtool.verify.server import LlamaServer, json_of_events, llama_server, together
 
 HOW = (__doc__ or "").partition("\n\n")[2]
 GEOMETRY = Geometry("serve", layers=8, kv_heads=4, head_size=128)  # 16 KiB a token
@@ -147,18 +146,14 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
         with llama_server(binary, model, args, work / f"serve-{mode}.log") as server:
             chats = [_chat(server, load, number) for number in range(load.chats)]
             alone = next(chats[0])
-            pool = ThreadPoolExecutor(load.chats)
-            try:
-                together: list[list[Reply]] = list(pool.map(list, chats))
-            finally:  # without waiting, as LlamaServer.together()
-                pool.shutdown(wait=False, cancel_futures=True)
+            replied: Sequence[list[Reply]] = together(list, chats)
             cache = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
             sizes = cache.get("used_bytes"), cache.get("committed_bytes"), server.resident()
     except VerifyError as err:
         raise MeasureError(f"{mode}: {err.what}", why=err.why, output=err.output) from err
-    replies = [alone, *itertools.chain(*together)]
+    replies = [alone, *itertools.chain(*replied)]
     errors = [reply.error for reply in replies if reply.error]
-    waits = [first.wait for first, *_ in together[1:] if not first.error]
+    waits = [first.wait for first, *_ in replied[1:] if not first.error]
     counts = len(replies), len(errors), next(iter(errors), "")
     tokens = sum(reply.asked for reply in replies), sum(reply.computed for reply in replies)
     return Served(mode, *counts, *tokens, statistics.median(waits) if waits else None, max(waits, default=None), *sizes)

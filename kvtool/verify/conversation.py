@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvtool.verify.checks import Check, Finding, passed, skipped
-from kvtool.verify.server import Answer, LlamaServer, RefusedError, Request, llama_server
+from kvtool.verify.server import Answer, LlamaServer, RefusedError, Request, llama_server, together
 from kvtool.verify.texts import FLAG, judge_logs, prompt
 from kvtool.verify.trial import Failed, failing, trial
 
@@ -56,7 +56,7 @@ def converse(server: LlamaServer, script: Script, own: str, other: str, at_once:
     steps: list[Step] = []
 
     def ask(name: str, *requests: Request) -> None:
-        answers = server.together(requests) if at_once else tuple(server.complete(r) for r in requests)
+        answers = together(server.complete, requests) if at_once else tuple(server.complete(r) for r in requests)
         steps.extend(Step(f"{name}, slot {r.slot}", a) for r, a in zip(requests, answers, strict=True))
 
     def texts(offset: int, suffix: str = "") -> list[str]:

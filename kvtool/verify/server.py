@@ -7,7 +7,7 @@ is a VerifyError that shows the end of its log.
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,18 +131,19 @@ class LlamaServer(contextlib.ExitStack):
         except (KeyError, TypeError) as err:
             raise self._failed("llama-server's answer is not a completion", f"{type(err).__name__}: {err}") from err
 
-    def together(self, requests: Sequence[Request]) -> tuple[Answer, ...]:
-        """All requests at once, each on a connection of its own; the answers in the order of the requests."""
-        pool = ThreadPoolExecutor(len(requests))
-        try:
-            return tuple(pool.map(self.complete, requests))
-        finally:
-            # Without waiting: on Ctrl-C the server is about to be ended, which ends the requests.
-            pool.shutdown(wait=False, cancel_futures=True)
-
     def slot(self, action: str, slot: int, filename: str = "") -> dict[str, Any]:
         """save, restore or erase a slot; filename is relative to --slot-save-path."""
         return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
+
+
+def together(ask: Callable[[Any], Any], what: Sequence[Any]) -> tuple[Any, ...]:
+    """Ask all of it at once, each on a connection of its own; the answers in the order in which it was given."""
+    pool = ThreadPoolExecutor(len(what))
+    try:
+        return tuple(pool.map(ask, what))
+    finally:
+        # Without waiting: on Ctrl-C the server is about to be ended, which ends the requests.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextlib.contextmanager

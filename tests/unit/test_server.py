@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kvtool.errors import VerifyError
-from kvtool.verify.server import Request, free_port, json_of_events, llama_server
+from kvtool.verify.server import Request, free_port, json_of_events, llama_server, together
 from tests import fakes
 
 
@@ -32,10 +32,10 @@ def test_requests_at_once_are_answered_in_order_and_the_server_is_ended(binary: 
     model = fakes.model(tmp_path, "good")
     with llama_server(binary, model, [], tmp_path / "log") as server:
         asked = [Request(f"prompt {i}", 8, i) for i in range(4)]
-        together = server.together(asked)
-        assert together == tuple(server.complete(r) for r in asked)
-        assert len({a.content for a in together}) == 4
-        assert together[0].tokens_evaluated == 2
+        answers = together(server.complete, asked)
+        assert answers == tuple(server.complete(r) for r in asked)
+        assert len({a.content for a in answers}) == 4
+        assert answers[0].tokens_evaluated == 2
         assert server.slot("save", 0, "a.bin") == {"n_saved": 7, "n_restored": 7}
         pid = server.process.pid
     assert gone(pid)
