@@ -146,7 +146,13 @@ class Plan:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return self.chosen or default_targets(self.preset, self.cpp)
+        """Those that are named, or programs for the user, for verify, and the unit tests that cpp/ brings."""
+        if self.chosen:
+            return self.chosen
+        if PRESETS[self.preset].portable:  # the tests call the CPU's library, which programs here load when they start
+            return (*USER_TARGETS, *PORTABLE_TARGETS, *VERIFY_TARGETS)
+        tests = sorted(path.stem for path in (self.cpp / "tests").glob("test-kv-*.cpp"))
+        return (*USER_TARGETS, *VERIFY_TARGETS, *tests)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -183,8 +189,11 @@ class Plan:
             # it hits in a checkout at another path: paths below the tree count relative to the build
             out |= {"CCACHE_BASEDIR": str(self.tree), "CCACHE_STATSLOG": str(self.build_dir / "ccache.stats")}
             out |= {"CCACHE_NOHASHDIR": "1"} if PRESETS[self.preset].ccache_any_dir else {}
-        if self.with_page and self.tools.npm:
-            out |= _npm_env(self.tools.npm)
+        if self.with_page and (npm := self.tools.npm):
+            # upstream's script that calls npm needs it on PATH, and no long wait for a registry that is away
+            out |= {"npm_config_fetch_retries": "1", "npm_config_audit": "false", "npm_config_fund": "false"}
+            if shutil.which("npm") is None:
+                out["PATH"] = os.pathsep.join((str(npm.parent), os.environ.get("PATH", "")))
         return out
 
     @property
@@ -204,19 +213,3 @@ class Plan:
 
 def build_dir(tree: Path, backend: str = "cpu", preset: str = "release") -> Path:
     return tree / "build" / f"{backend}-{preset}"
-
-
-def default_targets(preset: str, cpp: Path) -> tuple[str, ...]:
-    """Programs for the user, for verify, and the unit tests that cpp/ brings."""
-    if PRESETS[preset].portable:  # the tests call the CPU's library, which programs here load when they start
-        return (*USER_TARGETS, *PORTABLE_TARGETS, *VERIFY_TARGETS)
-    tests = sorted(path.stem for path in (cpp / "tests").glob("test-kv-*.cpp"))
-    return (*USER_TARGETS, *VERIFY_TARGETS, *tests)
-
-
-def _npm_env(npm: Path) -> dict[str, str]:
-    """What upstream's script that calls npm needs: npm on PATH, and no long wait for a registry that is away."""
-    env = {"npm_config_fetch_retries": "1", "npm_config_audit": "false", "npm_config_fund": "false"}
-    if shutil.which("npm") is None:
-        env["PATH"] = os.pathsep.join((str(npm.parent), os.environ.get("PATH", "")))
-    return env

@@ -17,8 +17,8 @@ TOOLS = ("ccache", "flags", "npm", "https")
 
 def make(backend: str, preset: str = "release", **more: object) -> cmake.Plan:
     tools = {"cmake": "cmake", "ninja": "ninja", **{name: more.pop(name) for name in TOOLS if name in more}}
-    given = {"system": "Linux", "jobs": 2, **more}
-    return cmake.Plan(TREE, CPP, cmake.Toolchain(**tools), backend=backend, preset=preset, **given)  # type: ignore[arg-type]
+    given = {"cpp": CPP, "system": "Linux", "jobs": 2, **more}
+    return cmake.Plan(TREE, tools=cmake.Toolchain(**tools), backend=backend, preset=preset, **given)  # type: ignore[arg-type]
 
 
 START = "cmake --fresh -S /t -B /t/build/{} -G Ninja -DCMAKE_MAKE_PROGRAM=ninja "
@@ -101,7 +101,7 @@ def test_default_targets_take_our_unit_tests_from_cpp(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     for name in ("test-kv-growth.cpp", "test-kv-alloc.cpp", "helper.cpp", "test-kv.h"):
         (tmp_path / "tests" / name).touch()
-    ours = cmake.default_targets("release", tmp_path)[len(cmake.USER_TARGETS) + len(cmake.VERIFY_TARGETS) :]
+    ours = make("cpu", cpp=tmp_path).targets[len(cmake.USER_TARGETS) + len(cmake.VERIFY_TARGETS) :]
     assert ours == ("test-kv-alloc", "test-kv-growth")
 
 
