@@ -10,7 +10,7 @@ from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
 from kvtool.tree.patchfile import Mail, parse_diff, size_of
 from kvtool.tree.series import Patch, goal_lines, new_files
-from kvtool.upstream.cache import Cache, ref_of
+from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, load_lock, read_tables
 
 _T = TypeVar("_T")
@@ -128,12 +128,8 @@ def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]
 def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterator[LintFinding]:
     """Paths of cpp/ that some upstream has already; only upstreams in the cache are asked."""
     cache = Cache(project.cache)
-    if not paths or not (cache.repo / "HEAD").is_file():
-        return
     for tag, upstream in lock.upstreams.items():
-        commit = cache.git.resolve(f"{ref_of(tag)}^{{commit}}")
-        if commit is None or cache.git.resolve(f"{commit}^{{tree}}") != upstream.tree:
-            continue
-        for path in sorted(cache.git.paths(commit) & set(paths)):
-            what = f"llama.cpp {tag} has {path} already"
-            yield LintFinding(f"cpp/{path}", 0, "in-upstream", what, "choose another name")
+        if commit := cache.base(upstream):
+            for path in sorted(cache.git.paths(commit) & set(paths)):
+                what = f"llama.cpp {tag} has {path} already"
+                yield LintFinding(f"cpp/{path}", 0, "in-upstream", what, "choose another name")
