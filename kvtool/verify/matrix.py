@@ -8,7 +8,6 @@ whatever their type). Each combination runs the checks that touch what it change
 """
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from kvtool import markdown
 from kvtool.result import CheckOutcome
 from kvtool.verify import checks
 from kvtool.verify.checks import Check, Finding
-from kvtool.verify.report import tally
+from kvtool.verify.report import Tally, class_rows, tally
 
 CHECKS = "generate,copy,shift,state-self"
 # by name: the type, and kv-check's arguments
@@ -82,24 +81,25 @@ def on_device(toys: Sequence[Path], label: str) -> list[Check]:
     ]
 
 
-def _place(found: Finding) -> tuple[str, str] | None:
-    """(cache, storage) of a matrix run; None for any other."""
+def _place(found: Finding) -> tuple[str, str]:
+    """(cache, storage) of a matrix run; empty for any other."""
     parts = found.id.split("/")
-    return (parts[3], parts[5]) if len(parts) == 6 and parts[2] == _PREFIX else None
+    return (parts[3], parts[5]) if len(parts) == 6 and parts[2] == _PREFIX else ("", "")
 
 
-def _cell(found: Sequence[Finding]) -> str:
-    """equal/possible, how many of the equal ones did not grow, and what failed."""
-    of = tally(found)
+def _cell(of: Tally | None) -> str:
+    """equal/possible, how many of the equal ones did not grow, and what failed; "" without runs."""
+    if of is None:
+        return ""
     flat = f", {of.same - of.grown} not grown" if of.same > of.grown else ""
     wrong = f" **{of.failed} FAILED**" if of.failed else ""
-    return f"{of.same}/{of.same + of.failed}{flat}{wrong}" if found else ""
+    return f"{of.same}/{of.same + of.failed}{flat}{wrong}"
 
 
 def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
     """A model that grows in one kind of cache grows in all that it can have, and at least so many do; less would go
     unnoticed as "equal"."""
-    equal = [f for f in findings if f.outcome is CheckOutcome.PASSED and _place(f) is not None]
+    equal = [f for f in findings if f.outcome is CheckOutcome.PASSED and all(_place(f))]
     growing = {f.model for f in equal if f.grown}
     flat = [f.id for f in equal if not f.grown and f.model in growing]
     check = Check("kv-check/matrix/grown", "kv-check", Path(), group="all toys")
@@ -117,25 +117,19 @@ def table(findings: Iterable[Finding]) -> str:
     A cell is "runs that gave equal bits / runs that a static cache can do" and how many of them did not grow, over the
     models of the class and over one sequence, four streams and four sequences in one stream.
     """
-    by: dict[str, dict[tuple[str, str], list[Finding]]] = defaultdict(lambda: defaultdict(list))
-    for found in findings:
-        place = _place(found)
-        # what a static cache cannot do has no class: the log of a context that was never made names none
-        if place is not None and place[1] != "pair" and found.outcome is not CheckOutcome.SKIPPED:
-            by[found.group][place].append(found)
-    places = {place for row in by.values() for place in row}
+    # what a static cache cannot do has no class: the log of a context that was never made names none
+    could = [f for f in findings if f.outcome is not CheckOutcome.SKIPPED and _place(f)[1] not in ("", "pair")]
+    rows = class_rows(could, _place)
+    places = {place for row in rows for place in row.variants}
     storages = (*checks.STORAGES, *sorted({storage for _, storage in places} - {*checks.STORAGES}))
     columns = [place for place in itertools.product(CACHES, storages) if place in places]
     titles = {cache: type_ if "on" in args else f"{type_} without FA" for cache, (type_, args) in CACHES.items()}
     named = (f">{titles[cache]}, {checks.STORAGES.get(storage, storage.upper())}" for cache, storage in columns)
-    rows = []
-    for name in sorted(by, key=checks.class_rank):
-        models = {found.model for cell in by[name].values() for found in cell}
-        rows.append([name, str(len(models)), *(_cell(by[name][column]) for column in columns)])
-    return markdown.table(["memory class", ">models", *named], rows) if rows else ""
+    body = [[row.memory_class, str(row.models), *(_cell(row.variants.get(at)) for at in columns)] for row in rows]
+    return markdown.table(["memory class", ">models", *named], body) if body else ""
 
 
 def pairs(findings: Iterable[Finding]) -> str:
     """One line on the runs over pairs of types; "" without any."""
-    found = [f for f in findings if (place := _place(f)) is not None and place[1] == "pair"]
-    return f"Pairs of -ctk and -ctv ({', '.join(PAIR_TOYS)}): {_cell(found)} equal.\n" if found else ""
+    found = [f for f in findings if _place(f)[1] == "pair"]
+    return f"Pairs of -ctk and -ctv ({', '.join(PAIR_TOYS)}): {_cell(tally(found))} equal.\n" if found else ""

@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +32,7 @@ class ClassRow:
 
     memory_class: str
     models: int
-    variants: dict[str, Tally]
+    variants: dict[Any, Tally]
 
 
 def is_model_run(finding: Finding) -> bool:
@@ -46,15 +46,17 @@ def tally(findings: Sequence[Finding]) -> Tally:
     return Tally(len(findings), of[CheckOutcome.PASSED], grown, of[CheckOutcome.SKIPPED], of[CheckOutcome.FAILED])
 
 
-def class_rows(findings: Iterable[Finding]) -> tuple[ClassRow, ...]:
+def class_rows(
+    findings: Iterable[Finding], variant: Callable[[Finding], Any] = lambda found: found.id.split("/", 2)[2]
+) -> tuple[ClassRow, ...]:
     """The kv-check findings by memory class and variant."""
-    by_class: dict[str, dict[str, list[Finding]]] = defaultdict(lambda: defaultdict(list))
+    by_class: dict[str, dict[Any, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     for found in filter(is_model_run, findings):
-        by_class[found.group][found.id.split("/", 2)[2]].append(found)
+        by_class[found.group][variant(found)].append(found)
     rows = []
     for name in sorted(by_class, key=class_rank):
         models = {f.model for runs in by_class[name].values() for f in runs}
-        rows.append(ClassRow(name, len(models), {variant: tally(runs) for variant, runs in by_class[name].items()}))
+        rows.append(ClassRow(name, len(models), {key: tally(runs) for key, runs in by_class[name].items()}))
     return tuple(rows)
 
 
