@@ -22,10 +22,7 @@ _SMALL = models.Geometry("package", layers=2, kv_heads=2, head_size=32)
 def check(archive: Path, vocabulary: Path) -> None:
     """VerifyError when a file is not what SHA256SUMS says, or a program does not do there what it should."""
     with tempfile.TemporaryDirectory(prefix="kvtool-package-") as place:
-        work = Path(place) / "models"
-        work.mkdir()
-        (Path(place) / "unpacked").mkdir()
-        folder = unpack(archive, Path(place) / "unpacked")
+        work, folder = Path(place) / "models", unpack(archive, Path(place) / "unpacked")
         _sums(folder)
         model = models.cache_model(_SMALL, work, models.CONTEXT)
         compared = Check("kv-check/package", "kv-check", model, args=("--quick",))
