@@ -90,6 +90,9 @@ class Check:
     exact: bool = True
 
 
+GROWN = Check("kv-check/grown", "kv-check", Path(), group="all toys")  # the guard over what kv-check ran
+
+
 @dataclass(frozen=True)
 class Finding:
     """What came of a check. status: one of STATUSES, or crash, timeout, garbage, unstable, not-grown, too-big, skipped.
@@ -260,13 +263,12 @@ def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Findi
     variant = f"/fa-on/{label}" if label else "/fa-on"
     runs = [f for f in findings if f.kind == "kv-check" and f.id.endswith(variant)]
     grown, wanted = sum(f.grown for f in runs), expected_grown(tag, len(runs))
-    check = Check("kv-check/grown", "kv-check", Path(), group="all toys")
     details = {"grown": grown, "expected": wanted, "toys": len(runs)}
     if grown < wanted:
         reason = f"only {grown} of {len(runs)} toys grew with flash attention on, {wanted} are expected at {tag}"
-        return failed(check, "not-grown", reason, details=details)
+        return failed(GROWN, "not-grown", reason, details=details)
     reason = f"{grown} of {len(runs)} toys grew with flash attention on, {wanted} expected"
-    return passed(check, reason, details=details)
+    return passed(GROWN, reason, details=details)
 
 
 def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") -> list[Finding]:
@@ -277,9 +279,8 @@ def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") ->
     flat = sorted(able - grown) if tag in EXPECTED_GROWN and not label else []
     if grown and not flat:
         return []
-    check = Check("kv-check/grown", "kv-check", Path(), group="all toys")
     reason = f"in no run grew {', '.join(flat)}" if grown else "no model grew"
-    return [failed(check, "not-grown", reason, details={"grown": len(grown), "not_grown": flat})]
+    return [failed(GROWN, "not-grown", reason, details={"grown": len(grown), "not_grown": flat})]
 
 
 def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why_no_static: str = "") -> Finding:

@@ -1,6 +1,6 @@
 """Drive a llama-server on loopback: start it, talk to it, end it whatever happens.
 
-Nothing here compares anything (kvtool/verify/texts.py does); a server that does not start, dies or answers nonsense
+Nothing here compares anything (conversation.py and parts.py do); a server that does not start, dies or answers nonsense
 is a VerifyError that shows the end of its log.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvtool.result import CheckOutcome
-from kvtool.verify import matrix
+from kvtool.verify import matrix, report
 from kvtool.verify.checks import COMPRESSED, Check, Finding
 
 TOY = Path("llama-dense.gguf")
@@ -77,6 +77,8 @@ def test_a_model_that_grows_has_to_grow_in_every_kind_of_cache() -> None:
     findings[q8_0] = found(planned[q8_0], grown=False)
     judged = matrix.judge_grown(findings)
     assert (judged.outcome, judged.details["not_grown"]) == (CheckOutcome.FAILED, [planned[q8_0].id])
+    rows = report.class_rows([*findings, judged])
+    assert rows == report.class_rows(findings) and matrix.table([*findings, judged]) == matrix.table(findings)
 
 
 def test_the_columns_are_caches_by_storage() -> None:

@@ -376,7 +376,7 @@ def test_what_was_found_out_is_told_when_the_report_cannot_be_written(
         ("kv-check/m/fa-on/rpc", "the same command"),
         ("kv-check/m/retype/copy/fa-on", "the same command"),
         ("kv-check/m/draft", "the same command"),
-        ("kv-check/matrix/grown", "the same command"),
+        ("kv-check/grown", "the same command"),
     ],
 )
 def test_what_to_do_next_runs_what_failed(id_: str, again: str) -> None:
