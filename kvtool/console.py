@@ -145,6 +145,8 @@ class Console:
         if self.json:
             self.document(result.to_json())
             return
+        if result.error not in (None, result.failure):
+            self.line(str(result.error), "red")
         result.render(self)
         if result.failure is not None:
             self.error(result.failure)

@@ -54,8 +54,6 @@ def plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, KvtoolError):
-        return value.to_json()
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -107,9 +105,13 @@ class Result:
 
     A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table) overrides
     `failure`: the data is rendered, then the error, and its exit code is the program's.
+
+    error: what went wrong on the way to it, such as a report that cannot be written. It is the failure, unless there is
+    a worse one: then it is told beside that, in the document as "unwritten".
     """
 
     command: ClassVar[str] = ""
+    error: KvtoolError | None = dataclasses.field(default=None, kw_only=True)
 
     def __init_subclass__(cls, *, command: str = "") -> None:
         cls.command = command or cls.command
@@ -117,14 +119,17 @@ class Result:
     @property
     def failure(self) -> KvtoolError | None:
         """The error this result amounts to, or None."""
-        return None
+        return self.error
 
     def to_json(self) -> dict[str, Any]:
         """{"command": ..., "ok": ..., then the fields in order, "error": {...} only when there is one}."""
         failure = self.failure
         doc = {"command": self.command, "ok": failure is None, **plain(self)}
+        del doc["error"]
         if failure is not None:
             doc["error"] = failure.to_json()
+        if self.error not in (None, failure):
+            doc["unwritten"] = str(self.error)
         return doc
 
     def render(self, console: "Console") -> None:

@@ -77,7 +77,7 @@ def mib(*values: float | None) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Report(Result, command="bench"):
     """What a benchmark found. skipped: what was left out, and why; tag, machine: on which upstream ("": not known), and
-    where; strict: a missed bar is a failure; seconds: of the whole command; unwritten: why it is not in its files."""
+    where; strict: a missed bar is a failure; seconds: of the whole command; error: why it is not in its files."""
 
     name: ClassVar[str]  # of the files
     how: ClassVar[str]  # it was measured
@@ -89,13 +89,12 @@ class Report(Result, command="bench"):
     machine: Machine = field(default_factory=machine, kw_only=True)
     strict: bool = field(default=False, kw_only=True)
     seconds: float = field(default=0.0, kw_only=True)
-    unwritten: KvtoolError | None = field(default=None, kw_only=True)
 
     @property
     def failure(self) -> KvtoolError | None:
         """With strict, exit 8 when a bar was missed; else why it is not in its files."""
         if not (self.strict and self.missed):
-            return self.unwritten
+            return self.error
         first = self.missed[0]
         return MeasureError(
             f"{len(self.missed)} of {len(self.bars)} bars were missed",
@@ -129,14 +128,9 @@ class Report(Result, command="bench"):
             yield title, columns, [[each if isinstance(each, str) else as_number(each) for each in row] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        doc = super().to_json()
-        if doc.pop("unwritten") and self.unwritten is not self.failure:
-            doc["unwritten"] = str(self.unwritten)
-        return {**doc, "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
+        return {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:
-        if self.unwritten not in (None, self.failure):
-            console.line(str(self.unwritten), "red")
         for title, columns, rows in self.shown():
             console.table(columns, rows, title=title)
             console.line()

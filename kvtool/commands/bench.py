@@ -152,5 +152,5 @@ def command(env: Env, options: Options) -> Report:
         if options.out:
             result.write(options.out)
     except DiskError as err:  # what was measured is told all the same
-        return replace(result, unwritten=err)
+        return replace(result, error=err)
     return result

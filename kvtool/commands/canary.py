@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -30,8 +30,8 @@ class CanaryResult(Result, command="canary"):
     """schema: of this document; tag_from: "given", the remote that said it is the newest, or "upstream.lock".
 
     tag_why: why the remote was not asked; tree: git tree id, "" when it cannot be fetched; locked: the lock's current
-    tag; key: of the first breakage, "" for none; patches: as in kvtool rebase --dry-run; broken_by: the error of the
-    step that failed (in the document it is "error"), whose exit code is the program's.
+    tag; key: of the first breakage, "" for none; patches: as in kvtool rebase --dry-run; error: of the step that
+    failed.
     """
 
     schema: int
@@ -44,16 +44,6 @@ class CanaryResult(Result, command="canary"):
     steps: tuple[Step, ...]
     breakages: tuple[Breakage, ...]
     patches: tuple[PatchReport, ...]
-    broken_by: KvtoolError | None
-
-    @property
-    def failure(self) -> KvtoolError | None:
-        return self.broken_by
-
-    def to_json(self) -> dict[str, Any]:
-        doc = super().to_json()
-        del doc["broken_by"]  # it is doc["error"]
-        return doc
 
     def render(self, console: Console) -> None:
         origin = {"given": ""}.get(self.tag_from, f", the newest tag according to {self.tag_from}")
@@ -190,7 +180,7 @@ def command(env: Env, options: Options) -> CanaryResult:
         done.go()
     key = done.breakages[0].key if done.breakages else ""
     known = *asked, done.tree, lock.current, key
-    result = CanaryResult(SCHEMA, *known, tuple(done.steps), done.breakages, done.patches, done.error)
+    result = CanaryResult(SCHEMA, *known, tuple(done.steps), done.breakages, done.patches, error=done.error)
     if options.report is not None:
         write_json(options.report.absolute(), result.to_json())
     return result

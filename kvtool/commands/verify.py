@@ -285,6 +285,6 @@ def command(env: Env, options: Options) -> Verified:
                 table = matrix.table(everything)
                 options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
     except DiskError as err:  # what was found out is told all the same
-        return replace(result, unwritten=err)
+        return replace(result, error=err)
     under_way.told.close()
     return result

@@ -64,7 +64,7 @@ def class_rows(
 class Verified(Result, command="verify"):
     """Everything verify found. mode: quick, full or matrix, and the patch if only its tests ran.
 
-    seconds: of the whole command, build included; unwritten: why a report is not in its file.
+    seconds: of the whole command, build included; error: why a report is not in its file.
     """
 
     tag: str
@@ -74,7 +74,6 @@ class Verified(Result, command="verify"):
     findings: tuple[Finding, ...]
     junit: Path | None
     seconds: float
-    unwritten: KvtoolError | None = None
 
     @property
     def failed(self) -> tuple[Finding, ...]:
@@ -93,21 +92,13 @@ class Verified(Result, command="verify"):
                 next_step=f"{again} (its details end with the program's log)",
             )
         if any(f.outcome is CheckOutcome.PASSED for f in self.findings):
-            return self.unwritten
+            return self.error
         none = "there was nothing to check"
         why = f"none of {every} checks could be done: {self.findings[0].reason}" if every else none
         next_step = "kvtool verify --quick, which takes models that a static cache can run"
         return VerifyError("nothing was compared", why=why, next_step=next_step)
 
-    def to_json(self) -> dict[str, Any]:
-        doc = super().to_json()
-        if doc.pop("unwritten") and self.unwritten is not self.failure:
-            doc["unwritten"] = str(self.unwritten)
-        return doc
-
     def render(self, console: Console) -> None:
-        if self.unwritten not in (None, self.failure):
-            console.line(str(self.unwritten), "red")
         if self.classes:
             _render_classes(console, self.classes)
         if others := [f for f in self.findings if not is_model_run(f)]:

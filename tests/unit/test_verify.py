@@ -18,6 +18,7 @@ import pytest
 
 from kvtool import cli
 from kvtool.commands import build, verify
+from kvtool.console import Console
 from kvtool.errors import DiskError
 from kvtool.result import CheckOutcome
 from kvtool.verify import checks, matrix, models, plan, report
@@ -385,7 +386,11 @@ def test_what_to_do_next_runs_what_failed(id_: str, again: str) -> None:
     assert failure is not None and failure.next_step.startswith(f"{again} ")
 
 
-def test_a_report_that_could_not_be_written_is_told_beside_a_check_that_failed() -> None:
+def test_a_report_that_could_not_be_written_is_told_beside_a_check_that_failed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = Finding("kv-check/m/fa-on", "kv-check", "", CheckOutcome.FAILED, "differs")
-    told = report.Verified("v1", "full", Path(), (), (found,), None, 0.0, DiskError("the disk is full"))
+    told = report.Verified("v1", "full", Path(), (), (found,), None, 0.0, error=DiskError("the disk is full"))
     assert told.to_json()["unwritten"] == "the disk is full"
+    Console().result(told)
+    assert capsys.readouterr().out.startswith("the disk is full\n")
