@@ -1,6 +1,7 @@
 """`kvtool status`: what the patched tree is, compared with patches/, cpp/ and the lock."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kvtool.options import Env
 from kvtool.project import Project, read_text
 from kvtool.result import Result
 from kvtool.tree.apply import PatchReport, upstream_lines
-from kvtool.tree.series import goal_lines, load_patches, load_series, new_files
+from kvtool.tree.series import Patch, goal_lines, load_patches, load_series, new_files
 from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
 from kvtool.upstream.lock import Lock, load_lock
 
@@ -66,10 +67,10 @@ class StatusResult(Result, command="status"):
             console.line(f"  patches/{name} is not in series.toml", "yellow")
 
 
-def _groups(project: Project, applied: Applied) -> tuple[tuple[str, int], ...]:
-    group_of = {patch.id: patch.group for patch in load_patches(project)}
+def _groups(listed: Sequence[Patch], reports: Sequence[PatchReport]) -> tuple[tuple[str, int], ...]:
+    group_of = {patch.id: patch.group for patch in listed}
     lines = Counter[str]()
-    for report in applied.patches:
+    for report in reports:
         lines[group_of.get(report.id, "")] += report.added + report.removed
     return tuple(sorted(lines.items()))
 
@@ -91,13 +92,13 @@ def command(env: Env) -> StatusResult:
         kvtool status --json
     """
     project = env.project
-    lock = load_lock(project.lock)
-    listed = {patch.file for patch in load_patches(project)}
-    unlisted = tuple(sorted(p.name for p in project.patches.glob("*.patch") if p.name not in listed))
+    lock, listed = load_lock(project.lock), load_patches(project)
+    unlisted = {path.name for path in project.patches.glob("*.patch")} - {patch.file for patch in listed}
     state = tree_state(project)
     error = None if state.word == "clean" else not_clean(state)
     # while a rebase waits for a person, what was applied before is not what the tree holds
     applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
+    patches = applied.patches if applied else ()
     return StatusResult(
         state=state.word,
         tag=applied.tag if applied else "",
@@ -109,11 +110,11 @@ def command(env: Env) -> StatusResult:
         next=error.next_step if error else "",
         dirty=state.dirty,
         commits=state.extra,
-        upstream_lines=upstream_lines(applied.patches) if applied else 0,
-        groups=_groups(project, applied) if applied else (),
+        upstream_lines=upstream_lines(patches),
+        groups=_groups(listed, patches),
         goal_lines=goal_lines(read_text(project.series), str(project.series)),
         new_files=len(new_files(project.cpp)),
-        unlisted=unlisted,
-        patches=applied.patches if applied else (),
+        unlisted=tuple(sorted(unlisted)),
+        patches=patches,
         reasons=_reasons(project, lock, applied) if applied else (),
     )
