@@ -11,7 +11,6 @@ works anywhere. Import Env at run time, not under TYPE_CHECKING: the signature i
 inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
-import copy
 import dataclasses
 import errno
 import importlib
@@ -23,7 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -70,7 +69,7 @@ def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
         console.result(result)
         return result.failure.exit_code if result.failure else 0
 
-    parsed = [_literal(p) for some in (*own.values(), everywhere) for p in some.parameters]
+    parsed = [p for some in (*own.values(), everywhere) for p in some.parameters]
     call.__signature__ = inspect.Signature(parsed)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parsed}
     call.__doc__ = escape(_flowing(inspect.getdoc(command) or ""))
@@ -81,15 +80,6 @@ def _flowing(doc: str) -> str:
     """Prose that takes the terminal's width; an indented paragraph (examples, to be pasted) keeps its lines."""
     paragraphs = doc.split("\n\n")
     return "\n\n".join(part if part.startswith("    ") else part.replace("\n", " ") for part in paragraphs)
-
-
-def _literal(parameter: inspect.Parameter) -> inspect.Parameter:
-    """With help that is plain text: typer takes [bench] for markup and drops it. And a flag takes no <bool>."""
-    kind, info = get_args(parameter.annotation)
-    info = copy.copy(info)
-    info.metavar = "" if kind is bool else info.metavar
-    info.help = escape(info.help or "")
-    return parameter.replace(annotation=Annotated[kind, info])
 
 
 def build_app(only: str = "") -> typer.Typer:

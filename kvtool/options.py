@@ -4,6 +4,7 @@ A command takes its options one by one, or as a frozen dataclass whose fields ar
 There a tuple is an option that may be given several times, and Flags are several options for one word.
 """
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, cast, get_args, get_origin, get_t
 
 from typer import Argument, Option
 
-from kvtool.console import Console
+from kvtool.console import Console, escape
 from kvtool.errors import UsageError
 from kvtool.project import Project
 
@@ -115,4 +116,7 @@ def taken(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> Taken
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    """With help that is plain text: typer takes [bench] for markup and drops it. And a flag takes no <bool>."""
+    info = copy.copy(info)
+    info.help, info.metavar = escape(info.help), "" if kind is bool else info.metavar
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
