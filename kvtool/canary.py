@@ -4,13 +4,11 @@ same thing is broken."""
 import enum
 import hashlib
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvtool.errors import KvtoolError, NetworkError
-from kvtool.gitcmd import Git
+from kvtool.gitcmd import Git, scratch_repository
 from kvtool.process import public
 from kvtool.project import place_of
 from kvtool.result import CheckOutcome, PatchOutcome
@@ -103,8 +101,8 @@ def newest(lock: Lock, remote: str) -> tuple[str, str, str]:
     """The newest tag of a remote (URL or path), or the last of the lock when it cannot be asked or has none; which of
     the two ("upstream.lock") told it; and why the remote was not asked."""
     try:
-        with tempfile.TemporaryDirectory(prefix="kvtool-") as name:
-            return _newest(Git.create(Path(name)), remote), public(remote), ""
+        with scratch_repository() as git:
+            return _newest(git, remote), public(remote), ""
     except NetworkError as err:
         return list(lock.upstreams)[-1], "upstream.lock", err.why
 
