@@ -113,9 +113,8 @@ class Console:
         """A table of a result, on stdout; a column whose name starts with ">" is right-aligned."""
         table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
         for column in columns:
-            table.add_column(
-                escape(column.removeprefix(">")), justify="right" if column.startswith(">") else "left", overflow="fold"
-            )
+            name = column.removeprefix(">")
+            table.add_column(escape(name), justify="left" if name == column else "right", overflow="fold")
         for row in rows:
             table.add_row(*(Text(str(cell)) for cell in row))
         self._out.print(table, soft_wrap=False)
