@@ -152,7 +152,7 @@ def run(argv: list[str]) -> int:
         return err.exit_code
     except (KeyboardInterrupt, typer.Abort):
         edge.error(_Interrupted("interrupted"))
-        return 130
+        return _Interrupted.exit_code
     except Exception as err:
         if hasattr(err, "format_message"):  # the parser's own usage errors, whichever click typer carries
             if message := err.format_message():

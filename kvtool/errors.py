@@ -1,8 +1,7 @@
 """Every error kvtool raises on purpose: what failed, why, what to do next, and one exit code each.
 
-Exit codes: 0 ok, 1 internal (also a full disk), 2 usage, 3 conflict, 4 stale or dirty tree, 5 lock mismatch,
-6 export drift or lint, 7 build (also a missing tool), 8 verify or measure, 9 network. 130 is an interrupt, as in every
-shell. `kvtool bisect --at` speaks to git bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
+0 is ok and 130 an interrupt, as in every shell (cli.py lists all codes for people). `kvtool bisect --at` speaks to git
+bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
 """
 
 import contextlib
