@@ -58,16 +58,23 @@ class Options:
         how = "quick" if self.quick else "matrix" if self.matrix else "full"
         return f"{how}, patch {self.patch}" if self.patch else how
 
-    def refuse_contradictions(self) -> None:
-        """UsageError for options that make no sense together."""
-        refuse(
-            "verify",
-            (self.quick and self.matrix, "--quick and --matrix are opposites"),
-            (self.patch and self.matrix, "--patch and --matrix are two choices"),
-            (self.patch and self.models, "--patch and --models are two choices"),
-            (self.markdown and not self.matrix, "--markdown writes the table of --matrix"),
-            (self.jobs < 0, f"--jobs {self.jobs} makes no sense: 0 is one per core"),
-        )
+
+def _check(options: Options) -> None:
+    """UsageError before hours of work, and not after them."""
+    refuse(
+        "verify",
+        (options.quick and options.matrix, "--quick and --matrix are opposites"),
+        (options.patch and options.matrix, "--patch and --matrix are two choices"),
+        (options.patch and options.models, "--patch and --models are two choices"),
+        (options.markdown and not options.matrix, "--markdown writes the table of --matrix"),
+        (options.jobs < 0, f"--jobs {options.jobs} makes no sense: 0 is one per core"),
+    )
+    for file in filter(None, (options.junit, options.markdown)):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.open("a").close()
+        except OSError as err:
+            raise UsageError(f"{file} cannot be written", why=str(err), next_step="name another file") from err
 
 
 def kinds_of(project: Project, options: Options) -> frozenset[str]:
@@ -231,15 +238,6 @@ class Verification:
             return [runner.memory(check, self.program("kv-check"), available_memory())]
 
 
-def _must_be_writable(file: Path) -> None:
-    """UsageError before hours of work, and not after them."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.open("a").close()
-    except OSError as err:
-        raise UsageError(f"{file} cannot be written", why=str(err), next_step="name another file") from err
-
-
 def command(env: Env, options: Options) -> Verified:
     """Prove the dynamic cache equal to the static one.
 
@@ -261,9 +259,7 @@ def command(env: Env, options: Options) -> Verified:
     """
     project, console = env.project, env.console
     started = time.monotonic()
-    options.refuse_contradictions()
-    for file in filter(None, (options.junit, options.markdown)):
-        _must_be_writable(file)
+    _check(options)
     kinds = kinds_of(project, options)
     applied = read_applied(project.tree)
     tag = applied.tag if applied else load_lock(project.lock).current
