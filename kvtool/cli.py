@@ -11,7 +11,6 @@ works anywhere. Import Env at run time, not under TYPE_CHECKING: the signature i
 inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
 """
 
-import dataclasses
 import errno
 import importlib
 import inspect
@@ -29,8 +28,7 @@ import typer
 from kvtool import __version__
 from kvtool.console import Console, end_output, escape
 from kvtool.errors import BisectAbort, DiskError, KvtoolError, UsageError
-from kvtool.options import Env, Shared, Taken, taken
-from kvtool.project import find_project
+from kvtool.options import env_of, taken_by
 from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
@@ -48,28 +46,20 @@ EPILOG = (
 )
 
 
-_BEFORE = ("-q", "-v", *(f"--{field.name}" for field in dataclasses.fields(Shared)))
-
-
-def taken_by(command: Callable[..., Result]) -> dict[str, Taken]:
-    """The parameters of a command but for env."""
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    return {p.name: taken(p.name, p.annotation, p.default) for p in own}
+_BEFORE = ("-q", "-v", *(f"--{parameter.name}" for parameter in taken_by(env_of).parameters))
 
 
 def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
     """Wrap a command: its own parameters plus the shared ones, returning the exit code."""
-    own, everywhere = taken_by(command), taken("shared", Shared)
+    own, everywhere = taken_by(command), taken_by(env_of)
 
     def call(**given: Any) -> int:
-        shared: Shared = everywhere.value(given)
-        console = Console(json=shared.json, quiet=shared.quiet, verbose=shared.verbose)
-        env = Env(console, lambda: find_project(shared.project, shared.tree))
-        result = command(env, **{name: p.value(given) for name, p in own.items()})
-        console.result(result)
+        env = env_of(**everywhere.value(given))
+        result = command(env, **own.value(given))
+        env.console.result(result)
         return result.failure.exit_code if result.failure else 0
 
-    parsed = [p for some in (*own.values(), everywhere) for p in some.parameters]
+    parsed = [*own.parameters, *everywhere.parameters]
     call.__signature__ = inspect.Signature(parsed)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parsed}
     call.__doc__ = escape(_flowing(inspect.getdoc(command) or ""))

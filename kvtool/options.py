@@ -8,16 +8,15 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from typer import Argument, Option
 
 from kvtool.console import Console, escape
 from kvtool.errors import UsageError
-from kvtool.project import Project
+from kvtool.project import Project, find_project
 
 
 class Env:
@@ -77,42 +76,48 @@ def refuse(command: str, *rules: tuple[object, str]) -> None:
         raise UsageError(wrong, next_step=f"kvtool {command} --help")
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What every command takes."""
-
-    json: Annotated[bool, Option("--json", help="One JSON document on stdout, everything else on stderr.")] = False
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Show each command that is run.")] = False
+def env_of(
+    json: Annotated[bool, Option("--json", help="One JSON document on stdout, everything else on stderr.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show each command that is run.")] = False,
     project: Annotated[
         Path | None, Option("--project", metavar="DIR", help="Where patches/series.toml is (or KVTOOL_PROJECT).")
-    ] = None
+    ] = None,
     tree: Annotated[
         Path | None, Option("--tree", metavar="DIR", help="Patched tree (or KVTOOL_TREE) [PROJECT/llama.cpp].")
-    ] = None
+    ] = None,
+) -> Env:
+    """What every command takes, as it arrives there."""
+    return Env(Console(json=json, quiet=quiet, verbose=verbose), lambda: find_project(project, tree))
 
 
 class Taken(NamedTuple):
-    """A parameter of a command. parameters: what is parsed for it; value: what it is, given what they were."""
+    """parameters: what is parsed for something; value: what that is, given what they were."""
 
-    parameters: tuple[inspect.Parameter, ...]
+    parameters: Sequence[inspect.Parameter]
     value: Callable[[Mapping[str, Any]], Any]
 
 
-def taken(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> Taken:
+def taken_by(make: Callable[..., Any]) -> Taken:
+    """What a function takes but for env, or a dataclass; the value is its keyword arguments."""
+    own = [p for p in inspect.signature(make, eval_str=True).parameters.values() if p.annotation is not Env]
+    each = {p.name: _taken(p.name, p.annotation, p.default) for p in own}
+    parameters = [parameter for some in each.values() for parameter in some.parameters]
+    return Taken(parameters, lambda given: {name: some.value(given) for name, some in each.items()})
+
+
+def _taken(name: str, hint: Any, default: Any) -> Taken:
     """Take a parameter apart into what typer can parse."""
-    if dataclasses.is_dataclass(hint):
-        hints, make = get_type_hints(hint, include_extras=True), cast(Callable[..., Any], hint)
-        fields = {field.name: taken(field.name, hints[field.name], field.default) for field in dataclasses.fields(hint)}
-        parameters = tuple(parameter for field in fields.values() for parameter in field.parameters)
-        return Taken(parameters, lambda given: make(**{name: field.value(given) for name, field in fields.items()}))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        fields = taken_by(hint)
+        return Taken(fields.parameters, lambda given: hint(**fields.value(given)))
     kind, info = get_args(hint)
     if isinstance(info, Flags):
-        flags = (_parameter(word, bool, Option(f"--{word}", help=text), False) for word, text in info.help.items())
-        return Taken(tuple(flags), lambda given: info.chosen(word for word in info.help if given[word]))
+        flags = [_parameter(word, bool, Option(f"--{word}", help=text), False) for word, text in info.help.items()]
+        return Taken(flags, lambda given: info.chosen(word for word in info.help if given[word]))
     if get_origin(kind) is tuple:
-        return Taken((_parameter(name, list[str], info, []),), lambda given: tuple(given[name]))
-    return Taken((_parameter(name, kind, info, default),), lambda given: given[name])
+        return Taken([_parameter(name, list[str], info, [])], lambda given: tuple(given[name]))
+    return Taken([_parameter(name, kind, info, default)], lambda given: given[name])
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:

@@ -67,8 +67,7 @@ def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pyt
     command = importlib.import_module(f"kvtool.commands.{verb}").command
     shown = bare(kvtool(verb, "--help").out)
     assert bare(inspect.getdoc(command) or "") in shown
-    everything = (*cli.taken_by(command).values(), options.taken("shared", options.Shared))
-    parameters = [parameter for some in everything for parameter in some.parameters]
+    parameters = [*options.taken_by(command).parameters, *options.taken_by(options.env_of).parameters]
     assert {"json", "project"} < {parameter.name for parameter in parameters}
     for parameter in parameters:
         assert bare(get_args(parameter.annotation)[1].help).replace("\\[", "[") in shown
