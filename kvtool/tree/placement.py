@@ -66,13 +66,6 @@ class LineMap:
                 break
         return number + shift
 
-    def replacing(self, number: int) -> range:
-        """The lines of the new file that stand in the place of an old one that is gone; empty when there are none."""
-        for block in self.blocks:
-            if block.old <= number < block.old + block.removed:
-                return range(block.new, block.new + block.added)
-        return range(0)
-
     def region(self, start: int, stop: int) -> range:
         """What stands in the new file in the place of lines [start, stop): between the nearest lines still there."""
         above, below = range(start - 1, -1, -1), itertools.count(stop)
@@ -317,7 +310,7 @@ def _same_function(base: Lines, target: Lines, was: int | None, now: int | None,
         return was is now
     if (kept := moved.line(was)) is not None:
         return kept == now
-    return now in moved.replacing(was) or base[was].strip() == target[now].strip()
+    return now in moved.region(was, was + 1) or base[was].strip() == target[now].strip()
 
 
 def _places(target: Lines, piece: Piece, head: int | None) -> int:
