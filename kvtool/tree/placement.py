@@ -146,7 +146,7 @@ def check(
     shared = [_shared(piece, moved) for piece in pieces]
     keyed = [_keyed(piece, base, patched) for piece in pieces]
     stand = [_without_lead(piece) if at else piece for piece, at in zip(keyed, shared, strict=True)]
-    expected = [_expected(piece, moved) for piece in stand]
+    expected = [next(iter(_mapped(piece, moved)), None) for piece in stand]
     landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
         return tuple(Landing(piece, UNTOLD) for piece in pieces)
@@ -210,15 +210,11 @@ def _look(landing: Landing, shared: range, patched: SourceFile, target: SourceFi
     return replace(landing, note=note)
 
 
-def _mapped(piece: Piece, moved: LineMap) -> list[int | None]:
-    """For each old line of a hunk: where the hunk's first line is in the new file, by that line alone."""
+def _mapped(piece: Piece, moved: LineMap) -> list[int]:
+    """For each old line of a hunk that is still there: where the hunk's first line is in the new file, by that line
+    alone; its lines may have been torn apart."""
     lines = (moved.line(piece.start + offset) for offset in range(len(piece.before)))
-    return [None if line is None else line - offset for offset, line in enumerate(lines)]
-
-
-def _expected(piece: Piece, moved: LineMap) -> int | None:
-    """The hunk's first line in the new file, where the map knows it; its lines may have been torn apart."""
-    return next((line for line in _mapped(piece, moved) if line is not None), None)
+    return [line - offset for offset, line in enumerate(lines) if line is not None]
 
 
 def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineMap) -> Landing:
@@ -229,10 +225,9 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return Landing(piece, f"it landed in line {at + 1}, which upstream put into {where}")
     if within and into and _is_untouched(base, target, within, into, moved, at - piece.start):
         return Landing(piece)
-    mapped = _mapped(piece, moved)
     was, now = heading_at(base, piece.start), heading_at(target, at)
     here = f"it landed in line {at + 1}, {_name(target, now)}"
-    known = [line for line in mapped if line is not None]
+    known = _mapped(piece, moved)
     if any(line != at for line in known):
         want = known[0]
         there = f"it belongs in line {want + 1}, {_name(target, heading_at(target, want))}"
