@@ -70,6 +70,23 @@ class SourceFile:
             found.update(range(first, number + 1))
         return found
 
+    @cached_property
+    def _left_out(self) -> set[int]:
+        """The lines that are in an `#if 0`."""
+        found: set[int] = set()
+        still_open: list[bool] = []
+        for number, line in enumerate(self._code):
+            if any(still_open):
+                found.add(number)
+            if directive := re.match(rb"\s*#\s*(if|el|endif)\w*", line):
+                if directive[1] == b"if":
+                    still_open.append(bool(re.match(rb"\s*#\s*if\s+(0|false)\s*$", line)))
+                elif still_open and directive[1] == b"el":
+                    still_open[-1] = False
+                elif still_open:
+                    still_open.pop()
+        return found
+
     def columns(self, number: int, other: "SourceFile", there: int) -> dict[int, int]:
         """Where each token of a line stands in the same line of another file; {} where tabs make that unclear."""
         old, new = self._hidden[number], other._hidden[there]
@@ -133,7 +150,9 @@ class SourceFile:
             width = len(self._code[n]) - len(text)
             if not text.strip() or text.startswith(b"#") or (column is not None and width >= column):
                 continue
-            if column is not None and width and text.strip() != b"{":
+            if not width:
+                break
+            if column is not None and text.strip() != b"{":
                 found.append(n)
             column = width
         return found
@@ -147,16 +166,7 @@ class SourceFile:
         """Why a line is not compiled: it is in a comment, or in an `#if 0`; else ""."""
         if not self.is_code or number >= len(self._code):
             return ""
-        still_open: list[bool] = []
-        for line in self._code[:number]:
-            if found := re.match(rb"\s*#\s*(if|el|endif)\w*\s*(.*)", line):
-                if found[1] == b"if":
-                    still_open.append(bool(re.match(rb"\s*#\s*if\s+(0|false)\s*$", line)))
-                elif still_open and found[1] == b"el":
-                    still_open[-1] = False
-                elif still_open:
-                    still_open.pop()
-        return "an #if 0" if any(still_open) else "a comment" if number in self._inside else ""
+        return "an #if 0" if number in self._left_out else "a comment" if number in self._inside else ""
 
     def _body(self, head: int) -> range | None:
         """The lines from a head to the brace in its column that ends it; None for a declaration."""
