@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch, folders
 from kvtool.result import PatchOutcome
-from kvtool.tree.patchfile import DIFF_FLAGS, Hunk, Mail, headings, parse_diff, pieces_of, size_of, subject_of
+from kvtool.tree.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, headings, parse_diff, pieces_of, size_of
 from kvtool.tree.series import NewFile, Series, Step
 from kvtool.tree.source import split_lines
 
@@ -89,25 +89,15 @@ def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
 
 
 @dataclass(frozen=True)
-class Commit:
-    """A commit of a patched tree. parents: more than one for a merge; name, email, date: its author's, as git takes
-    them; message: whole; diff: as DIFF_FLAGS write it."""
+class Commit(Authored):
+    """A commit of a patched tree, its diff as DIFF_FLAGS write it. parents: more than one for a merge."""
 
     id: str
     parents: tuple[str, ...]
-    name: str
-    email: str
-    date: str
-    message: str
-    diff: bytes
 
     @property
     def parent(self) -> str:
         return next(iter(self.parents), "")
-
-    @property
-    def subject(self) -> str:
-        return subject_of(self.message)
 
 
 def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
@@ -118,7 +108,7 @@ def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
     for entry in re.split(rb"\0\0(?=[0-9a-f]{40}\n)", log)[1:]:  # a file that git takes for text may have NULs, too
         said, _, diff = entry.partition(b"\0")
         commit, parents, name, email, date, message = said.decode("utf-8", "surrogateescape").split("\n", 5)
-        commits.append(Commit(commit, tuple(parents.split()), name, email, date, message, diff.lstrip(b"\n")))
+        commits.append(Commit(name, email, date, message, diff.lstrip(b"\n"), commit, tuple(parents.split())))
     return tuple(commits)
 
 
@@ -196,7 +186,7 @@ class Builder:
         """The index as a tree."""
         return self.git.line("write-tree", env=self._env)
 
-    def commit_index(self, message: str, *, author: Mail | Commit | None = None, tree: str = "") -> str | None:
+    def commit_index(self, message: str, *, author: Authored | None = None, tree: str = "") -> str | None:
         """Commit the index (or a tree that is it) as an author's or kvtool's; None when it changes nothing."""
         tree = tree or self.write_tree()
         if tree == self.tree:

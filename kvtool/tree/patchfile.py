@@ -26,18 +26,26 @@ MAIL_FLAGS = (
 
 
 @dataclass(frozen=True)
-class Mail:
-    """A parsed patch file. message: the whole commit message, ending in one newline; date: as git takes it.
-
-    diff: from the first "diff --git" on, b"" for none; raw: the file as it is.
-    """
+class Authored:
+    """A change and its author. name, email, date: as git takes them; message: the whole commit message; diff: from the
+    first "diff --git" on, b"" for none."""
 
     name: str
     email: str
     date: str
-    subject: str
     message: str
     diff: bytes
+
+    @property
+    def subject(self) -> str:
+        """As git has it: the lines of the first paragraph as one."""
+        return " ".join(map(str.rstrip, takewhile(str.strip, self.message.lstrip("\n").split("\n")))).strip()
+
+
+@dataclass(frozen=True)
+class Mail(Authored):
+    """A parsed patch file, its message ending in one newline. raw: the file as it is."""
+
     raw: bytes
 
 
@@ -109,11 +117,6 @@ def _sender(raw: str) -> tuple[str, str]:
     return str(make_header(decode_header(name))) if "=?" in name else name, email.rstrip("> \r\n")
 
 
-def subject_of(message: str) -> str:
-    """The subject of a commit as git has it: the lines of the first paragraph as one."""
-    return " ".join(map(str.rstrip, takewhile(str.strip, message.lstrip("\n").split("\n")))).strip()
-
-
 def parse_mail(raw: bytes, where: str) -> Mail:
     """Parse a patch file; UsageError when it is not a mail as format-patch writes it."""
     hint = "write it with `kvtool export`, or git format-patch"
@@ -131,7 +134,7 @@ def parse_mail(raw: bytes, where: str) -> Mail:
     text, diff = (rest[: start.start()], _SIGNATURE.sub(b"", rest[start.start() :])) if start else (rest, b"")
     body = re.split(rb"^---$", text, maxsplit=1, flags=re.MULTILINE)[0].decode("utf-8", "surrogateescape").strip()
     message = f"{subject}\n\n{body}\n" if body else f"{subject}\n"
-    return Mail(name or email, email, date, subject_of(message), message, diff, raw)
+    return Mail(name or email, email, date, message, diff, raw)
 
 
 def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
