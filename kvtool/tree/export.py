@@ -30,12 +30,21 @@ _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 _NO_MAIL = re.compile(r"\A\s*\Z|^(---\s*$|diff -.*|Index: .*)", re.MULTILINE)  # git am ends a mail's message there
 
 
-@dataclass(frozen=True)
-class FoldedPatch:
-    """A patch as the tree has it. id "" for a new one; commit: the folded one, "" when fixups took all of it back."""
+@dataclass
+class Group:
+    """A patch and the commits that make it up, each with what it changes; the first is its own.
+
+    id: "" for a new patch; made: the folded commit, "" when fixups took all of it back.
+    """
 
     id: str
-    commit: str
+    commits: list[tuple[Commit, bytes]]
+    message: str
+    made: str = ""
+
+    @property
+    def first(self) -> Commit:
+        return self.commits[0][0]
 
 
 @dataclass(frozen=True)
@@ -43,22 +52,9 @@ class Folded:
     """The tree's commits as a series: the files for cpp/, the patches in order, the last commit."""
 
     files: tuple[Blob, ...]
-    patches: tuple[FoldedPatch, ...]
+    patches: tuple[Group, ...]
     head: str
     tree: str
-
-
-@dataclass
-class _Group:
-    """A patch and the commits that make it up, each with what it changes; the first is its own."""
-
-    id: str
-    commits: list[tuple[Commit, bytes]]
-    message: str
-
-    @property
-    def first(self) -> Commit:
-        return self.commits[0][0]
 
 
 def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Series) -> Folded:
@@ -74,7 +70,8 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     groups = _groups(scratch, tree, commits_of(scratch, applied.base, head), applied, series, theirs)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
-    patches = tuple(_build(builder, tree, group) for group in groups)
+    for group in groups:
+        group.made = _build(builder, tree, group)
     wanted = scratch.line("rev-parse", f"{head}^{{tree}}")
     if builder.tree != wanted:
         raise ConflictError(
@@ -82,7 +79,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
             why=f"these files would differ: {', '.join(scratch.changed(builder.tree, wanted))}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
-    return Folded(blobs, patches, builder.commit, builder.tree)
+    return Folded(blobs, tuple(groups), builder.commit, builder.tree)
 
 
 def only_dropped(
@@ -130,11 +127,11 @@ def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
 
 def _groups(
     git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, theirs: frozenset[str]
-) -> list[_Group]:
+) -> list[Group]:
     by_subject = {step.mail.subject: step.patch.id for step in series.steps if step.wanted}
     ids = set(by_subject.values())
     by_commit = {report.commit: report.id for report in applied.patches if report.commit and report.id in ids}
-    groups: list[_Group] = []
+    groups: list[Group] = []
     for commit in commits:
         if len(commit.parents) > 1:
             raise TreeError(
@@ -155,12 +152,12 @@ def _groups(
             known.commits.append((commit, diff))
         elif patch or diff:
             _refuse_twice(groups, commit, tree, applied)
-            groups.append(_Group(patch, [(commit, diff)], commit.message))
+            groups.append(Group(patch, [(commit, diff)], commit.message))
     _refuse_lost(groups, applied, series)
     return groups
 
 
-def _add_fixup(group: _Group | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
+def _add_fixup(group: Group | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
     if group:
         group.commits.append((commit, diff))
         rest = commit.message.partition("\n")[2].strip()
@@ -174,7 +171,7 @@ def _add_fixup(group: _Group | None, commit: Commit, diff: bytes, kind: str, tar
         )
 
 
-def _refuse_twice(groups: list[_Group], commit: Commit, tree: Path, applied: Applied) -> None:
+def _refuse_twice(groups: list[Group], commit: Commit, tree: Path, applied: Applied) -> None:
     """Two commits that become patches must not have one subject: nothing else tells them apart later."""
     if first := next((group.first for group in groups if group.first.subject == commit.subject), None):
         raise TreeError(
@@ -184,7 +181,7 @@ def _refuse_twice(groups: list[_Group], commit: Commit, tree: Path, applied: App
         )
 
 
-def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None:
+def _refuse_lost(groups: list[Group], applied: Applied, series: Series) -> None:
     """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
     there = {group.id for group in groups}
     was = {report.id for report in applied.patches if report.commit}
@@ -198,7 +195,7 @@ def _refuse_lost(groups: list[_Group], applied: Applied, series: Series) -> None
         )
 
 
-def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
+def _build(builder: Builder, tree: Path, group: Group) -> str:
     """Commit a group on top of what is built so far, if it changes anything in upstream's files."""
     first = group.first
     if cut := _NO_MAIL.search(group.message):
@@ -215,8 +212,7 @@ def _build(builder: Builder, tree: Path, group: _Group) -> FoldedPatch:
                 why="it changes lines that a later patch brings",
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
-    made = builder.commit_index(group.message, author=first)
-    return FoldedPatch(group.id, made or "")
+    return builder.commit_index(group.message, author=first) or ""
 
 
 # --- what changes ------------------------------------------------------------------------------------------------
@@ -232,17 +228,17 @@ def changes(
     steps = {step.patch.id: step for step in series.steps}
     added: dict[str, str] = {}  # new id -> subject
     made: dict[str, str] = {}
-    for patch in (patch for patch in folded.patches if patch.commit):
+    for patch in (patch for patch in folded.patches if patch.made):
         name = patch.id
-        if name not in steps:
-            mail = _as_mail(scratch, patch.commit)
-            subject = parse_mail(mail, patch.commit).subject
+        if not name:
+            mail = _as_mail(scratch, patch.made)
+            subject = parse_mail(mail, patch.made).subject
             # what lies there, but for what an export of this commit wrote before it was killed
             files = {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
-            name = name or new_id(subject, {*steps, *added, *files})
+            name = new_id(subject, {*steps, *added, *files})
             added[name] = subject
-        made[name] = patch.commit
-    gone = [patch.id for patch in folded.patches if not patch.commit and patch.id in steps]
+        made[name] = patch.made
+    gone = [patch.id for patch in folded.patches if patch.id and not patch.made]
     found = [*_cpp_changes(project, scratch, folded.files), *_mails(scratch, steps, made, gone, was)]
     found += _saying(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
     return _in_order(found)
@@ -329,7 +325,7 @@ def _as_mail(git: Git, commit: str) -> bytes:
     return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
 
 
-def _says_the_same(scratch: Scratch, step: Step, commit: str, was: bytes = b"") -> bool:
+def _says_the_same(scratch: Scratch, step: Step, commit: str, was: bytes) -> bool:
     """Whether the file as it is already gives this commit, so that it need not change (its line numbers may be old).
 
     was: what it gave when it was moved to this upstream.
