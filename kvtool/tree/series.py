@@ -239,12 +239,7 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[st
     entries: list[Any] = list(table or ())
     listed = [str(entry["id"]) for entry in entries]
     by_id = dict(zip(listed, entries, strict=True))
-    for name, subject in added.items():
-        entry = tomlkit.table()
-        entry.add("id", name)
-        entry.add("why", subject)
-        entry.add("tests", tomlkit.array())
-        by_id[name] = entry
+    by_id |= {name: {"id": name, "why": subject, "tests": []} for name, subject in added.items()}
     result = list(order)
     for name in listed:  # patches that this upstream skips stay behind the one they followed
         if name not in order and name not in gone:
@@ -263,11 +258,8 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[st
 
 
 def _entry_text(entry: Mapping[str, Any]) -> str:
-    tables = tomlkit.aot()
-    tables.append(entry if isinstance(entry, Table) else tomlkit.item(dict(entry)))
-    doc = tomlkit.document()
-    doc.append("patch", tables)
-    return tomlkit.dumps(doc).strip("\n")
+    table = entry if isinstance(entry, Table) else tomlkit.item(dict(entry))
+    return tomlkit.dumps({"patch": AoT([table])}).strip("\n")
 
 
 def limit_series(text: str, dropped: Collection[str], limits: Mapping[str, tuple[str, str]]) -> str:
