@@ -53,11 +53,9 @@ class Cache:
         with guard(self.root / "cache.lock", console, "the cache"):
             self._sweep()
             with writing(str(self.root)):
-                scratch = Path(tempfile.mkdtemp(dir=self.tmp))
-            try:
-                yield scratch
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+                scratch = tempfile.TemporaryDirectory(dir=self.tmp, ignore_cleanup_errors=True)
+            with scratch as name:
+                yield Path(name)
 
     def _sweep(self) -> None:
         """Remove what a killed process left. Only under the lock, so nobody else is using it."""
