@@ -254,18 +254,16 @@ _MOST = 40  # lines of a region worth showing
 def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
     """Add what the patch expects there, what it makes of it, and what upstream has in its place."""
     names = _names(git, origin, onto)
-    file = next((file for file in parse_diff(origin.diff) if hunk.path in (file.path, names[file.path])), None)
-    piece = next((p for p in pieces_of(file) if p.hunk.number == hunk.number), None) if file else None
-    if file is None or piece is None:
+    files = (file for file in parse_diff(origin.diff) if hunk.path in (file.path, names[file.path]))
+    piece = next((p for file in files for p in pieces_of(file) if p.hunk.number == hunk.number), None)
+    if piece is None:
         return hunk
-    name, reason = names[file.path], hunk.reason
-    now = git.blob(onto, name)
-    found: Sequence[bytes] = ()
-    if now is not None:
-        old, new = SourceFile(git.blob(origin.parent, file.path) or b"", file.path), SourceFile(now, name)
-        region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
-        found = new.lines[region.start : region.stop][:_MOST]
-    if gone := _gone_to(git, piece.before, (origin.parent, file.path), (onto, name)):
+    path, name, reason = piece.hunk.path, names[piece.hunk.path], hunk.reason
+    places = ((origin.parent, path), (onto, name))
+    old, new = (SourceFile(git.blob(tree, file) or b"", file) for tree, file in places)
+    region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
+    found = new.lines[region.start : region.stop][:_MOST]
+    if gone := _gone_to(git, piece.before, *places):
         reason += f"; a line of it is in {gone} now"
     expected, wanted, there = (_text(lines) for lines in (piece.before, piece.after, found))
     return replace(hunk, path=name, reason=reason, expected=expected, wanted=wanted, found=there)
