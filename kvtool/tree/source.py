@@ -193,16 +193,15 @@ def _balanced(code: bytes) -> bool:
     """Whether every bracket and every #if that opens here closes here, and the other way round."""
     still_open: list[bytes] = []
     for found in _SCOPE.finditer(code):
-        mark = found[0]
+        mark = b"".join(found[0].split())
         if mark in _BRACKETS:
             still_open.append(_BRACKETS[mark])
-        elif mark.lstrip().startswith(b"#"):
-            word = mark.replace(b" ", b"").replace(b"\t", b"")
-            if word.startswith(b"#if"):
-                still_open.append(b"#")
-            elif still_open[-1:] != [b"#"]:
+        elif mark.startswith(b"#if"):
+            still_open.append(b"#")
+        elif mark.startswith(b"#"):
+            if still_open[-1:] != [b"#"]:
                 return False
-            elif word == b"#endif":
+            if mark == b"#endif":
                 still_open.pop()
         elif not still_open or still_open.pop() != mark:
             return False
