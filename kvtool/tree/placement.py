@@ -144,8 +144,7 @@ def check(
     their keys, so that one which was only re-aligned is the same line.
     """
     shared = [_shared(piece, moved) for piece in pieces]
-    keyed = [_keyed(piece, base, patched) for piece in pieces]
-    stand = [_without_lead(piece) if at else piece for piece, at in zip(keyed, shared, strict=True)]
+    stand = [_keyed(piece, base, patched, piece.lead if at else 0) for piece, at in zip(pieces, shared, strict=True)]
     expected = [next(iter(_mapped(piece, moved)), None) for piece in stand]
     landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
@@ -166,17 +165,12 @@ def _again(landing: Landing, fresh: set[bytes]) -> Landing:
     return replace(landing, note="look at it: upstream has put in the same lines, at another place")
 
 
-def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
-    """The hunk with the keys of its lines, read where they stand: a line alone does not tell what is in a string."""
-    before = base.keys[piece.start : piece.start + len(piece.before)]
-    after = patched.keys[piece.made : piece.made + len(piece.after)]
-    return replace(piece, before=tuple(before), after=tuple(after))
-
-
-def _without_lead(piece: Piece) -> Piece:
-    """The hunk from its first changed line on."""
-    lead = piece.lead
-    return replace(piece, start=piece.start + lead, before=piece.before[lead:], after=piece.after[lead:], lead=0)
+def _keyed(piece: Piece, base: SourceFile, patched: SourceFile, skip: int) -> Piece:
+    """The hunk behind its first `skip` lines, which are context; with the keys of its lines, read where they stand: a
+    line alone does not tell what is in a string."""
+    before = base.keys[piece.start + skip : piece.start + len(piece.before)]
+    after = patched.keys[piece.made + skip : piece.made + len(piece.after)]
+    return replace(piece, start=piece.start + skip, before=tuple(before), after=tuple(after), lead=piece.lead - skip)
 
 
 def _shared(piece: Piece, moved: LineMap) -> range:
