@@ -12,7 +12,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,19 +107,17 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
 _Fetch = Callable[[Git, Path, Progress], str]
 
 
-def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> list[tuple[str, _Fetch]]:
+def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> Iterator[tuple[str, _Fetch]]:
     """Names and fetchers in the order to try. A fetcher gets a fresh bare repository, a scratch directory and a
     progress; it returns the id of the tree it put into the repository."""
     if mirror:
-        name = f"mirror {public(mirror)}"
-        return [(name, lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True))]
+        yield f"mirror {public(mirror)}", lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True)
+        return
     clients = {"npm": _from_npm, "sdist": _from_sdist}
-    attempts: list[tuple[str, _Fetch]]
-    attempts = [(str(source), functools.partial(clients[source.kind], source=source)) for source in upstream.sources]
+    for source in upstream.sources:
+        yield str(source), functools.partial(clients[source.kind], source=source)
     if lock.remote:
-        name = public(lock.remote)
-        attempts.append((name, lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)))
-    return attempts
+        yield public(lock.remote), lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)
 
 
 def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]]) -> KvtoolError:
