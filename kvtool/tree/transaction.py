@@ -72,9 +72,8 @@ class Stage:
     def __init__(self, project: Project, verb: str) -> None:
         self.project, self.verb = project, verb
         self.path = kvtool_dir(project.tree) / f"{verb}-stage.json"
-        named = (project.series, project.lock, *project.patches.glob("*.patch"))
-        files = (*named, *(file for file in project.cpp.rglob("*") if file.is_file()))
-        names = [file.relative_to(project.root).as_posix() for file in files]
+        files = (project.series, project.lock, *project.patches.glob("*.patch"), *project.cpp.rglob("*"))
+        names = (file.relative_to(project.root).as_posix() for file in files)
         self._read = {name: self._now(name) for name in names}
 
     def put_aside(self, changes: Sequence[Change], **more: object) -> None:
