@@ -228,8 +228,7 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return Landing(piece, f"{here}; {there}")
     if within and into and (why := _elsewhere(piece, old, new, within, into, moved)):
         return Landing(piece, f"it landed in line {at + 1}, {_name(target, into.start)}; {why}")
-    last = lead - 1
-    if last >= 0 and new.is_body(at + last) and not old.is_body(piece.start + last):
+    if lead and new.is_body(at + lead - 1) and not old.is_body(piece.start + lead - 1):
         return Landing(piece, f"it landed in line {at + 1}; upstream put an if or a loop without braces above that")
     if why := _out_of_its_block(piece, at, old, new):
         return Landing(piece, f"it landed in line {at + 1}; {why}")
