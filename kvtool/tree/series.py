@@ -163,7 +163,7 @@ def new_files(cpp: Path) -> tuple[NewFile, ...]:
     found: list[NewFile] = []
     for source in sorted(cpp.rglob("*")) if cpp.is_dir() else ():
         parts = source.relative_to(cpp).parts
-        if hidden("/".join(parts)) or source.is_dir():
+        if hidden("/".join(parts)) or (source.is_dir() and not source.is_symlink()):
             continue
         if source.is_symlink() or not source.is_file():
             raise UsageError(f"{source} is not a plain file", why="cpp/ holds plain files only")

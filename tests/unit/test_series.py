@@ -98,9 +98,12 @@ def test_new_files(tmp_path: Path) -> None:
     (tmp_path / "src/b.cpp").chmod(0o755)
     assert [(f.path, f.executable) for f in new_files(tmp_path)] == [("src/a.cpp", False), ("src/b.cpp", True)]
     assert new_files(tmp_path / "none") == ()
-    (tmp_path / "src/link").symlink_to("a.cpp")
-    with pytest.raises(UsageError, match="not a plain file"):
-        new_files(tmp_path)
+    for target in ("a.cpp", "."):
+        link = tmp_path / "src/link"
+        link.symlink_to(target)
+        with pytest.raises(UsageError, match="not a plain file"):
+            new_files(tmp_path)
+        link.unlink()
 
 
 # --- editing series.toml ------------------------------------------------------------------------------------------
