@@ -92,7 +92,7 @@ def env_of(
 
 
 class Taken(NamedTuple):
-    """parameters: what is parsed for something; value: what that is, given what they were."""
+    """What a command takes. parameters: what is parsed for it; value: what it is, given what they were."""
 
     parameters: Sequence[inspect.Parameter]
     value: Callable[[Mapping[str, Any]], Any]
@@ -121,7 +121,7 @@ def _taken(name: str, hint: Any, default: Any) -> Taken:
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
-    """With help that is plain text: typer takes [bench] for markup and drops it. And a flag takes no <bool>."""
+    """One for typer, its help plain text (typer takes [bench] for markup and drops it), and no <bool> behind a flag."""
     info = copy.copy(info)
     info.help, info.metavar = escape(info.help), "" if kind is bool else info.metavar
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

@@ -106,8 +106,8 @@ class Result:
     A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table) overrides
     `failure`: the data is rendered, then the error, and its exit code is the program's.
 
-    error: what went wrong on the way to it, such as a report that cannot be written. It is the failure, unless there is
-    a worse one: then it is told beside that, in the document as "unwritten".
+    error: what went wrong on the way to it: a report that cannot be written, a step of the canary. It is the failure
+    unless there is a worse one, and is told beside that then ("unwritten" in the document).
     """
 
     command: ClassVar[str] = ""

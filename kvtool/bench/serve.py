@@ -146,7 +146,7 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
         with llama_server(binary, model, args, work / f"serve-{mode}.log") as server:
             chats = [_chat(server, load, number) for number in range(load.chats)]
             alone = next(chats[0])
-            replied: Sequence[list[Reply]] = together(list, chats)
+            replied = together(list, chats)
             cache = json.loads(server.get("/props")).get("kv_cache", {}).get("target", {})
             sizes = cache.get("used_bytes"), cache.get("committed_bytes"), server.resident()
     except VerifyError as err:

@@ -17,6 +17,7 @@ from kvtool.machine import cores
 from kvtool.options import Backend, Env, Jobs, Preset
 from kvtool.project import Project
 from kvtool.result import Result
+from kvtool.tree.status import require_applied
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,6 @@ def command(env: Env, options: Options) -> Built:
     if options.dry_run:
         planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
         return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
-    from kvtool.tree.status import require_applied  # late: not for `kvtool --help`
-
     tools = toolchain.require(options.backend)
     if options.ui:
         toolchain.require_npm()

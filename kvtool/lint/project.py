@@ -129,7 +129,7 @@ def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterat
     """Paths of cpp/ that some upstream has already; only upstreams in the cache are asked."""
     cache = Cache(project.cache)
     for tag, upstream in lock.upstreams.items():
-        if commit := cache.base(upstream):
+        if paths and (commit := cache.base(upstream)):
             for path in sorted(cache.git.paths(commit) & set(paths)):
                 what = f"llama.cpp {tag} has {path} already"
                 yield LintFinding(f"cpp/{path}", 0, "in-upstream", what, "choose another name")

@@ -22,7 +22,8 @@ _SMALL = models.Geometry("package", layers=2, kv_heads=2, head_size=32)
 def check(archive: Path, vocabulary: Path) -> None:
     """VerifyError when a file is not what SHA256SUMS says, or a program does not do there what it should."""
     with tempfile.TemporaryDirectory(prefix="kvtool-package-") as place:
-        work, folder = Path(place) / "models", unpack(archive, Path(place) / "unpacked")
+        work = Path(place) / "models"
+        folder = unpack(archive, Path(place) / "unpacked")
         _sums(folder)
         model = models.cache_model(_SMALL, work, models.CONTEXT)
         compared = Check("kv-check/package", "kv-check", model, args=("--quick",))

@@ -31,7 +31,7 @@ _NO_MAIL = re.compile(r"\A\s*\Z|^(---\s*$|diff -.*|Index: .*)", re.MULTILINE)  #
 
 
 @dataclass
-class Group:
+class Folding:
     """A patch and the commits that make it up, each with what it changes; the first is its own.
 
     id: "" for a new patch; made: the folded commit, "" when fixups took all of it back.
@@ -52,7 +52,7 @@ class Folded:
     """The tree's commits as a series: the files for cpp/, the patches in order, the last commit."""
 
     files: tuple[Blob, ...]
-    patches: tuple[Group, ...]
+    patches: tuple[Folding, ...]
     head: str
     tree: str
 
@@ -67,11 +67,11 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
     theirs = scratch.paths(applied.base)
     blobs = _new_blobs(scratch, tree, head, theirs)
-    groups = _groups(scratch, tree, commits_of(scratch, applied.base, head), applied, series, theirs)
+    foldings = _foldings(scratch, tree, commits_of(scratch, applied.base, head), applied, series, theirs)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
-    for group in groups:
-        group.made = _build(builder, tree, group)
+    for folding in foldings:
+        folding.made = _build(builder, tree, folding)
     wanted = scratch.line("rev-parse", f"{head}^{{tree}}")
     if builder.tree != wanted:
         raise ConflictError(
@@ -79,7 +79,7 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
             why=f"these files would differ: {', '.join(scratch.changed(builder.tree, wanted))}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
-    return Folded(blobs, tuple(groups), builder.commit, builder.tree)
+    return Folded(blobs, tuple(foldings), builder.commit, builder.tree)
 
 
 def only_dropped(
@@ -125,13 +125,13 @@ def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
     return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in theirs)
 
 
-def _groups(
+def _foldings(
     git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, theirs: frozenset[str]
-) -> list[Group]:
+) -> list[Folding]:
     by_subject = {step.mail.subject: step.patch.id for step in series.steps if step.wanted}
     ids = set(by_subject.values())
     by_commit = {report.commit: report.id for report in applied.patches if report.commit and report.id in ids}
-    groups: list[Group] = []
+    foldings: list[Folding] = []
     for commit in commits:
         if len(commit.parents) > 1:
             raise TreeError(
@@ -144,25 +144,25 @@ def _groups(
             target, kind = target[found.end() :], kind or found[1]
         patch = by_commit.get(commit.id) or by_subject.get(target) or (target if kind and target in ids else "")
         diff = _upstream_diff(git, commit, theirs)
-        known = next((group for group in groups if patch and group.id == patch), None)
+        known = next((folding for folding in foldings if patch and folding.id == patch), None)
         if kind:
-            known = known or next((group for group in groups if group.first.subject == target), None)
+            known = known or next((folding for folding in foldings if folding.first.subject == target), None)
             _add_fixup(known, commit, diff, kind, target)
         elif known:
             known.commits.append((commit, diff))
         elif patch or diff:
-            _refuse_twice(groups, commit, tree, applied)
-            groups.append(Group(patch, [(commit, diff)], commit.message))
-    _refuse_lost(groups, applied, series)
-    return groups
+            _refuse_twice(foldings, commit, tree, applied)
+            foldings.append(Folding(patch, [(commit, diff)], commit.message))
+    _refuse_lost(foldings, applied, series)
+    return foldings
 
 
-def _add_fixup(group: Group | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
-    if group:
-        group.commits.append((commit, diff))
+def _add_fixup(folding: Folding | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
+    if folding:
+        folding.commits.append((commit, diff))
         rest = commit.message.partition("\n")[2].strip()
         if kind == "amend" and rest:
-            group.message = rest + "\n"
+            folding.message = rest + "\n"
     elif diff:  # a fixup that touches new files only needs no patch: the path says where it goes
         raise TreeError(
             f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
@@ -171,9 +171,9 @@ def _add_fixup(group: Group | None, commit: Commit, diff: bytes, kind: str, targ
         )
 
 
-def _refuse_twice(groups: list[Group], commit: Commit, tree: Path, applied: Applied) -> None:
+def _refuse_twice(foldings: list[Folding], commit: Commit, tree: Path, applied: Applied) -> None:
     """Two commits that become patches must not have one subject: nothing else tells them apart later."""
-    if first := next((group.first for group in groups if group.first.subject == commit.subject), None):
+    if first := next((folding.first for folding in foldings if folding.first.subject == commit.subject), None):
         raise TreeError(
             f"commits {first.id[:10]} and {commit.id[:10]} have the same subject: {commit.subject}",
             why="export tells commits apart by their subject",
@@ -181,9 +181,9 @@ def _refuse_twice(groups: list[Group], commit: Commit, tree: Path, applied: Appl
         )
 
 
-def _refuse_lost(groups: list[Group], applied: Applied, series: Series) -> None:
+def _refuse_lost(foldings: list[Folding], applied: Applied, series: Series) -> None:
     """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
-    there = {group.id for group in groups}
+    there = {folding.id for folding in foldings}
     was = {report.id for report in applied.patches if report.commit}
     if lost := [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]:
         raise TreeError(
@@ -195,16 +195,16 @@ def _refuse_lost(groups: list[Group], applied: Applied, series: Series) -> None:
         )
 
 
-def _build(builder: Builder, tree: Path, group: Group) -> str:
-    """Commit a group on top of what is built so far, if it changes anything in upstream's files."""
-    first = group.first
-    if cut := _NO_MAIL.search(group.message):
+def _build(builder: Builder, tree: Path, folding: Folding) -> str:
+    """Commit a patch on top of what is built so far, if it changes anything in upstream's files."""
+    first = folding.first
+    if cut := _NO_MAIL.search(folding.message):
         raise TreeError(
             f"the message of commit {first.id[:10]} ({first.subject}) cannot stand in a patch file",
             why=f"a mail's message ends at a line such as {line!r}" if (line := cut[0].strip()) else "it is empty",
             next_step=f"reword it: git -C {tree} rebase -i {first.parent[:10]}",
         )
-    for commit, diff in group.commits:
+    for commit, diff in folding.commits:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
             builder.reset()
             raise ConflictError(
@@ -212,7 +212,7 @@ def _build(builder: Builder, tree: Path, group: Group) -> str:
                 why="it changes lines that a later patch brings",
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
-    return builder.commit_index(group.message, author=first) or ""
+    return builder.commit_index(folding.message, author=first) or ""
 
 
 # --- what changes ------------------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ class Landing:
 
 
 class LineMap:
-    """What became of each line of an old file in a new one, from the blocks of a line diff between them."""
+    """What became of each line of an old file in a new one, from the blocks of a line diff between them: between two of
+    them is a line that stayed."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = sorted(blocks, key=lambda block: (block.old, block.new))

@@ -12,11 +12,11 @@ from typing import Any
 from kvtool.verify import models
 from kvtool.verify.models import Geometry, attention_keys, fingerprint, write_model, written
 
-_TARGET = Geometry("gemma4", layers=2, kv_heads=2, head_size=64, embd=128, ffn=192, vocab=128)
+_PATTERN = (True, False)  # which layers have a window
+_TARGET = Geometry("gemma4", layers=len(_PATTERN), kv_heads=2, head_size=64, embd=128, ffn=192, vocab=128)
 _DRAFT = _TARGET._replace(embd=64)
 _WINDOW, _CONTEXT = 32, 8192
 MTP_TOY = "qwen35-dense"
-_PATTERN = (True, False)  # which layers have a window
 
 
 def pair(work: Path) -> tuple[Path, Path]:

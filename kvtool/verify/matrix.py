@@ -82,7 +82,7 @@ def on_device(toys: Sequence[Path], label: str) -> list[Check]:
 
 
 def _place(found: Finding) -> tuple[str, str]:
-    """(cache, storage) of a matrix run; empty for any other."""
+    """(cache, storage) of a matrix run, both "" for any other."""
     parts = found.id.split("/")
     return (parts[3], parts[5]) if len(parts) == 6 and parts[2] == _PREFIX else ("", "")
 

@@ -28,7 +28,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One memory class: how many models it has here, and what came of their runs, by variant ("fa-on", ...)."""
+    """One memory class: how many models it has here, and what came of their runs, by variant_of() or another."""
 
     memory_class: str
     models: int
@@ -46,9 +46,12 @@ def tally(findings: Sequence[Finding]) -> Tally:
     return Tally(len(findings), of[CheckOutcome.PASSED], grown, of[CheckOutcome.SKIPPED], of[CheckOutcome.FAILED])
 
 
-def class_rows(
-    findings: Iterable[Finding], variant: Callable[[Finding], Any] = lambda found: found.id.split("/", 2)[2]
-) -> tuple[ClassRow, ...]:
+def variant_of(found: Finding) -> str:
+    """How kv-check ran a model: "fa-on", ..."""
+    return found.id.split("/", 2)[2]
+
+
+def class_rows(findings: Iterable[Finding], variant: Callable[[Finding], Any] = variant_of) -> tuple[ClassRow, ...]:
     """The kv-check findings by memory class and variant."""
     by_class: dict[str, dict[Any, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     for found in filter(is_model_run, findings):

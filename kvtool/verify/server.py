@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import httpx_sse
@@ -21,6 +21,8 @@ from kvtool.errors import VerifyError
 from kvtool.machine import kib_of
 from kvtool.result import read
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a sanitizer needs most of it
 REQUEST_SECONDS = 300.0
 PORT_TRIES = 3
@@ -136,8 +138,8 @@ class LlamaServer(contextlib.ExitStack):
         return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
 
 
-def together(ask: Callable[[Any], Any], what: Sequence[Any]) -> tuple[Any, ...]:
-    """Ask all of it at once, each on a connection of its own; the answers in the order in which it was given."""
+def together(ask: Callable[[_T], _R], what: Sequence[_T]) -> tuple[_R, ...]:
+    """Ask all of it at once, each in a thread of its own; the answers in the order in which it was given."""
     pool = ThreadPoolExecutor(len(what))
     try:
         return tuple(pool.map(ask, what))

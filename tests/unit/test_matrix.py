@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kvtool.result import CheckOutcome
 from kvtool.verify import matrix, report
 from kvtool.verify.checks import COMPRESSED, Check, Finding
@@ -77,8 +79,13 @@ def test_a_model_that_grows_has_to_grow_in_every_kind_of_cache() -> None:
     findings[q8_0] = found(planned[q8_0], grown=False)
     judged = matrix.judge_grown(findings)
     assert (judged.outcome, judged.details["not_grown"]) == (CheckOutcome.FAILED, [planned[q8_0].id])
-    rows = report.class_rows([*findings, judged])
-    assert rows == report.class_rows(findings) and matrix.table([*findings, judged]) == matrix.table(findings)
+
+
+@pytest.mark.parametrize("least", [0, 2])
+def test_the_guard_over_all_models_is_not_counted_as_one(least: int) -> None:
+    findings = [found(check) for check in matrix.in_memory([TOY])]
+    guarded = [*findings, matrix.judge_grown(findings, least)]
+    assert report.class_rows(guarded) == report.class_rows(findings)
 
 
 def test_the_columns_are_caches_by_storage() -> None:
