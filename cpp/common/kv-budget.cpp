@@ -102,71 +102,90 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 // common_kv_budget_fit
 //
 
-// the log, while contexts come and go that nobody has asked for
-struct only_errors {
-    only_errors() {
+namespace {
+
+// the log is for who debugs while contexts come and go that nobody has asked for
+struct quiet_log {
+    quiet_log() {
         llama_log_get(&callback, &user_data);
-        llama_log_set([](ggml_log_level level, const char * text, void * data) {
-            const auto * scope = (const only_errors *) data;
-            scope->callback(level >= GGML_LOG_LEVEL_ERROR ? level : GGML_LOG_LEVEL_DEBUG, text, scope->user_data);
+        llama_log_set([](ggml_log_level, const char * text, void * data) {
+            const auto * scope = (const quiet_log *) data;
+            scope->callback(GGML_LOG_LEVEL_DEBUG, text, scope->user_data);
         }, this);
     }
 
-    ~only_errors() { llama_log_set(callback, user_data); }
+    ~quiet_log() { llama_log_set(callback, user_data); }
 
     ggml_log_callback callback  = nullptr;
     void *            user_data = nullptr;
 };
 
-common_kv_budget_fit::common_kv_budget_fit(const common_params & params, llama_context_params & tgt, llama_context_params & dft)
-    : params(params), tgt(tgt), dft(dft), tgt_given(tgt), dft_given(dft) {
-    for (auto * cparams : { &tgt, &dft }) {
-        step_down(params.kv_auto_quant, cparams->type_k);
-        step_down(params.kv_auto_quant, cparams->type_v);
-    }
-}
+struct bytes {
+    size_t cells   = 0;
+    size_t compute = 0;
+};
 
-common_kv_budget_fit::~common_kv_budget_fit() {
-    for (auto [cparams, given] : { std::make_pair(&tgt, &tgt_given), std::make_pair(&dft, &dft_given) }) {
-        cparams->type_k = given->type_k;
-        cparams->type_v = given->type_v;
-    }
-}
+// of a context, which allocates nothing. throws std::runtime_error where it cannot be made
+bytes measure(const char * path, llama_model_params mparams, const llama_context_params & cparams) {
+    const quiet_log scope;
 
-common_kv_budget_fit::bytes common_kv_budget_fit::measure(uint32_t n_ctx, const llama_model_params & mparams, const common_fit_extra_model * extra) const {
-    const only_errors scope;
+    mparams.no_alloc  = true;
+    mparams.load_mode = LLAMA_LOAD_MODE_NONE;
+
+    const llama_model_ptr   model(llama_model_load_from_file(path, mparams));
+    const llama_context_ptr ctx(model ? llama_init_from_model(model.get(), cparams) : nullptr);
+    if (!ctx) {
+        throw std::runtime_error(string_format("the KV cache of %s cannot be measured (-lv %d shows why)", path, LOG_LEVEL_DEBUG));
+    }
+
+    const auto usage = llama_get_memory_usage(ctx.get());
 
     bytes res;
-
-    const auto add = [&](const char * path, llama_model_params mparams, llama_context_params cparams) {
-        mparams.no_alloc  = true;
-        mparams.load_mode = LLAMA_LOAD_MODE_NONE;
-
-        cparams.n_ctx = n_ctx;
-
-        const llama_model_ptr   model(llama_model_load_from_file(path, mparams));
-        const llama_context_ptr ctx(model ? llama_init_from_model(model.get(), cparams) : nullptr);
-        if (!ctx) {
-            throw std::runtime_error(std::string("failed to measure the KV cache of ") + path);
-        }
-
-        const auto usage = llama_get_memory_usage(ctx.get());
-
-        res.cells += usage.reserved - usage.used; // it is empty: what is used are recurrent states, which the budget leaves out
-        for (const auto & [_, mem] : llama_get_memory_breakdown(ctx.get())) {
-            res.compute += mem.compute;
-        }
-    };
-
-    add(params.model.path.c_str(), mparams, tgt);
-    if (extra) {
-        add(extra->path_model, *extra->mparams, *extra->cparams);
+    res.cells = usage.reserved - usage.used; // it is empty: what is used are recurrent states, which the budget leaves out
+    for (const auto & [_, mem] : llama_get_memory_breakdown(ctx.get())) {
+        res.compute += mem.compute;
     }
 
     return res;
 }
 
-void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const common_fit_extra_model * extra) {
+} // namespace
+
+common_kv_budget_fit::common_kv_budget_fit(
+        const common_params & params, const llama_model_params & mparams, llama_context_params & tgt, const common_fit_extra_model * extra)
+    : params(params), mparams(mparams), tgt(tgt), extra(extra) {
+    take_smallest(params.model.path.c_str(), mparams, tgt);
+    if (extra) {
+        take_smallest(extra->path_model, *extra->mparams, *extra->cparams);
+    }
+}
+
+common_kv_budget_fit::~common_kv_budget_fit() {
+    for (auto & [cparams, given] : given) {
+        cparams->type_k = given.type_k;
+        cparams->type_v = given.type_v;
+    }
+}
+
+// not every model can have every type
+void common_kv_budget_fit::take_smallest(const char * path, const llama_model_params & mparams, llama_context_params & cparams) {
+    given.emplace_back(&cparams, cparams);
+
+    for (auto types = params.kv_auto_quant; !types.empty(); types.pop_back()) {
+        step_down(types, cparams.type_k);
+        step_down(types, cparams.type_v);
+
+        try {
+            measure(path, mparams, cparams);
+            return;
+        } catch (const std::runtime_error &) {
+            cparams.type_k = given.back().second.type_k;
+            cparams.type_v = given.back().second.type_v;
+        }
+    }
+}
+
+void common_kv_budget_fit::fit_n_ctx() try {
     const bool is_free = params.n_ctx == 0 && (uint32_t) params.fit_params_min_ctx != UINT32_MAX;
     if (params.kv_budget_mib == 0 || !is_free || tgt.n_ctx == 0) {
         return;
@@ -180,12 +199,35 @@ void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const c
         return;
     }
 
-    const bytes  start  = measure(n_min, mparams, extra);
+    const auto measure_all = [&](uint32_t n_ctx) {
+        llama_context_params cparams = tgt;
+        cparams.n_ctx = n_ctx;
+
+        bytes res = measure(params.model.path.c_str(), mparams, cparams);
+
+        try {
+            if (extra) {
+                cparams = *extra->cparams;
+                cparams.n_ctx = n_ctx;
+
+                const bytes more = measure(extra->path_model, *extra->mparams, cparams);
+                res.cells   += more.cells;
+                res.compute += more.compute;
+            }
+        } catch (const std::runtime_error & err) { // one that takes cells of its target, or that only runs beside it
+            LOG_WRN("fit_n_ctx: planning without the draft: %s\n", err.what());
+            extra = nullptr;
+        }
+
+        return res;
+    };
+
+    const bytes  start  = measure_all(n_min);
     const size_t budget = params.kv_budget_mib*MIB;
 
     // as the budget counts: of the compute buffers, what they grow by
     const auto size = [&](uint32_t n_ctx) {
-        const bytes cur = measure(n_ctx, mparams, extra);
+        const bytes cur = measure_all(n_ctx);
         return cur.cells + cur.compute - std::min(cur.compute, start.compute);
     };
 
@@ -206,4 +248,6 @@ void common_kv_budget_fit::fit_n_ctx(const llama_model_params & mparams, const c
                 params.kv_budget_mib, n_max, tgt.n_ctx, ggml_type_name(tgt.type_k), ggml_type_name(tgt.type_v));
         tgt.n_ctx = n_max;
     }
+} catch (const std::runtime_error & err) {
+    LOG_WRN("%s: the context is not planned by the budget: %s\n", __func__, err.what());
 }

@@ -7,8 +7,9 @@
 
 #include "llama.h"
 
-#include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 // after the arguments are parsed: make params.kv_budget of them. throws std::invalid_argument
 void common_kv_budget_init(common_params & params);
@@ -16,31 +17,28 @@ void common_kv_budget_init(common_params & params);
 // the size of the context with --kv-cache-tokens, 0: the model's
 uint32_t common_kv_n_ctx(const common_params & params);
 
-// --fit with a budget: contexts are measured with the smallest types that they may take, as long as this lives
+// --fit with a budget: contexts are measured with the smallest types that they may take and can have, as long as this lives
+// extra: as for common_fit_params(), may be null
 class common_kv_budget_fit {
 public:
-    common_kv_budget_fit(const common_params & params, llama_context_params & tgt, llama_context_params & dft);
+    common_kv_budget_fit(
+            const common_params & params, const llama_model_params & mparams, llama_context_params & tgt, const common_fit_extra_model * extra);
     ~common_kv_budget_fit();
 
     common_kv_budget_fit(const common_kv_budget_fit &) = delete;
 
-    // the size of a context that was left to --fit: no more than the budget holds. extra: as for common_fit_params()
-    void fit_n_ctx(const llama_model_params & mparams, const common_fit_extra_model * extra);
+    // the size of a context that was left to --fit: no more than the budget holds
+    void fit_n_ctx();
 
 private:
-    struct bytes {
-        size_t cells   = 0;
-        size_t compute = 0;
-    };
+    void take_smallest(const char * path, const llama_model_params & mparams, llama_context_params & cparams);
 
-    // of all contexts with n_ctx cells
-    bytes measure(uint32_t n_ctx, const llama_model_params & mparams, const common_fit_extra_model * extra) const;
-
-    const common_params & params;
+    const common_params      & params;
+    const llama_model_params & mparams;
 
     llama_context_params & tgt;
-    llama_context_params & dft;
 
-    const llama_context_params tgt_given;
-    const llama_context_params dft_given;
+    const common_fit_extra_model * extra;
+
+    std::vector<std::pair<llama_context_params *, llama_context_params>> given; // what the types were
 };

@@ -51,16 +51,20 @@ bool llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
 
     try {
         account();
-    } catch (const std::bad_alloc &) { // none leaves a function of the interface: the next growth counts
-    }
 
-    // said before it is missed
-    auto next = types();
-    for (size_t i = 0; this->budget && next.first != GGML_TYPE_COUNT && i < budget->types.size(); ++i) {
-        take_smaller(next, budget->types[i]);
-        if (const int32_t res = check_types(next.first, next.second)) {
-            LLAMA_LOG_WARN("%s: this context cannot have %s and %s: %s\n", __func__, ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
+        // what the model rules out is told before it is needed. a backend may refuse a type then
+        auto next = types();
+        for (size_t i = 0; this->budget && next.first != GGML_TYPE_COUNT && i < budget->types.size(); ++i) {
+            const auto cur = next;
+            take_smaller(next, budget->types[i]);
+
+            const int32_t res = next == cur ? LLAMA_MEMORY_TYPE_OK : check_types(next.first, next.second);
+            if (res != LLAMA_MEMORY_TYPE_OK) {
+                LLAMA_LOG_WARN("%s: this context cannot have %s and %s: %s\n", __func__,
+                        ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
+            }
         }
+    } catch (const std::bad_alloc &) { // none leaves a function of the interface: the next growth counts
     }
 
     return this->budget != nullptr;

@@ -83,13 +83,11 @@ public:
     }
 
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const override {
-        const auto n_bytes_of = [&](const ggml_tensor * t, ggml_type type) -> size_t {
-            return t ? GGML_PAD(ggml_row_size(type, t->ne[0])*rows.end()*t->ne[2], llama_kv_pages_size_host()) : 0;
-        };
+        const auto in_pages = [](size_t n) { return GGML_PAD(n, llama_kv_pages_size_host()); };
 
         size_t res = 0;
         for (const auto & own : layers) {
-            res += n_bytes_of(own.l.k, type_k) + n_bytes_of(own.l.v, type_v);
+            res += in_pages(n_bytes_in(own.l.k, type_k, rows.end())) + in_pages(n_bytes_in(own.l.v, type_v, rows.end()));
         }
 
         return res;
@@ -138,29 +136,28 @@ public:
     bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
         next_k = type_k;
         next_v = type_v;
-
+        const bool is_wide = any([&](const own_layer & own) { return is_wider(own.l, type_k, type_v); });
         try {
             next_n_used = n_used;
             bufs.reserve(bufs.size() + layers.size()); // move_in() does not throw
-            has_all = has_memory_beside(type_k, type_v, n_used);
 
-            if (std::none_of(layers.begin(), layers.end(), [&](const own_layer & own) { return is_wider(own.l, type_k, type_v); })) {
-                return true;
-            }
+            // the buffer that layers were created in goes when the last of them has its own: all get one before, or none.
+            // else a layer is there twice for a moment, which may come out of a device's margin: no batch runs then
+            bool has_all = (is_wide || any(is_created)) && has_memory_beside(type_k, type_v);
 
             for (size_t i = 0; i < layers.size() && has_all; ++i) {
                 new_layers.push_back(make_layer(layers[i], n_rows(), type_k, type_v, n_used));
                 has_all = new_layers.back().buf != nullptr;
             }
-            if (has_all) {
-                return true;
+            if (!has_all) {
+                forget_types();
             }
+
+            return has_all || !is_wide;
         } catch (const std::bad_alloc &) {
+            forget_types();
+            return false;
         }
-
-        forget_types();
-
-        return false;
     }
 
     bool set_types(const llama_kv_convert & convert) override {
@@ -170,9 +167,8 @@ public:
         for (size_t i = 0; i < layers.size(); ++i) {
             auto & own = layers[i];
 
-            // what they were created in goes when the last one has a buffer of its own: all of them or none
             new_layer to = !new_layers.empty() ? std::move(new_layers[i]) :
-                has_all || own.i_buf >= 0 ? make_layer(own, n_rows(), next_k, next_v, n_used) : new_layer();
+                is_created(own) ? new_layer() : make_layer(own, n_rows(), next_k, next_v, n_used);
 
             if (to.buf) {
                 convert_rows(convert, own.l.k, to.k, false, n_used);
@@ -212,6 +208,11 @@ private:
         int32_t i_buf = -1; // of its own buffer, in bufs. -1: still in the one that it was created in
     };
 
+    static bool is_created(const own_layer & own) { return own.i_buf < 0; }
+
+    template <typename F>
+    bool any(F && f) const { return std::any_of(layers.begin(), layers.end(), f); }
+
     void convert_rows(const llama_kv_convert & convert, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<uint32_t> & n_used) const {
         for (int64_t s = 0; s < src->ne[2]; ++s) {
             llama_kv_each_lines(src, dst, is_v && v_trans, s, 0, std::min(n_used[s], n_rows()),
@@ -229,6 +230,10 @@ private:
         return llama_kv_n_bytes_live(k, false, n_used) + (v ? llama_kv_n_bytes_live(v, v_trans, n_used) : 0);
     }
 
+    static size_t n_bytes_in(const ggml_tensor * t, ggml_type type, size_t n) {
+        return t ? ggml_row_size(type, t->ne[0])*n*t->ne[2] : 0;
+    }
+
     static size_t n_bytes_of(const layer & l, uint32_t n) {
         return (l.k->nb[1]*l.k->ne[2] + (l.v ? l.v->nb[1]*l.v->ne[2] : 0))*n;
     }
@@ -241,7 +246,7 @@ private:
             // host memory is promised, and taken when it is written. on a device a layer's buffer goes when it has the
             // larger one, and that which all were created in when the last one has
             const bool   is_host = ggml_backend_buft_is_host(own.buft);
-            const size_t n_back  = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : own.i_buf < 0 ? 0 : n_bytes_of(own.l, n_rows());
+            const size_t n_back  = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : is_created(own) ? 0 : n_bytes_of(own.l, n_rows());
 
             auto & [more, last] = all[own.buft];
 
@@ -249,35 +254,31 @@ private:
             last  = std::max(last, is_host ? 0 : n_back);
         }
 
-        for (const auto & [buft, sizes] : all) {
-            const size_t n_more = sizes.first + sizes.second;
-            const size_t n_left = llama_kv_limits_available(buft);
-
-            if (n_more > n_left) {
-                LLAMA_LOG_WARN("%s: %s has %.2f MiB left, and %.2f MiB more are wanted\n", __func__,
-                        ggml_backend_buft_name(buft), n_left/1024.0/1024.0, n_more/1024.0/1024.0);
-                return false;
-            }
-        }
-
-        return true;
+        return std::all_of(all.begin(), all.end(), [](const auto & part) { return has_left(part.first, part.second.first + part.second.second); });
     }
 
-    // whether there is memory for all layers in these types beside what they have, as far as that is known
-    bool has_memory_beside(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) const {
+    static bool has_left(ggml_backend_buffer_type_t buft, size_t n_more) {
+        const size_t n_left = llama_kv_limits_available(buft);
+
+        if (n_more > n_left) {
+            LLAMA_LOG_WARN("%s: %s has %.2f MiB left, and %.2f MiB more are wanted\n", __func__,
+                    ggml_backend_buft_name(buft), n_left/1024.0/1024.0, n_more/1024.0/1024.0);
+        }
+
+        return n_more <= n_left;
+    }
+
+    // the same for all layers in these types beside what they have, on devices: make_layer() asks for host memory
+    bool has_memory_beside(ggml_type type_k, ggml_type type_v) const {
         std::map<ggml_backend_buffer_type_t, size_t> all;
 
         for (const auto & own : layers) {
-            const auto n_bytes_in = [&](const ggml_tensor * t, ggml_type type, bool trans) {
-                ggml_tensor to = *t;
-                llama_kv_set_type(&to, type);
-                return ggml_backend_buft_is_host(own.buft) ? llama_kv_n_bytes_live(&to, trans, n_used) : ggml_nbytes(&to);
-            };
-
-            all[own.buft] += n_bytes_in(own.l.k, type_k, false) + (own.l.v ? n_bytes_in(own.l.v, type_v, v_trans) : 0);
+            all[own.buft] += n_bytes_in(own.l.k, type_k, n_rows()) + n_bytes_in(own.l.v, type_v, n_rows());
         }
 
-        return std::all_of(all.begin(), all.end(), [](const auto & part) { return part.second <= llama_kv_limits_available(part.first); });
+        return std::all_of(all.begin(), all.end(), [](const auto & part) {
+            return ggml_backend_buft_is_host(part.first) || has_left(part.first, part.second);
+        });
     }
 
     // a buffer of its own for a layer of n rows, which is zero. null: there is no memory
@@ -320,7 +321,7 @@ private:
 
     // the layer has its rows there from now on. frees the previous buffer if it was its own
     void move_in(own_layer & own, new_layer & to) {
-        if (own.i_buf < 0) {
+        if (is_created(own)) {
             bufs.emplace_back(ggml_context_ptr(), ggml_backend_buffer_ptr());
             own.i_buf = bufs.size() - 1;
         }
@@ -356,7 +357,7 @@ private:
 
     // the buffers that layers were created in. the contexts own the tensor objects and stay, each with a buffer
     void release_created() try {
-        if (!std::all_of(layers.begin(), layers.end(), [](const own_layer & own) { return own.i_buf >= 0; })) {
+        if (any(is_created)) {
             return;
         }
 
@@ -384,8 +385,7 @@ private:
     ggml_type             next_k = GGML_TYPE_COUNT;
     ggml_type             next_v = GGML_TYPE_COUNT;
     std::vector<uint32_t> next_n_used;
-    bool                  has_all = false; // there is memory for all layers beside what they have
-    std::vector<new_layer> new_layers;     // of all layers, or of none
+    std::vector<new_layer> new_layers; // of all layers, or of none
 };
 
 } // namespace

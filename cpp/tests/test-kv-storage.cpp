@@ -399,16 +399,18 @@ static void test_types_on_a_full_device() {
     for (const size_t n_lacks : { 1, 0 }) {
         const std::string what = n_lacks ? "types, device is full" : "types, device has room";
 
-        cache c(cfg);
-        c.fill(0, 0, 256);
+        cache wide(cfg);
+        wide.fill(0, 0, 256);
 
-        const size_t size = c.size_bufs();
+        const size_t size = wide.size_bufs();
 
         n_dev_free = margin + n_bytes(GGML_TYPE_F32) - n_lacks;
-        check(c.storage->prepare_types(GGML_TYPE_F32, GGML_TYPE_F32, n) == !n_lacks, what + ": wider");
-        c.storage->forget_types();
-        check(c.size_bufs() == size && !c.storage->moved(), what + ": nothing has changed");
-        check_data(c, n, what);
+        check(wide.storage->prepare_types(GGML_TYPE_F32, GGML_TYPE_F32, n) == !n_lacks, what + ": wider");
+        wide.storage->forget_types();
+        check(wide.size_bufs() == size && !wide.storage->moved(), what + ": nothing has changed");
+        check_data(wide, n, what);
+
+        cache c(cfg);
 
         n_dev_free = margin + n_bytes(GGML_TYPE_Q8_0) - n_lacks;
         check(c.storage->prepare_types(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, n) && c.storage->set_types(convert), what + ": narrower");
@@ -416,6 +418,37 @@ static void test_types_on_a_full_device() {
         check(n_lacks ? c.size_bufs() == size : c.size_bufs() <= n_bytes(GGML_TYPE_Q8_0) + size_slack(cfg), what + ": memory");
 
         n_dev_free = SIZE_MAX;
+    }
+
+    // with buffers of their own, one layer after the other gives back more than it takes
+    cache c(cfg);
+    check(c.resize(1024, n), "types, device is full: grown");
+    const size_t size = c.size_bufs();
+
+    n_dev_free = 0;
+    check(c.storage->prepare_types(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, n) && c.storage->set_types(convert), "types, device is full: narrower, grown");
+    check(c.consistent() && c.size_bufs() < size, "types, device is full: memory, grown");
+    n_dev_free = SIZE_MAX;
+}
+
+// narrower types with each of the allocations failing: layers leave the buffer that they were created in together or not at all
+static void test_types_fail(const config & cfg, int * n_alloc) {
+    if (cfg.v_trans || ggml_is_quantized(cfg.type_v)) {
+        return;
+    }
+
+    for (uint32_t i_fail = 1; i_fail <= cfg.n_layer; ++i_fail) {
+        const std::string what = describe(cfg) + " narrower, layer " + std::to_string(i_fail) + " fails";
+
+        cache c(cfg);
+
+        const size_t size = c.size_bufs();
+
+        set_fail(std::to_string(*n_alloc + i_fail).c_str());
+        check(c.storage->prepare_types(GGML_TYPE_Q4_0, GGML_TYPE_Q4_0, used(cfg, 256)) && c.storage->set_types(convert), what);
+        *n_alloc += i_fail;
+
+        check(c.consistent() && c.k[0]->type == GGML_TYPE_Q4_0 && c.size_bufs() == size, what + ": memory");
     }
 }
 
@@ -580,6 +613,10 @@ int main() {
 
     for (const auto & cfg : configs) {
         test_shrink(cfg, &n_alloc);
+    }
+
+    for (const auto & cfg : configs) {
+        test_types_fail(cfg, &n_alloc);
     }
 
     set_fail("");

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtool.verify import drafts
 from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER, MIB, props, within
@@ -54,10 +55,21 @@ def test_the_budget_is_for_cells_and_not_for_recurrent_states(real: Real, tmp_pa
         assert n_ctx(server) == 768
 
 
-def test_a_type_that_the_model_cannot_have_is_told_at_the_start(real: Real, tmp_path: Path) -> None:
-    args = (*PLAIN, "-c", "1024", "--kv-budget", "64", "--kv-auto-quant", "f16,q8_0")
+def test_a_type_that_the_model_cannot_have(real: Real, tmp_path: Path) -> None:
+    """It is told at the start, and --fit plans without it."""
+    args = (*PLAIN, "--kv-budget", "1", "--kv-auto-quant", "f16,q8_0")
     with serving(real, real.spoken("laguna-moe"), tmp_path / "log", *args) as server:
         until_logged(server, "cannot have q8_0 and q8_0: the block size of the type does not divide the size of a head")
+        assert n_ctx(server) == 768
+        assert "error while trying to fit" not in server.log
+
+
+def test_a_draft_that_only_runs_beside_its_target_is_not_planned_with(real: Real, tmp_path: Path) -> None:
+    target, draft = map(real.speaking, drafts.pair(real.work))
+    args = (*PLAIN, "-md", draft, "--spec-type", "draft-mtp", "--kv-budget", "8")
+    with serving(real, target, tmp_path / "log", *args) as server:
+        until_logged(server, "planning without the draft")
+        assert n_ctx(server) in range(4096, 8192)
 
 
 @pytest.mark.parametrize(("most", "each"), [(2048, 512), (2047, 256)])

@@ -109,13 +109,17 @@ TYPES = (
     ),
     Trap(
         "types by copy take on a device what others need",
-        Edit(STORAGE, "has_all = has_memory_beside(type_k, type_v, n_used);", "has_all = true;"),
+        Edit(STORAGE, "has_memory_beside(type_k, type_v)", "true"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
         "layers leave the buffer of all for narrower types when there is no memory for the last of them",
-        Edit(STORAGE, "has_all || own.i_buf >= 0", "true"),
+        Edit(
+            STORAGE,
+            "is_created(own) ? new_layer() : make_layer(own, n_rows(), next_k, next_v, n_used)",
+            "make_layer(own, n_rows(), next_k, next_v, n_used)",
+        ),
         unit("test-kv-storage"),
         "exit",
     ),
