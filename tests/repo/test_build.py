@@ -80,7 +80,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     project = tmp_path / "project"
     (project / "patches").mkdir(parents=True)
     (project / "patches" / "series.toml").touch()
-    monkeypatch.setattr("kvtool.tree.status.require_applied", lambda _project: None, raising=False)
+    monkeypatch.setattr("kvtool.commands.build.require_applied", lambda _project: None)
     # without ccache unless a test wants it, so that every machine runs the same
     monkeypatch.setenv("CCACHE_DISABLE", "1")
 
