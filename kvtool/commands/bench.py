@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from kvtool import process
-from kvtool.bench import plots, runs, serve, speed, types
+from kvtool.bench import plots, runs, speed
 from kvtool.bench.report import Report
 from kvtool.build import cmake
 from kvtool.commands import build
@@ -59,6 +59,8 @@ def _check(options: Options) -> None:
 
 
 def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
+    from kvtool.bench import types
+
     given, quick = options.model, options.quick
     check, generator = (process.require_program(program.parent, name, MeasureError, "kvtool build") for name in _TOYS)
     bench = runs.KvBench(program, given or models.cache_model(models.QWEN35_27B, work), env.console)
@@ -79,6 +81,8 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
 
 
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
+    from kvtool.bench import serve  # httpx
+
     load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
     vocabulary = env.project.tree / "models" / models.VOCABULARY
     model = options.model or models.spoken(models.cache_model(serve.GEOMETRY, work), vocabulary, work)

@@ -14,11 +14,9 @@ from kvtool.commands import build, export
 from kvtool.console import Console
 from kvtool.gitcmd import Git
 from kvtool.options import Backend, Env, Jobs
-from kvtool.package import archive, check, contents
+from kvtool.package import archive
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.upstream.lock import load_lock
-from kvtool.verify.models import VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,12 @@ class Packaged(Result, command="package"):
 
 
 def _check(project: Project, console: Console, file: Path) -> None:
+    from kvtool.package.check import check  # httpx, numpy
+    from kvtool.verify.models import VOCABULARY
+
     try:
         with console.progress("running it from another folder", None):
-            check.check(file, project.tree / "models" / VOCABULARY)
+            check(file, project.tree / "models" / VOCABULARY)
     except BaseException:  # an interrupt too
         file.unlink()  # nobody is to find it and think that it works
         raise
@@ -77,6 +78,9 @@ def command(env: Env, options: Options) -> Packaged:
 
     Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
     """
+    from kvtool.package import contents
+    from kvtool.upstream.lock import load_lock
+
     project, console = env.project, env.console
     started = time.monotonic()
     wanted = build.Options(options.backend, options.preset, jobs=options.jobs, ui=options.ui)

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -13,8 +13,10 @@ from kvtool.options import Env
 from kvtool.result import Result
 from kvtool.top.draw import draw
 from kvtool.top.reading import DEFAULT_URL, Reading
-from kvtool.top.server import LoadingError, Server
 from kvtool.top.view import View
+
+if TYPE_CHECKING:
+    from kvtool.top.server import Server
 
 SHORTEST, LONGEST = 0.1, 3600.0  # seconds between two looks
 
@@ -30,7 +32,7 @@ class TopResult(Result, command="top"):
         console.picture(lambda width, height: draw(View(self.url, self.server), width, height))
 
 
-def _look(server: Server, view: View, awaited: type[NetworkError]) -> View:
+def _look(server: "Server", view: View, awaited: type[NetworkError]) -> View:
     """The view after one more look. awaited: what is not the end of it."""
     try:
         return view.seen(server.read(), time.monotonic())
@@ -38,7 +40,9 @@ def _look(server: Server, view: View, awaited: type[NetworkError]) -> View:
         return view.missed(err, time.monotonic())
 
 
-def _watch(server: Server, console: Console, interval: float) -> Reading:
+def _watch(server: "Server", console: Console, interval: float) -> Reading:
+    from kvtool.top.server import LoadingError
+
     view = _look(server, View(server.url), LoadingError)  # nothing is there to wait for where nothing listens
     with contextlib.suppress(KeyboardInterrupt), console.screen(lambda width, height: draw(view, width, height)):
         while True:
@@ -76,6 +80,8 @@ def command(
     --kv-dynamic, or is something else; 9 nobody answers, or it still loads. 0 also where it sleeps. While kvtool top
     watches, a server that goes away is waited for.
     """
+    from kvtool.top.server import Server
+
     console = env.console
     if not SHORTEST <= interval <= LONGEST:
         raise UsageError(f"--interval {interval:g} is not between {SHORTEST:g} and {LONGEST:g} seconds")

@@ -21,9 +21,7 @@ from tests.e2e.servers import completion, part, refusal, until, until_it_generat
 
 MIB = 64  # 1024 cells, and some 870 with the projector
 WAIT = 120  # seconds until what waits is taken to wait for good
-RUNS = (
-    600  # tokens of one that is to run on while others come: its cells stay, and a busy machine may be late with them
-)
+RUNS = 600  # tokens of one that is to run on while others come, also on a busy machine
 
 pytestmark = pytest.mark.usefixtures("marker")
 
