@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 import pytest
-import typer
 
-from kvtool import cli, console, errors, options, project
+from kvtool import cli, console, errors, project
 from kvtool.errors import KvtoolError, UsageError
 from kvtool.result import PatchOutcome, Result, plain
 
@@ -48,62 +43,6 @@ def test_exit_codes_and_words_are_frozen() -> None:
     }
 
 
-@pytest.mark.parametrize("verb", cli.COMMANDS)
-def test_help_of_each_command_teaches(verb: str, kvtool: Any) -> None:
-    ran = kvtool(verb, "--help")
-    text = " ".join(ran.out.replace("│", " ").split())
-    assert ran.code == 0
-    assert all(option in text for option in ("--json", "--project", "--tree", "--quiet", "--verbose"))
-    command = importlib.import_module(f"kvtool.commands.{verb}").command
-    assert len((command.__doc__ or "").strip().splitlines()) > 2, "one line is no teaching"
-
-
-def helps_of(make: Any) -> Iterator[str]:
-    """What is said of each parameter of a command, or field of its options, in the source."""
-    for hint in get_type_hints(make, include_extras=True).values():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and not issubclass(hint, Result):
-            yield from helps_of(hint)
-        elif hasattr(hint, "__metadata__"):
-            (info,) = hint.__metadata__
-            yield from info.help.values() if isinstance(info, options.Flags) else [info.help]
-
-
-def bare(text: str) -> str:
-    return re.sub(r"[\s│]", "", text)
-
-
-@pytest.mark.parametrize("verb", cli.COMMANDS)
-def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    command = importlib.import_module(f"kvtool.commands.{verb}").command
-    shown = bare(kvtool(verb, "--help").out)
-    assert bare(inspect.getdoc(command) or "") in shown
-    helps = [*helps_of(command), *helps_of(options.env_of)]
-    assert any("[PROJECT/llama.cpp]" in text for text in helps)
-    assert [text for text in helps if bare(text) not in shown] == []
-
-
-@pytest.mark.parametrize("verb", cli.COMMANDS)
-def test_examples_can_be_pasted(verb: str) -> None:
-    doc = inspect.getdoc(importlib.import_module(f"kvtool.commands.{verb}").command) or ""
-    examples = [line.strip() for line in doc.splitlines() if line.startswith("    kvtool")]
-    assert examples
-    app = typer.main.get_command(cli.build_app(verb))
-    for example in examples:
-        assert "|" not in example
-        words = shlex.split(re.split(r"   +", example)[0], comments=True)
-        assert words[:2] == ["kvtool", verb]
-        app.commands[verb].make_context(verb, words[2:])  # type: ignore[attr-defined]  # raises for what it cannot parse
-
-
-def test_help_lists_the_commands_in_the_order_of_use(kvtool: Any) -> None:
-    for args in (("--help",), ("-h",), ()):
-        out = kvtool(*args).out
-        at = [out.index(f"│ {verb} ") for verb in cli.COMMANDS]
-        assert at == sorted(at)
-        assert "doctor" in out and "then fetch, apply, build, verify" in " ".join(out.split())
-
-
 def test_version(kvtool: Any) -> None:
     assert kvtool("--version").out.startswith("kvtool ")
 
@@ -128,17 +67,6 @@ def test_what_every_command_takes_may_stand_before_the_verb(kvtool: Any, tmp_pat
     assert kvtool("--json", "-v", "--project", tmp_path, "status").json["command"] == "status"
     assert kvtool(f"--project={tmp_path}", "-q", "status").code == 2
     assert kvtool("-v").out == kvtool().out and kvtool("-v", "--version").out.startswith("kvtool ")
-
-
-def test_the_shell_completes_verbs_and_options() -> None:
-    def completes(words: str) -> list[str]:
-        said = {"_KVTOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        code = "import sys; sys.argv = ['kvtool']; from kvtool import cli; cli.main()"
-        run = [sys.executable, "-c", code]
-        return subprocess.run(run, env={**os.environ, **said}, capture_output=True, text=True).stdout.split()
-
-    assert completes("kvtool st") == ["status"]
-    assert completes("kvtool rebase --acc") == ["--accept-shrink"]
 
 
 def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
