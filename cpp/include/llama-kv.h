@@ -26,6 +26,7 @@ extern "C" {
     };
 
     // Works with and without kv_dynamic
+    // All members are 0 where the host memory for counting, which is little, cannot be had
     LLAMA_API struct llama_memory_usage llama_get_memory_usage(const struct llama_context * ctx);
 
     // cells that hold a token of a sequence
@@ -48,6 +49,7 @@ extern "C" {
     };
 
     // Looks at every cell: nothing is counted while nobody asks. Works with and without kv_dynamic
+    // All members are 0 where the host memory for counting, which is little, cannot be had
     // Not thread-safe, as llama_decode()
     LLAMA_API struct llama_seq_usage llama_memory_seq_usage(const struct llama_context * ctx, llama_seq_id seq_id);
 

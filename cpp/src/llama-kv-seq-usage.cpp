@@ -7,6 +7,8 @@
 #include "llama-kv-dynamic-cache.h"
 #include "llama-memory.h"
 
+#include <new>
+
 // what the i-th of n takes of size, in whole bytes: those that are left over go to the first ones, so that all n sum to size
 static size_t part(size_t size, size_t n, size_t i) {
     return size/n + (i < size % n);
@@ -95,8 +97,10 @@ llama_seq_usage llama_kv_dynamic::seq_usage(llama_seq_id seq_id) const {
 // interface
 //
 
-llama_seq_usage llama_memory_seq_usage(const llama_context * ctx, llama_seq_id seq_id) {
+llama_seq_usage llama_memory_seq_usage(const llama_context * ctx, llama_seq_id seq_id) try {
     const auto * dyn = llama_kv_dynamic::of(*ctx);
 
     return dyn ? dyn->seq_usage(seq_id) : llama_seq_usage {};
+} catch (const std::bad_alloc &) {
+    return {};
 }

@@ -6,6 +6,7 @@
 #include "llama-memory.h"
 
 #include <algorithm>
+#include <new>
 
 static size_t sum(const std::map<ggml_backend_buffer_type_t, size_t> & breakdown) {
     size_t res = 0;
@@ -106,8 +107,10 @@ void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {
 // interface
 //
 
-llama_memory_usage llama_get_memory_usage(const llama_context * ctx) {
+llama_memory_usage llama_get_memory_usage(const llama_context * ctx) try {
     const auto * dyn = llama_kv_dynamic::of(*ctx);
 
     return dyn ? dyn->usage() : llama_memory_usage {};
+} catch (const std::bad_alloc &) { // the buffers are counted in a map
+    return {};
 }

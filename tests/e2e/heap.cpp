@@ -1,6 +1,8 @@
 // The N-th allocation on the heap fails once while cells are freed: for each N, the tokens after it are those of a context where
 // nothing failed. By copy all caches of the context get smaller, or none does: their graphs need one size.
 //
+// What says how much a context takes answers with zeros where an allocation fails, and throws through no C function.
+//
 //   heap MODEL  prints the number of allocations that failed
 
 #include "full_heap.h"
@@ -30,6 +32,24 @@ static bool decode(llama_context * ctx, int pos, int n) {
     return res;
 }
 
+static bool counts(const llama_context * ctx) {
+    const size_t used  = llama_get_memory_usage(ctx).used;
+    const size_t bytes = llama_memory_seq_usage(ctx, 0).bytes;
+
+    bool res = used > 0 && bytes > 0;
+
+    for (long n = 0; res && n_left < 0; ++n) {
+        n_left = n;
+        const size_t used_cur = llama_get_memory_usage(ctx).used;
+        const bool has_failed = n_left.exchange(n) < 0;
+        const size_t bytes_cur = llama_memory_seq_usage(ctx, 0).bytes;
+        res = used_cur == (has_failed ? 0 : used) && bytes_cur == (n_left < 0 ? 0 : bytes);
+    }
+    n_left = -1;
+
+    return res;
+}
+
 struct result {
     int                n_smaller;
     std::vector<float> logits; // of a token after it
@@ -49,7 +69,7 @@ static result free_cells(llama_model * model, long n) {
     llama_context * ctx = llama_init_from_model(model, params);
 
     result res;
-    if (!ctx || !decode(ctx, 0, 1400)) {
+    if (!ctx || !decode(ctx, 0, 1400) || (n < 0 && !counts(ctx))) {
         exit(2);
     }
 
