@@ -44,6 +44,7 @@ def test_tree_is_upstream_plus_cpp_plus_a_commit_per_patch(project: Tiny, kvtool
     assert not (project.tree / "README.md").exists()
     assert git(project.tree, "status", "--porcelain") == ""
     assert not (project.tree / ".git/objects/info/alternates").exists()
+    assert git(project.tree, "config", "--local", "core.autocrlf") == "false"
 
 
 def test_author_and_date_come_from_the_mail_committer_is_fixed(project: Tiny, kvtool) -> None:

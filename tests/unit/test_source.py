@@ -1,0 +1,71 @@
+"""What a file of C says of its lines: the blocks around them, what is a body without braces, what is not compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtool.tree.placement import heading_at
+from kvtool.tree.source import SourceFile, split_lines
+
+NESTED = b"""\
+int f(int a) {
+    if (a) {
+#ifdef X
+        one();
+
+        two();
+    }
+
+    three();
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "heads"),
+    [
+        (1, []),  # the function's own is left out, and so is what begins in this line
+        (3, [1]),
+        (5, [1]),  # over an empty line and a directive
+        (7, []),  # an empty line is in the block of what follows it
+        (8, []),
+        (99, []),
+    ],
+)
+def test_blocks_around_a_line(line: int, heads: list[int]) -> None:
+    assert SourceFile(NESTED, "f.cpp").around(line) == heads
+    assert SourceFile(NESTED, "f.txt").around(line) == []
+
+
+@pytest.mark.parametrize(
+    ("above", "body"),
+    [
+        ("    if (a)", True),
+        ("    } else", True),
+        ("    for (;;)", True),
+        ("    if (a) {", False),
+        ("    while (a--);", False),
+        ("    }", False),
+        ("    call(a,", False),
+        ("    do_it(a)", False),
+    ],
+)
+def test_the_one_statement_of_an_if_or_a_loop(above: str, body: bool) -> None:
+    text = f"{above}\n        more();\n".encode()
+    found = [SourceFile(text, name).is_body(1) for name in ("f.cpp", "f.txt")]
+    assert found == [body, False]
+    assert not SourceFile(text, "f.cpp").is_body(0)
+    assert not SourceFile(text, "f.cpp").is_body(3)
+
+
+def test_lines_that_are_not_compiled() -> None:
+    text = b"a();\n#if 0\nb();\n#else\nc();\n#endif\n/* d();\n   e(); */\nf();\n"
+    why = [SourceFile(text, "f.cpp").disabled(number) for number in range(10)]
+    assert why == ["", "", "an #if 0", "an #if 0", "", "", "", "a comment", "", ""]
+    assert not any(SourceFile(text, "f.txt").disabled(number) for number in range(10))
+
+
+def test_the_line_that_heads_what_is_around_another() -> None:
+    lines = split_lines(b"int f() {\n    a();\n}\n\n\n")
+    assert [heading_at(lines, number) for number in (0, 1, 4, 5, 9)] == [0, 0, 0, 0, 0]
+    assert heading_at(lines[1:2], 0) is None
