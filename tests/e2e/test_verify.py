@@ -14,10 +14,10 @@ from kvtool.verify.devices import IN_MEMORY
 from tests.e2e.conftest import ROOT, Real, kvtool
 
 CLASSES = {"plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA"}
-# Without flash attention these, and those that --quick runs so, have all checks; the others a few, and all at night
-# (ci/nightly.sh full).
+# What --quick runs, a model or two of each memory class, has all checks, and so have these without flash attention. The
+# others have those that an architecture can make a difference to, and all at night (ci/nightly.sh full).
 IN_FULL = {"deepseek2-moe", "minimax-m3-moe"}
-FEW = ("--checks", "prompt,generate,copy,state-self")
+FEW = ("--checks", "prompt,generate,copy,shift,state-self,div")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def kv_checks(real: Real, quick: tuple[int, dict[str, Any]]) -> list[dict[str, A
     ids = {found["id"] for found in known}
     toys = sorted(real.toys.glob("*.gguf"))
     planned = [
-        replace(check, args=(*check.args, *FEW)) if "off" in check.args and check.model.stem not in IN_FULL else check
+        check if check.model.stem in IN_FULL else replace(check, args=(*check.args, *FEW))
         for check in plan.kv_checks(toys, quick=True, chosen=True)
         if check.id not in ids
     ]
