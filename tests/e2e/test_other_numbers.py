@@ -28,7 +28,9 @@ def same(real: Real, toy: str, checks: str, *args: str) -> None:
 @pytest.mark.parametrize("toy", ["deepseek32", "dots3note", "qwen4exp", "glm-dsa", "minimax-m3"])
 def test_indexers_that_select(real: Real, toy: str, storage: str) -> None:
     few = ("--override", f"{toy}.attention.indexer.top_k=16")
-    same(real, f"{toy}-moe", CELLS, *few, "--seqs", "2", "--storage", storage)
+    # glm-dsa has deepseek32's cache, and a graph of its own
+    checks = "prompt,generate,state-self" if toy == "glm-dsa" else CELLS
+    same(real, f"{toy}-moe", checks, *few, "--seqs", "2", "--storage", storage)
 
 
 # the keys of an indexer do not go along when the cache grows
