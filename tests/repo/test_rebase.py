@@ -235,6 +235,18 @@ def test_from_and_until_decide_on_the_new_upstream(project: Tiny, kvtool: Any) -
     assert "bool one; // new" in (project.tree / "src/b.h").read_text()
 
 
+def test_a_patch_that_only_the_new_upstream_wants_stays_in_its_function(project: Tiny, kvtool: Any) -> None:
+    """It is not merged from anywhere: its context places it, and the function that it was recorded in is looked at."""
+    project.add_patch("late", ("src/a.cpp", "x + 4;", "x + 4 + 0;"), extra='from = "v3"\n')
+    recorded = next(line for line in (project.root / "patches/late.patch").read_text().splitlines() if "@@ " in line)
+    head = recorded.rpartition("@@ ")[2]
+    release(project, "v3", ("src/a.cpp", head, head.replace("(", "_renamed(", 1)))
+    assert kvtool("apply").code == 0
+    ran = kvtool("rebase", "v3", "--json")
+    assert ran.code == 3 and f"recorded in {head!r}, landed in" in ran.json["error"]["why"], ran
+    assert kvtool("rebase", "--abort").code == 0
+
+
 def test_an_upstream_that_no_list_names_has_what_it_needs(applied: Tiny, kvtool: Any) -> None:
     """What begins or ends with the next upstream of the lock may have changed before it: the place tells."""
     release(
