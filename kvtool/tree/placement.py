@@ -67,6 +67,10 @@ class LineMap:
                 break
         return number + shift
 
+    def back(self) -> "LineMap":
+        """From the new file to the old one."""
+        return LineMap([Block(block.new, block.added, block.old, block.removed) for block in self.blocks])
+
     def region(self, start: int, stop: int) -> range:
         """What stands in the new file in the place of lines [start, stop): between the nearest lines still there."""
         above, below = range(start - 1, -1, -1), itertools.count(stop)
@@ -150,7 +154,10 @@ def check(
     landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
         return tuple(Landing(piece, UNTOLD) for piece in pieces)
-    judged = (_judge(piece, at, base, target, moved) for piece, at in zip(stand, landed, strict=True))
+    judged = (
+        _branched(_judge(piece, at, base, target, moved), at, base, target)
+        for piece, at in zip(stand, landed, strict=True)
+    )
     fresh = words(target.lines) - words(base.lines)
     return tuple(
         _again(_look(replace(landing, piece=piece), place, patched, target), fresh)
@@ -218,8 +225,10 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
     lead = piece.lead  # what it puts in stands behind these lines
     if lead and (where := new.disabled(at + lead)) and not old.disabled(piece.start + lead):
         return Landing(piece, f"it landed in line {at + 1}, which upstream put into {where}")
+    block = _out_of_its_block(piece, at, old, new, within, into)
+    astray = block and f"it landed in line {at + 1}; {block}"
     if within and into and _is_untouched(base, target, within, into, moved, at - piece.start):
-        return Landing(piece)
+        return Landing(piece, astray)
     was, now = heading_at(base, piece.start), heading_at(target, at)
     here = f"it landed in line {at + 1}, {_name(target, now)}"
     known = _mapped(piece, moved)
@@ -231,9 +240,11 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return Landing(piece, f"it landed in line {at + 1}, {_name(target, into.start)}; {why}")
     if lead and new.is_body(at + lead - 1) and not old.is_body(piece.start + lead - 1):
         return Landing(piece, f"it landed in line {at + 1}; upstream put an if or a loop without braces above that")
-    if why := _out_of_its_block(piece, at, old, new):
-        return Landing(piece, f"it landed in line {at + 1}; {why}")
+    if astray:
+        return Landing(piece, astray)
     same = _same_function(base, target, was, now, moved)
+    if within and into and moved.line(within.start) not in (None, into.start):  # upstream took it out of a function
+        same, was, now = False, within.start, into.start
     if len(known) == len(piece.before) and known:
         # every line says so; upstream may have put a label or the head of a split function in between
         kept = moved.line(was) if was is not None else -1
@@ -241,6 +252,8 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
             note = "" if same else f"recorded in {_text(base, was)!r}, landed in {_text(target, now)!r}"
             return Landing(piece, note=note)
     belongs = f"it belongs {_name(base, was)}, where upstream rewrote its lines"
+    if not known and (other := _others(piece, at, moved)):
+        return Landing(piece, f"{here}, which was line {other[0] + 1}; {belongs}")
     if not same:
         return Landing(piece, f"{here}; {belongs}")
     if (count := _places(target, piece, now)) > 1:
@@ -279,15 +292,47 @@ def _elsewhere(piece: Piece, old: SourceFile, new: SourceFile, was: range, now: 
     return ""
 
 
-def _out_of_its_block(piece: Piece, at: int, old: SourceFile, new: SourceFile) -> str:
-    """Why a block of a function (a case, a lambda, a struct in a class) in which a hunk landed is not the one that it
-    was in, "" where it may be: what headed that is there once in both files, and does not head what it is in now."""
-    base, target = ([line.strip() for line in side.keys] for side in (old, new))
-    heads = {target[n] for n in new.around(at)}
-    for n in old.around(piece.start):
-        if base[n] not in heads and base.count(base[n]) == target.count(base[n]) == 1:
-            return f"it belongs {_name(base, n)}, which stands in line {target.index(base[n]) + 1}"
+def _out_of_its_block(
+    piece: Piece, at: int, old: SourceFile, new: SourceFile, within: range | None, into: range | None
+) -> str:
+    """Why a block (a case, a lambda, a struct in a class) or a branch of an #if in which a hunk landed is not the one
+    it was in, "" where it may be: what heads that is there once in both, and does not head what it is in now. One of a
+    function is looked for in the function; whether that is the right one, _elsewhere says. Several blocks with the same
+    head differ in the line behind it."""
+    whole = range(len(old.keys)), range(len(new.keys))
+    inner = (within[1:], into[1:]) if within and into else whole
+    around = new.around(at)
+    for n, length in itertools.product(old.around(piece.start), (1, 2)):
+        was, now = inner if within and n in within else whole
+        head = old.openings[n][:length]
+        there = [k for k in now if new.openings[k][:length] == head]
+        once = sum(old.openings[k][:length] == head for k in was) == len(there) == 1
+        if once and n in was and there[0] not in around:
+            return f"it belongs in {_text(head, length - 1)!r}, which stands in line {there[0] + length}"
+    branches = new.branches(at + piece.lead)
+    for n, says in old.branches(piece.start + piece.lead).items():
+        was, now = inner if within and n in within else whole
+        there = [k for k in now if new.every_branch.get(k) == says]
+        if sum(old.every_branch.get(k) == says for k in was) == len(there) == 1 and there[0] not in branches:
+            return f"it belongs in {_text([says], 0)!r}, which stands in line {there[0] + 1}"
     return ""
+
+
+def _branched(landing: Landing, at: int, base: SourceFile, target: SourceFile) -> Landing:
+    """Worth a look where upstream has put the place into a branch of an #if: another may need the hunk as well."""
+    piece = landing.piece
+    was = base.branches(piece.start + piece.lead).values()
+    more = [says for says in target.branches(at + piece.lead).values() if says not in was]
+    if not more or landing.wrong or landing.note:
+        return landing
+    return replace(landing, note=f"look at it: upstream has put its place into {_text(more, -1)!r}")
+
+
+def _others(piece: Piece, at: int, moved: LineMap) -> list[int]:
+    """Which lines of the old file the lines are that a hunk landed on, of those that say something."""
+    back = moved.back()
+    was = (back.line(n) for n, line in enumerate(piece.before, at) if words([line]))
+    return [line for line in was if line is not None]
 
 
 def _count(lines: Lines, part: Lines) -> int:
@@ -310,7 +355,8 @@ def _places(target: Lines, piece: Piece, head: int | None) -> int:
 
 
 def _text(lines: Lines, at: int | None) -> str:
-    return lines[at].decode("utf-8", "replace").strip() if at is not None else ""
+    text = lines[at].decode("utf-8", "replace") if at is not None else ""
+    return text.replace("\0", " ").replace("\1", "\t").strip()  # what a key hides
 
 
 def _name(lines: Lines, at: int | None) -> str:

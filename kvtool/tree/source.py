@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 _C_FAMILY = re.compile(r"\.([ch]|cc|hh|[chi]pp|[ch]xx|inl|cuh?|mm?|metal|cl|comp|glsl|hlsl)")
+_INDENTED = re.compile(r".*\.(py|cmake|json)|CMakeLists\.txt")  # where a block is indented, as in C
 _TOKEN = re.compile(
     rb"(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)"
     rb'|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'',
@@ -70,21 +71,38 @@ class SourceFile:
             found.update(range(first, number + 1))
         return found
 
+    def branches(self, number: int) -> dict[int, bytes]:
+        """The branches of an #if around a line, the outermost first: the line that begins one, and what that says. An
+        #elif says what an #if would, an #else goes by what stands above it."""
+        return self._branches[number] if number < len(self._branches) else {}
+
     @cached_property
-    def _left_out(self) -> set[int]:
-        """The lines that are in an `#if 0`."""
-        found: set[int] = set()
-        still_open: list[bool] = []
-        for number, line in enumerate(self._code):
-            if any(still_open):
-                found.add(number)
-            if directive := re.match(rb"\s*#\s*(if|el|endif)\w*", line):
-                if directive[1] == b"if":
-                    still_open.append(bool(re.match(rb"\s*#\s*if\s+(0|false)\s*$", line)))
-                elif still_open and directive[1] == b"el":
-                    still_open[-1] = False
-                elif still_open:
-                    still_open.pop()
+    def every_branch(self) -> dict[int, bytes]:
+        """All of them in the file."""
+        return {n: says for of in self._branches for n, says in of.items()}
+
+    @cached_property
+    def openings(self) -> list[tuple[bytes, bytes]]:
+        """Each line with the next one that is more than a brace, as keys without indentation."""
+        found, following = list[tuple[bytes, bytes]](), b""
+        for line in map(bytes.strip, reversed(self.keys)):
+            found.append((line, following))
+            following = line if line not in (b"", b"{") else following
+        return found[::-1]
+
+    @cached_property
+    def _branches(self) -> list[dict[int, bytes]]:
+        found: list[dict[int, bytes]] = []
+        still_open: dict[int, bytes] = {}
+        for number, line in enumerate(self._code if self.is_code else ()):
+            found.append(still_open)
+            if directive := re.match(rb"\s*#\s*((if|el|endif).*)", line):
+                still_open, above = dict(still_open), b""
+                if still_open and directive[2] != b"if":
+                    above = still_open.popitem()[1]
+                if directive[2] == b"if" or (above and directive[2] == b"el"):
+                    says = b" ".join(directive[1].split())
+                    still_open[number] = b"#else of " + above if says == b"else" else b"#" + says.removeprefix(b"el")
         return found
 
     def columns(self, number: int, other: "SourceFile", there: int) -> dict[int, int]:
@@ -136,24 +154,41 @@ class SourceFile:
         return inner if inner is not None and number in inner else None
 
     def around(self, number: int) -> list[int]:
-        """The lines that head the blocks around a line, the innermost first, as the indentation tells; those in the
-        first column left out."""
+        """The lines that head the blocks around a line, the innermost first, as the indentation tells; a function in
+        the first column left out. What stands above a brace alone in its line heads that, unless it ends something; and
+        all labels in a row head what follows them."""
+        name = PurePosixPath(self.path).name
+        code = self._code if self.is_code else self.lines if _INDENTED.fullmatch(name) else []
         found: list[int] = []
-        column = None
+        column: int | None = None
+        brace, under = False, -1
         # an empty line is in the block of what follows it, unless that ends the block
-        following = ((n, line.strip()) for n, line in enumerate(self._code[number:], number))
+        following = ((n, line.strip()) for n, line in enumerate(code[number:], number))
         below = next(((n, text) for n, text in following if text and not text.startswith(b"#")), None)
         if below and not below[1].startswith(b"}"):
             number = below[0]
-        for n in range(min(number, len(self._code) - 1), -1, -1) if self.is_code else ():
-            text = self._code[n].lstrip(b" \t")
-            width = len(self._code[n]) - len(text)
-            if not text.strip() or text.startswith(b"#") or (column is not None and width >= column):
+        for n in range(min(number, len(code) - 1), -1, -1):
+            text = code[n].strip()
+            width = len(code[n]) - len(code[n].lstrip(b" \t"))
+            if not text or text.startswith(b"#") or (self.is_code and n in self._inside):
                 continue
-            if not width:
-                break
-            if column is not None and text.strip() != b"{":
+            last, under = under, n
+            if brace and column is not None:
+                column += not text.endswith((b";", b",", b"{", b"}"))
+            brace = False
+            if column is not None and width >= column:
+                row = width == column and found[-1:] == [last]
+                if row and _LABEL.match(code[last]) and _LABEL.fullmatch(text):
+                    found.append(n)
+                continue
+            if not width and _LABEL.fullmatch(text):  # private: of a class
+                continue
+            brace = text == b"{"
+            heads = not brace and not (text.endswith((b",", b";")) and _balanced(text))  # not one of some arguments
+            if column is not None and heads and (width or (_TOP.match(code[n]) and b"(" not in text)):
                 found.append(n)
+            if not width and not brace:
+                break
             column = width
         return found
 
@@ -166,7 +201,8 @@ class SourceFile:
         """Why a line is not compiled: it is in a comment, or in an `#if 0`; else ""."""
         if not self.is_code or number >= len(self._code):
             return ""
-        return "an #if 0" if number in self._left_out else "a comment" if number in self._inside else ""
+        left_out = {b"#if 0", b"#if false"} & set(self.branches(number).values())
+        return "an #if 0" if left_out else "a comment" if number in self._inside else ""
 
     def _body(self, head: int) -> range | None:
         """The lines from a head to the brace in its column that ends it; None for a declaration."""

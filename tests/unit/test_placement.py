@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvtool.tree.patchfile import Block, hunks_of, parse_diff, pieces_of, runs
-from kvtool.tree.placement import Landing, LineMap, check, find_landings
+from kvtool.tree.patchfile import Block, parse_diff, pieces_of, runs
+from kvtool.tree.placement import LineMap, check, find_landings
 from kvtool.tree.source import SourceFile, split_lines
-
-BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]
-
-
-def diff(tmp_path: Path, old: str, new: str, context: int) -> bytes:
-    (tmp_path / "old").write_text(old)
-    (tmp_path / "new").write_text(new)
-    argv = ["git", "diff", "--no-index", f"-U{context}", "--histogram", "--no-indent-heuristic", "old", "new"]
-    return subprocess.run(argv, cwd=tmp_path, capture_output=True).stdout
-
-
-def judge(tmp_path: Path, patched: str, target: str, result: str, base: str = "") -> list[Landing]:
-    """Check a patch base -> patched that turned target into result."""
-    base = base or "".join(BASE)
-    pieces = pieces_of(parse_diff(diff(tmp_path, base, patched, 1))[0])
-    before, after, moved, applied = (SourceFile(text.encode(), "f.cpp") for text in (base, patched, target, result))
-    return list(check(before, after, moved, applied, pieces, LineMap(hunks_of(diff(tmp_path, base, target, 0)))))
+from tests.unit.placing import BASE, diff, judge
 
 
 def add(text: str, after: str, line: str = "    more();\n") -> str:

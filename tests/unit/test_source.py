@@ -16,8 +16,26 @@ int f(int a) {
         two();
     }
 
-    three();
+    for (;;)
+    {
+        three();
+    }
+    four();
+    {
+        five(a,
+            6);
+    }
+    switch (a) {
+        case 1:
+        case 2:
+            seven();
+    }
 }
+class c {
+private:
+    int n = R"(
+eight)";
+};
 """
 
 
@@ -29,6 +47,12 @@ int f(int a) {
         (5, [1]),  # over an empty line and a directive
         (7, []),  # an empty line is in the block of what follows it
         (8, []),
+        (10, [8]),  # over a brace alone in its line
+        (9, [8]),
+        (14, []),  # a block without a head
+        (15, [14]),
+        (20, [19, 18, 17]),  # labels in a row
+        (25, [23]),  # a class is not left out, and a literal ends nothing
         (99, []),
     ],
 )
