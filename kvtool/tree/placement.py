@@ -297,18 +297,26 @@ def _out_of_its_block(
 ) -> str:
     """Why a block (a case, a lambda, a struct in a class) or a branch of an #if in which a hunk landed is not the one
     it was in, "" where it may be: what heads that is there once in both, and does not head what it is in now. One of a
-    function is looked for in the function; whether that is the right one, _elsewhere says. Several blocks with the same
-    head differ in the line behind it."""
+    function (outside of C, of what begins in the first column) is looked for there; whether that is the right one,
+    _elsewhere says. Several blocks with the same head differ in the line behind it."""
     whole = range(len(old.keys)), range(len(new.keys))
     inner = (within[1:], into[1:]) if within and into else whole
+    if not old.is_code:
+        within = _section(old.keys, piece.start)
+        inner = within, _section(new.keys, at)
     around = new.around(at)
     for n, length in itertools.product(old.around(piece.start), (1, 2)):
         was, now = inner if within and n in within else whole
         head = old.openings[n][:length]
         there = [k for k in now if new.openings[k][:length] == head]
         once = sum(old.openings[k][:length] == head for k in was) == len(there) == 1
-        if once and n in was and there[0] not in around:
-            return f"it belongs in {_text(head, length - 1)!r}, which stands in line {there[0] + length}"
+        if not once or n not in was or there[0] in around:
+            continue
+        own = {line.strip() for line in old.keys[n + 1 : piece.start + len(piece.before)]}
+        if length == 2 and any(new.openings[k][0] == head[0] and new.openings[k][1] in own for k in around):
+            continue  # upstream made two blocks of it, and the second begins with a line of it
+        said = " with ".join(repr(_text(head, k)) for k in range(length))
+        return f"it belongs in {said}, which stands in line {there[0] + 1}"
     branches = new.branches(at + piece.lead)
     for n, says in old.branches(piece.start + piece.lead).items():
         was, now = inner if within and n in within else whole
@@ -318,14 +326,21 @@ def _out_of_its_block(
     return ""
 
 
+def _section(lines: Lines, number: int) -> range:
+    """From the line in the first column above a line to the next one."""
+    start = heading_at(lines, number) or 0
+    return range(start, next((n for n in range(start + 1, len(lines)) if _HEAD.match(lines[n])), len(lines)))
+
+
 def _branched(landing: Landing, at: int, base: SourceFile, target: SourceFile) -> Landing:
-    """Worth a look where upstream has put the place into a branch of an #if: another may need the hunk as well."""
+    """Worth a look where the place is in another branch of an #if than before: a second one may need the hunk as well,
+    or the condition has changed."""
     piece = landing.piece
     was = base.branches(piece.start + piece.lead).values()
     more = [says for says in target.branches(at + piece.lead).values() if says not in was]
     if not more or landing.wrong or landing.note:
         return landing
-    return replace(landing, note=f"look at it: upstream has put its place into {_text(more, -1)!r}")
+    return replace(landing, note=f"look at it: its place is in {_text(more, -1)!r} now")
 
 
 def _others(piece: Piece, at: int, moved: LineMap) -> list[int]:

@@ -181,7 +181,7 @@ class SourceFile:
                 if row and _LABEL.match(code[last]) and _LABEL.fullmatch(text):
                     found.append(n)
                 continue
-            if not width and _LABEL.fullmatch(text):  # private: of a class
+            if not width and self.is_code and _LABEL.fullmatch(text):  # private: of a class
                 continue
             brace = text == b"{"
             heads = not brace and not (text.endswith((b",", b";")) and _balanced(text))  # not one of some arguments

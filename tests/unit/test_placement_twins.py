@@ -112,13 +112,6 @@ BRANCHES = [
         *MUL,
         "it belongs in '#if defined(__AVX2__)'",
     ),
-    Case(
-        "function of a branch, the copy last",
-        WHOLE.format("__AVX2__", OLD) + REST,
-        WHOLE.format("__AVX2__", NEW) + "#el" + WHOLE.format("__ARM_NEON", OLD)[1:] + REST,
-        *MUL,
-        "which stands in line 2",
-    ),
 ]
 
 
@@ -166,7 +159,7 @@ HEADS = [
             INIT.format(target),
             "            mine();\n",
             "refuse();\n            }\n",
-            """it belongs in '{"--ctx"}, "N",'""",
+            """with '{"--ctx"}, "N",'""",
         )
         for where, target in (
             ("first", option("ctx-draft", PARSED) + option("ctx", PARSED_NOW)),
@@ -179,7 +172,7 @@ HEADS = [
         LOOPS.format(loop("v") + loop("k", ", 1")),
         "        mine();\n",
         "        size(t);\n",
-        "it belongs in 'auto * t = l.k;'",
+        "with 'auto * t = l.k;', which stands in line 9",
     ),
     Case(
         "method of Python",
@@ -226,6 +219,7 @@ FLUSH = (
     "class c {\n    c(\n            const M & model,\n                int   type,\n               bool   flag,\n"
     "               bool   more);\n};\n"
 )
+PYTHON_TWO = "def g(n):\n{}    b(n)\n\n\ndef f(n):\n    if {}:\n        check(n)\n        write(n)\n        size(n)\n"
 HIP = f"#ifdef GGML_USE_HIP\n{OLD}#else\n{NEW}#endif\n"
 STAYS = [
     Case(
@@ -265,7 +259,35 @@ STAYS = [
         f"void f(int x) {{\n{OLD}}}\n",
         f"void f(int x) {{\n{HIP}}}\n",
         *MUL,
-        "look at it: upstream has put its place into '#ifdef GGML_USE_HIP'",
+        "look at it: its place is in '#ifdef GGML_USE_HIP' now",
+    ),
+    Case(
+        "a block of which upstream made two",
+        LOOPS.format(loop("k")),
+        LOOPS.format(
+            loop("k").replace("        size(t);\n", "    }\n    for (auto & l : layers)\n    {\n        size(t);\n")
+        ),
+        "        mine();\n",
+        "        write(t);\n",
+        "",
+    ),
+    Case(
+        "behind try: of Python",
+        "import os\n\ntry:\n    import a\n    import b\nexcept ImportError:\n    pass\n",
+        "import os\nimport sys\n\ntry:\n    import a\n    import b\nexcept ImportError:\n    pass\n",
+        "    import mine\n",
+        "    import a\n",
+        "",
+        "f.py",
+    ),
+    Case(
+        "a head that reads so in another function of Python",
+        PYTHON_TWO.format("    a(n)\n", "rot"),
+        PYTHON_TWO.format("    if rot:\n        a(n)\n", "n_rot"),
+        "        mine(n)\n",
+        "        check(n)\n",
+        "",
+        "f.py",
     ),
 ]
 
