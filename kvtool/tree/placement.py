@@ -256,7 +256,7 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return Landing(piece, f"{here}, which was line {other[0] + 1}; {belongs}")
     if not same:
         return Landing(piece, f"{here}; {belongs}")
-    if (count := _places(target, piece, now)) > 1:
+    if (count := _places(target, piece, at)) > 1:
         return Landing(piece, f"{here}; upstream rewrote its lines and {count} places there would do")
     return Landing(piece)
 
@@ -362,11 +362,10 @@ def _same_function(base: Lines, target: Lines, was: int | None, now: int | None,
     return now in moved.region(was, was + 1) or base[was].strip() == target[now].strip()
 
 
-def _places(target: Lines, piece: Piece, head: int | None) -> int:
-    """How many places of one function a hunk would fit; its last lines may head the next one."""
-    start = 0 if head is None else head
-    stop = next((n for n in range(start + 1, len(target)) if _HEAD.match(target[n])), len(target))
-    return sum(tuple(target[n : n + len(piece.before)]) == piece.before for n in range(start, stop))
+def _places(target: Lines, piece: Piece, at: int) -> int:
+    """How many places of the function around a line a hunk would fit; its last lines may head the next one."""
+    section = _section(target, at)
+    return sum(tuple(target[n : n + len(piece.before)]) == piece.before for n in section)
 
 
 def _text(lines: Lines, at: int | None) -> str:
