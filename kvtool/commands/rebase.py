@@ -200,21 +200,26 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
         if state.tag not in shop.lock.upstreams:
             shop.lock = with_upstream(shop.lock, state.tag, state.tree, state.date)
         if shop.series(shop.lock.upstream()).digest != state.digest:
+            if state.phase == "stopped":
+                rebase_state.remember(git)
             raise TreeError(
                 "patches/ or cpp/ changed since the rebase began",
                 next_step="put them back with git; or kvtool rebase --abort and begin anew (rerere remembers what "
                 "you resolved)",
             )
-        return _advance(shop, git, _decide(git, state, options))
+        decided = _decide(git, state, options)
+        kept = rebase_state.kept_since(git, state, decided.at) if options.skip or options.drop else ""
+        return replace(_advance(shop, git, decided), kept=kept)
 
 
 def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> RebaseResult:
+    kept = ""
     if state.phase == "writing":
         transaction.take_back(project, git, console, state)
     else:
-        rebase_state.abort(git, console, state)
+        kept = rebase_state.abort(git, console, state)
     lock = load_lock(project.lock)
-    return RebaseResult(state.tag, lock.current, project.tree, "aborted", head=state.head)
+    return RebaseResult(state.tag, lock.current, project.tree, "aborted", head=state.head, kept=kept)
 
 
 def _decide(git: Git, state: RebaseState, options: Options) -> RebaseState:

@@ -22,7 +22,8 @@ class RebaseResult(Result, command="rebase"):
     written in the project; patches: a report each, in order; seconds: of moving them; filled_in: files whose
     conflict was resolved as it was before (git rerere); mirror: where upstream was taken from, "" where
     nobody said; older: why an upstream that the lock does not have is taken for older, and what is left out then;
-    astray: folders with files of cpp/ that upstream has no more.
+    astray: folders with files of cpp/ that upstream has no more; kept: the ref of what --abort, --skip or --drop found in
+    the tree, conflict markers and edits, "" where that was nothing.
     """
 
     tag: str
@@ -39,6 +40,7 @@ class RebaseResult(Result, command="rebase"):
     mirror: str = ""
     older: str = ""
     astray: tuple[str, ...] = ()
+    kept: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mirror", public(self.mirror))
@@ -88,6 +90,8 @@ class RebaseResult(Result, command="rebase"):
                 console.line(f"  {report.id}: loses {report.lost}", "red")
             for hunk in report.failed:
                 _render_hunk(console, report.id, hunk)
+        if self.kept:
+            console.line(f"what was in the tree is kept: {quote(['git', '-C', self.tree, 'show', self.kept])}")
         if self.outcome == "aborted":
             console.line(f"the rebase onto {self.tag} is given up; tree and project are as before")
         elif self.outcome == "unchanged":

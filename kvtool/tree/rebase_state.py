@@ -118,11 +118,16 @@ def take(git: Git, state: RebaseState) -> RebaseState:
             why=f"one side has no such file, or it is binary, and it is as git left it: {', '.join(left)}",
             next_step=f"say what is right: git -C {git.repo} add FILE, or rm FILE; then kvtool rebase --continue",
         )
-    git.run(*_CONFLICT, "rerere", check=False)  # remembers the resolution
+    remember(git)
     kept = keep(git)
     made = Resolution(state.stop.id, parent, git.line("rev-parse", f"{kept}^{{tree}}"))
     resolved = (*(known for known in state.choices.resolved if known.patch != made.patch), made)
     return replace(state, at=kept, choices=replace(state.choices, resolved=resolved))
+
+
+def remember(git: Git) -> None:
+    """Let git record how the conflicts that have no markers any more were resolved (rerere)."""
+    git.run(*_CONFLICT, "rerere", check=False)
 
 
 def keep(git: Git) -> str:
@@ -140,10 +145,20 @@ def keep(git: Git) -> str:
     if content != git.resolve("HEAD^{tree}"):
         head = git.line("commit-tree", content, "-p", head, input="kvtool: what a rebase left in the tree\n")
         git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
-    git.run("update-ref", f"{KEPT_REFS}/{head[:12]}", head)  # one each: the next must not let go of this one
+    git.run("update-ref", _kept_by(head), head)  # one each: the next must not let go of this one
     for left in ("MERGE_MSG", "AUTO_MERGE", "CHERRY_PICK_HEAD"):
         (git.repo / ".git" / left).unlink(missing_ok=True)
     return head
+
+
+def _kept_by(commit: str) -> str:
+    return f"{KEPT_REFS}/{commit[:12]}"
+
+
+def kept_since(git: Git, state: RebaseState, at: str) -> str:
+    """The ref by which keep() keeps what the checkout held since `state`, which is at `at` now; "" where it held nothing."""
+    ref = _kept_by(at)
+    return ref if at != state.at and git.resolve(ref) else ""
 
 
 def filled_in(git: Git) -> tuple[str, ...]:
@@ -202,8 +217,8 @@ def recover(git: Git, state: RebaseState) -> RebaseState:
     return replace(state, at=head or state.at)
 
 
-def abort(git: Git, console: Console, state: RebaseState) -> None:
-    """Bring the checkout back to where it was, exactly; what it held is kept by a ref."""
+def abort(git: Git, console: Console, state: RebaseState) -> str:
+    """Bring the checkout back to where it was, exactly. The ref that keeps what it held, "" where it held nothing new."""
     if state.phase in ("stopped", "taking"):
         with taking(git, state):
             git.run(*_CONFLICT, "rerere", "clear", check=False)
@@ -220,3 +235,4 @@ def abort(git: Git, console: Console, state: RebaseState) -> None:
             next_step=f"git -C {git.repo} log {state.branch}; then remove {state_path(git.repo)}",
         )
     state_path(git.repo).unlink()
+    return kept_since(git, state, at)

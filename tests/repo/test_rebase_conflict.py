@@ -118,6 +118,16 @@ def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "--abort").code == 0
     kept = git(stopped.tree, "for-each-ref", "--format=%(refname)", "refs/kvtool/kept").split()
     assert {git(stopped.tree, "show", f"{ref}:src/a.cpp") for ref in kept} >= {"half a resolution", "another one"}
+    assert ran.json["kept"] in kept and git(stopped.tree, "show", f"{ran.json['kept']}:src/a.cpp") == "half a resolution"
+
+
+@pytest.mark.parametrize("how", ["--abort", "--skip block"])
+def test_what_was_in_the_tree_is_said_to_be_kept(stopped: Tiny, kvtool: Any, how: str) -> None:
+    kvtool("rebase", "v3")
+    (stopped.tree / "src/a.cpp").write_text("half a resolution")
+    ran = kvtool("rebase", *how.split())
+    (said,) = (line for line in ran.out.splitlines() if line.startswith("what was in the tree is kept: "))
+    assert "half a resolution" in git(stopped.tree, *said.split()[-2:]), ran
 
 
 @pytest.fixture
@@ -168,6 +178,21 @@ def test_rerere_fills_in_an_earlier_resolution(twice: Tiny, kvtool: Any) -> None
     assert "look at it: CMakeLists.txt" in ran.json["error"]["next"]
     assert (twice.tree / "CMakeLists.txt").read_text() == resolved
     assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
+
+
+def test_rerere_fills_in_what_could_not_be_taken(twice: Tiny, kvtool: Any) -> None:
+    """--continue refuses while patches/ is another, says to begin anew, and that the resolution is not lost."""
+    kvtool("rebase", "v4")
+    resolve_use(twice)
+    resolved = (twice.tree / "CMakeLists.txt").read_text()
+    added = twice.root / "cpp/src/more.cpp"
+    added.write_text("int more;\n")
+    ran = kvtool("rebase", "--continue", "--json")
+    assert ran.code == 4 and "rerere" in ran.json["error"]["next"], ran
+    added.unlink()
+    kvtool("rebase", "--abort")
+    assert kvtool("rebase", "v4", "--json").json["filled_in"] == ["CMakeLists.txt"]
+    assert (twice.tree / "CMakeLists.txt").read_text() == resolved
 
 
 @pytest.mark.parametrize("when", ["at once", "at the stop"])
