@@ -9,8 +9,8 @@
 With and without flash attention; the memory classes first. Mesa 25 takes 20 seconds a run, Mesa 22.3 five times as
 long, so only the checks that grow while commands are in flight, go over cells that moved, and restore. Most of a first
 run is the driver compiling shaders, minutes each for an MLA: it keeps them in ~/.cache (MESA_SHADER_CACHE_DIR). An
-interrupted one goes on where it was. Findings go to report/vulkan.xml. Exit code: 0 nothing differs, 1 something does, 2
-there is no such driver here.
+interrupted one goes on where it was. Findings go to report/vulkan.xml. Exit code: 0 nothing differs, 1 something does,
+2 there is no such driver here.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ EPILOG = (
     "Start: kvtool doctor, then fetch, apply, build, verify. Each command's --help has an example.\n\n"
     "Environment: KVTOOL_CACHE is where fetched upstreams are kept, KVTOOL_PROJECT and KVTOOL_TREE are what --project "
     "and --tree default to, KVTOOL_UPSTREAM what --mirror does.\n\n"
-    "Exit codes: 0 ok, 1 internal, 2 usage, 3 conflict, 4 stale or dirty tree, 5 lock mismatch, 6 export drift or "
-    "lint, 7 build or a missing tool, 8 verify or measure, 9 network or no server, 130 interrupted."
+    "Exit codes: 0 ok, 1 internal or disk, 2 usage, 3 conflict, 4 stale or dirty tree, 5 lock mismatch, 6 export drift "
+    "or lint, 7 build or a missing tool, 8 verify or measure, 9 network or no server, 130 interrupted."
 )
 
 

@@ -81,10 +81,15 @@ def env_of(
     quiet: Annotated[bool, Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show each command that is run.")] = False,
     project: Annotated[
-        Path | None, Option("--project", metavar="DIR", help="Where patches/series.toml is (or KVTOOL_PROJECT).")
+        Path | None,
+        Option(
+            "--project",
+            metavar="DIR",
+            help="Where patches/series.toml is (or KVTOOL_PROJECT) [the one around this directory, else kvtool's own].",
+        ),
     ] = None,
     tree: Annotated[
-        Path | None, Option("--tree", metavar="DIR", help="Patched tree (or KVTOOL_TREE) [PROJECT/llama.cpp].")
+        Path | None, Option("--tree", metavar="DIR", help="Patched tree (or KVTOOL_TREE) [llama.cpp in the project].")
     ] = None,
 ) -> Env:
     """What every command takes, as it arrives there."""

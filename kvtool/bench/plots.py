@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from kvtool import process
 from kvtool.bench.report import COPY, IN_PLACE, STATIC
 from kvtool.errors import MissingToolError
 
@@ -24,7 +25,7 @@ def require() -> None:
         raise MissingToolError(
             "matplotlib is not installed",
             why="--out draws plots with it",
-            next_step="pip install 'kvtool[bench]', or leave --out out",
+            next_step=f"{process.this_python()} -m pip install matplotlib, or leave --out out",
         )
 
 

@@ -119,9 +119,9 @@ def command(env: Env, options: Options) -> Report:
     with --baseline also the patched build without the flag against an unpatched one. And it holds the figures against
     the project's bars.
 
-        kvtool bench --quick                             some minutes
-        kvtool bench --out bench                         everything, with plots (pip install 'kvtool[bench]')
-        kvtool bench --baseline ../llama.cpp/build/bin   also the flag off, against an unpatched build (Linux)
+        kvtool bench --quick                             # some minutes
+        kvtool bench --out bench                         # everything, with plots (by matplotlib)
+        kvtool bench --baseline ../llama.cpp/build/bin   # also the flag off, against an unpatched build (Linux)
 
     With --serve: that many chats after one system prompt, with a static cache, a dynamic one, and one that shares what
     they have in common; memory, prompt tokens computed, the time to the first token, errors.

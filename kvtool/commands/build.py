@@ -131,8 +131,8 @@ def command(env: Env, options: Options) -> Built:
     minutes); with --ui it is an error when that fails, and --no-ui holds until --ui. With OpenSSL's headers the
     programs can speak https, which -hf needs.
 
-        kvtool build --metal            llama-server and friends for a Mac's GPU
-        kvtool build --preset debug     with assertions and for a debugger
+        kvtool build --metal            # llama-server and friends for a Mac's GPU
+        kvtool build --preset debug     # with assertions and for a debugger
         kvtool build -D GGML_LTO=ON --target llama-server
     """
     project, console = env.project, env.console

@@ -157,7 +157,7 @@ def command(env: Env, options: Options) -> CanaryResult:
     The report has a `key`: a hash of what is broken (step, patch, file, function or check), without tag and date. The
     same breakage has the same key tomorrow, so CI opens one issue for it.
 
-        kvtool canary     does the series hold on the newest llama.cpp?
+        kvtool canary     # does the series hold on the newest llama.cpp?
         kvtool canary b11600 --to rebase --mirror ~/src/llama.cpp
         kvtool canary --report report/canary.json --json
 

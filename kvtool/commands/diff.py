@@ -52,10 +52,10 @@ def command(
     (on the upstream that was current then), REV:TAG, `.` (as they are, on the current upstream) or `tree` (the commits
     of the patched tree). Without arguments: what changed since the last commit.
 
-        kvtool diff HEAD~1 HEAD           the series before and after a rebase that was committed
-        kvtool diff v0.4.0 v0.5.0         the same patches on two upstreams: where do they differ?
-        kvtool diff . tree                what export would take back
-        kvtool diff HEAD~1 HEAD --code    the code of the files that the series touches
+        kvtool diff HEAD~1 HEAD           # the series before and after a rebase that was committed
+        kvtool diff v0.4.0 v0.5.0         # the same patches on two upstreams: where do they differ?
+        kvtool diff . tree                # what export would take back
+        kvtool diff HEAD~1 HEAD --code    # the code of the files that the series touches
 
     Exit code 0 also when they differ; `same` and `patches` in --json are for scripts.
     """

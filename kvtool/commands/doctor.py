@@ -131,7 +131,7 @@ def command(env: Env, backend: Annotated[str, Flags(_GPUS)]) -> Diagnosis:
     What is missing comes with the way to get it on Debian, macOS and Windows.
 
         kvtool doctor
-        kvtool doctor --vulkan   with the Vulkan headers, the loader and the shader compiler
+        kvtool doctor --vulkan   # with the Vulkan headers, the loader and the shader compiler
     """
     try:
         tree, cache = env.project.tree, env.project.cache

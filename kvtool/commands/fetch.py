@@ -50,7 +50,7 @@ def command(
         kvtool fetch
         kvtool fetch v0.4.0
         kvtool fetch --mirror ~/src/llama.cpp
-        kvtool fetch --prune     the cache has the current one only
+        kvtool fetch --prune     # the cache has the current one only
 
     Exit codes: 2 unknown tag, 5 damaged download or wrong tree, 9 nothing cached and no source reachable.
     """

@@ -72,9 +72,9 @@ def command(env: Env, options: Options) -> Packaged:
     manifest.json (upstream's tag and tree, the flags, the compiler) and SHA256SUMS. Name and layout are those of
     upstream's release archives. The same build gives the same bytes.
 
-        kvtool package --check             llama-TAG-bin-ubuntu-x64.tar.gz in dist/
-        kvtool package --metal             on a Mac: llama-TAG-bin-macos-arm64.tar.gz
-        kvtool package --preset release    for this machine's processor; quick after kvtool build
+        kvtool package --check             # llama-TAG-bin-ubuntu-x64.tar.gz in dist/
+        kvtool package --metal             # on a Mac: llama-TAG-bin-macos-arm64.tar.gz
+        kvtool package --preset release    # for this machine's processor; quick after kvtool build
 
     Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
     """

@@ -36,7 +36,9 @@ class Options:
     keep_going: Annotated[
         bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
     ] = False
-    all: Annotated[bool, Option("--all", help="With --dry-run: onto every upstream of the lock.")] = False
+    all: Annotated[
+        bool, Option("--all", help="With --dry-run: onto every upstream of the lock; fetches what the cache lacks.")
+    ] = False
     markdown: Annotated[
         Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
     ] = None

@@ -22,8 +22,8 @@ class RebaseResult(Result, command="rebase"):
     written in the project; patches: a report each, in order; seconds: of moving them; filled_in: files whose
     conflict was resolved as it was before (git rerere); mirror: where upstream was taken from, "" where
     nobody said; older: why an upstream that the lock does not have is taken for older, and what is left out then;
-    astray: folders with files of cpp/ that upstream has no more; kept: the ref of what --abort, --skip or --drop found in
-    the tree, conflict markers and edits, "" where that was nothing.
+    astray: folders with files of cpp/ that upstream has no more; kept: the ref of what --abort, --skip or --drop found
+    in the tree, conflict markers and edits, "" where that was nothing.
     """
 
     tag: str

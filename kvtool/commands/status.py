@@ -82,7 +82,7 @@ def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReaso
 
 
 def command(env: Env) -> StatusResult:
-    """Say what the patched tree is: clean, stale, dirty, or not-applied.
+    """Say what the patched tree is: clean, or what is in the way, and what becomes of each patch.
 
     clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
     commits: commits that are not of the series yet. in-progress: a rebase waits for you. not-applied: there is no

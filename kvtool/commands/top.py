@@ -68,9 +68,9 @@ def command(
     What its caches have used, committed and reserved; each slot with its cells and what it does; tokens per second;
     growth and what goes back as it happens; and whatever else the server tells of its caches. Ctrl-C ends it.
 
-        kvtool top                            a server on this machine, port 8080
-        kvtool top http://gpu.lan:9090 -i 5   another one, every five seconds
-        kvtool top --once --json              one document for a script
+        kvtool top                            # a server on this machine, port 8080
+        kvtool top http://gpu.lan:9090 -i 5   # another one, every five seconds
+        kvtool top --once --json              # one document for a script
 
     It asks /props and /slots: the server needs no --metrics. One that sleeps is not woken; one that is awake stays so
     while it is watched, as each look counts as use for --sleep-idle-seconds. Tokens per second are of requests that are

@@ -36,7 +36,7 @@ _COMPARISONS = (*named.PROGRAMS, "memory")  # what runs unless something is chos
 
 @dataclass(frozen=True)
 class Options:
-    quick: Annotated[bool, Option("--quick", help="Four minutes: one or two models per memory class.")] = False
+    quick: Annotated[bool, Option("--quick", help="Minutes: one or two models per memory class.")] = False
     matrix: Annotated[
         bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
     ] = False
@@ -249,10 +249,10 @@ def command(env: Env, options: Options) -> Verified:
     The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a ggml-rpc-server
     on loopback. --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
 
-        kvtool verify --quick             an answer in four minutes
-        kvtool verify --models 'gemma*'   kv-check on some models only
-        kvtool verify --patch state       the tests that series.toml names for it
-        kvtool verify --metal             the same with the cache on a Mac's GPU
+        kvtool verify --quick             # an answer in minutes
+        kvtool verify --models 'gemma*'   # kv-check on some models only
+        kvtool verify --patch state       # the tests that series.toml names for it
+        kvtool verify --metal             # the same with the cache on a Mac's GPU
         kvtool verify --matrix --rpc --markdown table.md
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.

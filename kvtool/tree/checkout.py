@@ -53,12 +53,8 @@ def bring(shop: Workshop, upstream: Upstream, *, pinned: bool) -> Brought:
         sweep(tree)
         if read_applied(tree) is not None:
             return _update(shop, series, pinned)
-        if tree.exists() and (not tree.is_dir() or any(tree.iterdir())):
-            raise TreeError(
-                f"{tree} is not a tree that kvtool made",
-                why="it is not empty, and kvtool does not overwrite what it does not know",
-                next_step="move it away, or name another place: --tree DIR",
-            )
+        if (state := tree_state(shop.project)).foreign:
+            raise not_clean(state)
         with writing(str(tree)):
             return _create(shop, series, pinned)
 

@@ -156,7 +156,7 @@ def _kept_by(commit: str) -> str:
 
 
 def kept_since(git: Git, state: RebaseState, at: str) -> str:
-    """The ref by which keep() keeps what the checkout held since `state`, which is at `at` now; "" where it held nothing."""
+    """The ref by which keep() keeps what the checkout, now at `at`, held since `state`; "" where it held nothing."""
     ref = _kept_by(at)
     return ref if at != state.at and git.resolve(ref) else ""
 
@@ -218,7 +218,7 @@ def recover(git: Git, state: RebaseState) -> RebaseState:
 
 
 def abort(git: Git, console: Console, state: RebaseState) -> str:
-    """Bring the checkout back to where it was, exactly. The ref that keeps what it held, "" where it held nothing new."""
+    """Bring the checkout back to where it was, exactly. The ref that keeps what it held, "" where it held nothing."""
     if state.phase in ("stopped", "taking"):
         with taking(git, state):
             git.run(*_CONFLICT, "rerere", "clear", check=False)

@@ -56,7 +56,8 @@ class TreeState:
 
     dirty: paths with uncommitted changes (untracked ones included); extra: commits on top of the series, "1234abc
     subject"; stale: why patches/, cpp/ or the lock say something else, "" if they do not; operation: a rebase or the
-    like that is under way, "" for none; interrupted: the kvtool command that was killed and wants to be run again.
+    like that is under way, "" for none; interrupted: the kvtool command that was killed and wants to be run again;
+    foreign: something is there that kvtool did not make; apply: the command that brings it to what the project says.
     """
 
     path: Path
@@ -68,6 +69,8 @@ class TreeState:
     stale: str = ""
     operation: str = ""
     interrupted: str = ""
+    foreign: bool = False
+    apply: str = "kvtool apply"
 
     @property
     def rebasing(self) -> bool:
@@ -83,7 +86,10 @@ class TreeState:
 def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
     """What may be in the way, in this order: the state's word, whether it is, what it is, why, and what to do."""
     if state.applied is None:
-        yield "not-applied", True, "nothing is applied there", "the series is not there yet", "kvtool apply"
+        why = "it is not empty, and kvtool does not overwrite what it does not know"
+        move = "move it away, or name another place: --tree DIR"
+        yield "not-applied", state.foreign, "it is not a tree that kvtool made", why, move
+        yield "not-applied", True, "nothing is applied there", "the series is not there yet", state.apply
         return
     again = f"kvtool {state.interrupted}" if state.interrupted != "rebase" else _REBASE
     yield "interrupted", state.interrupted, f"a kvtool {state.interrupted} was interrupted", "", again
@@ -97,7 +103,7 @@ def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
     take = "take them into patches/ and cpp/: kvtool export; or leave them on a branch: "
     take += f"{git} branch mine && {git} reset --hard {end}"
     yield "commits", state.head != state.applied.head, "there are commits that are not of the series", why, take
-    yield "stale", state.stale, "it is not what the project says", state.stale, "kvtool apply"
+    yield "stale", state.stale, "it is not what the project says", state.stale, state.apply
 
 
 def kvtool_dir(tree: Path) -> Path:
@@ -143,10 +149,11 @@ def write_applied(tree: Path, applied: Applied) -> None:
 
 def tree_state(project: Project) -> TreeState:
     """Look at the patched tree; changes nothing."""
-    tree = project.tree
+    tree, apply = project.tree, project.on_tree("apply")
     applied = read_applied(tree)
     if applied is None:
-        return TreeState(tree, None)
+        foreign = tree.exists() and (not tree.is_dir() or any(tree.iterdir()))
+        return TreeState(tree, None, foreign=foreign, apply=apply)
     git = Git(tree)
     head = git.resolve("HEAD^{commit}")
     if head is None:
@@ -161,7 +168,7 @@ def tree_state(project: Project) -> TreeState:
         log = ("log", "-z", "--reverse", "--topo-order", "--abbrev=10", "--format=%h %s", f"{applied.head}..{head}")
         extra = tuple(git.entries(*log))
     stale = _stale(project, applied)
-    return TreeState(tree, applied, head, branch, git.dirty(), extra, stale, operation, interrupted)
+    return TreeState(tree, applied, head, branch, git.dirty(), extra, stale, operation, interrupted, apply=apply)
 
 
 def _branch(tree: Path) -> str:

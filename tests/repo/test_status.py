@@ -30,6 +30,23 @@ def test_status_tells_each_state(project: Tiny, kvtool) -> None:
     assert state() == "interrupted"
 
 
+def test_what_kvtool_did_not_make_is_no_place_to_apply(project: Tiny, kvtool) -> None:
+    (project.tree / "theirs").mkdir(parents=True)
+    for command in (("status",), ("apply",), ("build",)):
+        ran = kvtool(*command, "--json")
+        said = ran.json if ran.code == 0 else {"why": ran.json["error"]["why"], "next": ran.json["error"]["next"]}
+        assert "does not know" in said["why"] and "move it away" in said["next"], ran
+
+
+def test_what_is_to_be_done_names_the_tree(project: Tiny, kvtool, tmp_path) -> None:
+    assert kvtool("status", "--json").json["next"] == "kvtool apply"
+    elsewhere = ("--tree", tmp_path / "a tree")
+    assert kvtool("status", "--json", *elsewhere).json["next"] == f"kvtool apply --tree '{tmp_path}/a tree'"
+    kvtool("apply", *elsewhere)
+    change_series(project)
+    assert kvtool("status", "--json", *elsewhere).json["next"] == f"kvtool apply --tree '{tmp_path}/a tree'"
+
+
 def test_status_is_stale_when_the_lock_moves(project: Tiny, kvtool) -> None:
     kvtool("apply")
     project.write_lock(current="v2")
