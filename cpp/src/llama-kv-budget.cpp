@@ -11,24 +11,29 @@
 //
 // When no cell of a context is in use, it goes back to the types that it started with, which costs nothing.
 
-#include "llama-kv-budget.h"
-
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-kv-convert.h"
 #include "llama-kv-dynamic-cache.h"
+#include "llama-kv.h"
 
 #include <algorithm>
 #include <exception>
 #include <new>
 #include <numeric>
 #include <utility>
+#include <vector>
 
-llama_memory_budget::llama_memory_budget(size_t n_bytes, std::vector<ggml_type> types) : n_bytes(n_bytes), types(std::move(types)) {
-    usage.n_bytes = n_bytes;
-}
+struct llama_memory_budget {
+    const std::vector<ggml_type> types;
 
-bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
+    llama_memory_budget_usage usage; // n_bytes is 0: what there is
+
+    bool hold = false; // fail rather than take the next types
+};
+
+// a: smaller cells than b
+static bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
@@ -72,7 +77,7 @@ bool llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
 
 size_t llama_kv_dynamic::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
     return std::accumulate(caches.begin(), caches.end(), size_t(0), [&](size_t sum, const auto * cache) {
-        return sum + cache->n_bytes_next(ahead, type_k, type_v);
+        return sum + cache->storage->n_bytes(cache->need ? cache->next(ahead) : cache->storage->rows(), type_k, type_v);
     });
 }
 
@@ -101,13 +106,13 @@ void llama_kv_dynamic::begin_account() {
 }
 
 size_t llama_kv_dynamic::n_bytes_above(size_t n_bytes_caches) const {
-    if (!budget || budget->n_bytes == 0) {
+    if (!budget || budget->usage.n_bytes == 0) {
         return 0;
     }
 
     const size_t n_bytes = budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_compute();
 
-    return n_bytes - std::min(n_bytes, budget->n_bytes);
+    return n_bytes - std::min(n_bytes, budget->usage.n_bytes);
 }
 
 bool llama_kv_dynamic::is_within(size_t n_bytes_caches) const {
@@ -251,7 +256,7 @@ llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type *
         }
     }
 
-    return new llama_memory_budget(n_bytes, { types, types + n_types });
+    return new llama_memory_budget { { types, types + n_types }, { n_bytes, 0, 0, 0, 0 } };
 } catch (const std::bad_alloc &) {
     LLAMA_LOG_ERROR("%s: not enough host memory\n", __func__);
     return nullptr;
@@ -276,7 +281,7 @@ bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes,
 
     const size_t n_bytes_old = usage.other;
 
-    if (budget->n_bytes > 0 && n_bytes > std::max(n_bytes_old, budget->n_bytes)) {
+    if (usage.n_bytes > 0 && n_bytes > std::max(n_bytes_old, usage.n_bytes)) {
         return false; // no cell needs to change for that
     }
 
@@ -287,7 +292,7 @@ bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes,
 
     set(n_bytes);
 
-    const bool has_room = budget->n_bytes == 0 || usage.committed <= budget->n_bytes;
+    const bool has_room = usage.n_bytes == 0 || usage.committed <= usage.n_bytes;
 
     if (n_bytes > n_bytes_old && has_room) {
         return true;

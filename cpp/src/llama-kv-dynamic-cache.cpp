@@ -33,10 +33,6 @@ llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
     }
 }
 
-uint32_t llama_kv_dynamic_cache::n_rows() const {
-    return owner ? owner->n_rows() : storage->n_rows();
-}
-
 llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::slot_info sinfo) const {
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {
         const auto & cells = kv.v_cells[sinfo.strm[s]];
@@ -328,10 +324,6 @@ void llama_kv_dynamic_cache::set_late_shift() {
         dyn->is_late_shift = true;
         dyn->set_sched_lost();
     }
-}
-
-llama_kv_dynamic_cache::row_range llama_kv_dynamic_cache::shifted() const {
-    return range;
 }
 
 void llama_kv_dynamic_cache::set_shift(int32_t * data, int64_t i_row, int32_t shift) const {

@@ -53,7 +53,7 @@ public:
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
     // rows of a stream that the tensors have
-    uint32_t n_rows() const;
+    uint32_t n_rows() const { return owner ? owner->n_rows() : storage->n_rows(); }
 
     // a slot with the cells that go with those that it overwrites: where there is a window, those of before
     llama_kv_cache::slot_info with_purged(llama_kv_cache::slot_info sinfo) const;
@@ -97,16 +97,13 @@ public:
     // copies of streams that found no memory and that nobody waits for any more
     void drop_late_copies();
 
-    // what a state was read into, or all (-1)
-    void drop_seq(llama_seq_id seq_id);
-
     // K-shift runs over the rows that are there: a graph for each range. the largest first: if there is no memory for a graph,
     // then for the first one, and nothing was shifted
     std::vector<row_range> shift_ranges();
 
     void      begin_shift(ggml_backend_sched_t sched, const row_range & range);
     void      set_late_shift(); // no memory for the graph
-    row_range shifted() const;
+    row_range shifted() const { return range; }
     void      set_shift(int32_t * data, int64_t i_row, int32_t shift) const;
 
     //
@@ -157,10 +154,7 @@ public:
 
     // the cells of a sequence. adds its part of the bytes behind them
     llama_seq_cells seq_cells(llama_seq_id seq_id, size_t & bytes) const;
-    bool            is_window() const;
-
-    // bytes with the rows that were asked for, in these types
-    size_t n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const;
+    bool            is_window() const { return kv.swa_type != LLAMA_SWA_TYPE_NONE; }
 
     //
     // other types, see llama-kv-types.cpp
@@ -188,15 +182,15 @@ public:
     size_t n_read_elsewhere(ggml_cgraph * gf) const;
 
     // whether K is stored in a rotated basis where its type wants it. shift_ranges() has found out
-    bool is_rotated() const;
+    bool is_rotated() const { return is_rotated_k; }
 
     // have the graphs rotate if they can, and see which do
     void begin_find_rotation();
     void end_find_rotation(ggml_backend_sched_t sched); // null: there is no graph
 
     // the graph that is built now rotates with t. null: it does not
-    void note_rot_k(ggml_tensor * t);
-    void note_rot_v(ggml_tensor * t);
+    void note_rot_k(ggml_tensor * t) { noted_rot_k = t; }
+    void note_rot_v(ggml_tensor * t) { noted_rot_v = t; }
 
     //
     // states of other types, which are converted when they are read. a state that is on the device is refused
@@ -226,7 +220,6 @@ public:
 
     // compute buffers for the change, and what llama_kv_storage::prepare_types() has
     bool prepare_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
-    void forget_types();
     void set_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
 
 private:

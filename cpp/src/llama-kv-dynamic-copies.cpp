@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,7 +20,8 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
 
     n_rows_used[sdst] = std::max(n_rows_used[sdst], n_rows_used[ssrc]);
 
-    if (!is_dynamic()) {
+    // by copy all streams have the same rows
+    if (!is_dynamic() || storage->has_size()) {
         return false;
     }
 
@@ -31,15 +31,10 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
             auto rows = storage->rows();
             rows.set_stream(sdst, storage->rows(), ssrc);
 
-            std::optional<llama_kv_rows> before = rows;
+            const auto n_bytes = [&](const llama_kv_rows & r) { return storage->n_bytes(r, dyn->types().first, dyn->types().second); };
 
-            need.swap(before);
-            bool fits = false;
-            try {
-                fits = rows == storage->rows() || dyn->fits(false);
-            } catch (const std::bad_alloc &) {
-            }
-            need.swap(before);
+            // without a budget there can be no types to count in
+            const bool fits = !dyn->budget || dyn->is_within(dyn->n_bytes_caches() - n_bytes(storage->rows()) + n_bytes(rows));
 
             if (fits && storage->try_resize(rows, {})) {
                 dyn->account();
@@ -77,20 +72,18 @@ void llama_kv_dynamic_cache::drop_late_copies() {
         return;
     }
 
-    auto & sc_info = kv.sc_info;
+    auto & [ssrc, sdst] = kv.sc_info;
 
-    llama_kv_cache::stream_copy_info rest;
-    for (size_t i = sc_info.ssrc.size(); i-- > 0; ) {
-        const uint32_t sdst = sc_info.sdst[i];
+    for (size_t i = ssrc.size(); i-- > 0; ) {
+        const uint32_t s = sdst[i];
         // compressed rows (DSV4) go with the cells of other caches
-        const bool is_wanted = is_compressed ? dyn->any([&](const auto * cache) { return cache->has_cells(sdst); }) : has_cells(sdst);
+        const bool is_wanted = is_compressed ? dyn->any([&](const auto * cache) { return cache->has_cells(s); }) : has_cells(s);
 
-        if (is_wanted || std::find(rest.ssrc.begin(), rest.ssrc.end(), sdst) != rest.ssrc.end()) {
-            rest.ssrc.insert(rest.ssrc.begin(), sc_info.ssrc[i]);
-            rest.sdst.insert(rest.sdst.begin(), sdst);
+        if (!is_wanted && std::find(ssrc.begin() + i + 1, ssrc.end(), s) == ssrc.end()) {
+            ssrc.erase(ssrc.begin() + i);
+            sdst.erase(sdst.begin() + i);
         }
     }
-    sc_info = std::move(rest);
 
     end_copies();
 }

@@ -83,10 +83,6 @@ llama_kv_rows llama_kv_dynamic_cache::next(bool ahead) const {
     return storage->next(*need, ahead, n_bytes_row);
 }
 
-size_t llama_kv_dynamic_cache::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
-    return storage->n_bytes(need ? next(ahead) : storage->rows(), type_k, type_v);
-}
-
 bool llama_kv_dynamic_cache::try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, bool is_larger) {
     const bool res = storage->try_resize(rows, n_used);
 

@@ -6,7 +6,6 @@
 #include "llama-io.h"
 #include "llama-memory.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 bool llama_kv_dynamic::awaits(llama_seq_id seq_id) const {
@@ -16,7 +15,7 @@ bool llama_kv_dynamic::awaits(llama_seq_id seq_id) const {
 void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
     // what was read is zero again: attention reads what is masked, too
     for (auto * cache : caches) {
-        cache->drop_seq(seq_id);
+        llama_kv_dynamic_cache::state_clear(cache->kv, seq_id, 0);
     }
 
     if (seq_id < 0) {
@@ -42,10 +41,6 @@ uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
 
 bool llama_kv_dynamic_cache::has_cells(uint32_t s) const {
     return s < kv.n_stream && kv.v_cells[s].get_used() > 0;
-}
-
-void llama_kv_dynamic_cache::drop_seq(llama_seq_id seq_id) {
-    state_clear(kv, seq_id, 0);
 }
 
 void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {

@@ -20,7 +20,7 @@ llama_kv_dynamic::~llama_kv_dynamic() {
 
     if (counters.n_grow > 0) {
         LLAMA_LOG_INFO("%s: the KV cache has grown %u times in %.2f ms (longest %.2f ms, %.2f MiB copied) and shrunk %u times\n", __func__,
-                counters.n_grow, counters.t_grow_us/1e3, counters.t_grow_max_us/1e3, counters.n_bytes_copied/1024.0/1024.0, counters.n_shrink + has_shrunk);
+                counters.n_grow, counters.t_grow_us/1e3, counters.t_grow_max_us/1e3, counters.n_bytes_copied/1024.0/1024.0, counters.n_shrink);
     }
 }
 
@@ -48,7 +48,7 @@ llama_kv_dynamic::release_scope::~release_scope() {
         LLAMA_LOG_WARN("%s: no KV memory goes back: %s\n", __func__, err.what());
     }
 
-    dyn->counters.n_shrink += std::exchange(dyn->has_shrunk, false);
+    dyn->has_shrunk = false;
 }
 
 llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) :

@@ -49,17 +49,6 @@ void copy_bytes(ggml_context * ctx, ggml_tensor * src, size_t offs_src, ggml_ten
 
 } // namespace
 
-size_t llama_kv_n_bytes_live(const ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used) {
-    const blocks b(t, trans);
-
-    size_t res = 0;
-    for (int64_t s = 0; s < b.n_stream; ++s) {
-        res += b.n_per_stream*n_live(n_used, s, t->ne[1])*b.size_row;
-    }
-
-    return res;
-}
-
 void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst, bool trans, const std::vector<uint32_t> & n_used) {
     const blocks b(src, trans);
 

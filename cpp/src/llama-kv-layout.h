@@ -11,9 +11,6 @@
 #include <cstdint>
 #include <vector>
 
-// bytes of the live rows
-size_t llama_kv_n_bytes_live(const ggml_tensor * t, bool trans, const std::vector<uint32_t> & n_used);
-
 // copy the live rows of src to dst, which is zero and has room for them
 // ctx holds the temporary views: up to 2 per stream
 // throws std::bad_alloc, with the live rows in src as they were

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <fstream>
 #include <mutex>
+#include <new>
 #include <sstream>
 
 #ifdef __linux__
@@ -133,10 +134,6 @@ size_t llama_kv_limits_available(const std::string & root) {
 
 #endif
 
-size_t llama_kv_limits_available() {
-    return llama_kv_limits_available("");
-}
-
 // what is to stay free on a device, -1: nobody says
 static int64_t margin_mib() {
     const char * LLAMA_KV_DYNAMIC_MARGIN = getenv("LLAMA_KV_DYNAMIC_MARGIN");
@@ -158,7 +155,9 @@ static int64_t margin_mib() {
     return res;
 }
 
-size_t llama_kv_limits_available(ggml_backend_buffer_type_t buft) {
+// the same for buffers of a type: of its device, less a margin for what the backend takes for itself while it computes, which is
+// not known before: a 64th of the device's memory, or LLAMA_KV_DYNAMIC_MARGIN=MIB. SIZE_MAX where the device does not say
+static size_t available_for(ggml_backend_buffer_type_t buft) {
     if (ggml_backend_buft_is_host(buft)) {
         return llama_kv_limits_available();
     }
@@ -180,7 +179,18 @@ size_t llama_kv_limits_available(ggml_backend_buffer_type_t buft) {
     return n_free - std::min(n_free, n_margin);
 }
 
-bool llama_kv_limits_allow(size_t n_bytes) {
+bool llama_kv_limits_have(ggml_backend_buffer_type_t buft, size_t n_bytes) {
+    const size_t n_left = available_for(buft);
+
+    if (n_bytes > n_left) {
+        LLAMA_LOG_WARN("%s: %s has %.2f MiB left beside the margin, and %.2f MiB more are wanted\n", __func__,
+                ggml_backend_buft_name(buft), n_left/1024.0/1024.0, n_bytes/1024.0/1024.0);
+    }
+
+    return n_bytes <= n_left;
+}
+
+bool llama_kv_limits_allow(size_t n_bytes) try {
     static std::mutex mutex;
 
     static size_t  n_left = 0; // of what was there when it was last looked at
@@ -203,4 +213,6 @@ bool llama_kv_limits_allow(size_t n_bytes) {
     }
 
     return true;
+} catch (const std::bad_alloc &) { // to look: who undoes a growth goes on without
+    return false;
 }

@@ -2,7 +2,6 @@
 
 #include "llama-kv-pages.h"
 
-#include "llama-impl.h"
 #include "llama-kv-limits.h"
 
 #include "ggml-backend.h"
@@ -32,14 +31,7 @@ public:
 
 protected:
     bool has_memory(size_t size) const override {
-        const size_t n_left = llama_kv_limits_available(ggml_backend_buffer_get_type(buf));
-
-        if (size > n_left) {
-            LLAMA_LOG_WARN("%s: %s has %.2f MiB left beside the margin, and %.2f MiB more are wanted\n", __func__,
-                    ggml_backend_buffer_name(buf), n_left/1024.0/1024.0, size/1024.0/1024.0);
-        }
-
-        return size <= n_left;
+        return llama_kv_limits_have(ggml_backend_buffer_get_type(buf), size);
     }
 
     bool commit(size_t i0, size_t i1) override {

@@ -141,7 +141,7 @@ llama_kv_set llama_kv_region::pages_of(const llama_kv_rows & rows) const {
 }
 
 bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows) {
-    if (is_soft()) {
+    if (llama_kv_pages::is_soft(buft)) {
         return true;
     }
 
@@ -211,7 +211,8 @@ void llama_kv_region::copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uin
 //
 
 bool llama_kv_region::convert_tensor(
-        llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<run> & runs, const llama_kv_convert & convert) {
+        llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v,
+        const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert) {
     const strip from = make_strip(src, src->type, is_v);
     const strip next = to.make_strip(dst, dst->type, is_v);
 
@@ -230,22 +231,26 @@ bool llama_kv_region::convert_tensor(
     size_t done = from.offset; // what was in front of it has gone back
     bool   res  = true;
 
-    for (const auto & [s, i0, i1] : runs) {
-        llama_kv_each_lines(src, dst, is_v && v_trans, s, i0, i1, [&](const llama_kv_lines & lines, const llama_kv_lines & lines_to) {
-            each_range(next, lines_to, [&](size_t offset, size_t size) { res = res && to.mem.pages->take(offset, size + next.pad); });
-            if (!res) {
-                return;
-            }
+    const auto convert_lines = [&](const llama_kv_lines & lines, const llama_kv_lines & lines_to) {
+        each_range(next, lines_to, [&](size_t offset, size_t size) { res = res && to.mem.pages->take(offset, size + next.pad); });
+        if (!res) {
+            return;
+        }
 
-            convert(lines, lines_to, is_v);
+        convert(lines, lines_to, is_v);
 
-            each_range(from, lines, [&](size_t offset, size_t size) {
-                // in ascending order, unless it is transposed: a page goes when all of it is done, also in several parts
-                const size_t begin = from.n > 1 ? offset : done;
+        each_range(from, lines, [&](size_t offset, size_t size) {
+            // in ascending order, unless it is transposed: a page goes when all of it is done, also in several parts
+            const size_t begin = from.n > 1 ? offset : done;
 
-                mem.pages->give(begin, offset + size - begin);
-                done = std::max(done, (offset + size)/size_page*size_page);
-            });
+            mem.pages->give(begin, offset + size - begin);
+            done = std::max(done, (offset + size)/size_page*size_page);
+        });
+    };
+
+    for (uint32_t s = 0; s < rows.n_stream(); ++s) {
+        rows.each_run(s, [&](uint32_t i0, uint32_t i1) {
+            llama_kv_each_lines(src, dst, is_v && v_trans, s, i0, std::min(i1, n_used[s]), convert_lines);
         });
     }
 
@@ -256,14 +261,15 @@ bool llama_kv_region::convert_tensor(
     return res;
 }
 
-bool llama_kv_region::convert_to(llama_kv_region & to, const std::vector<run> & runs, const llama_kv_convert & convert) {
+bool llama_kv_region::convert_to(
+        llama_kv_region & to, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert) {
     bool res = true;
 
     for (size_t i = 0; i < layers.size(); ++i) {
         const auto & l = layers[i];
 
-        res = res && convert_tensor(to, l.k, to.layers[i].k, false, runs, convert);
-        res = res && (!l.v || convert_tensor(to, l.v, to.layers[i].v, true, runs, convert));
+        res = res && convert_tensor(to, l.k, to.layers[i].k, false, rows, n_used, convert);
+        res = res && (!l.v || convert_tensor(to, l.v, to.layers[i].v, true, rows, n_used, convert));
     }
 
     return res;

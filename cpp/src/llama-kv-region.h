@@ -20,13 +20,6 @@ class llama_kv_region {
 public:
     using layers_t = std::vector<llama_kv_storage::layer>;
 
-    // rows [first, second) of a stream that hold something
-    struct run {
-        uint32_t s;
-        uint32_t first;
-        uint32_t second;
-    };
-
     // memory for the tensors of ctx, of which nothing is committed yet
     // null: the addresses cannot be had, and nothing has changed
     // throws std::bad_alloc
@@ -41,8 +34,6 @@ public:
 
     // the size of the buffer is what is committed from now on
     void show() const { llama_kv_paged_buffer::show(buf, *mem.pages); }
-
-    bool is_soft() const { return llama_kv_pages::is_soft(buft); } // see llama_kv_pages
 
     // bytes that these rows take in these types
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const;
@@ -63,10 +54,10 @@ public:
     // rows of stream ssrc, and of no other one, that both have
     void copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst);
 
-    // move the runs, which are in ascending order, to another region in its types. what was converted goes back before the next
-    // part is, and what that needs is taken
+    // move the first n_used[s] rows of stream s, of those in the set, to another region in its types. what was converted goes back
+    // before the next part is, and what that needs is taken
     // returns false when the memory that was given back has gone to somebody else: what is left of the data is worthless
-    bool convert_to(llama_kv_region & to, const std::vector<run> & runs, const llama_kv_convert & convert);
+    bool convert_to(llama_kv_region & to, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 
     llama_kv_paged_buffer mem; // without the buffer once the cache has that
 
@@ -99,7 +90,8 @@ private:
     llama_kv_set pages_of(const llama_kv_rows & rows) const;
 
     bool convert_tensor(
-            llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v, const std::vector<run> & runs, const llama_kv_convert & convert);
+            llama_kv_region & to, ggml_tensor * src, ggml_tensor * dst, bool is_v,
+            const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 
     ggml_context_ptr ctx; // of like()
 

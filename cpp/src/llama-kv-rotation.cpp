@@ -37,18 +37,6 @@ void llama_kv_dynamic::find_rotation() {
 // llama_kv_dynamic_cache
 //
 
-bool llama_kv_dynamic_cache::is_rotated() const {
-    return is_rotated_k;
-}
-
-void llama_kv_dynamic_cache::note_rot_k(ggml_tensor * t) {
-    noted_rot_k = t;
-}
-
-void llama_kv_dynamic_cache::note_rot_v(ggml_tensor * t) {
-    noted_rot_v = t;
-}
-
 void llama_kv_dynamic_cache::begin_find_rotation() {
     noted_rot_k = nullptr;
     noted_rot_v = nullptr;

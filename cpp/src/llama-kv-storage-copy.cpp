@@ -16,7 +16,6 @@
 
 #include "llama-kv-storage.h"
 
-#include "llama-impl.h"
 #include "llama-kv-fault.h"
 #include "llama-kv-layout.h"
 #include "llama-kv-limits.h"
@@ -48,13 +47,13 @@ public:
             set_layout(layers_ctx[i], v_trans, [&](ggml_tensor * t, bool) { llama_kv_set_n_rows(t, n_rows()); });
         }
 
-        ggml_backend_buffer_t res = llama_kv_alloc_zero(ctx, buft, !is_fixed);
+        ggml_backend_buffer_ptr res(llama_kv_alloc_zero(ctx, buft, !is_fixed));
 
         for (size_t i = 0; i < layers_ctx.size() && res; ++i) {
             layers.push_back({ layers_ctx[i], buft });
         }
 
-        return res;
+        return res.release();
     }
 
     uint32_t n_rows() const override { return cur.end(); }
@@ -226,8 +225,13 @@ private:
         return res;
     }
 
-    size_t n_bytes_live_of(const ggml_tensor * k, const ggml_tensor * v, const std::vector<uint32_t> & n_used) const {
-        return llama_kv_n_bytes_live(k, false, n_used) + (v ? llama_kv_n_bytes_live(v, v_trans, n_used) : 0);
+    static size_t n_bytes_live_of(const ggml_tensor * k, const ggml_tensor * v, const std::vector<uint32_t> & n_used) {
+        size_t n = 0;
+        for (const uint32_t n_cur : n_used) {
+            n += std::min<size_t>(n_cur, k->ne[1]);
+        }
+
+        return n*(k->nb[1] + (v ? v->nb[1] : 0));
     }
 
     static size_t n_bytes_in(const ggml_tensor * t, ggml_type type, size_t n) {
@@ -254,18 +258,7 @@ private:
             last  = std::max(last, is_host ? 0 : n_back);
         }
 
-        return std::all_of(all.begin(), all.end(), [](const auto & part) { return has_left(part.first, part.second.first + part.second.second); });
-    }
-
-    static bool has_left(ggml_backend_buffer_type_t buft, size_t n_more) {
-        const size_t n_left = llama_kv_limits_available(buft);
-
-        if (n_more > n_left) {
-            LLAMA_LOG_WARN("%s: %s has %.2f MiB left, and %.2f MiB more are wanted\n", __func__,
-                    ggml_backend_buft_name(buft), n_left/1024.0/1024.0, n_more/1024.0/1024.0);
-        }
-
-        return n_more <= n_left;
+        return std::all_of(all.begin(), all.end(), [](const auto & part) { return llama_kv_limits_have(part.first, part.second.first + part.second.second); });
     }
 
     // the same for all layers in these types beside what they have, on devices: make_layer() asks for host memory
@@ -277,7 +270,7 @@ private:
         }
 
         return std::all_of(all.begin(), all.end(), [](const auto & part) {
-            return ggml_backend_buft_is_host(part.first) || has_left(part.first, part.second);
+            return ggml_backend_buft_is_host(part.first) || llama_kv_limits_have(part.first, part.second);
         });
     }
 

@@ -11,7 +11,6 @@
 #include "llama-kv-storage.h"
 
 #include "llama-impl.h"
-#include "llama-kv-layout.h"
 #include "llama-kv-region.h"
 
 #include "ggml-backend.h"
@@ -107,14 +106,6 @@ public:
     bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         (void) n_used;
 
-        const auto commit = [&](const llama_kv_rows & to) {
-            try {
-                return std::all_of(parts.begin(), parts.end(), [&](const auto & part) { return part->commit(to); });
-            } catch (const std::bad_alloc &) {
-                return false;
-            }
-        };
-
         // nothing goes before all is there
         auto both = cur;
         both |= rows;
@@ -192,11 +183,8 @@ public:
                 }
             }
 
-            for (uint32_t s = 0; s < cur.n_stream(); ++s) {
-                cur.each_run(s, [&](uint32_t i0, uint32_t i1) {
-                    to_runs.push_back({ s, i0, std::max(i0, std::min(i1, n_used[s])) });
-                });
-            }
+            next_n_used = n_used;
+            next_none   = cur.none();
 
             const auto prepare = [&](const auto & part) {
                 next_parts.push_back(part->like(type_k, type_v));
@@ -223,7 +211,7 @@ public:
         bool res = true;
 
         for (size_t i = 0; i < parts.size(); ++i) {
-            res = res && parts[i]->convert_to(*next_parts[i], to_runs, convert);
+            res = res && parts[i]->convert_to(*next_parts[i], cur, next_n_used, convert);
 
             next_parts[i]->take_over(*parts[i], bufs);
             parts[i] = std::move(next_parts[i]);
@@ -235,7 +223,8 @@ public:
         }
 
         if (!res) {
-            try_resize(cur.none(), {});
+            std::swap(cur, next_none);
+            commit(cur);
         }
 
         show();
@@ -245,10 +234,7 @@ public:
         return res;
     }
 
-    void forget_types() override {
-        to_runs.clear();
-        next_parts.clear();
-    }
+    void forget_types() override { next_parts.clear(); }
 
 private:
     // with the rows to start with. false: there is no memory
@@ -264,6 +250,14 @@ private:
         return true;
     } catch (const std::bad_alloc &) {
         return false;
+    }
+
+    bool commit(const llama_kv_rows & to) {
+        try {
+            return std::all_of(parts.begin(), parts.end(), [&](const auto & part) { return part->commit(to); });
+        } catch (const std::bad_alloc &) {
+            return false;
+        }
     }
 
     // the size of the buffers is what is committed
@@ -289,7 +283,8 @@ private:
 
     // by prepare_types()
     std::vector<std::unique_ptr<llama_kv_region>> next_parts; // what the parts become
-    std::vector<llama_kv_region::run>             to_runs;    // rows that hold something
+    std::vector<uint32_t>                         next_n_used;
+    llama_kv_rows                                 next_none = cur.none(); // where the data is lost: there may be no memory by then
 };
 
 } // namespace

@@ -12,7 +12,6 @@
 #include "llama-arch.h"
 #include "llama-context.h"
 #include "llama-impl.h"
-#include "llama-kv-compat.h"
 #include "llama-kv-convert.h"
 #include "llama-kv-layout.h"
 #include "llama-memory.h"
@@ -198,7 +197,7 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
         if (res == LLAMA_MEMORY_TYPE_OK) {
             cache->set_types(converter, type_k, type_v);
         } else {
-            cache->forget_types();
+            cache->storage->forget_types();
         }
     }
 
@@ -353,10 +352,6 @@ bool llama_kv_dynamic_cache::prepare_types(llama_kv_converter & converter, ggml_
     return res && storage->prepare_types(type_k, type_v, used);
 }
 
-void llama_kv_dynamic_cache::forget_types() {
-    storage->forget_types();
-}
-
 void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type type_k, ggml_type type_v) {
     if (!has_types()) {
         return;
@@ -392,6 +387,7 @@ int32_t llama_kv_dynamic::set_types_of(llama_context & ctx, ggml_type type_k, gg
     int32_t res = LLAMA_MEMORY_TYPE_NO_MEMORY;
 
     try {
+        dyn->forget(); // what a batch asked for that did not run
         res = dyn->set_types(type_k, type_v);
     } catch (const std::bad_alloc &) { // to account for it: before anything has changed, or when all has
         if (dyn->types() == std::make_pair(type_k, type_v)) {

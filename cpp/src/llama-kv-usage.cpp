@@ -28,10 +28,6 @@ size_t llama_kv_dynamic_cache::size_cell() const {
     return res;
 }
 
-bool llama_kv_dynamic_cache::is_window() const {
-    return kv.swa_type != LLAMA_SWA_TYPE_NONE;
-}
-
 llama_memory_usage llama_kv_dynamic_cache::usage() const {
     llama_memory_usage res = {};
 
@@ -51,8 +47,6 @@ llama_memory_usage llama_kv_dynamic_cache::usage() const {
 
 llama_memory_usage llama_kv_dynamic::usage() const {
     llama_memory_usage res = counters;
-
-    res.n_shrink += has_shrunk;
 
     // what is neither of the caches here is of a fixed size: recurrent states
     size_t fixed = sum(static_cast<const llama_memory_i *>(lctx->get_memory())->memory_breakdown());
@@ -98,8 +92,7 @@ llama_memory_usage llama_kv_dynamic::usage() const {
 }
 
 void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {
-    has_shrunk = true;
-
+    counters.n_shrink       += !std::exchange(has_shrunk, true);
     counters.n_bytes_copied += n_bytes_copied;
 }
 

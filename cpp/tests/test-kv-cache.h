@@ -1,11 +1,13 @@
 #pragma once
 
-// a cache in host memory of any kind of storage, for the tests of what they have in common
+// a cache of any kind of storage, for the tests of what they have in common. in host memory, also where a device's is meant
 
 #include "../src/llama-kv-storage.h"
 
 #include "test-kv-rows.h"
 #include "test-kv.h"
+
+#include "../ggml/src/ggml-backend-impl.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -27,9 +29,10 @@ struct config {
     bool    v_trans;
     bool    has_v;
     int64_t n_stream;
+    bool    is_device = false; // to the storage it is no host memory
 
     std::string name() const {
-        return std::string(what == kind::fixed ? "fixed" : what == kind::copy ? "copy" : "in place") + (v_trans ? " transposed" : "") +
+        return std::string(what == kind::fixed ? "fixed" : what == kind::copy ? "copy" : "in place") + (is_device ? " on a device" : "") + (v_trans ? " transposed" : "") +
             (has_v ? "" : " without V") + " streams " + std::to_string(n_stream);
     }
 };
@@ -55,7 +58,10 @@ struct cache {
             layers.push_back(l);
         }
 
-        ggml_backend_buffer_t buf = storage->alloc(ctx, ggml_backend_cpu_buffer_type(), layers);
+        static ggml_backend_buffer_type device = *ggml_backend_cpu_buffer_type();
+        device.iface.is_host = nullptr;
+
+        ggml_backend_buffer_t buf = storage->alloc(ctx, cfg.is_device ? &device : ggml_backend_cpu_buffer_type(), layers);
         ggml_backend_buffer_clear(buf, 0);
         bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
     }

@@ -239,6 +239,10 @@ int main() {
             if (what == kind::inplace) {
                 test_clear(cfg);
             }
+            if (what == kind::copy) {
+                test_grow  ({ what, v_trans, true, 2, true });
+                test_shrink({ what, v_trans, true, 2, true });
+            }
 
             test_types(cfg, GGML_TYPE_F32, GGML_TYPE_F16);
             test_types(cfg, GGML_TYPE_F16, GGML_TYPE_F32);

@@ -9,7 +9,6 @@ from tests.e2e.traps.base import (
     CONVERT,
     DYNAMIC,
     DYNAMIC_COPIES,
-    INPLACE,
     LARGE,
     REGION,
     ROTATION,
@@ -73,7 +72,7 @@ TYPES = (
     ),
     Trap(
         "in place, the last row is left out",
-        Edit(INPLACE, "std::min(i1, n_used[s])", "std::min(i1, n_used[s]) - 1"),
+        Edit(REGION, "std::min(i1, n_used[s])", "std::min(i1, n_used[s]) - 1"),
         inplace("llama-dense", BITS),
         BITS,
     ),
