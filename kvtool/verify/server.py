@@ -27,6 +27,10 @@ START_SECONDS = 120.0  # until /health answers 200; a loaded machine under a san
 REQUEST_SECONDS = 300.0
 PORT_TRIES = 3
 
+# models.VOCABULARY's tokens <0x80> to <0xFF> are never chosen: with random weights they make no UTF-8, and servers from
+# before v0.5.0 answer text that is none with an error
+_NO_BYTES = [[token, False] for token in range(131, 259)]
+
 
 class RefusedError(VerifyError):
     """The server lives, and answered a request with an error."""
@@ -127,7 +131,7 @@ class LlamaServer(contextlib.ExitStack):
         """Answer one request; the slot's own earlier cache is used when the prompts share a beginning."""
         asked = {"prompt": request.prompt, "n_predict": request.n_predict, "id_slot": request.slot}
         always = {"temperature": 0.0, "seed": 1, "cache_prompt": True, "ignore_eos": True, "return_tokens": True}
-        data = self.post("/completion", {**asked, **always})
+        data = self.post("/completion", {**asked, **always, "logit_bias": _NO_BYTES})
         try:
             return read(Answer, {**data, **data.get("timings", {})})
         except (KeyError, TypeError) as err:
