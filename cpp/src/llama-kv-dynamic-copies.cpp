@@ -34,7 +34,7 @@ bool llama_kv_dynamic_cache::copy_stream(uint32_t ssrc, uint32_t sdst) {
             const auto n_bytes = [&](const llama_kv_rows & r) { return storage->n_bytes(r, dyn->types().first, dyn->types().second); };
 
             // without a budget there can be no types to count in
-            const bool fits = !dyn->budget || dyn->is_within(dyn->n_bytes_caches() - n_bytes(storage->rows()) + n_bytes(rows));
+            const bool fits = !dyn->budget || rows == storage->rows() || dyn->is_within(dyn->n_bytes_caches() - n_bytes(storage->rows()) + n_bytes(rows));
 
             if (fits && storage->try_resize(rows, {})) {
                 dyn->account();

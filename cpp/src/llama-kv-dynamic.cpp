@@ -40,6 +40,7 @@ llama_kv_dynamic::release_scope::~release_scope() {
     }
 
     try {
+        dyn->forget(); // what a batch asked for that did not run
         llama_kv_dynamic_cache::release(dyn->caches);
 
         dyn->step_up();

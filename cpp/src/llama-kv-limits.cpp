@@ -155,7 +155,7 @@ static int64_t margin_mib() {
     return res;
 }
 
-// the same for buffers of a type: of its device, less a margin for what the backend takes for itself while it computes, which is
+// bytes that can be taken for buffers of a type: of its device, less a margin for what the backend takes for itself while it computes, which is
 // not known before: a 64th of the device's memory, or LLAMA_KV_DYNAMIC_MARGIN=MIB. SIZE_MAX where the device does not say
 static size_t available_for(ggml_backend_buffer_type_t buft) {
     if (ggml_backend_buft_is_host(buft)) {
@@ -183,7 +183,7 @@ bool llama_kv_limits_have(ggml_backend_buffer_type_t buft, size_t n_bytes) {
     const size_t n_left = available_for(buft);
 
     if (n_bytes > n_left) {
-        LLAMA_LOG_WARN("%s: %s has %.2f MiB left beside the margin, and %.2f MiB more are wanted\n", __func__,
+        LLAMA_LOG_WARN("%s: %s has %.2f MiB left, and %.2f MiB more are wanted\n", __func__,
                 ggml_backend_buft_name(buft), n_left/1024.0/1024.0, n_bytes/1024.0/1024.0);
     }
 
