@@ -351,6 +351,7 @@ def test_json_documents(stopped: Tiny, kvtool: Any) -> None:
         "mirror",
         "older",
         "astray",
+        "kept",
     ]
     assert sorted(dry["patches"][0]) == sorted(
         ["id", "outcome", "commit", "hunks", "added", "removed", "failed", "blocked_by", "moved", "lost", "seconds"]
