@@ -215,6 +215,22 @@ class Git:
         done = self.run("cat-file", "blob", f"{tree}:{path}", check=False)
         return done.raw if done.returncode == 0 else None
 
+    def blobs(self, *names: str) -> list[tuple[str, bytes]]:
+        """The id and the content of each file, by a name like TREE:PATH, in one call; ("", b"") where there is none."""
+        raw = self.run("cat-file", "--batch", "-z", input="\0".join((*names, ""))).raw
+        found, at = list[tuple[str, bytes]](), 0
+        for name in names:
+            missing = name.encode("utf-8", "surrogateescape") + b" missing\n"
+            if raw.startswith(missing, at):
+                at += len(missing)
+                found.append(("", b""))
+                continue
+            start = raw.index(b"\n", at) + 1
+            blob, kind, *size = raw[at:start].decode("ascii").split()  # of a submodule git knows no size
+            at = start + int(size[0]) + 1 if size else start
+            found.append((blob, raw[start : at - 1]) if kind == "blob" else ("", b""))
+        return found
+
     def _located(self, args: tuple[str | Path, ...]) -> list[str]:
         located = process.which("git")
         if located is None:

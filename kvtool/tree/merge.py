@@ -12,6 +12,7 @@ Whatever comes out is held against placement.py, hunk by hunk, and a hunk in the
 where it landed and where it belongs.
 """
 
+import functools
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,7 @@ def _settle_all(
     for path, stages in unmerged.items():
         if set(stages) != {"1", "2", "3"} or len({mode for mode, _ in stages.values()}) > 1:
             return None, ()
-        base, ours, theirs = (SourceFile(git.raw("cat-file", "blob", stages[n][1]), path) for n in "123")
+        base, ours, theirs = read(git, *((stages[n][1], path) for n in "123"))
         made = settle(git, base, ours, theirs)
         if made is None:
             return None, ()
@@ -192,7 +193,7 @@ def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[Landing, 
     for file in (file for file in parse_diff(origin.diff) if file.hunks):
         there = names[file.path]
         places = ((origin.parent, file.path), (origin.id, file.path), (onto, there), (result, there))
-        base, patched, now, after = (SourceFile(git.blob(tree, path) or b"", path) for tree, path in places)
+        base, patched, now, after = read(git, *((f"{tree}:{path}", path) for tree, path in places))
         moved = compare(git, base, now)
         pieces = [piece for piece in pieces_of(file) if not _had(piece, patched, now, moved)]
         landings += check(base, patched, now, after, pieces, moved)
@@ -240,11 +241,20 @@ def look_at(builder: Builder, origin: Commit, tree: str) -> tuple[str, ...]:
     return (*notes, *(f"{path}: the resolution changes it, the patch did not" for path in sorted(more)))
 
 
+def read(git: Git, *files: tuple[str, str]) -> list[SourceFile]:
+    """Files by git's name for each and their path; one that is not there is empty."""
+    found = git.blobs(*(name for name, _path in files))
+    return [_source(text, path, blob) for (blob, text), (_name, path) in zip(found, files, strict=True)]
+
+
+_source = functools.lru_cache(32)(SourceFile)  # as a patch leaves a file, so the next one of the series finds it
+
+
 def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
     """What became of the lines of one file in another: by git's diff, in which some may only have been re-aligned."""
     if old.text == new.text:
         return LineMap(())
-    blobs = (git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
+    blobs = (side.blob or git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
     return LineMap(hunks_of(git.raw("diff", "--text", *MAP_FLAGS, *blobs))).refined(old.keys, new.keys)
 
 
@@ -260,7 +270,7 @@ def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk
         return hunk
     path, name, reason = piece.hunk.path, names[piece.hunk.path], hunk.reason
     places = ((origin.parent, path), (onto, name))
-    old, new = (SourceFile(git.blob(tree, file) or b"", file) for tree, file in places)
+    old, new = read(git, *((f"{tree}:{file}", file) for tree, file in places))
     region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
     found = new.lines[region.start : region.stop][:_MOST]
     if gone := _gone_to(git, piece.before, *places):

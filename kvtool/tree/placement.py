@@ -158,7 +158,7 @@ def check(
         _branched(_judge(piece, at, base, target, moved), at, base, target)
         for piece, at in zip(stand, landed, strict=True)
     )
-    fresh = words(target.lines) - words(base.lines)
+    fresh = target.words - base.words
     return tuple(
         _again(_look(replace(landing, piece=piece), place, patched, target), fresh)
         for landing, piece, place in zip(judged, pieces, shared, strict=True)
@@ -308,8 +308,8 @@ def _out_of_its_block(
     for n, length in itertools.product(old.around(piece.start), (1, 2)):
         was, now = inner if within and n in within else whole
         head = old.openings[n][:length]
-        there = [k for k in now if new.openings[k][:length] == head]
-        once = sum(old.openings[k][:length] == head for k in was) == len(there) == 1
+        there = [k for k in new.headed.get(head, ()) if k in now]
+        once = sum(k in was for k in old.headed[head]) == len(there) == 1
         if not once or n not in was or there[0] in around:
             continue
         own = {line.strip() for line in old.keys[n + 1 : piece.start + len(piece.before)]}

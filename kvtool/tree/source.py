@@ -5,6 +5,7 @@ is what its bytes are. In C a line that was only re-aligned is the same line: th
 tokens, before the first and behind the last may differ. It may not where there was none, nor in a string or character.
 """
 
+import functools
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -38,16 +39,24 @@ def split_lines(text: bytes) -> list[bytes]:
 
 
 class SourceFile:
-    """One file. lines: as they are, with their line ends; keys: two lines are the same line when theirs are equal."""
+    """One file. lines: as they are, with their line ends; keys: two lines are the same line when theirs are equal.
 
-    def __init__(self, text: bytes, path: str = "") -> None:
+    blob: its id in git, "" where it has none.
+    """
+
+    def __init__(self, text: bytes, path: str = "", blob: str = "") -> None:
         self.lines = split_lines(text)
-        self.text, self.path = text, path
+        self.text, self.path, self.blob = text, path, blob
         self.is_code = bool(_C_FAMILY.fullmatch(PurePosixPath(path).suffix)) and b"\0" not in text
 
     @cached_property
     def keys(self) -> list[bytes]:
         return [_key(line) for line in self._hidden] if self.is_code else self.lines
+
+    @cached_property
+    def words(self) -> set[bytes]:
+        """All of its lines that say something."""
+        return words(self.lines)
 
     @cached_property
     def _hidden(self) -> list[bytes]:
@@ -89,6 +98,15 @@ class SourceFile:
             found.append((line, following))
             following = line if line not in (b"", b"{") else following
         return found[::-1]
+
+    @cached_property
+    def headed(self) -> dict[tuple[bytes, ...], list[int]]:
+        """The lines with an opening: by what they say themselves, and by that and the next one."""
+        found: dict[tuple[bytes, ...], list[int]] = {}
+        for number, opening in enumerate(self.openings):
+            for head in (opening[:1], opening):
+                found.setdefault(head, []).append(number)
+        return found
 
     @cached_property
     def _branches(self) -> list[dict[int, bytes]]:
@@ -218,6 +236,7 @@ class SourceFile:
         return range(head, end + 1) if end is not None else None
 
 
+@functools.cache  # of a million lines that a rebase reads, one in twenty is new
 def _key(line: bytes) -> bytes:
     body = line.rstrip(b"\r\n")
     end = line[len(body) :]

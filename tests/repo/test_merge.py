@@ -52,6 +52,18 @@ def pick(tmp_path: Path) -> Pick:
     return run
 
 
+def test_files_by_name_in_one_call(tmp_path: Path) -> None:
+    repo = Git.create(tmp_path / "repo")
+    one, empty = (repo.line("hash-object", "-w", "--stdin", input=text) for text in ("one\ntwo missing\n", ""))
+    entries = [f"100644 blob {one}\ta\nb", f"100644 blob {empty}\tnone", f"160000 commit {40 * '1'}\tmodule"]
+    entries.append(f"040000 tree {repo.line('mktree', '-z', input=f'100644 blob {one}{chr(9)}c{chr(0)}')}\tfolder")
+    tree = repo.line("mktree", "-z", "--missing", input="".join(f"{entry}\0" for entry in entries))
+    names = ("a\nb", "gone\nfor good", "module", "none", "folder", "folder/c")
+    content = (one, b"one\ntwo missing\n")
+    there = [content, ("", b""), ("", b""), (empty, b""), ("", b""), content]
+    assert repo.blobs(*(f"{tree}:{name}" for name in names)) == there
+
+
 # --- only re-aligned ----------------------------------------------------------------------------------------------
 
 
