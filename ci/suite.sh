@@ -31,7 +31,7 @@ if [ -n "$build" ]; then
     pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder \
         --durations=15 --junitxml=report/pytest-e2e.xml || status=1
     section "ctest: the C++ unit tests"
-    ctest --test-dir "$build" --label-regex '^kvtool$' --no-tests=error --output-on-failure \
+    ctest --test-dir "$build" --label-regex '^kvtool$' --no-tests=error --output-on-failure --parallel 2 \
         --output-junit "$PWD/report/ctest.xml" || status=1
 else
     echo "NOT RUN: ctest and tests/e2e, because there is no build (see above); this run has failed"
