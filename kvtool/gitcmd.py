@@ -23,20 +23,6 @@ from kvtool.process import Completed, Environment
 # One identity and one moment for everything kvtool commits itself.
 IDENTITY = {"NAME": "kvtool", "EMAIL": "kvtool@localhost", "DATE": "1767225600 +0000"}  # 2026-01-01T00:00:00Z
 
-_SEALED = {
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GCM_INTERACTIVE": "never",  # nor does the helper that git for Windows has open a window
-    "GIT_EDITOR": "false",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in IDENTITY.items()},
-    "LC_ALL": "C",
-    "TZ": "UTC",
-}
-
 # What a repository's own .git/config could still set; configuration in the environment wins over it.
 _OVERRIDES = {
     "commit.gpgsign": "false",
@@ -68,6 +54,23 @@ _OVERRIDES = {
     "fetch.unpackLimit": "1",
 }
 
+_SEALED = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GCM_INTERACTIVE": "never",  # nor does the helper that git for Windows has open a window
+    "GIT_EDITOR": "false",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in IDENTITY.items()},
+    "LC_ALL": "C",
+    "TZ": "UTC",
+    "GIT_CONFIG_COUNT": str(len(_OVERRIDES)),
+    **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_OVERRIDES)},
+    **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_OVERRIDES.values())},
+}
+
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
 
 # What of the user's own settings counts all the same: what to ignore, whose repositories to trust, and how a mirror is
@@ -85,10 +88,7 @@ def sealed_environment(extra: Environment | None = None) -> Environment:
     """What a git call changes in the environment: no other GIT_* of the user's, fixed identity, dates, language."""
     own = (name for name in os.environ if name.startswith("GIT_") and not _LET_IN_VARIABLES.fullmatch(name))
     inherited = dict.fromkeys(own, None)
-    configured = {"GIT_CONFIG_COUNT": str(len(_OVERRIDES))}
-    for number, (key, value) in enumerate(_OVERRIDES.items()):
-        configured |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return {**inherited, **_SEALED, **_let_in(frozenset(os.environ.items())), **configured, **(extra or {})}
+    return {**inherited, **_SEALED, **_let_in(frozenset(os.environ.items())), **(extra or {})}
 
 
 @functools.cache
