@@ -120,9 +120,9 @@ static void check_prompt(side & s) {
     c.fill(n_fill);
     c.generate(2);
 
-    session d(s, base(s), "timed");
+    session d(s, base(s), "counted");
     d.fill_unread(n_fill);
-    d.record_time();
+    d.record_counted();
 }
 
 // batches whose results nobody reads before the next one: the device may still compute when the cache grows

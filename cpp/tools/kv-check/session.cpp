@@ -200,12 +200,10 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
         n_decodes++;
     }
 
-    const int64_t t_start = ggml_time_us();
     const int32_t rc = llama_decode(ctx, batch);
     if (what != record::code) {
         llama_synchronize(ctx);
     }
-    time_us += ggml_time_us() - t_start;
     llama_batch_free(batch);
 
     if (rc == 0) {
@@ -228,15 +226,9 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
     return rc;
 }
 
-void session::record_time() {
-    const int64_t t_start = ggml_time_us();
-    llama_synchronize(ctx);
-    time_us += ggml_time_us() - t_start;
-
-    const llama_perf_context_data perf = llama_perf_context(ctx);
-
-    // a batch whose time is lost has next to nothing: half of it is far from both ends
-    s.out.value(name + ".timed", 2*1000.0*(perf.t_p_eval_ms + perf.t_eval_ms) > (double) time_us);
+void session::record_counted() {
+    // a context that waits within llama_decode() counts the batch there, with next to nothing of its time
+    s.out.value(name + ".tokens", llama_perf_context(ctx).n_p_eval);
 }
 
 void session::record_rows(const std::string & label, int32_t rc, const std::vector<int32_t> & outputs) {

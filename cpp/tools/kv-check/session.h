@@ -115,8 +115,8 @@ class session {
     std::vector<llama_pos> positions() const { return n_past; }
     void go_back(const std::vector<llama_pos> & to);
 
-    // whether the library counted the time of the batches so far as theirs. it does not for those with many outputs
-    void record_time();
+    // the tokens that the library counts as computed before anybody has waited for them. with many outputs it waits itself
+    void record_counted();
 
     // memory operations, with their result written down and the positions kept up to date
     bool rm (llama_seq_id seq, llama_pos p0, llama_pos p1);
@@ -186,5 +186,4 @@ class session {
     uint32_t turn       = 0; // whose token comes next in a unified cache
     uint32_t token_salt = 0;
     uint32_t n_decodes  = 0;
-    int64_t  time_us    = 0; // of the batches, seen from outside
 };
