@@ -132,7 +132,8 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
         made = out / f"{unit.stem}.o"
         # -I: the source's own directory was where it found its headers
         command = command.replace(f"-o {original}", f"-o {made} -I{real.tree / 'src'}")
-        command = command.replace(f"-c {unit}", f"-c {broken}")
+        # -O1: two thirds of the time, and no trap is about how fast it is
+        command = command.replace(f"-c {unit}", f"-O1 -c {broken}")
         compiles.append(command.replace(f"-MF {original}.d", f"-MF {made}.d"))
         assert original in link
         link = link.replace(original, str(made))
