@@ -48,38 +48,34 @@ def kv_checks(
     on_progress is told how many are done and which models are running, on_finding each finding as it comes; one at a
     time, from other threads.
     """
-    running, free, lock, done = set[str](), list(lanes), threading.Lock(), 0
-    pool, stop = ThreadPoolExecutor(len(lanes)), threading.Event()
+    # The large models first: they take longest, and one that starts last would run alone at the end.
+    waiting = sorted(checks, key=lambda check: -check.model.stat().st_size if check.model.exists() else 0)
+    running, found = set[str](), dict[str, Finding]()
+    lock, stop = threading.Lock(), threading.Event()
 
-    def one(check: Check) -> Finding:
-        nonlocal done
-        label = check.id.removeprefix("kv-check/")
-        with lock:
-            lane = free.pop()
-            running.add(label)
-            on_progress(done, ", ".join(sorted(running)))
+    def work(lane: Lane) -> None:
+        while not stop.is_set():
+            with lock:
+                if not waiting:
+                    return
+                check = waiting.pop(0)
+                label = check.id.removeprefix("kv-check/")
+                running.add(label)
+                on_progress(len(found), ", ".join(sorted(running)))
+            finding = kv_check(check, binary, stop, lane)
+            with lock:
+                on_finding(check, finding)
+                found[check.id] = finding
+                running.remove(label)
+                on_progress(len(found), ", ".join(sorted(running)))
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
         try:
-            found = kv_check(check, binary, stop, lane)
-            with lock:
-                on_finding(check, found)
-            return found
-        finally:
-            with lock:
-                free.append(lane)
-                running.discard(label)
-                done += 1
-                on_progress(done, ", ".join(sorted(running)))
-
-    try:
-        # The large models first: they take longest, and one that starts last would run alone at the end.
-        heavy_first = sorted(checks, key=lambda check: -check.model.stat().st_size if check.model.exists() else 0)
-        started = {check.id: pool.submit(one, check) for check in heavy_first}
-        for future in as_completed(started.values()):
-            future.result()  # an exception here is a bug of ours, and ends the run
-        return [started[check.id].result() for check in checks]
-    finally:  # after Ctrl-C at once: what has not started never does, what runs is told
-        stop.set()
-        pool.shutdown(cancel_futures=True)
+            for worker in as_completed([pool.submit(work, lane) for lane in lanes]):
+                worker.result()  # an exception here is a bug of ours, and ends the run
+        finally:  # after Ctrl-C at once: what runs is told, and nothing else starts
+            stop.set()
+    return [found[check.id] for check in checks]
 
 
 @trial
