@@ -2,7 +2,7 @@
 
 from kvtool.console import Line
 from kvtool.top.reading import Budget, Memory, Phase, Reading, Slot, State
-from kvtool.top.view import Speed, View, size, times, types, why
+from kvtool.top.view import Speed, View, size, times, types
 
 USED, COMMITTED, RESERVED = ("█", "green"), ("▓", "yellow"), ("░", "bright_black")
 _STYLES = {Phase.IDLE: "bright_black", Phase.WAITING: "red", Phase.PROMPT: "yellow", Phase.GENERATING: "green"}
@@ -15,7 +15,7 @@ def draw(view: View, width: int, height: int = 0) -> list[Line]:
     """Lines of at most `width` columns (what a server named itself may be longer), at most `height` (0: all)."""
     reading = view.reading
     url = (view.url, "bold")
-    waiting = [(f"waiting for it: {_safe(why(view.trouble))}", "bold red")] if view.trouble else []
+    waiting = [(f"waiting for it: {_safe(view.trouble.why or view.trouble.what)}", "bold red")] if view.trouble else []
     if reading is None:
         return [[url], waiting]
     lines: list[Line] = [

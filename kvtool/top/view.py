@@ -24,10 +24,6 @@ def types(memory: Memory) -> str:
     return f"K {memory.type_k}, V {memory.type_v}"
 
 
-def why(err: KvtoolError) -> str:
-    return err.why or err.what
-
-
 class Speed(NamedTuple):
     """Tokens per second of a slot."""
 
@@ -63,7 +59,7 @@ class View:
         """The server has not answered."""
         if self.trouble:
             return replace(self, trouble=err)
-        events = self._with([f"it does not answer: {why(err)}"])
+        events = self._with([f"it does not answer: {err.why or err.what}"])
         return replace(self, speeds=None, events=events, trouble=err, since=now)
 
     def _with(self, told: list[str]) -> tuple[tuple[str, str], ...]:
