@@ -100,22 +100,6 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
     )
 
 
-def _built(planned: cmake.Plan, outcome: builder.Outcome, started: float, *, dry_run: bool) -> Built:
-    return Built(
-        **vars(outcome),
-        tree=planned.tree,
-        build_dir=planned.build_dir,
-        bin_dir=planned.build_dir / "bin",
-        backend=planned.backend,
-        preset=planned.preset,
-        jobs=planned.jobs,
-        dry_run=dry_run,
-        commands=tuple(Command(argv, planned.env) for argv in (planned.configure, planned.build(outcome.targets))),
-        seconds=time.monotonic() - started,
-        ui=planned.page,
-    )
-
-
 def parse_defines(given: Sequence[str]) -> dict[str, str]:
     if wrong := [text for text in given if text.find("=") < 1]:
         raise UsageError(f"-D {wrong[0]} is not NAME=VALUE", next_step="for example -D GGML_LTO=ON")
@@ -135,14 +119,27 @@ def command(env: Env, options: Options) -> Built:
         kvtool build --preset debug     # with assertions and for a debugger
         kvtool build -D GGML_LTO=ON --target llama-server
     """
-    project, console = env.project, env.console
-    started = time.monotonic()
+    project, started = env.project, time.monotonic()
     if options.dry_run:
         planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
-        return _built(planned, builder.Outcome(planned.targets), started, dry_run=True)
-    tools = toolchain.require(options.backend)
-    if options.ui:
-        toolchain.require_npm()
-    planned = make_plan(project, options, tools)
-    require_applied(project)
-    return _built(planned, builder.run(planned, console), started, dry_run=False)
+        outcome = builder.Outcome(planned.targets)
+    else:
+        tools = toolchain.require(options.backend)
+        if options.ui:
+            toolchain.require_npm()
+        planned = make_plan(project, options, tools)
+        require_applied(project)
+        outcome = builder.run(planned, env.console)
+    return Built(
+        **vars(outcome),
+        tree=planned.tree,
+        build_dir=planned.build_dir,
+        bin_dir=planned.build_dir / "bin",
+        backend=planned.backend,
+        preset=planned.preset,
+        jobs=planned.jobs,
+        dry_run=options.dry_run,
+        commands=tuple(Command(argv, planned.env) for argv in (planned.configure, planned.build(outcome.targets))),
+        seconds=time.monotonic() - started,
+        ui=planned.page,
+    )
