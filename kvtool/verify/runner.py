@@ -93,14 +93,12 @@ def _resident(check: Check, binary: Path, *, dynamic: bool) -> int | None:
     """What a context adds to the resident memory; None where that is not known."""
     argv: list[str | Path] = [binary, "-m", check.model, *f"--memory -c {MEMORY_CONTEXT}".split()]
     done = run(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
-    said = answer(done)
+    said, log = answer(done), {"log": done.stderr[-LOG:]}
     try:
         before, added, status = int(said["rss_before"]), int(said["rss_context"]), said["status"]
     except (ValueError, KeyError, TypeError) as err:
         reason = f"kv-check --memory printed no measurement (exit code {done.returncode})"
-        raise Failed("garbage", reason, {"log": done.stderr[-LOG:]}) from err
+        raise Failed("garbage", reason, log) from err
     if status != "ok":
-        raise Failed(
-            "dynamic-fails" if dynamic else "static-fails", str(said.get("reason", "")), {"log": done.stderr[-LOG:]}
-        )
+        raise Failed("dynamic-fails" if dynamic else "static-fails", str(said.get("reason", "")), log)
     return added if before >= 0 else None
