@@ -31,7 +31,6 @@ class Server(contextlib.ExitStack):
         key = api_key.split(",")[0].strip()  # the server's own variable may hold several
         if not key.isprintable():
             raise UsageError("the API key has characters that no header can carry", next_step="look at LLAMA_API_KEY")
-        self._has_key = bool(key)
         headers = {b"Authorization": b"Bearer " + key.encode()} if key else None
         # no proxy between a machine and itself
         here = parsed.host in ("localhost", "::1") or parsed.host.startswith("127.")
@@ -82,17 +81,9 @@ class Server(contextlib.ExitStack):
         except httpx.HTTPError as err:
             why = str(err) or type(err).__name__
             raise NetworkError(f"no server answers at {self.url}", why=why, next_step=_START_IT) from err
-        self._judge(path, answer)
-        try:
-            return answer.json()
-        except ValueError as err:
-            raise self._stranger(path, "what it sends is not JSON") from err
-
-    def _judge(self, path: str, answer: httpx.Response) -> None:
-        """Raise what an answer other than 200 means."""
-        code = answer.status_code
+        code, has_key = answer.status_code, "Authorization" in self._http.headers
         if code in (401, 403):
-            which, given = ("another", "the one that it got") if self._has_key else ("an", "a request without one")
+            which, given = ("another", "the one that it got") if has_key else ("an", "a request without one")
             raise UsageError(
                 f"{self.url} wants {which} API key",
                 why=f"it answered HTTP {code} to {given}",
@@ -104,6 +95,10 @@ class Server(contextlib.ExitStack):
             raise NetworkError(f"nobody answers behind {self.url}", why=f"{path}: HTTP {code}", next_step=_START_IT)
         if code != 200:
             raise self._stranger(path, f"HTTP {code}")
+        try:
+            return answer.json()
+        except ValueError as err:
+            raise self._stranger(path, "what it sends is not JSON") from err
 
     def _stranger(self, path: str, why: str) -> MeasureError:
         return MeasureError(
