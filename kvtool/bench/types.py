@@ -27,7 +27,7 @@ from kvtool.console import Console
 from kvtool.machine import cores
 from kvtool.result import CheckOutcome
 from kvtool.verify import runner
-from kvtool.verify.checks import Check, Finding
+from kvtool.verify.checks import Finding, toy_check
 from kvtool.verify.devices import IN_MEMORY
 from kvtool.verify.models import Geometry
 
@@ -171,8 +171,7 @@ def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
 
 def losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple[Loss, ...], list[Finding]]:
     """Of every toy that can have the types, by change of types; and what failed."""
-    args = ("--quick", "--checks", _CHECK)
-    checks = [Check(f"kv-check/{toy.stem}/types", "retype", toy, args=args) for toy in toys]
+    checks = [toy_check(toy, "types", "--quick", "--checks", _CHECK, kind="retype") for toy in toys]
     with console.progress(f"what is lost, on {len(checks)} models", len(checks)) as bar:
         found = runner.kv_checks(checks, program, (IN_MEMORY,) * cores(), bar.update)
     lost, end = list[Loss](), " kl changed"
