@@ -14,9 +14,10 @@ from kvtool.commands import build, export
 from kvtool.console import Console
 from kvtool.gitcmd import Git
 from kvtool.options import Backend, Env, Jobs
-from kvtool.package import archive
+from kvtool.package import archive, contents
 from kvtool.project import Project
 from kvtool.result import Result
+from kvtool.upstream.lock import load_lock
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,6 @@ def command(env: Env, options: Options) -> Packaged:
 
     Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
     """
-    from kvtool.package import contents
-    from kvtool.upstream.lock import load_lock
-
     project, console = env.project, env.console
     started = time.monotonic()
     wanted = build.Options(options.backend, options.preset, jobs=options.jobs, ui=options.ui)
