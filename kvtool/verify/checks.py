@@ -116,9 +116,9 @@ class Finding:
         return self.id.split("/", 2)[1]
 
 
-def finding(check: Check, outcome: CheckOutcome, status: str, reason: str = "", **more: Any) -> Finding:
+def finding(check: Check, outcome: CheckOutcome, status: str, reason: str, **more: Any) -> Finding:
     group = check.group or ("other" if check.kind in ("kv-check", "retype") else "")
-    return replace(Finding(check.id, check.kind, group, outcome, status, reason), **more)
+    return Finding(check.id, check.kind, group, outcome, status, reason, **more)
 
 
 def passed(check: Check, reason: str, **more: Any) -> Finding:
@@ -129,8 +129,8 @@ def failed(check: Check, status: str, reason: str, **more: Any) -> Finding:
     return finding(check, CheckOutcome.FAILED, status, reason, **more)
 
 
-def skipped(check: Check, reason: str, status: str = "skipped", **more: Any) -> Finding:
-    return finding(check, CheckOutcome.SKIPPED, status, reason, **more)
+def skipped(check: Check, reason: str) -> Finding:
+    return finding(check, CheckOutcome.SKIPPED, "skipped", reason)
 
 
 def toy_check(toy: Path, name: str, *args: str, kind: Kind = "kv-check") -> Check:
