@@ -165,7 +165,7 @@ class Plan:
         out |= backend.flags
         if preset.portable:
             out |= _PORTABLE_ON_A_MAC if system == "Darwin" else _PORTABLE
-        if self.with_page and tools.npm:
+        if self.page_required or (self.with_page and tools.npm):
             out["LLAMA_BUILD_UI"] = "ON"
         if tools.ccache:
             out |= {f"CMAKE_{language}_COMPILER_LAUNCHER": str(tools.ccache) for language in backend.languages}
@@ -189,11 +189,11 @@ class Plan:
             # it hits in a checkout at another path: paths below the tree count relative to the build
             out |= {"CCACHE_BASEDIR": str(self.tree), "CCACHE_STATSLOG": str(self.build_dir / "ccache.stats")}
             out |= {"CCACHE_NOHASHDIR": "1"} if PRESETS[self.preset].ccache_any_dir else {}
-        if self.with_page and (npm := self.tools.npm):
+        if self.page:
             # upstream's script that calls npm needs it on PATH, and no long wait for a registry that is away
             out |= {"npm_config_fetch_retries": "1", "npm_config_audit": "false", "npm_config_fund": "false"}
-            if shutil.which("npm") is None:
-                out["PATH"] = os.pathsep.join((str(npm.parent), os.environ.get("PATH", "")))
+            if self.tools.npm and shutil.which("npm") is None:
+                out["PATH"] = os.pathsep.join((str(self.tools.npm.parent), os.environ.get("PATH", "")))
         return out
 
     @property

@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -85,8 +85,6 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
     page = options.ui
-    if page:
-        tools = replace(tools, npm=tools.npm or Path("npm"))
     if page is None:  # as it was last configured, so that verify does not turn around what build was told
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].extras if known is None else known

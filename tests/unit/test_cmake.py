@@ -86,6 +86,8 @@ def test_the_page_is_made_by_an_npm_that_the_build_finds(monkeypatch: pytest.Mon
     planned = make("cpu", npm=Path("/venv/bin/npm"), with_page=True)
     assert "-DLLAMA_BUILD_UI=ON" in planned.configure
     assert planned.env["PATH"].split(os.pathsep) == ["/venv/bin", "/elsewhere"]
+    nowhere = make("cpu", with_page=True, page_required=True)  # of a dry run alone
+    assert "-DLLAMA_BUILD_UI=ON" in nowhere.configure and "PATH" not in nowhere.env
 
 
 def test_https_is_in_what_people_run_and_not_in_a_portable_build_for_macs() -> None:
