@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvtool.errors import VerifyError
 from kvtool.verify import devices, server
+from tests import fakes
 from tests.unit.verifying import document, run, speaking
 
 
@@ -85,6 +87,13 @@ def test_an_rpc_server_that_dies_says_so(monkeypatch: pytest.MonkeyPatch, capsys
     captured = capsys.readouterr()
     assert "ggml-rpc-server did not start" in captured.err
     assert "cannot allocate" in captured.err
+
+
+def test_an_rpc_server_that_never_listens_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.program(tmp_path / "ggml-rpc-server", "import time; time.sleep(60)")
+    monkeypatch.setattr(devices, "_START_SECONDS", 0.2)
+    with pytest.raises(VerifyError, match="it does not listen"), devices.device("rpc", tmp_path, tmp_path, 0):
+        pass
 
 
 @pytest.mark.usefixtures("here")
