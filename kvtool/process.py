@@ -71,14 +71,15 @@ def which(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def program_in(folder: Path, name: str) -> Path | None:
-    """A program in a folder, by the name that it has on this system."""
-    return next((file for file in (folder / name, folder / f"{name}.exe") if file.is_file()), None)
+def program_in(name: str, *folders: Path) -> Path | None:
+    """A program in the first folder that has it, by the name that it has on this system."""
+    files = (folder / file for folder in folders for file in (name, f"{name}.exe"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def require_program(folder: Path, name: str, error: type[KvtoolError], next_step: str) -> Path:
     """The same, and `error` when it is not there."""
-    if found := program_in(folder, name):
+    if found := program_in(name, folder):
         return found
     raise error(f"{name} is not in {folder}", next_step=next_step)
 

@@ -123,7 +123,7 @@ def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
 
 def find(name: str) -> Tool:
     """cmake and ninja, which are kvtool's own requirements, beside this Python first; ccache, npm, git on PATH."""
-    path = process.program_in(Path(sys.executable).parent, name) if name in ("cmake", "ninja") else None
+    path = process.program_in(name, Path(sys.executable).parent) if name in ("cmake", "ninja") else None
     return look(name, path if path and os.access(path, os.X_OK) else process.which(name), HINTS[name])
 
 
@@ -163,11 +163,6 @@ def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], how
     return _missing_file(name, patterns[0], prefixes, how) if path is None else Tool(name, path)
 
 
-def _first(program: str, folders: Sequence[Path]) -> Path | None:
-    """A program in the first folder that has it."""
-    return next(filter(None, (process.program_in(folder, program) for folder in folders)), None)
-
-
 def _paths(variable: str) -> list[Path]:
     """The directories that an environment variable names."""
     return [Path(place) for place in os.environ.get(variable, "").split(os.pathsep) if place]
@@ -189,7 +184,7 @@ def _cuda_homes() -> list[Path]:
 def _find_cuda() -> tuple[Tool, ...]:
     """nvcc of $CUDACXX, on PATH, or where the toolkit installs itself; and what belongs to it."""
     on_path = process.which(os.environ.get("CUDACXX") or "nvcc")
-    path = on_path or _first("nvcc", [home / "bin" for home in _cuda_homes()])
+    path = on_path or process.program_in("nvcc", *(home / "bin" for home in _cuda_homes()))
     why = f"nvcc is not on PATH, in $CUDA_PATH, in {CUDA_BIN} or in {SITE}/nvidia"
     nvcc = look("nvcc (CUDA compiler)", path, HINTS["nvcc"], why)
     if nvcc.path is None:
@@ -239,7 +234,8 @@ _NEW_HEADERS = (
 
 def _find_vulkan() -> tuple[Tool, ...]:
     sdk = _paths("VULKAN_SDK")
-    glslc = process.which("glslc") or _first("glslc", [home / folder for home in sdk for folder in ("bin", "Bin")])
+    folders = (home / folder for home in sdk for folder in ("bin", "Bin"))
+    glslc = process.which("glslc") or process.program_in("glslc", *folders)
     config = "cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
     places = _prefixes(*sdk)
     libraries = ("lib*/libvulkan.so", "lib/*/libvulkan.so", "lib/libvulkan.dylib", "Lib/vulkan-1.lib")

@@ -22,7 +22,7 @@ _LIBRARY = re.compile(r"(?:\.so[.\d]*|\.dylib|\.dll)$")
 def _programs(plan: Plan, targets: Sequence[str]) -> list[Path]:
     """What the build made for people: its programs but for the tests."""
     wanted = [name for name in targets if not name.startswith(("test-", BENCH_TARGET))]
-    return list(filter(None, (process.program_in(plan.build_dir / "bin", name) for name in wanted)))
+    return list(filter(None, (process.program_in(name, plan.build_dir / "bin") for name in wanted)))
 
 
 def _libraries(plan: Plan, targets: Sequence[str]) -> list[Path]:
