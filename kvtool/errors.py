@@ -5,7 +5,9 @@ bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
 """
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -109,3 +111,12 @@ def writing(what: str, next_step: str = "") -> Iterator[None]:
         yield
     except OSError as err:
         raise DiskError(f"cannot write {what}", why=str(err), next_step=next_step) from err
+
+
+def must_be_writable(file: Path) -> None:
+    """DiskError now, and not after an hour. A file that is there stays until there is a new one."""
+    with writing(str(file), "name another file"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir():
+            raise IsADirectoryError("it is a directory")
+        tempfile.TemporaryFile(dir=file.parent).close()

@@ -14,7 +14,7 @@ from kvtool.build import toolchain
 from kvtool.canary import SCHEMA, Breakage, Step, StepName, newest, of_error, of_patches, of_verified
 from kvtool.commands import build, init, rebase, verify
 from kvtool.console import Console
-from kvtool.errors import ConflictError, KvtoolError, writing
+from kvtool.errors import ConflictError, KvtoolError, must_be_writable
 from kvtool.options import BACKENDS, Env, Mirror, refuse
 from kvtool.project import Project, read_text
 from kvtool.result import CheckOutcome, Result
@@ -139,15 +139,6 @@ class _Run:
         return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
 
 
-def _must_be_writable(report: Path) -> None:
-    """DiskError now, and not after an hour. A report that is there stays until there is a new one."""
-    with writing(str(report)):
-        report.parent.mkdir(parents=True, exist_ok=True)
-        if report.is_dir():
-            raise IsADirectoryError("it is a directory")
-        tempfile.TemporaryFile(dir=report.parent).close()
-
-
 def command(env: Env, options: Options) -> CanaryResult:
     """Say whether the series still holds on an upstream tag, without touching anything.
 
@@ -168,7 +159,7 @@ def command(env: Env, options: Options) -> CanaryResult:
     refuse("canary", (options.backend not in BACKENDS, f"no backend is called {options.backend}: there are {names}"))
     toolchain.require_git()  # what this machine lacks is no breakage
     if options.report is not None:
-        _must_be_writable(options.report.absolute())
+        must_be_writable(options.report.absolute())
     lock = load_lock(project.lock)
     asked = options.tag, "given", ""
     if options.tag == "latest":

@@ -15,7 +15,7 @@ from kvtool import process
 from kvtool.build import cmake, toolchain
 from kvtool.commands import build
 from kvtool.console import Console
-from kvtool.errors import DiskError, UsageError, VerifyError, writing
+from kvtool.errors import DiskError, UsageError, VerifyError, must_be_writable, writing
 from kvtool.locks import alone
 from kvtool.machine import available_memory, cores
 from kvtool.options import BACKENDS, BinDir, Env, Flags, Jobs, Preset, refuse
@@ -60,7 +60,7 @@ class Options:
 
 
 def _check(options: Options) -> None:
-    """UsageError before hours of work, and not after them."""
+    """Before hours of work, and not after them."""
     refuse(
         "verify",
         (options.quick and options.matrix, "--quick and --matrix are opposites"),
@@ -70,11 +70,7 @@ def _check(options: Options) -> None:
         (options.jobs < 0, f"--jobs {options.jobs} makes no sense: 0 is one per core"),
     )
     for file in filter(None, (options.junit, options.markdown)):
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.open("a").close()
-        except OSError as err:
-            raise UsageError(f"{file} cannot be written", why=str(err), next_step="name another file") from err
+        must_be_writable(file)
 
 
 def kinds_of(project: Project, options: Options) -> frozenset[str]:

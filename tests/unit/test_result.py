@@ -42,4 +42,4 @@ def test_anything_else_is_an_error(data: object) -> None:
 
 
 def test_a_cell_cannot_end_a_column() -> None:
-    assert markdown.table(("a", ">n"), [("x|y", "1")]) == "| a | n |\n|---|---:|\n| x\\|y | 1 |\n"
+    assert markdown.table(("a", ">n"), [("x|y\nz", "1")]) == "| a | n |\n|---|---:|\n| x\\|y<br>z | 1 |\n"

@@ -68,8 +68,14 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(
 ) -> None:
     monkeypatch.setenv("FAKE_TOYS", "forever")
     (here / "file").touch()
-    assert run("--matrix", option, "file/report") == 2
-    assert "file/report cannot be written" in capsys.readouterr().err
+    assert run("--matrix", option, "file/report") == 1
+    assert "cannot write file/report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--markdown", "--junit"])
+def test_what_ends_before_there_is_a_report_leaves_none(here: Path, option: str) -> None:
+    assert run("--matrix", option, "new/report", "--models", "none") == 2
+    assert not Path("new/report").exists()
 
 
 @pytest.mark.parametrize(
