@@ -92,12 +92,7 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     upstream = shop.lock.upstream(applied.tag)
     shop.known[upstream.tag] = applied.base
     series = shop.series(upstream)
-    if edited := stage.path.exists() and stage.edited():
-        raise TreeError(
-            f"a kvtool export was interrupted, and {edited} was edited since",
-            why="an export would undo that",
-            next_step=f"keep a copy of it, put it back with git (git checkout {edited}), then: kvtool export",
-        )
+    stage.refuse_edited()
     explained = series.digest == applied.digest or stage.path.exists()
     moved = commits_of(scratch, applied.base, applied.head) if applied.tree != shop.lock.upstream().tree else ()
     diffs = {commit.id: commit.diff for commit in moved}

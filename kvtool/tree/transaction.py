@@ -101,13 +101,18 @@ class Stage:
             return None
         return [path.read_bytes().decode("latin-1"), os.name != "nt" and bool(path.stat().st_mode & 0o100)]
 
-    def edited(self) -> str:
-        """A file that is neither what it was nor what it is to be, "" for none."""
-        for file in self.plan["files"]:
+    def refuse_edited(self) -> None:
+        """After a kill: TreeError for a file that is neither what it was nor what it is to be."""
+        for file in self.plan.get("files", ()):
             now, old, new = (state and state[0] for state in (self._now(file["path"]), file["old"], file["new"]))
             if now not in (old, new):
-                return str(file["path"])
-        return ""
+                back = f"put it back with git (git checkout {file['path']}) or move it away"
+                again = "kvtool export" if self.verb == "export" else _ADVICE["rebase"]
+                raise TreeError(
+                    f"a kvtool {self.verb} was interrupted, and {file['path']} was edited since",
+                    why="what is left to do would undo that",
+                    next_step=f"keep a copy of it, {back}, then: {again}",
+                )
 
     def put(self, side: str) -> None:
         """Write the project's files as they are to be ("new"), in their order, or as they were, in the reverse."""
@@ -162,7 +167,8 @@ def carry_out(project: Project, git: Git, console: Console, state: RebaseState) 
     """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last.
 
     TreeError when a commit was made since, which would fall off the branch."""
-    tree, stage = project.tree, _stage(project)
+    tree, stage = project.tree, Stage(project, "rebase")
+    stage.refuse_edited()
     plan = stage.plan
     applied = read(Applied, plan["applied"])
     finish_interrupted(git)
@@ -187,7 +193,8 @@ def carry_out(project: Project, git: Git, console: Console, state: RebaseState) 
 
 def take_back(project: Project, git: Git, console: Console, state: RebaseState) -> None:
     """Undo what was staged: the project's files and the tree are as before the rebase."""
-    tree, stage = project.tree, _stage(project)
+    tree, stage = project.tree, Stage(project, "rebase")
+    stage.refuse_edited()
     plan = stage.plan
     await_git(tree)  # of a checkout below that was killed
     finish_interrupted(git)
@@ -203,15 +210,3 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     write_applied(tree, read(Applied, plan["before"]))
     state_path(tree).unlink()
     stage.clear()
-
-
-def _stage(project: Project) -> Stage:
-    """What a rebase put aside; TreeError when a file of it was edited since."""
-    stage = Stage(project, "rebase")
-    if edited := stage.edited():
-        raise TreeError(
-            f"a kvtool rebase was interrupted, and {edited} was edited since",
-            next_step=f"put it back with git (git checkout {edited}) or move it away, then go on: "
-            "kvtool rebase --continue; or give it up: kvtool rebase --abort",
-        )
-    return stage
