@@ -154,15 +154,11 @@ def check(
     landed = find_landings(target.keys, result.keys, stand, expected)
     if landed is None:
         return tuple(Landing(piece, UNTOLD) for piece in pieces)
-    judged = (
-        _branched(_judge(piece, at, base, target, moved), at, base, target)
-        for piece, at in zip(stand, landed, strict=True)
-    )
-    fresh = target.words - base.words
-    return tuple(
-        _again(_look(replace(landing, piece=piece), place, patched, target), fresh)
-        for landing, piece, place in zip(judged, pieces, shared, strict=True)
-    )
+    fresh, judged = target.words - base.words, list[Landing]()
+    for piece, keyed, place, at in zip(pieces, stand, shared, landed, strict=True):
+        landing = _branched(_judge(keyed, at, base, target, moved), at, base, target)
+        judged.append(_again(_look(replace(landing, piece=piece), place, patched, target), fresh))
+    return tuple(judged)
 
 
 def _again(landing: Landing, fresh: set[bytes]) -> Landing:
