@@ -252,7 +252,8 @@ def _judge(piece: Piece, at: int, old: SourceFile, new: SourceFile, moved: LineM
         return Landing(piece, f"{here}, which was line {other[0] + 1}; {belongs}")
     if not same:
         return Landing(piece, f"{here}; {belongs}")
-    if (count := _places(target, piece, at)) > 1:
+    # its last lines may head the next function
+    if (count := _count(target, piece.before, _section(target, at))) > 1:
         return Landing(piece, f"{here}; upstream rewrote its lines and {count} places there would do")
     return Landing(piece)
 
@@ -283,7 +284,7 @@ def _elsewhere(piece: Piece, old: SourceFile, new: SourceFile, was: range, now: 
         return f"it belongs {_name(base, was.start)}, which stands in line {there.start + 1}"
     above, below = piece.start - _AROUND, piece.start + len(piece.before) + _AROUND
     lines = base[max(was.start + 1, above) : min(was.stop, below)]
-    if _count(target, lines) > max(_count(base, lines), 1):
+    if _count(target, lines, range(len(target))) > max(_count(base, lines, range(len(base))), 1):
         return f"upstream has made more than one of {_name(base, was.start)[3:]}, with the same lines in each"
     return ""
 
@@ -346,8 +347,9 @@ def _others(piece: Piece, at: int, moved: LineMap) -> list[int]:
     return [line for line in was if line is not None]
 
 
-def _count(lines: Lines, part: Lines) -> int:
-    return sum(lines[n : n + len(part)] == part for n in range(len(lines) - len(part) + 1))
+def _count(lines: Lines, part: Lines, starts: range) -> int:
+    """How many times some lines stand in a file, from one of `starts` on."""
+    return sum(tuple(lines[n : n + len(part)]) == tuple(part) for n in starts)
 
 
 def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:
@@ -356,12 +358,6 @@ def _same_function(base: Lines, target: Lines, was: int | None, now: int | None,
     if (kept := moved.line(was)) is not None:
         return kept == now
     return now in moved.region(was, was + 1) or base[was].strip() == target[now].strip()
-
-
-def _places(target: Lines, piece: Piece, at: int) -> int:
-    """How many places of the function around a line a hunk would fit; its last lines may head the next one."""
-    section = _section(target, at)
-    return sum(tuple(target[n : n + len(piece.before)]) == piece.before for n in section)
 
 
 def _text(lines: Lines, at: int | None) -> str:
