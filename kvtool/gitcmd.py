@@ -210,11 +210,6 @@ class Git:
         done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
-    def blob(self, tree: str, path: str) -> bytes | None:
-        """A file of a tree or commit, None when it is not there."""
-        done = self.run("cat-file", "blob", f"{tree}:{path}", check=False)
-        return done.raw if done.returncode == 0 else None
-
     def blobs(self, *names: str) -> list[tuple[str, bytes]]:
         """The id and the content of each file, by a name like TREE:PATH, in one call; ("", b"") where there is none."""
         raw = self.run("cat-file", "--batch", "-z", input="\0".join((*names, ""))).raw

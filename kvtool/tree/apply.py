@@ -237,7 +237,7 @@ class Trouble:
         at = {(hunk.path, hunk.number) for hunk in failed}
         for file in parse_diff(diff):
             known = [(patch, lines) for patch, path, lines in self._missing if path == file.path]
-            there = set(split_lines(git.blob(tree, file.path) or b"")) if known else set()
+            there = set(split_lines(git.blobs(f"{tree}:{file.path}")[0][1])) if known else set()
             for piece in pieces_of(file):
                 if (file.path, piece.hunk.number) in at or (file.path, 0) in at:
                     needed = set(piece.before) - there

@@ -304,5 +304,5 @@ def _ours(git: Git, path: str, old: str, new: str) -> bool:
     file = git.repo / path
     if not file.is_file():
         return not file.exists()
-    content, versions = file.read_bytes(), (git.blob(old, path), git.blob(new, path))
-    return any(version is not None and version.startswith(content) for version in versions)
+    content, versions = file.read_bytes(), git.blobs(f"{old}:{path}", f"{new}:{path}")
+    return any(blob and version.startswith(content) for blob, version in versions)

@@ -170,8 +170,9 @@ def filled_in(git: Git) -> tuple[str, ...]:
 def _marked(git: Git, parent: str) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
     names = {*git.entries("diff", "--name-only", "-z", parent), *_unmerged(git)}
-    found = {name: _markers(git.repo / name) for name in names}
-    return sorted(name for name, count in found.items() if count > len(_MARKER.findall(git.blob(parent, name) or b"")))
+    theirs = git.blobs(*(f"{parent}:{name}" for name in names))
+    counts = {name: len(_MARKER.findall(text)) for name, (_, text) in zip(names, theirs, strict=True)}
+    return sorted(name for name, count in counts.items() if _markers(git.repo / name) > count)
 
 
 def _unmerged(git: Git) -> dict[str, dict[str, tuple[str, str]]]:
