@@ -7,14 +7,13 @@ from pathlib import Path
 
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
-from kvtool.gitcmd import Git
 from kvtool.options import Env
-from kvtool.project import Project, read_text
+from kvtool.project import read_text
 from kvtool.result import Result
 from kvtool.tree.apply import PatchReport, upstream_lines
-from kvtool.tree.series import Patch, goal_lines, load_patches, load_series, new_files
-from kvtool.tree.status import Applied, PatchReason, not_clean, reasons, tree_state
-from kvtool.upstream.lock import Lock, load_lock
+from kvtool.tree.series import Patch, goal_lines, load_patches, new_files
+from kvtool.tree.status import PatchReason, not_clean, reasons, tree_state
+from kvtool.upstream.lock import load_lock
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,6 @@ def _groups(listed: Sequence[Patch], reports: Sequence[PatchReport]) -> tuple[tu
     return tuple(sorted(lines.items()))
 
 
-def _reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
-    if applied.tag not in lock.upstreams:
-        return ()
-    return reasons(Git(project.tree), applied, load_series(project, lock, lock.upstream(applied.tag)))
-
-
 def command(env: Env) -> StatusResult:
     """Say what the patched tree is: clean, or what is in the way, and what becomes of each patch.
 
@@ -116,5 +109,5 @@ def command(env: Env) -> StatusResult:
         new_files=len(new_files(project.cpp)),
         unlisted=tuple(sorted(unlisted)),
         patches=patches,
-        reasons=_reasons(project, lock, applied) if applied else (),
+        reasons=reasons(project, lock, applied) if applied else (),
     )

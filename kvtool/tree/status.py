@@ -15,8 +15,8 @@ from kvtool.project import Project
 from kvtool.result import PatchOutcome, read
 from kvtool.tree.apply import PatchReport, commits_of
 from kvtool.tree.patchfile import parse_diff
-from kvtool.tree.series import Patch, Series, Step, load_series
-from kvtool.upstream.lock import load_lock
+from kvtool.tree.series import Step, load_series
+from kvtool.upstream.lock import Lock, load_lock
 
 _T = TypeVar("_T")
 _OPERATIONS = {
@@ -237,8 +237,11 @@ class PatchReason:
     why: str
 
 
-def reasons(git: Git, applied: Applied, series: Series) -> tuple[PatchReason, ...]:
-    """One for each patch of the project, in order, then those that only the tree has."""
+def reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
+    """One for each patch of the project, in order, then those that only the tree has; none for an unknown tag."""
+    if applied.tag not in lock.upstreams:
+        return ()
+    git, series = Git(project.tree), load_series(project, lock, lock.upstream(applied.tag))
     reports = {report.id: report for report in applied.patches}
     made = commits_of(git, applied.base, applied.head) if git.resolve(f"{applied.head}^{{commit}}") else ()
     changed = {commit.id: changed_rows(commit.diff) for commit in made}
@@ -251,7 +254,8 @@ def reasons(git: Git, applied: Applied, series: Series) -> tuple[PatchReason, ..
 def _reason(step: Step, report: PatchReport | None, changed: Mapping[str, object], tag: str) -> PatchReason:
     name = step.patch.id
     if not step.wanted:
-        return PatchReason(name, "left-out", _span(step.patch, tag))
+        limits = [f"{key} {limit}" for key, limit in (("from", step.patch.since), ("until", step.patch.until)) if limit]
+        return PatchReason(name, "left-out", f"series.toml has it {' '.join(limits)}, and this is {tag}")
     if report is None or (report.outcome is PatchOutcome.SKIPPED and not report.commit):
         return PatchReason(name, "new", "it was added since; kvtool apply puts it into the tree")
     if not report.commit:
@@ -261,11 +265,6 @@ def _reason(step: Step, report: PatchReport | None, changed: Mapping[str, object
         return PatchReason(name, "changed", other)
     note = f"; {report.moved[0]}" if report.moved else ""
     return PatchReason(name, "applied", f"commit {report.commit[:10]}{note}")
-
-
-def _span(patch: Patch, tag: str) -> str:
-    limits = [f"{key} {limit}" for key, limit in (("from", patch.since), ("until", patch.until)) if limit]
-    return f"series.toml has it {' '.join(limits)}, and this is {tag}"
 
 
 def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
