@@ -50,9 +50,7 @@ def plain(value: Any) -> Any:
     """A value as JSON types: dataclasses become objects (in field order), paths and enums strings, tuples lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, Path):
+    if isinstance(value, (Path, enum.StrEnum)):
         return str(value)
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
