@@ -199,10 +199,7 @@ def take_back(project: Project, git: Git, console: Console, state: RebaseState) 
     await_git(tree)  # of a checkout below that was killed
     finish_interrupted(git)
     stage.put("old")
-    if git.resolve("HEAD^{commit}") != state.head or git.line("rev-parse", "--abbrev-ref", "HEAD") != (
-        state.branch or "HEAD"
-    ):
-        switch(git, console, *state.back)
+    switch(git, console, *state.back)
     branch = f"refs/heads/{branch_of(state.tag)}"
     if branch != f"refs/heads/{state.branch}":  # unless somebody has moved it since
         back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)
