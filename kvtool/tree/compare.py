@@ -162,15 +162,14 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
 # --- what a rebase leaves -----------------------------------------------------------------------------------------
 
 
-def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Path:
-    """Keep how each patch changed from the old upstream to the new one; the file."""
+def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> None:
+    """Keep how each patch changed from the old upstream to the new one."""
     ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
     empty = done.locked.base == done.locked.head or done.base == done.head  # no range for git
     text = b"" if empty else git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
     path = range_diff_path(tree, old_tag, done.tag)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text)
-    return path
 
 
 def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
