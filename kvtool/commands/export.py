@@ -183,7 +183,7 @@ def command(
     if not (check or mailbox):
         project.refuse_packaged()
     if not (project.tree / ".git").is_dir():
-        raise not_clean(TreeState(project.tree, None))
+        raise not_clean(tree_state(project))
     cache = Cache(project.cache)
     with (
         hold_tree(project, console),

@@ -25,7 +25,8 @@ def refused(project: Tiny, kvtool, code: int, *words: str) -> None:
 
 
 def test_nothing_applied(project: Tiny, kvtool) -> None:
-    assert kvtool("export").code == 4
+    ran = kvtool("export", "--json", "--tree", project.root / "other")
+    assert ran.code == 4 and ran.json["error"]["next"] == f"kvtool apply --tree {project.root}/other"
 
 
 def test_uncommitted_edit(applied: Tiny, kvtool) -> None:
