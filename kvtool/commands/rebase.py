@@ -103,12 +103,6 @@ def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
     )
 
 
-def _refuse_unknown(project: Project, options: Options) -> None:
-    patches = load_patches(project)
-    for name in options.choices.named:
-        patch_named(patches, name)
-
-
 # --- without touching anything -----------------------------------------------------------------------------------
 
 
@@ -120,7 +114,6 @@ def _rehearse(shop: Workshop, upstream: Upstream, options: Options) -> Rehearsal
 
 def _dry_run(project: Project, console: Console, options: Options) -> RebaseResult:
     shop = Workshop(project, console, options.mirror)
-    _refuse_unknown(project, options)
     assert options.tag is not None
     upstream = shop.find(options.tag)
     done = _rehearse(shop, upstream, options)
@@ -155,7 +148,6 @@ def _span(project: Project, console: Console, options: Options) -> SpanResult:
 def begin(project: Project, console: Console, options: Options) -> RebaseResult:
     """A rebase from the beginning; the tree is first brought to the locked upstream, or made."""
     shop = Workshop(project, console, options.mirror)
-    _refuse_unknown(project, options)
     if rebase_state.read_state(project.tree):
         raise not_clean(tree_state(project))
     assert options.tag is not None
@@ -289,6 +281,8 @@ def command(env: Env, options: Options) -> Result:
     toolchain.require_git()
     if not options.dry_run:
         project.refuse_packaged()
+    for name in options.choices.named if options.tag else ():
+        patch_named(load_patches(project), name)
     if options.all:
         return _span(project, console, options)
     if options.dry_run:
