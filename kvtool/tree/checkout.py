@@ -6,6 +6,7 @@ run finds it, puts the old state back and begins anew. A tree that does not exis
 renamed into it.
 """
 
+import glob
 import json
 import shutil
 import tempfile
@@ -65,7 +66,7 @@ def sweep(tree: Path) -> None:
     Only under the lock of the tree, so nobody else is using it.
     """
     deadline = time.monotonic() + 10
-    while left := [*tree.parent.glob(f".{tree.name}.kvtool-*"), *kvtool_dir(tree).glob("kvtool-*")]:
+    while left := [*tree.parent.glob(f".{glob.escape(tree.name)}.kvtool-*"), *kvtool_dir(tree).glob("kvtool-*")]:
         for place in left:
             shutil.rmtree(place, ignore_errors=True)
         if time.monotonic() > deadline:

@@ -187,6 +187,15 @@ def test_what_a_git_still_writes_beside_the_tree_goes(
     assert to_write == []
 
 
+def test_only_what_is_left_of_this_tree_goes(project: Tiny, kvtool: Any) -> None:
+    """What a tree is called is no pattern: the other one may be in the making."""
+    mine, other = (project.root / f".{name}.kvtool-left" for name in ("a[b]", "ab"))
+    mine.mkdir()
+    other.mkdir()
+    assert kvtool("apply", "--tree", project.root / "a[b]").code == 0
+    assert other.exists() and not mine.exists()
+
+
 def half_written(project: Tiny) -> tuple[str, str]:
     """The tree as a kill in the middle of git's own checkout leaves it: journal, lock, one file cut off, one new."""
     before = git(project.tree, "rev-parse", "HEAD")
