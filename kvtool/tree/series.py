@@ -252,8 +252,7 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[st
     if result[: len(listed)] == listed and (table is None or isinstance(table, AoT)):
         # the usual case: the file grows at its end, and nothing in it moves
         return "\n\n".join([text.rstrip("\n"), *fresh[len(listed) :]]).lstrip("\n") + "\n"
-    if table is not None:
-        doc.remove("patch")
+    doc.remove("patch")
     return "\n\n".join([tomlkit.dumps(doc).rstrip("\n"), *fresh]).lstrip("\n") + "\n"
 
 
