@@ -76,6 +76,7 @@ struct cache {
             ggml_backend_buffer_ptr buf(storage->alloc(ctx.get(), ggml_backend_dev_buffer_type(dev), layers_dev));
             if (!buf) {
                 is_there = false;
+                ctx_left = std::move(ctx);
                 return;
             }
             ggml_backend_buffer_clear(buf.get(), 0); // as the constructor of llama_kv_cache
@@ -156,6 +157,8 @@ struct cache {
     std::vector<llama_kv_storage::layer> layers;
 
     bool is_there = true;
+
+    ggml_context_ptr ctx_left; // with the tensors that got no memory
 };
 
 static llama_kv_rows rows_of(const cache & c, const std::vector<uint32_t> & n) {
@@ -313,14 +316,12 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
         return;
     }
 
-    ggml_backend_buffer_ptr thief;
+    std::vector<ggml_backend_buffer_ptr> stolen; // what was free goes, each time, and nothing is given back
 
     const bool done = c.storage->set_types([&](const llama_kv_lines & a, const llama_kv_lines & b, bool is_v) {
         convert(a, b, is_v);
         if (how == memory::stolen) {
-            ggml_backend_buffer_ptr more = take_all_but(dev, 0);
-            others.swap(more);   // what was free is gone
-            more.release();      // never given back
+            stolen.push_back(take_all_but(dev, 0));
         }
     });
 
