@@ -163,8 +163,11 @@ def tree_state(project: Project) -> TreeState:
     interrupted = next((verb for name, verb in _JOURNALS if (kvtool_dir(tree) / name).exists()), "")
     if interrupted == "rebase" and (stopped := _stopped_rebase(tree)):
         interrupted, operation = "", stopped
-    log = ("log", "-z", "--reverse", "--topo-order", "--abbrev=10", "--format=%h %s", f"{applied.head}..{head}")
-    extra, stale = tuple(git.entries(*log)), _stale(project, applied)
+    extra: tuple[str, ...] = ()
+    if head != applied.head:
+        log = ("log", "-z", "--reverse", "--topo-order", "--abbrev=10", "--format=%h %s", f"{applied.head}..{head}")
+        extra = tuple(git.entries(*log))
+    stale = _stale(project, applied)
     return TreeState(tree, applied, head, branch, git.dirty(), extra, stale, operation, interrupted, apply=apply)
 
 
