@@ -349,7 +349,8 @@ def _others(piece: Piece, at: int, moved: LineMap) -> list[int]:
 
 def _count(lines: Lines, part: Lines, starts: range) -> int:
     """How many times some lines stand in a file, from one of `starts` on."""
-    return sum(tuple(lines[n : n + len(part)]) == tuple(part) for n in starts)
+    wanted = list(part)
+    return sum(lines[n : n + len(wanted)] == wanted for n in starts)
 
 
 def _same_function(base: Lines, target: Lines, was: int | None, now: int | None, moved: LineMap) -> bool:
