@@ -71,13 +71,11 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
     else:
         large = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
         held = types.held(large, types.BUDGET // (8 if quick else 1), types.LARGE_CELLS.bytes_per_cell())
-    verify = work.with_name("verify")  # its toys: they take close to a GiB
-    verify.mkdir(exist_ok=True)
-    with alone(verify, MeasureError, "verify is running"):
-        with env.console.progress("making upstream's toy models", None) as bar:
-            toys = models.toys(generator, verify, lambda made: bar.update(made, f"{made} models"))
-        chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if quick else toys
-        lost, failed = types.losses(check, chosen, env.console)
+    with env.console.progress("making upstream's toy models", None) as bar:
+        # verify's: they take close to a GiB
+        toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))
+    chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if quick else toys
+    lost, failed = types.losses(check, chosen, env.console)
     name = given.name if given else models.QWEN35_27B.name
     return types.TypesResult(name, types.bars(changed, held, lost, failed), "", cells, changed, held, lost)
 
