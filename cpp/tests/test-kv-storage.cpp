@@ -146,21 +146,11 @@ struct cache {
         }
     }
 
-    // offset of byte ib of cell i in stream s. a transposed cell has one element in each of N_EMBD blocks
-    static size_t offset(const ggml_tensor * t, bool trans, int64_t s, uint32_t i, size_t ib) {
-        const size_t n_cells = t->ne[1];
-        if (!trans) {
-            const size_t row = ggml_row_size(t->type, N_EMBD);
-            return (s*n_cells + i)*row + ib;
-        }
-        const size_t el = ggml_type_size(t->type);
-        return ((s*N_EMBD + ib/el)*n_cells + i)*el + ib % el;
-    }
-
     static unsigned char pattern(uint32_t il, bool is_v, int64_t s, uint32_t i, size_t ib) {
         return (unsigned char) (1 + (il*131 + is_v*57 + s*89 + i*7 + ib*13) % 255);
     }
 
+    // f(byte, pattern) for the bytes of cells in a stream. a transposed cell has one element in each of N_EMBD blocks
     template <typename F>
     void each(uint32_t i0, uint32_t i1, int64_t s, F && f) {
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
@@ -169,10 +159,15 @@ struct cache {
                 if (!t) {
                     continue;
                 }
-                const bool trans = is_v && cfg.v_trans;
+                const size_t n_cells = t->ne[1];
+                const size_t n_row   = ggml_row_size(t->type, N_EMBD);
+                const size_t n_el    = ggml_type_size(t->type);
+                const bool   trans   = is_v && cfg.v_trans;
+
+                auto * data = (unsigned char *) t->data + s*n_cells*n_row;
                 for (uint32_t i = i0; i < i1; ++i) {
-                    for (size_t ib = 0; ib < ggml_row_size(t->type, N_EMBD); ++ib) {
-                        f(((unsigned char *) t->data)[offset(t, trans, s, i, ib)], pattern(il, is_v, s, i, ib));
+                    for (size_t ib = 0; ib < n_row; ++ib) {
+                        f(data[trans ? (ib/n_el*n_cells + i)*n_el + ib % n_el : i*n_row + ib], pattern(il, is_v, s, i, ib));
                     }
                 }
             }
