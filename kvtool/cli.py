@@ -55,7 +55,11 @@ def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
 
     def call(**given: Any) -> int:
         env = env_of(**everywhere.value(given))
-        result = command(env, **own.value(given))
+        try:
+            result = command(env, **own.value(given))
+        except KvtoolError as err:
+            err.next_step = env.console.again(err.next_step)
+            raise
         env.console.result(result)
         return result.failure.exit_code if result.failure else 0
 

@@ -7,6 +7,7 @@ progress, commands, errors) goes to stderr, so that stdout can be piped.
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,8 @@ from kvtool.result import Result
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _QUIET_SECONDS = 10.0  # how often a progress is told where nobody sees a bar (CI logs)
+# what is done with a tree; of fetch, doctor and the like it is all the same where it is
+_ON_TREE = re.compile(r"\bkvtool (apply|status|build|verify|package|bench|export|rebase|diff)\b(?! --help)")
 _PLAIN = str.maketrans("█▓░", "#=.")  # bars where the terminal has no such characters
 
 Line: TypeAlias = Sequence[tuple[str, str]]  # pieces of one line of a picture: a text and its rich style
@@ -67,13 +70,20 @@ class _Stream(RichConsole):
 
 
 class Console:
-    """Made by cli.py, handed to every command. command: the verb that an error document names."""
+    """Made by cli.py, handed to every command. command: the verb that an error document names; places: what was typed
+    to name the tree and the project, as " --tree DIR"."""
 
-    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "") -> None:
-        self.json, self.quiet, self.verbose, self.command = json, quiet, verbose, command
+    def __init__(
+        self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "", places: str = ""
+    ) -> None:
+        self.json, self.quiet, self.verbose, self.command, self._places = json, quiet, verbose, command, places
         self._out = _Stream(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
         self._err = _Stream(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         process.observe((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)
+
+    def again(self, text: str) -> str:
+        """What to do next, its commands as they are typed for the same tree and project as this one."""
+        return _ON_TREE.sub(lambda command: command[0] + self._places, text)
 
     def step(self, text: str) -> None:
         if not self.quiet:
@@ -142,13 +152,17 @@ class Console:
     def result(self, result: Result) -> None:
         """Render a result: as JSON, or for people (followed by its failure, if it is one)."""
         if self.json:
-            self.document(result.to_json())
+            document = result.to_json()
+            if result.failure is not None:
+                document["error"]["next"] = self.again(document["error"]["next"])
+            self.document(document)
             return
         if result.error not in (None, result.failure):
             self.line(str(result.error), "red")
         result.render(self)
-        if result.failure is not None:
-            self.error(result.failure)
+        if failure := result.failure:
+            failure.next_step = self.again(failure.next_step)
+            self.error(failure)
 
     def error(self, err: KvtoolError) -> None:
         """An error: one JSON document on stdout, or what / why / next on stderr."""

@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from kvtool.console import Console, escape
 from kvtool.errors import UsageError
+from kvtool.process import quote
 from kvtool.project import Project, find_project
 
 
@@ -93,7 +94,9 @@ def env_of(
     ] = None,
 ) -> Env:
     """What every command takes, as it arrives there."""
-    return Env(Console(json=json, quiet=quiet, verbose=verbose), lambda: find_project(project, tree))
+    named = [word for flag, place in (("--tree", tree), ("--project", project)) if place for word in (flag, place)]
+    places = f" {quote(named)}" if named else ""
+    return Env(Console(json=json, quiet=quiet, verbose=verbose, places=places), lambda: find_project(project, tree))
 
 
 class Taken(NamedTuple):

@@ -7,7 +7,6 @@ from pathlib import Path
 import platformdirs
 
 from kvtool.errors import UsageError
-from kvtool.process import quote
 
 _PACKAGE = Path(__file__).resolve().parent
 PROOF = Path("tools/kv-check")  # of a patched tree and of cpp/: what proves the dynamic cache. other series have none
@@ -37,11 +36,6 @@ class Project:
     @property
     def lock(self) -> Path:
         return self.patches / "upstream.lock"
-
-    def on_tree(self, command: str) -> str:
-        """A command of kvtool's as one would type it for this tree."""
-        at_home = self.tree == _home(self.root).resolve()
-        return f"kvtool {command}" if at_home else f"kvtool {command} --tree {quote([self.tree])}"
 
     def refuse_packaged(self) -> None:
         """For what writes patches/ and cpp/: those that came with an installation are nobody's to change."""
@@ -101,11 +95,6 @@ def _root(start: Path | None) -> Path:
     )
 
 
-def _home(root: Path) -> Path:
-    """Where a project's patched tree is unless another place is named."""
-    return (Path.cwd() if root == PACKAGED else root) / "llama.cpp"
-
-
 def find_project(start: Path | None = None, tree: Path | None = None) -> Project:
     """start: --project, or None for KVTOOL_PROJECT, upward from here, this kvtool's own checkout, packaged data.
 
@@ -113,7 +102,7 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
     packaged data has no place for a tree, so there it is ./llama.cpp. Raises UsageError when there is no project.
     """
     root = _root(start)
-    checkout = _named("KVTOOL_TREE", tree) or _home(root)
+    checkout = _named("KVTOOL_TREE", tree) or (Path.cwd() if root == PACKAGED else root) / "llama.cpp"
     return Project(root, checkout.resolve(), user_cache())
 
 

@@ -64,7 +64,7 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
             next_step="npm needs its registry (npm ping) and Node.js 20.19 or newer; --no-ui builds without the page",
             output="\n".join(done.tail),
         )
-    console.step(f"llama-server is without its web page ({why}); kvtool build --ui says more")
+    console.step(console.again(f"llama-server is without its web page ({why}); kvtool build --ui says more"))
     return why
 
 

@@ -106,7 +106,7 @@ class RebaseResult(Result, command="rebase"):
             console.line(f"the series is on llama.cpp {self.tag} now (it was on {self.previous}); tree: {self.tree}")
             console.line(f"how each patch changed: {self.range_diff}")
             proof = " && kvtool verify" if (self.tree / PROOF).is_dir() else ""
-            console.line(f"next: kvtool build{proof}, then commit patches/")
+            console.line(console.again(f"next: kvtool build{proof}, then commit patches/"))
 
 
 def _render_hunk(console: Console, patch: str, hunk: FailedHunk) -> None:

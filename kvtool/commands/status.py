@@ -100,7 +100,7 @@ def command(env: Env) -> StatusResult:
         head=state.head,
         branch=state.branch,
         why=(error.why or error.what) if error else "",
-        next=error.next_step if error else "",
+        next=env.console.again(error.next_step) if error else "",
         dirty=state.dirty,
         commits=state.extra,
         upstream_lines=upstream_lines(patches),

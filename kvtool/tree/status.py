@@ -28,6 +28,7 @@ _OPERATIONS = {
     "BISECT_LOG": "a bisect",
 }
 _REBASING = "a kvtool rebase"
+_APPLY = "kvtool apply"  # brings the tree to what the project says
 _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
 # what a kvtool command leaves when it is killed; a rebase has the others' journals while it finishes
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
@@ -57,7 +58,7 @@ class TreeState:
     dirty: paths with uncommitted changes (untracked ones included); extra: commits on top of the series, "1234abc
     subject"; stale: why patches/, cpp/ or the lock say something else, "" if they do not; operation: a rebase or the
     like that is under way, "" for none; interrupted: the kvtool command that was killed and wants to be run again;
-    foreign: something is there that kvtool did not make; apply: the command that brings it to what the project says.
+    foreign: something is there that kvtool did not make.
     """
 
     path: Path
@@ -70,7 +71,6 @@ class TreeState:
     operation: str = ""
     interrupted: str = ""
     foreign: bool = False
-    apply: str = "kvtool apply"
 
     @property
     def rebasing(self) -> bool:
@@ -89,7 +89,7 @@ def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
         why = "it is not empty, and kvtool does not overwrite what it does not know"
         move = "move it away, or name another place: --tree DIR"
         yield "not-applied", state.foreign, "it is not a tree that kvtool made", why, move
-        yield "not-applied", True, "nothing is applied there", "the series is not there yet", state.apply
+        yield "not-applied", True, "nothing is applied there", "the series is not there yet", _APPLY
         return
     again = f"kvtool {state.interrupted}" if state.interrupted != "rebase" else _REBASE
     yield "interrupted", state.interrupted, f"a kvtool {state.interrupted} was interrupted", "", again
@@ -103,7 +103,7 @@ def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
     take = "take them into patches/ and cpp/: kvtool export; or leave them on a branch: "
     take += f"{git} branch mine && {git} reset --hard {end}"
     yield "commits", state.head != state.applied.head, "there are commits that are not of the series", why, take
-    yield "stale", state.stale, "it is not what the project says", state.stale, state.apply
+    yield "stale", state.stale, "it is not what the project says", state.stale, _APPLY
 
 
 def kvtool_dir(tree: Path) -> Path:
@@ -149,11 +149,11 @@ def write_applied(tree: Path, applied: Applied) -> None:
 
 def tree_state(project: Project) -> TreeState:
     """Look at the patched tree; changes nothing."""
-    tree, apply = project.tree, project.on_tree("apply")
+    tree = project.tree
     applied = read_applied(tree)
     if applied is None:
         foreign = tree.exists() and (not tree.is_dir() or any(tree.iterdir()))
-        return TreeState(tree, None, foreign=foreign, apply=apply)
+        return TreeState(tree, None, foreign=foreign)
     git = Git(tree)
     head = git.resolve("HEAD^{commit}")
     if head is None:
@@ -168,7 +168,7 @@ def tree_state(project: Project) -> TreeState:
         log = ("log", "-z", "--reverse", "--topo-order", "--abbrev=10", "--format=%h %s", f"{applied.head}..{head}")
         extra = tuple(git.entries(*log))
     stale = _stale(project, applied)
-    return TreeState(tree, applied, head, branch, git.dirty(), extra, stale, operation, interrupted, apply=apply)
+    return TreeState(tree, applied, head, branch, git.dirty(), extra, stale, operation, interrupted)
 
 
 def _branch(tree: Path) -> str:

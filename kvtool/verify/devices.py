@@ -90,7 +90,10 @@ def _rpc_server(binary: Path, log: Path) -> Iterator[tuple[str, ...]]:
                     yield "--rpc", f"127.0.0.1:{port}", "--device", "RPC0"
                     return
                 time.sleep(0.02)
-            why = "it does not listen" if running.poll() is None else f"exit code {running.poll()}"
+            ended = running.poll()
+        why = "it does not listen" if ended is None else f"exit code {ended}"
+        if ended is None:
+            break
     output = log.read_text("utf-8", "replace")[-2000:]
     raise VerifyError("ggml-rpc-server did not start", why=why, output=output)
 

@@ -45,6 +45,10 @@ def test_what_is_to_be_done_names_the_tree(project: Tiny, kvtool, tmp_path) -> N
     kvtool("apply", *elsewhere)
     change_series(project)
     assert kvtool("status", "--json", *elsewhere).json["next"] == f"kvtool apply --tree '{tmp_path}/a tree'"
+    (tmp_path / "a tree/src/a.cpp").write_text("mine\n")
+    assert f", then kvtool export --tree '{tmp_path}/a tree'; or" in kvtool("export", *elsewhere).err
+    named = kvtool("build", "--json", *elsewhere, "--project", project.root).json["error"]["next"]
+    assert f", then kvtool export --tree '{tmp_path}/a tree' --project {project.root}; or" in named
 
 
 def test_status_is_stale_when_the_lock_moves(project: Tiny, kvtool) -> None:

@@ -92,6 +92,8 @@ def test_an_rpc_server_that_dies_says_so(monkeypatch: pytest.MonkeyPatch, capsys
 def test_an_rpc_server_that_never_listens_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.program(tmp_path / "ggml-rpc-server", "import time; time.sleep(60)")
     monkeypatch.setattr(devices, "_START_SECONDS", 0.2)
+    ports = iter([server.free_port()])  # another server would not do better
+    monkeypatch.setattr(devices, "free_port", lambda: next(ports))
     with pytest.raises(VerifyError, match="it does not listen"), devices.device("rpc", tmp_path, tmp_path, 0):
         pass
 
