@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -146,8 +147,8 @@ public:
     // by copy: graphs are built over caches of one size, so others of the same cells start so, too
     bool has_size_like(const llama_kv_dynamic_cache & other) const;
 
-    // between the rows of two streams there can be some that nothing may read, not even to copy what is around them to where a
-    // graph reads it. nothing is decoded yet
+    // between the rows of two streams and behind the last one there can be some that nothing may read, not even to copy what is
+    // around them to where a graph reads it. nothing is decoded yet
     bool has_gaps() const;
 
     llama_memory_usage usage() const; // of this cache alone, without the counters
@@ -179,7 +180,12 @@ public:
     void pretend_types(ggml_type type_k, ggml_type type_v);
 
     // views of the cells here of which a graph that is split reads a copy, on another device
-    size_t n_read_elsewhere(ggml_cgraph * gf) const;
+    // throws std::bad_alloc
+    std::unordered_set<const ggml_tensor *> read_elsewhere(ggml_cgraph * gf) const;
+
+    // whether rows that can be missing are among them: those between the rows of two streams, and where the view is over all of the
+    // storage whatever the window is (see kpool_access in llama-memory-hybrid-idx.cpp) those behind the last one
+    bool reads_gaps_elsewhere(ggml_cgraph * gf) const;
 
     // whether K is stored in a rotated basis where its type wants it. shift_ranges() has found out
     bool is_rotated() const { return is_rotated_k; }

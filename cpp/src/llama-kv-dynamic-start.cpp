@@ -164,7 +164,7 @@ bool llama_kv_dynamic_cache::has_size_like(const llama_kv_dynamic_cache & other)
 }
 
 bool llama_kv_dynamic_cache::has_gaps() const {
-    return by_copy && storage->reads_below() && kv.n_stream > 1;
+    return by_copy && storage->reads_below();
 }
 
 //
@@ -178,7 +178,7 @@ void llama_kv_dynamic::begin() {
 
     ggml_cgraph * gf = build_graph(true);
 
-    if (!any([&](const auto * cache) { return cache->has_gaps() && cache->n_read_elsewhere(gf) > 0; })) {
+    if (!any([&](const auto * cache) { return cache->has_gaps() && cache->reads_gaps_elsewhere(gf); })) {
         return;
     }
 

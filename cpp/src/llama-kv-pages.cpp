@@ -104,12 +104,24 @@ void llama_kv_paged_buffer::show(ggml_backend_buffer_t buf, const llama_kv_pages
     buf->size = pages.n_bytes_committed();
 }
 
+size_t llama_kv_pages_n_behind(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
+    // where attention is a product of matrices, kernels take a head for a row: the shorter a row is, the more is read behind it
+    ggml_tensor block = {};
+    block.type = t->type;
+    std::fill(block.ne, block.ne + GGML_MAX_DIMS, 1);
+    std::fill(block.nb, block.nb + GGML_MAX_DIMS, ggml_type_size(t->type));
+    block.ne[0] = ggml_blck_size(t->type);
+
+    const auto n_behind = [&](const ggml_tensor * rows) { return ggml_backend_buft_get_alloc_size(buft, rows) - ggml_nbytes(rows); };
+
+    return std::max(n_behind(t), n_behind(&block));
+}
+
 llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) try {
     const size_t size_page = llama_kv_pages::page_size(buft);
 
-    // kernels can read behind the last row: what a backend allocates for a tensor can be more than the tensor has
     const auto size_of = [&](const ggml_tensor * t) {
-        return t->view_src ? 0 : (ggml_backend_buft_get_alloc_size(buft, t) + size_page - 1)/size_page*size_page;
+        return t->view_src ? 0 : (ggml_nbytes(t) + llama_kv_pages_n_behind(buft, t) + size_page - 1)/size_page*size_page;
     };
 
     size_t size = 0;

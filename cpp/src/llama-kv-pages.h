@@ -118,6 +118,9 @@ struct llama_kv_paged_buffer {
     static void show(ggml_backend_buffer_t buf, const llama_kv_pages & pages);
 };
 
+// the bytes behind the last row of a tensor that kernels can read
+size_t llama_kv_pages_n_behind(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
+
 // ggml_backend_alloc_ctx_tensors_from_buft() on a new range, where nothing is committed yet. each tensor starts on a page of its own
 // to clear the buffer gives back what was written without having been committed
 // none: the addresses cannot be had, and nothing has changed then

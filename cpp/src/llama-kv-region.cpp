@@ -83,7 +83,7 @@ llama_kv_region::strip llama_kv_region::make_strip(const ggml_tensor * t, ggml_t
         /*.size   =*/ trans ? as.nb[0] : as.nb[1],
         /*.n      =*/ trans ? size_t(t->ne[0]) : 1,
         /*.n_rows =*/ size_t(t->ne[1]),
-        /*.pad    =*/ ggml_backend_buft_get_alloc_size(buft, &as) - ggml_nbytes(&as),
+        /*.pad    =*/ llama_kv_pages_n_behind(buft, &as),
     };
 }
 

@@ -70,7 +70,7 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
 size_t llama_kv_dynamic::n_read_elsewhere(ggml_cgraph * gf) const {
     size_t res = 0;
     for (const auto * cache : caches) {
-        res += cache->n_read_elsewhere(gf);
+        res += cache->read_elsewhere(gf).size();
     }
 
     return res;
@@ -302,7 +302,7 @@ void llama_kv_dynamic_cache::pretend_types(ggml_type type_k, ggml_type type_v) {
 }
 
 // the scheduler puts the copy in the place of the view, which no node reads then
-size_t llama_kv_dynamic_cache::n_read_elsewhere(ggml_cgraph * gf) const {
+std::unordered_set<const ggml_tensor *> llama_kv_dynamic_cache::read_elsewhere(ggml_cgraph * gf) const {
     const auto is_view = [this](const ggml_tensor * node) {
         const bool has_kernel = node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
 
@@ -324,7 +324,20 @@ size_t llama_kv_dynamic_cache::n_read_elsewhere(ggml_cgraph * gf) const {
         }
     }
 
-    return views.size();
+    return views;
+}
+
+bool llama_kv_dynamic_cache::reads_gaps_elsewhere(ggml_cgraph * gf) const {
+    const auto views = read_elsewhere(gf);
+
+    return std::any_of(views.begin(), views.end(), [&](const ggml_tensor * view) {
+        const ggml_tensor * t = view->view_src;
+
+        // attention's have heads there
+        const bool is_all = view->op == GGML_OP_VIEW && view->ne[1] == t->ne[1]*t->ne[2];
+
+        return kv.n_stream > 1 || is_all;
+    });
 }
 
 //

@@ -45,7 +45,7 @@ static ggml_backend_buffer_ptr take_all_but(ggml_backend_dev_t dev, size_t n_byt
 
 // a layer on each of the devices, in the order of a model
 struct cache {
-    cache(const std::vector<ggml_backend_dev_t> & devs, ggml_type type, int64_t n_stream) :
+    cache(const std::vector<ggml_backend_dev_t> & devs, ggml_type type, int64_t n_stream, int64_t n_embd_k = N_EMBD) :
         storage(llama_kv_storage::create_inplace(n_stream, N_MAX, 1, false, false, bufs)) {
         std::map<ggml_backend_dev_t, std::pair<ggml_context_ptr, std::vector<llama_kv_storage::layer>>> parts;
 
@@ -65,7 +65,7 @@ struct cache {
                 }
                 return t;
             };
-            l.k = add(l.k_stream, N_EMBD);
+            l.k = add(l.k_stream, n_embd_k);
             l.v = add(l.v_stream, 2*N_EMBD);
 
             layers.push_back(l);
@@ -273,6 +273,24 @@ static void test_random() {
     }
 }
 
+// kernels take a head for a row, and read behind it what they do not read behind the row of all heads
+static void test_heads() {
+    ggml_backend_dev_t dev = fake_device_add(LARGE, PAGE);
+
+    cache c({ dev, dev }, GGML_TYPE_Q8_0, 1, 512);
+
+    const ggml_tensor * k = c.layers[0].k;
+    check(ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(dev), k) == ggml_nbytes(k) && 256*k->nb[1] % PAGE == 0, "heads: the rows end with a page");
+
+    ggml_tensor head = *c.layers[0].k_stream[0];
+    head.ne[0] = 64;
+    head.ne[1] = 1;
+    const size_t n_behind = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(dev), &head) - ggml_nbytes(&head);
+
+    const volatile char * end = (const char *) k->data + 256*k->nb[1];
+    check(n_behind > 0 && end[n_behind - 1] == 0, "heads: what is read behind the last one is there");
+}
+
 static void test_start_fails() {
     ggml_backend_dev_t dev = fake_device_add(16*PAGE, PAGE);
     {
@@ -377,6 +395,7 @@ int main() {
 
     test_rows();
     test_random();
+    test_heads();
     test_start_fails();
 
     for (const int64_t n_stream : { 1, 3 }) {

@@ -367,6 +367,16 @@ static void touch_rows(const ggml_tensor * t) {
     }
 }
 
+// a view has a padding of its own: a head is taken for a row. behind a buffer there is nobody's memory
+static void touch_padding(const ggml_tensor * t) {
+    const fake_memory & memory = memory_of(t->buffer);
+
+    const char * last = (const char *) t->data + ggml_nbytes(t) + std::max(padding(t), padding(t->view_src ? t->view_src : t)) - 1;
+    if (last < memory.base + memory.n_bytes()) {
+        (void) *(const volatile char *) last;
+    }
+}
+
 // copies from and to quantized types begin at the last multiple of the alignment in a plain buffer. as Vulkan has it
 static bool is_copied_right(const ggml_tensor * t) {
     return !ggml_is_quantized(t->type) || memory_of(t->buffer).mapped.size() > 1 ||
@@ -388,9 +398,8 @@ static void touch(ggml_backend_t backend, const ggml_tensor * node) {
     for (const ggml_tensor * src : node->src) {
         GGML_ASSERT(!src || is_own(src));
 
-        const size_t n = src && reads_padding && !ggml_is_empty(src) ? padding(src->view_src ? src->view_src : src) : 0;
-        if (n > 0) {
-            (void) ((const volatile char *) src->data)[ggml_nbytes(src) + n - 1];
+        if (src && reads_padding && !ggml_is_empty(src)) {
+            touch_padding(src);
         }
         if (src && node->op == GGML_OP_FLASH_ATTN_EXT) {
             touch_rows(src);
@@ -463,7 +472,10 @@ static bool dev_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
         (op->op == GGML_OP_FLASH_ATTN_EXT && op->src[1]->type != GGML_TYPE_F16) ||
         (op->op == GGML_OP_SET_ROWS       && op->type         == GGML_TYPE_Q5_0);
 
-    return !(is_lacking && device_of(dev).is_f16) && ggml_backend_dev_supports_op(cpu_device(), op);
+    // as CUDA has it
+    const bool is_refused = op->op == GGML_OP_GET_ROWS && op->src[0]->type == GGML_TYPE_IQ4_NL && op->src[0]->ne[0] % 256 != 0;
+
+    return !is_refused && !(is_lacking && device_of(dev).is_f16) && ggml_backend_dev_supports_op(cpu_device(), op);
 }
 
 static bool dev_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {

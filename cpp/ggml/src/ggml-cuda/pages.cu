@@ -326,7 +326,11 @@ static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
 
     const size_t granularity = ggml_cuda_info().devices[device].vmm_granularity;
 
-#if defined(GGML_USE_HIP)
+#if defined(GGML_USE_HIP) && HIP_VERSION < 60300000
+    GGML_UNUSED(granularity);
+
+    return 0; // 6.1 maps all of the range at once, and a memset of 6.2 may not go over two mappings
+#elif defined(GGML_USE_HIP)
     return GGML_PAD(size_t(2) << 20, granularity); // it says 4 KiB up to ROCm 7.2: a cache would be millions of mappings
 #else
     return granularity;
