@@ -111,6 +111,13 @@ def test_attention_elsewhere(real: Real, toy: str) -> None:
     assert "attention does not run where the cells are" in answer["log"]
 
 
+def test_an_indexer_elsewhere(real: Real) -> None:
+    """Its views are over all of the storage: also in one stream there are rows behind the last one that are not there."""
+    answer = kv_check(real, "qwen4exp-moe", "prompt,uneven,state-self", *PAGES_OF_4K, "-fa", "on", "-ctk", "iq4_nl")
+    assert answer["status"] == "same" and answer["grown"], answer["reason"]
+    assert "attention does not run where the cells are" in answer["log"] and "grows by copy" in answer["log"]
+
+
 def test_types_that_it_cannot_attend_to(real: Real) -> None:
     for storage in ("inplace", "copy"):
         answer = kv_check(real, "llama-dense", "retype-bits", *ONLY_F16, "--storage", storage, "--retype", "f16:q8_0")

@@ -89,6 +89,18 @@ DEVICE = (
         "exit",
     ),
     Trap(
+        "on a device, kernels that take a head for a row read behind the last one",
+        Edit(PAGES, "std::max(n_behind(t), n_behind(&block))", "n_behind(t)"),
+        DEVICES,
+        "exit",
+    ),
+    Trap(
+        "on a device, a view over all of the storage is copied to where it is read, with rows that are not there",
+        Edit(TYPES_FILE, "kv.n_stream > 1 || is_all", "kv.n_stream > 1"),
+        there("qwen4exp-moe", "prompt", "-fa", "on", "-ctk", "iq4_nl"),
+        "prompt",
+    ),
+    Trap(
         "on a device, rows go that are below others",
         Edit(INPLACE, "res.add(0, used.end());", ""),
         DEVICES,
