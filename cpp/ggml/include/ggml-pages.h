@@ -10,8 +10,9 @@
 //
 // Pages that are not mapped
 //   - Nothing may read or write them: on a GPU that is an error that ends all work in the process. Kernels read beyond the last
-//     row of a quantized tensor, by as much as ggml_backend_buft_get_alloc_size() is larger than ggml_nbytes(): that has to be
-//     mapped too, also behind the last row that is used.
+//     row of a quantized tensor, by as much as ggml_backend_buft_get_alloc_size() is larger than ggml_nbytes(), and where they
+//     take a part of it for a row (a head of K), by as much as that is for the part: that has to be mapped too, also behind the
+//     last row that is used.
 //   - ggml_backend_buffer_clear() and ggml_backend_tensor_memset() leave them out. Whatever else touches a tensor's data must
 //     know that it is mapped. Placing a tensor touches nothing: what it would pad with zeros is zero when it is mapped.
 //
