@@ -111,8 +111,17 @@ def test_attention_elsewhere(real: Real, toy: str) -> None:
     assert "attention does not run where the cells are" in answer["log"]
 
 
+@pytest.mark.parametrize("seqs", ["1", "2"])
+def test_no_flash_attention_though_it_was_not_ruled_out(real: Real, seqs: str) -> None:
+    """V is not transposed then, so the rows are in pages, and attention is a product of matrices over heads of K."""
+    args = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "auto", "-ctk", "q8_0")
+    answer = kv_check(real, "llama-dense", CHECKS, *args, "--seqs", seqs)
+    same(answer, "in place")
+    assert "Flash Attention not supported, set to disabled" in answer["log"]
+
+
 def test_an_indexer_elsewhere(real: Real) -> None:
-    """Its views are over all of the storage: also in one stream there are rows behind the last one that are not there."""
+    """Its views are over all of the storage: in one stream, too, rows behind the last one are not there."""
     answer = kv_check(real, "qwen4exp-moe", "prompt,uneven,state-self", *PAGES_OF_4K, "-fa", "on", "-ctk", "iq4_nl")
     assert answer["status"] == "same" and answer["grown"], answer["reason"]
     assert "attention does not run where the cells are" in answer["log"] and "grows by copy" in answer["log"]
