@@ -42,7 +42,7 @@ def answered(server: LlamaServer, request: Request) -> bool:
 @pytest.mark.parametrize("toy", ["minimax-m3-moe", "qwen4exp-moe", "deepseek32-moe"])
 def test_no_memory_for_the_start_of_one_of_two_caches(real: Real, toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place; it starts by copy then, and so does the other one: their graphs are built over caches of one size."""
-    toy_file, args = real.toys / f"{toy}.gguf", ("--quick", "--checks", "prompt")
+    toy_file, args = real.toys / f"{toy}.gguf", ("--quick", "--checks", "generate")
     for fail in range(1, 13):
         monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", str(fail))
         done = process.capture([real.bin / "kv-check", "-m", toy_file, *args], check=False, error=VerifyError)

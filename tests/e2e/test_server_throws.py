@@ -16,6 +16,7 @@ from kvtool.verify.texts import prompt
 from tests.e2e import broken
 from tests.e2e.conftest import Real
 from tests.e2e.servers import completion, n_waiting, serving, until, until_it_generates, until_logged
+from tests.e2e.speculative import CLEAR
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the library that throws is linked by Linux's rules")
 
@@ -117,8 +118,12 @@ def test_a_request_goes_on_without_a_checkpoint(
 
 @pytest.mark.parametrize("number", [3, 4], ids=["throws", "fails"])
 @pytest.mark.parametrize(
-    ("words", "more"),
-    [(800, {"n_predict": 8}), (800, {"n_predict": 8, "n_cmpl": 2}), (60, {"n_predict": 500})],
+    ("text", "more"),
+    [
+        (prompt(800, 800), {"n_predict": 8}),
+        (prompt(800, 800), {"n_predict": 8, "n_cmpl": 2}),
+        (CLEAR, {"n_predict": 500}),  # part of it is computed beside another text
+    ],
     ids=["waits", "waits for two texts", "is paused"],
 )
 def test_who_waits_for_cells_has_no_part_in_the_batch(
@@ -127,12 +132,12 @@ def test_who_waits_for_cells_has_no_part_in_the_batch(
     library: Path,
     now: Path,
     number: int,
-    words: int,
+    text: str,
     more: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def ask(n: int, **more: int) -> list[Any]:
-        body = {"prompt": prompt(n, n), "temperature": 0.0, "ignore_eos": True, **more}
+    def ask(text: str, **more: int) -> list[Any]:
+        body = {"prompt": text, "temperature": 0.0, "ignore_eos": True, **more}
         answer = server.http.post("/completion", json=body)
         texts = answer.json() if isinstance(answer.json(), list) else [answer.json()]
         return [answer.status_code, *(text.get("content") for text in texts)]
@@ -142,10 +147,10 @@ def test_who_waits_for_cells_has_no_part_in_the_batch(
         server_that_throws(real, model, library, now, number, monkeypatch, args) as server,
         ThreadPoolExecutor(2) as pool,
     ):
-        expected = ask(words, **more)
-        first = pool.submit(ask, 300, n_predict=2000, id_slot=0)
+        expected = ask(text, **more)
+        first = pool.submit(ask, prompt(300, 300), n_predict=2000, id_slot=0)
         until_it_generates(server, first)
-        second = pool.submit(ask, words, **more)
+        second = pool.submit(ask, text, **more)
         until(lambda: n_waiting(server))
         now.touch()
         assert first.result() == [500, None]

@@ -10,7 +10,7 @@ from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.servers import serving
 
-BEYOND = 2000
+BEYOND = 600
 N = 5
 TEXT = prompt(1, 100)
 

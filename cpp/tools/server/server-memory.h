@@ -339,7 +339,7 @@ private:
         return res;
     }
 
-    static constexpr int64_t T_WATCH_US = 10*1000*1000;
+    static constexpr int64_t T_WATCH_US = 120*1000*1000; // who collects metrics asks once a minute
 
     mutable std::mutex mutex;
 
