@@ -162,7 +162,7 @@ def test_every_step_for_a_gpu_leaves_its_result_at_once_and_runs_once(tmp_path: 
     assert rows[0]["step"] == "pages"
     answer = {"status": "same", "storage": "in place"}
     by_copy = ("check-llama-dense-copy", "fa-off-llama-dense-copy")
-    in_place = (f"{what}-llama-dense-inplace" for what in ("check", "q8", "retype", "streams", "quick"))
+    in_place = (f"{what}-llama-dense-inplace" for what in ("check", "q8", "retype", "streams", "iq4-k", "quick"))
     assert {row["step"]: (row["rc"], row["answer"]) for row in rows} == {
         "pages": (7, None),
         **dict.fromkeys(in_place, (0, answer)),
