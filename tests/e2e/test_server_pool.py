@@ -244,18 +244,18 @@ def test_what_nobody_has_looked_at_was_not_drafted(real: Real, model: Path, tmp_
 
 
 def test_a_restore_that_has_no_place_takes_nothing_from_idle_slots(real: Real, model: Path, tmp_path: Path) -> None:
-    args = (*SMALL, "--kv-dynamic", "--slot-save-path", tmp_path)
+    args = (*POOL, "-c", "2048", "--kv-dynamic", "--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
-        completion(server, prompt(3, 200), 0, id_slot=2)
+        completion(server, prompt(3, 1700), 0, id_slot=2)
         server.slot("save", 2, "file")
         server.slot("erase", 2)
         completion(server, prompt(4, 60), 0, id_slot=1)
-        running = pool.submit(completion, server, prompt(5, 320), 100, id_slot=0)
+        running = pool.submit(completion, server, prompt(5, 400), 1000, id_slot=0)
         until(lambda: generated(server))
         answer = server.http.post("/slots/2", params={"action": "restore"}, json={"filename": "file"})
         assert answer.status_code != 200
         assert server.http.get("/slots").json()[1]["n_prompt_tokens"] > 50
-        assert running.result()["tokens_predicted"] == 100
+        assert running.result()["tokens_predicted"] == 1000
 
 
 def deferred(server: LlamaServer) -> float:
