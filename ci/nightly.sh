@@ -4,6 +4,7 @@
 #   traps     every trap, every failing growth    upstream    upstream's own tests; the same bits as upstream's
 #   asan, tsan  under a sanitizer: a model of each memory class, the server's tests, the C++ unit tests; the first of
 #             them also with every allocation of a growth failing; then random requests (ci/soak.py)
+#   late      the end-to-end tests with requests that come late, as on a busy machine
 #   soak      random requests for an hour, and whether the memory of all that came and went is back
 #   older     the series on every older upstream: built, and quickly verified
 #   page      a chat through llama-server's web page
@@ -12,7 +13,7 @@
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU; hip: with ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, soak, upstream, older, page, cross, vulkan, vulkan-full, cuda or hip}
+what=${1:?what: full, matrix, traps, asan, tsan, late, soak, upstream, older, page, cross, vulkan, vulkan-full, cuda or hip}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -45,6 +46,10 @@ asan | tsan)
         soak "$what" --minutes 15 --toy llama.cpp/build/verify/toys-*/"$toy.gguf" --log "report/soak-$toy.log" || status=1
     done
     exit "$status" ;;
+late)
+    kvtool build --no-ui
+    pytest -p tests.e2e.late tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder \
+        --junitxml=report/late.xml ;;
 soak)
     kvtool build --no-ui
     soak release --minutes 60 --resident 16 --log report/soak.log ;;

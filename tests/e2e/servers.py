@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -61,12 +62,14 @@ def resident(server: LlamaServer) -> int:
     return taken
 
 
-def events(server: LlamaServer, path: str, body: dict[str, Any]) -> list[Any]:
-    """What a streaming request is sent, the JSON of each `data:`."""
+def events(
+    server: LlamaServer, path: str, body: dict[str, Any], leaves: Callable[[], bool] = lambda: False
+) -> list[Any]:
+    """What a streaming request is sent, the JSON of each `data:`, until it ends or the client leaves."""
     close = {"Connection": "close"}  # llama-server ends the connection with the stream, which a pool learns too late
     with server.http.stream("POST", path, json={**body, "stream": True}, headers=close) as answer:
         assert answer.status_code == 200, answer.read()
-        return list(json_of_events(answer))
+        return list(itertools.takewhile(lambda _: not leaves(), json_of_events(answer)))
 
 
 def until(met: Callable[[], Any]) -> None:

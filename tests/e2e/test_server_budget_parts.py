@@ -77,7 +77,7 @@ def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, wide: 
 def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
     """With its precision; a new conversation begins at the first rung when the projector is gone."""
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(completion, seeing.server, prompt(0, 1420), 500, id_slot=0)
+        running = pool.submit(completion, seeing.server, prompt(0, 1390), 500, id_slot=0)
         until_it_generates(seeing.server, running)
         assert seeing.look() == ("f16", 0, 0)
         seeing.load()
@@ -208,7 +208,7 @@ def test_an_image_does_not_keep_the_memory_that_a_text_before_it_waits_for(
 
         expected = see(server, 1, id_slot=2).json()["content"]
         part(server, "mmproj", "unload")
-        running = pool.submit(completion, server, prompt(0, 200), 500, id_slot=0)
+        running = pool.submit(completion, server, prompt(0, 200), 700, id_slot=0)
         until_it_generates(server, running)
         text = pool.submit(watched.ask, 1, 930)  # 60 MiB, and more than the projector leaves
         until(lambda: is_waiting(1))

@@ -100,7 +100,8 @@ def test_what_is_paused_and_what_is_saved_share_the_memory(real: Real, wide: Pat
         all_finish([answers[0].result()], 800)
         all_finish([answers[1].result()], 100)
         all_finish([answers[2].result()], 200)
-        assert "resumed" in server.log and "purging slot 1" in server.log
+        until_logged(server, "resumed")
+        until_logged(server, "purging slot 1")
         assert completion(server, f"{texts[1]} river", 1)["timings"]["cache_n"] < 50
 
 
@@ -135,11 +136,11 @@ def test_who_waits_goes_in_turn(real: Real, model: Path, tmp_path: Path, first: 
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         for slot in range(4):  # in this order they are taken, then
             completion(server, prompt(9, 10), 0, id_slot=abs(first - slot))
-        running = pool.submit(completion, server, prompt(1, 40), 1600)
+        running = pool.submit(completion, server, prompt(1, 40), 1900)
         until(lambda: any(slot["is_processing"] for slot in server.http.get("/slots").json()))
         waiting = pool.submit(at_once, server, [prompt(2, 1980), prompt(2, 20)], 8)
         until(lambda: n_waiting(server) == 2)
-        all_finish([running.result()], 1600)
+        all_finish([running.result()], 1900)
         all_finish(waiting.result(), 8)
     places = [int(n) for n in re.findall(r"has a place now, n_tokens = (\d+)", server.log)]
     assert len(places) == 2 and places[0] > 400 > places[1]
@@ -244,18 +245,19 @@ def test_what_nobody_has_looked_at_was_not_drafted(real: Real, model: Path, tmp_
 
 
 def test_a_restore_that_has_no_place_takes_nothing_from_idle_slots(real: Real, model: Path, tmp_path: Path) -> None:
-    args = (*POOL, "-c", "2048", "--kv-dynamic", "--slot-save-path", tmp_path)
+    args = (*POOL, "-c", "4096", "--kv-dynamic", "--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
-        completion(server, prompt(3, 1700), 0, id_slot=2)
+        completion(server, prompt(3, 3700), 0, id_slot=2)
         server.slot("save", 2, "file")
         server.slot("erase", 2)
         completion(server, prompt(4, 60), 0, id_slot=1)
-        running = pool.submit(completion, server, prompt(5, 400), 1000, id_slot=0)
+        running = pool.submit(completion, server, prompt(5, 400), 3000, id_slot=0)
         until(lambda: generated(server))
         answer = server.http.post("/slots/2", params={"action": "restore"}, json={"filename": "file"})
         assert answer.status_code != 200
         assert server.http.get("/slots").json()[1]["n_prompt_tokens"] > 50
-        assert running.result()["tokens_predicted"] == 1000
+        assert not running.done()
+        server.process.kill()
 
 
 def deferred(server: LlamaServer) -> float:
@@ -266,25 +268,34 @@ def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Pa
     """Also when one for a busy slot has waited longer."""
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
-        long = pool.submit(completion, server, prompt(0, 10), 2000, id_slot=0)
+        long = pool.submit(completion, server, prompt(0, 10), 3000, id_slot=0)
         until(lambda: generated(server, 0))
-        pool.submit(completion, server, prompt(1, 10), 250, id_slot=1)
+        pool.submit(completion, server, prompt(1, 10), 1000, id_slot=1)
         until(lambda: generated(server, 1))
         pool.submit(completion, server, prompt(2, 10), 2, id_slot=0)
         until(lambda: deferred(server) == 1)
         pool.submit(completion, server, prompt(3, 10), 2).result()
         assert not long.done()
+        server.process.kill()
 
 
 def test_a_request_that_names_a_slot_beyond_the_last_one_has_its_turn(real: Real, model: Path, tmp_path: Path) -> None:
     """The numbers go round: with two slots, slot 3 is slot 1."""
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
-        pool.submit(completion, server, prompt(0, 10), 1000, id_slot=0)
+        pool.submit(completion, server, prompt(0, 10), 2500, id_slot=0)
         until(lambda: generated(server, 0))
-        pool.submit(completion, server, prompt(1, 10), 250, id_slot=1)
+        pool.submit(completion, server, prompt(1, 10), 1000, id_slot=1)
         until(lambda: generated(server, 1))
         named = pool.submit(completion, server, prompt(2, 10), 40, id_slot=3)
         until(lambda: deferred(server) == 1)
-        completion(server, prompt(3, 10), 2)
-        assert named.done()
+        other = pool.submit(completion, server, prompt(3, 10), 2)
+        answers = [named.result(), other.result()]
+        first, then = (answer["tokens_evaluated"] + answer["tokens_predicted"] - 1 for answer in answers)
+
+        def ended() -> list[int]:
+            return [int(n) for n in re.findall(r"stop processing: n_tokens = (\d+)", server.log)]
+
+        until(lambda: {first, then} <= set(ended()))
+        assert ended().index(first) < ended().index(then)
+        server.process.kill()

@@ -13,7 +13,7 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import looking, merging_projector, see
-from tests.e2e.servers import completion, refusal, serving, until_it_generates
+from tests.e2e.servers import completion, generated, refusal, serving, until
 
 N = 80  # tokens that a request generates
 # while the first generates 57 tokens the second has its text, then an image that is two batches, of which one has cells
@@ -70,7 +70,7 @@ def test_an_image_with_more_cells_than_positions(real: Real, tmp_path: Path) -> 
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, size=256), "n_predict": 150, "ignore_eos": True, "id_slot": 0}
         first = pool.submit(server.http.post, "/completion", json=body)
-        until_it_generates(server, first)
+        until(lambda: generated(server) or first.done())
         assert completion(server, prompt(1, 540), 8, id_slot=1)["tokens_predicted"] == 8
         timings = first.result().raise_for_status().json()["timings"]
         assert timings["prompt_n"] > 256

@@ -51,11 +51,12 @@ def test_the_first_image_loads_it(real: Real, model: Path, sight: Path, tmp_path
             assert [answer.json()["content"] for answer in answers] == expected
             until_unloaded(lazily)
         if sys.platform == "linux":
+            completion(lazily, "Once", 1)  # it is freed after it is said
             before = resident(lazily)
             # once more, should it have gone already
             until(lambda: see(lazily, 1).is_success and resident(lazily) > before + sight.stat().st_size)
             until_unloaded(lazily)
-            until(lambda: resident(lazily) < before + MIB)  # it is freed after it is said
+            until(lambda: resident(lazily) < before + MIB)
 
 
 def test_a_chat_loads_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +20,10 @@ from tests.e2e.servers import at_once, completion, events, generated, part, serv
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
 ARGS = ("-c", "8192", "-np", "4", "--kv-unified", "--kv-dynamic", "--no-warmup", "-b", "64", "-ub", "1", *KEEP)
-MANY = ("-np", "21")  # a slot for each prompt: no cell is given up while the donor generates, and its own stay in order
+MANY = ("-np", "9")  # a slot for each prompt: no cell is given up while the donor generates, and its own stay in order
 COMMON = prompt(1, 150)
-PROMPTS = [f"{COMMON} {prompt(10 + i, 20)}" for i in range(20)]
-BUSY = 1500  # tokens that the donor generates
+PROMPTS = [f"{COMMON} {prompt(10 + i, 20)}" for i in range(8)]
+BUSY = 6000  # tokens that the donor generates at most
 FORGETFUL = ("gemma2-dense", "qwen35-dense", "mamba2-dense")  # window, recurrent: these go back to a checkpoint
 
 
@@ -43,23 +44,28 @@ def of_slots(server: LlamaServer) -> list[dict[str, int]]:
 
 @contextlib.contextmanager
 def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Callable[[], str]]:
-    """A request in slot 0 that generates while the block runs; what it has generated."""
+    """A request in slot 0 that generates while the block runs, and leaves with it; what it has generated at its end."""
+    leaves = threading.Event()
     body = {"prompt": text, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(events, server, "/completion", body)
-        until(lambda: generated(server, 0))
-        yield lambda: "".join(event["content"] for event in answer.result())
+        answer = pool.submit(events, server, "/completion", body, leaves.is_set)
+        try:
+            until(lambda: generated(server, 0) or answer.done())
+            yield lambda: "".join(event["content"] for event in answer.result())
+        finally:
+            leaves.set()
 
 
 def chats(real: Real, toy: str, log: Path, *args: str) -> tuple[str, list[str], list[int], list[int]]:
-    """The donor's text; of 20 prompts beside it: the texts, the tokens found in the cache, and those that could be."""
-    with serving(real, real.spoken(toy), log, *ARGS, *MANY, *args) as server, generating(server, COMMON, BUSY) as text:
-        answers = [completion(server, p, 8, id_slot=1 + i) for i, p in enumerate(PROMPTS)]
-        assert server.http.get("/slots").json()[0]["is_processing"], "the donor has ended too early"
-        possible = [common(server, COMMON, p) for p in PROMPTS]
-        shared = [slot["cells_shared"] for slot in of_slots(server)]
-        if FLAG in args and toy not in FORGETFUL:
-            assert shared[1:] == possible and shared[0] == max(shared)
+    """The donor's text; of prompts beside it: the texts, the tokens found in the cache, and those that could be."""
+    with serving(real, real.spoken(toy), log, *ARGS, *MANY, *args) as server:
+        with generating(server, COMMON, BUSY) as text:
+            answers = [completion(server, p, 8, id_slot=1 + i) for i, p in enumerate(PROMPTS)]
+            assert server.http.get("/slots").json()[0]["is_processing"], "the donor has ended too early"
+            possible = [common(server, COMMON, p) for p in PROMPTS]
+            shared = [slot["cells_shared"] for slot in of_slots(server)]
+            if FLAG in args and toy not in FORGETFUL:
+                assert shared[1:] == possible and shared[0] == max(shared)
         donor = text()
     return donor, [a["content"] for a in answers], [a["timings"]["cache_n"] for a in answers], possible
 
@@ -69,7 +75,8 @@ def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path)
     donor, apart, _, _ = chats(real, toy, tmp_path / "apart")
     busy, shared, found, possible = chats(real, toy, tmp_path / "shared", FLAG)
     assert shared == apart
-    assert busy == donor
+    shorter, longer = sorted((busy, donor), key=len)
+    assert len(shorter) > 60 and longer.startswith(shorter)
     if toy in FORGETFUL:
         assert all(0 < n <= most for n, most in zip(found[:3], possible, strict=False))
     else:
@@ -102,7 +109,7 @@ def test_one_that_has_not_started_yet_gives_what_it_has(real: Real, model: Path,
 def test_what_is_shared_is_not_given_up_for_nothing(real: Real, model: Path, tmp_path: Path) -> None:
     """Two that wait for cells have those of the donor: to give up what is the donor's, too, makes no room."""
     args = ("-c", "1024", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", FLAG, *KEEP)
-    with serving(real, model, tmp_path / "log", *args) as server, generating(server, COMMON, 400):
+    with serving(real, model, tmp_path / "log", *args) as server, generating(server, COMMON, 800):
         until(lambda: generated(server, 0) > 60)  # or the first has a place beside it, and then none for its last token
         long = [f"{COMMON} {prompt(n, 830)}" for n in (2, 3)]
         assert [answer["tokens_predicted"] for answer in at_once(server, long, 8)] == [8, 8]
@@ -112,7 +119,7 @@ def test_what_is_shared_is_not_given_up_for_nothing(real: Real, model: Path, tmp
 
 
 def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, model: Path, tmp_path: Path) -> None:
-    with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server, generating(server, COMMON, 300):
+    with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server, generating(server, COMMON, 1500):
         assert completion(server, PROMPTS[0], 4, id_slot=1, cache_prompt=False)["timings"]["cache_n"] == 0
         assert completion(server, PROMPTS[1], 4, id_slot=2)["timings"]["cache_n"] > 0
     streams = [arg if arg != "--kv-unified" else "--no-kv-unified" for arg in ARGS]
@@ -129,8 +136,9 @@ def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, model: Path, 
 @pytest.mark.parametrize("shifting", ["the donor", "the other"])
 def test_cells_that_are_shared_do_not_move(real: Real, model: Path, shifting: str, tmp_path: Path) -> None:
     """A context shift of a slot: before it the slot gets cells of its own, and both texts are what they are alone."""
-    args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", "--keep", "16")
-    lengths = (700, 100) if shifting == "the donor" else (150, 700)
+    # with flash attention the order of the cells, and so who comes when, decides how sums in f16 are rounded
+    args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", "--keep", "16", "-fa", "off")
+    lengths = (700, 100) if shifting == "the donor" else (340, 700)
 
     def both(log: Path, *more: str) -> list[str]:
         with serving(real, model, log, *args, *more) as server, generating(server, COMMON, lengths[0]) as text:
@@ -212,14 +220,14 @@ def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> N
 def test_a_draft_that_catches_up_has_no_cells_for_what_slots_share(real: Real, model: Path, tmp_path: Path) -> None:
     """It comes when three slots generate, and is full when the target is not: they go on without it."""
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
-    args = ("-c", "1024", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", *KEEP, *draft, FLAG)
-    long = prompt(1, 300)
+    args = ("-c", "4096", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", *KEEP, *draft, FLAG)
+    long = prompt(1, 1165)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         completion(server, long, 0, id_slot=0)
-        running = [pool.submit(completion, server, f"{long} {i}", 200, id_slot=i) for i in range(3)]
-        until(lambda: sum(slot["cells_shared"] >= 300 for slot in of_slots(server)) == 3)
+        running = [pool.submit(completion, server, f"{long} {i}", 900, id_slot=i) for i in range(3)]
+        until(lambda: sum(slot["cells_shared"] >= 1165 for slot in of_slots(server)) == 3)
         part(server, "speculative", "load")
-        assert [answer.result()["tokens_predicted"] for answer in running] == [200] * 3
+        assert [answer.result()["tokens_predicted"] for answer in running] == [900] * 3
     assert "no memory for the draft, the batch goes on without it" in server.log
 
 
@@ -229,14 +237,14 @@ def test_a_draft_that_catches_up_in_part(
     """A prompt of several batches, the last of which finds no cells: the draft stays out of the tokens behind them."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
-    args = ("-c", "1024", "-np", "3", "--kv-unified", "--no-warmup", "-b", "64", "-ub", "64", *KEEP, *draft)
-    body = {"prompt": prompt(1, 360), "n_predict": 200, "temperature": 0.0, "ignore_eos": True, "n_cmpl": 3}
+    args = ("-c", "4096", "-np", "3", "--kv-unified", "--no-warmup", "-b", "64", "-ub", "64", *KEEP, *draft)
+    body = {"prompt": prompt(1, 1325), "n_predict": 880, "temperature": 0.0, "ignore_eos": True, "n_cmpl": 3}
     for flags in ((), ("--kv-dynamic",)):
         with serving(real, model, tmp_path / f"log{len(flags)}", *args, *flags) as server, ThreadPoolExecutor() as pool:
             running = pool.submit(server.http.post, "/completion", json=body)
             until(lambda: sum(generated(server, slot) > 0 for slot in range(3)) == 3)
             part(server, "speculative", "load")
-            assert [answer["tokens_predicted"] for answer in running.result().json()] == [200] * 3
+            assert [answer["tokens_predicted"] for answer in running.result().json()] == [880] * 3
         assert "still no memory" in server.log and "starting position" not in server.log
 
 
@@ -251,7 +259,7 @@ def test_one_that_waits_ends_none_that_shifts(real: Real, model: Path, tmp_path:
     with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server, ThreadPoolExecutor() as pool:
         pool.submit(completion, server, prompt(2, 400), 3000, id_slot=2)
         until(lambda: generated(server, 2))
-        first = pool.submit(completion, server, f"{prompt(1, 100)} stone {prompt(5, 290)}", 400, id_slot=0)
+        first = pool.submit(completion, server, f"{prompt(1, 100)} stone {prompt(5, 290)}", 400, id_slot=0, n_keep=120)
         until(lambda: generated(server, 0) > 3)
         pool.submit(completion, server, f"{prompt(1, 100)} river {prompt(6, 200)}", 5, id_slot=1)
         until_logged(server, "shares the cells of slot 0")
@@ -272,7 +280,7 @@ def test_idle_slots_give_up_cells_for_one_that_shifts(real: Real, model: Path, t
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense"])
 def test_one_that_waits_keeps_no_cells_that_it_will_not_use(real: Real, toy: str, tmp_path: Path) -> None:
     """It starts when those of the other one have gone, and is not itself who keeps them."""
-    common, long = prompt(1, 100), 900
+    common, long = prompt(1, 100), 2000
     args = [arg if arg != "1024" else "4096" for arg in FULL]
     with (
         serving(real, real.spoken(toy), tmp_path / "log", *args, "--kv-dynamic") as server,

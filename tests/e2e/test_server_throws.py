@@ -120,9 +120,9 @@ def test_a_request_goes_on_without_a_checkpoint(
 @pytest.mark.parametrize(
     ("text", "more"),
     [
-        (prompt(800, 800), {"n_predict": 8}),
-        (prompt(800, 800), {"n_predict": 8, "n_cmpl": 2}),
-        (CLEAR, {"n_predict": 500}),  # part of it is computed beside another text
+        (prompt(800, 1850), {"n_predict": 8}),
+        (prompt(800, 1850), {"n_predict": 8, "n_cmpl": 2}),
+        (CLEAR, {"n_predict": 900}),  # part of it is computed beside another text
     ],
     ids=["waits", "waits for two texts", "is paused"],
 )
@@ -142,7 +142,7 @@ def test_who_waits_for_cells_has_no_part_in_the_batch(
         texts = answer.json() if isinstance(answer.json(), list) else [answer.json()]
         return [answer.status_code, *(text.get("content") for text in texts)]
 
-    args = ("-c", "1024", "-np", "4", "--kv-unified", "--no-warmup")
+    args = ("-c", "2048", "-np", "4", "--kv-unified", "--no-warmup")
     with (
         server_that_throws(real, model, library, now, number, monkeypatch, args) as server,
         ThreadPoolExecutor(2) as pool,
