@@ -256,15 +256,13 @@ SHIFTING = ("--kv-unified-per-slot", "512", "--context-shift")
 
 def test_one_that_waits_ends_none_that_shifts(real: Real, model: Path, tmp_path: Path) -> None:
     """It has a prefix of it, and gives that up for cells that the other one has alone."""
-    with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server, ThreadPoolExecutor() as pool:
-        pool.submit(completion, server, prompt(2, 400), 3000, id_slot=2)
-        until(lambda: generated(server, 2))
-        first = pool.submit(completion, server, f"{prompt(1, 100)} stone {prompt(5, 290)}", 400, id_slot=0, n_keep=120)
-        until(lambda: generated(server, 0) > 3)
-        pool.submit(completion, server, f"{prompt(1, 100)} river {prompt(6, 200)}", 5, id_slot=1)
-        until_logged(server, "shares the cells of slot 0")
-        assert first.result()["tokens_predicted"] == 400
-        server.process.kill()
+    common = prompt(1, 100)
+    texts = [prompt(2, 400), f"{common} stone {prompt(5, 365)}", f"{common} river {prompt(6, 200)}"]
+    with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server:
+        answers = at_once(server, texts, 400)
+    assert [answer["tokens_predicted"] for answer in answers] == [400] * 3
+    before, _ = server.log.split("slot context shift", 1)
+    assert "shares the cells of slot" in before and "not started yet, purging" in before
 
 
 def test_idle_slots_give_up_cells_for_one_that_shifts(real: Real, model: Path, tmp_path: Path) -> None:
