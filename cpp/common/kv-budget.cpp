@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-static constexpr size_t MIB = 1024*1024;
+static constexpr uint64_t MIB = 1024*1024;
 
 static bool is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
@@ -69,14 +69,15 @@ void common_kv_budget_init(common_params & params) {
 
     if (!types.empty()) {
         check_types(params);
-
-        if (ggml_is_quantized(types.back())) {
-            params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED; // V would have another layout without
-        }
     }
 
     params.kv_dynamic = true;
-    params.kv_budget.reset(llama_memory_budget_init(params.kv_budget_mib*MIB, types.data(), types.size()), llama_memory_budget_free);
+    params.kv_budget.reset(llama_memory_budget_init(std::min<uint64_t>(params.kv_budget_mib*MIB, SIZE_MAX), types.data(), types.size()), llama_memory_budget_free);
+}
+
+llama_flash_attn_type common_kv_flash_attn_type(const common_params & params) {
+    // V would have another layout without
+    return !params.kv_auto_quant.empty() && ggml_is_quantized(params.kv_auto_quant.back()) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : params.flash_attn_type;
 }
 
 uint32_t common_kv_n_ctx(const common_params & params) {
@@ -86,7 +87,8 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
     uint32_t n_ctx = params.n_ctx;
     if (n_ctx == 0) {
-        n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified ? 1 : params.n_parallel);
+        // --fit gives each stream as much
+        n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified || !params.fit_params ? 1 : params.n_parallel);
     }
 
     const uint32_t step  = n_ctx_step(params.kv_unified, params.n_parallel);
@@ -223,7 +225,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
     };
 
     const bytes  start  = measure_all(n_min);
-    const size_t budget = params.kv_budget_mib*MIB;
+    const uint64_t budget = params.kv_budget_mib*MIB;
 
     // as the budget counts: of the compute buffers, what they grow by
     const auto size = [&](uint32_t n_ctx) {

@@ -14,6 +14,9 @@
 // after the arguments are parsed: make params.kv_budget of them. throws std::invalid_argument
 void common_kv_budget_init(common_params & params);
 
+// flash attention of a context, with --kv-auto-quant
+llama_flash_attn_type common_kv_flash_attn_type(const common_params & params);
+
 // the size of the context with --kv-cache-tokens, 0: the model's
 uint32_t common_kv_n_ctx(const common_params & params);
 

@@ -172,7 +172,8 @@ bool llama_kv_dynamic::step_down(bool is_full) {
             continue;
         }
 
-        const auto first = types();
+        // before the types change, after which there can be no memory to account for it
+        const auto first = std::exchange(types_first, types_first.first == GGML_TYPE_COUNT ? types() : types_first);
 
         const int32_t res = set_types(next.first, next.second);
 
@@ -180,7 +181,7 @@ bool llama_kv_dynamic::step_down(bool is_full) {
             LLAMA_LOG_WARN("%s: no %s and %s: %s\n", __func__, ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
         }
 
-        if ((res == LLAMA_MEMORY_TYPE_OK || res == LLAMA_MEMORY_TYPE_LOST) && types_first.first == GGML_TYPE_COUNT) {
+        if (res != LLAMA_MEMORY_TYPE_OK && res != LLAMA_MEMORY_TYPE_LOST) {
             types_first = first;
         }
 

@@ -313,9 +313,9 @@ void llama_kv_dynamic_cache::begin_shift(ggml_backend_sched_t sched, const row_r
 
     range = rows;
 
-    if (dyn) {
+    // by a graph that can need more than any batch. once: with a range that is shifted already, nothing may throw
+    if (dyn && !std::exchange(dyn->is_shifted, true)) {
         dyn->begin_account();
-        dyn->is_shifted = true; // by a graph that can need more than any batch
     }
 }
 

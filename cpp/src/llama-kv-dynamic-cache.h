@@ -92,8 +92,9 @@ public:
 
     bool has_cells(uint32_t s) const; // in use, in a stream
 
-    // a state of a sequence is about to be written: its copy is made. throws std::runtime_error when there is no memory
-    void begin_write(llama_seq_id seq_id);
+    // a state of a sequence is about to be written: its copy is made
+    // throws std::runtime_error when there is no memory, or when such a state cannot be had
+    void begin_write(llama_seq_id seq_id, llama_state_seq_flags flags);
 
     // copies of streams that found no memory and that nobody waits for any more
     void drop_late_copies();
@@ -123,8 +124,8 @@ public:
     bool     reserve_rows(llama_io_read_i & io, uint32_t n); // for a state
     uint32_t used_rows   (uint32_t n) const;                 // of the first n
 
-    // the same, and they are there in all streams. throws std::runtime_error when there is no memory for that
-    uint32_t rows_to_save(uint32_t n);
+    // the same, and they are there in the streams [s0, s0 + n_stream). throws std::runtime_error when there is no memory for that
+    uint32_t rows_to_save(uint32_t n, uint32_t s0, uint32_t n_stream);
 
     //
     // what the context calls
@@ -182,6 +183,9 @@ public:
     // views of the cells here of which a graph that is split reads a copy, on another device
     // throws std::bad_alloc
     std::unordered_set<const ggml_tensor *> read_elsewhere(ggml_cgraph * gf) const;
+
+    // whether attention, which then is no flash attention whatever the context says (T5), makes a transposed copy of V
+    bool transposes_v(ggml_cgraph * gf) const;
 
     // whether rows that can be missing are among them: those between the rows of two streams, and where the view is over all of the
     // storage whatever the window is (see kpool_access in llama-memory-hybrid-idx.cpp) those behind the last one

@@ -25,13 +25,16 @@ void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
     }
 }
 
-uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n) {
+uint32_t llama_kv_dynamic_cache::rows_to_save(uint32_t n, uint32_t s0, uint32_t n_stream) {
     n = used_rows(n);
 
     if (is_dynamic() && storage->reads_below()) {
-        want(0, n);
+        for (uint32_t s = s0; s < s0 + n_stream; ++s) {
+            want(s, 0, n);
+        }
 
-        if (is_wanting() && !dyn->grow(false)) {
+        // the rows of other caches are noted already, in the types that they have
+        if (is_wanting() && !dyn->grow(false, false)) {
             throw std::runtime_error("no memory for the rows of a state");
         }
     }
@@ -43,7 +46,13 @@ bool llama_kv_dynamic_cache::has_cells(uint32_t s) const {
     return s < kv.n_stream && kv.v_cells[s].get_used() > 0;
 }
 
-void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id) {
+void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id, llama_state_seq_flags flags) {
+    // llama_io_write_device takes blocks for elements: most of the rows would not be in it
+    if ((flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) && dyn && (dyn->enabled || dyn->counters.n_retype > 0) && has_types() &&
+            (ggml_is_quantized(types().first) || ggml_is_quantized(types().second))) {
+        throw std::runtime_error("a state on the device cannot have quantized cells");
+    }
+
     if (!dyn || !dyn->enabled || !dyn->awaits(seq_id)) { // in any of the caches: this one may be of a fixed size
         return;
     }
@@ -64,7 +73,8 @@ bool llama_kv_dynamic_cache::grow_now(llama_io_read_i & io) {
     // rows that were read but not written yet have offsets in the current layout
     io.flush();
 
-    const bool res = dyn->grow(false);
+    // what is noted of a state on the device is not flushed, and has the types of now
+    const bool res = dyn->grow(false, !is_state_on_device);
     if (!res) {
         drop_read();
     }

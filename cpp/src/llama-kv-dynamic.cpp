@@ -99,7 +99,7 @@ void llama_kv_dynamic::forget() {
     }
 }
 
-bool llama_kv_dynamic::grow(bool is_batch) try {
+bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) try {
     if (is_batch && !finish_copies()) {
         return false;
     }
@@ -110,7 +110,7 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
         return true;
     }
 
-    if (is_sched_lost) {
+    if (is_sched_lost && !lctx->opt_ctx) {
         reset_sched();
     }
 
@@ -133,7 +133,7 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
             const bool is_ahead = any([](const auto * cache) { return cache->is_ahead(); });
 
             res = (is_ahead && fits(true) && try_grow(true)) || (fits(false) && try_grow(false));
-        } while (!res && step_down());
+        } while (!res && may_step_down && step_down());
     }
 
     forget();
@@ -144,7 +144,7 @@ bool llama_kv_dynamic::grow(bool is_batch) try {
         LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
     }
 
-    if (is_sched_lost) {
+    if (is_sched_lost && !lctx->opt_ctx) {
         reset_sched();
     }
 
@@ -203,7 +203,7 @@ bool llama_kv_dynamic::grow_max() {
         cache->want(0, cache->n_max_cells);
     }
 
-    if (!grow()) {
+    if (!grow(true, false)) { // what trains keeps its types
         return false;
     }
 

@@ -41,6 +41,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -107,8 +108,9 @@ public:
 
     // have what was asked for, if anything was
     // is_batch: for the batch at hand, which also needs the copies of streams that wait
+    // may_step_down: cells may take smaller types for it, see llama-kv-budget.cpp
     // returns false when there is no memory for all of it. nothing has changed then, and nothing is asked for any more
-    bool grow(bool is_batch = true);
+    bool grow(bool is_batch = true, bool may_step_down = true);
 
     // llama_decode(), when all is updated for a batch, and when its cells are known
     // returns what that is to return, nothing else has changed then:
@@ -229,8 +231,8 @@ private:
     // sched: the one that the context computes with, unchanged in the end
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
 
-    // of all caches, see llama_kv_dynamic_cache
-    size_t n_read_elsewhere(ggml_cgraph * gf) const;
+    // tensors of all caches, see llama_kv_dynamic_cache
+    std::unordered_set<const ggml_tensor *> read_elsewhere(ggml_cgraph * gf) const;
 
     // the scheduler has lost its buffers: go on with a new one, empty if need be, which gives each graph what it needs
     void reset_sched();

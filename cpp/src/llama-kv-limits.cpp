@@ -17,29 +17,29 @@
 
 namespace {
 
-// SIZE_MAX if the file does not hold a number: "max" in cgroup v2
-size_t read_number(const std::string & path) {
+// UINT64_MAX if the file does not hold a number: "max" in cgroup v2
+uint64_t read_number(const std::string & path) {
     std::ifstream file(path);
     std::string   word;
 
     if (!(file >> word) || word.find_first_not_of("0123456789") != std::string::npos) {
-        return SIZE_MAX;
+        return UINT64_MAX;
     }
 
-    return (size_t) strtoull(word.c_str(), nullptr, 10);
+    return strtoull(word.c_str(), nullptr, 10);
 }
 
 // the sum of these keys in a file with lines "key value" or "key: value kB", 0 where they are missing
-size_t read_keys(const std::string & path, const std::initializer_list<const char *> keys, size_t unit) {
+uint64_t read_keys(const std::string & path, const std::initializer_list<const char *> keys, uint64_t unit) {
     std::ifstream file(path);
     std::string   line;
 
-    size_t res = 0;
+    uint64_t res = 0;
 
     while (std::getline(file, line)) {
         std::istringstream words(line);
         std::string key;
-        size_t      val = 0;
+        uint64_t    val = 0;
 
         words >> key >> val;
         for (const char * k : keys) {
@@ -52,28 +52,28 @@ size_t read_keys(const std::string & path, const std::initializer_list<const cha
     return res;
 }
 
-// what a cgroup has left, the page cache included that it would give up. SIZE_MAX: no limit
-size_t cgroup_left(const std::string & dir, const char * name_max, const char * name_cur, const char * prefix) {
-    const size_t max = read_number(dir + "/" + name_max);
-    const size_t cur = read_number(dir + "/" + name_cur);
+// what a cgroup has left, the page cache included that it would give up. UINT64_MAX: no limit
+uint64_t cgroup_left(const std::string & dir, const char * name_max, const char * name_cur, const char * prefix) {
+    const uint64_t max = read_number(dir + "/" + name_max);
+    const uint64_t cur = read_number(dir + "/" + name_cur);
 
-    if (max == SIZE_MAX || cur == SIZE_MAX) {
-        return SIZE_MAX;
+    if (max == UINT64_MAX || cur == UINT64_MAX) {
+        return UINT64_MAX;
     }
 
     const std::string active   = std::string(prefix) + "active_file";
     const std::string inactive = std::string(prefix) + "inactive_file";
 
-    const size_t cache = read_keys(dir + "/memory.stat", { active.c_str(), inactive.c_str() }, 1);
-    const size_t held  = cur - std::min(cur, cache);
+    const uint64_t cache = read_keys(dir + "/memory.stat", { active.c_str(), inactive.c_str() }, 1);
+    const uint64_t held  = cur - std::min(cur, cache);
 
     return max - std::min(max, held);
 }
 
 // a limit of any cgroup above counts as well
 // in a container the path can be that of the host, and what is mounted is the cgroup itself: the last round looks there
-size_t cgroups_left(const std::string & mount, std::string path, const char * name_max, const char * name_cur, const char * prefix) {
-    size_t res = SIZE_MAX;
+uint64_t cgroups_left(const std::string & mount, std::string path, const char * name_max, const char * name_cur, const char * prefix) {
+    uint64_t res = UINT64_MAX;
 
     while (true) {
         if (path == "/") {
@@ -92,11 +92,11 @@ size_t cgroups_left(const std::string & mount, std::string path, const char * na
 } // namespace
 
 size_t llama_kv_limits_available(const std::string & root) {
-    size_t res = SIZE_MAX;
+    uint64_t res = UINT64_MAX; // also where addresses have 32 bits
 
     const std::string meminfo = root + "/proc/meminfo";
 
-    if (const size_t total = read_keys(meminfo, { "MemAvailable:" }, 1024)) {
+    if (const uint64_t total = read_keys(meminfo, { "MemAvailable:" }, 1024)) {
         res = total + read_keys(meminfo, { "SwapFree:" }, 1024);
     }
 
@@ -121,7 +121,7 @@ size_t llama_kv_limits_available(const std::string & root) {
         }
     }
 
-    return res;
+    return std::min<uint64_t>(res, SIZE_MAX);
 }
 
 #else

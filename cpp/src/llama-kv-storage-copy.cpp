@@ -16,6 +16,7 @@
 
 #include "llama-kv-storage.h"
 
+#include "llama-impl.h"
 #include "llama-kv-fault.h"
 #include "llama-kv-layout.h"
 #include "llama-kv-limits.h"
@@ -242,8 +243,30 @@ private:
         return (l.k->nb[1]*l.k->ne[2] + (l.v ? l.v->nb[1]*l.v->ne[2] : 0))*n;
     }
 
+    // a device can have a size that no tensor may pass (Vulkan). the scheduler ends the process where no backend takes one
+    static bool is_supported(const ggml_tensor * t, ggml_backend_buffer_type_t buft, uint32_t n) {
+        ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+        if (!t || !dev) {
+            return true;
+        }
+
+        ggml_tensor probe = *t;
+        llama_kv_set_n_rows(&probe, n);
+
+        const bool res = ggml_backend_dev_supports_op(dev, &probe) || !ggml_backend_dev_supports_op(dev, t); // or it does not say so
+        if (!res) {
+            LLAMA_LOG_WARN("%s: %s takes no tensor of %.2f MiB\n", __func__, ggml_backend_buft_name(buft), ggml_nbytes(&probe)/1024.0/1024.0);
+        }
+
+        return res;
+    }
+
     // whether there is memory for n rows, as far as that is known
     bool has_memory(uint32_t n, const std::vector<uint32_t> & n_used) const {
+        if (any([&](const own_layer & own) { return !is_supported(own.l.k, own.buft, n) || !is_supported(own.l.v, own.buft, n); })) {
+            return false;
+        }
+
         std::map<ggml_backend_buffer_type_t, std::pair<size_t, size_t>> all; // bytes: more, and the largest of the old buffers
 
         for (const auto & own : layers) {

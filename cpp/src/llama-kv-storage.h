@@ -56,6 +56,12 @@ public:
     // f(tensor, whether it is transposed), and the views follow
     template <typename F>
     static void set_layout(const layer & l, bool v_trans, F && f) {
+        set_layout(l.k, l.v, l.k_stream, l.v_stream, v_trans, f);
+    }
+
+    // the same for tensors that are not kept as a layer, which needs no memory
+    template <typename F>
+    static void set_layout(ggml_tensor * k, ggml_tensor * v, const std::vector<ggml_tensor *> & k_stream, const std::vector<ggml_tensor *> & v_stream, bool v_trans, F && f) {
         const auto set = [&](ggml_tensor * t, const std::vector<ggml_tensor *> & views, bool trans) {
             f(t, trans);
             for (size_t s = 0; s < views.size(); ++s) {
@@ -63,9 +69,9 @@ public:
             }
         };
 
-        set(l.k, l.k_stream, false);
-        if (l.v) {
-            set(l.v, l.v_stream, v_trans);
+        set(k, k_stream, false);
+        if (v) {
+            set(v, v_stream, v_trans);
         }
     }
 

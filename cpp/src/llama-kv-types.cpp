@@ -67,10 +67,12 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
     return LLAMA_MEMORY_TYPE_OK;
 }
 
-size_t llama_kv_dynamic::n_read_elsewhere(ggml_cgraph * gf) const {
-    size_t res = 0;
+std::unordered_set<const ggml_tensor *> llama_kv_dynamic::read_elsewhere(ggml_cgraph * gf) const {
+    std::unordered_set<const ggml_tensor *> res;
     for (const auto * cache : caches) {
-        res += cache->read_elsewhere(gf).size();
+        for (const ggml_tensor * view : cache->read_elsewhere(gf)) {
+            res.insert(view->view_src);
+        }
     }
 
     return res;
@@ -94,11 +96,17 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
             return LLAMA_MEMORY_TYPE_BACKEND;
         }
 
-        const size_t n_elsewhere = n_read_elsewhere(build_graph(true));
+        const auto elsewhere = read_elsewhere(build_graph(true));
 
         pretend(type_k, type_v);
 
-        if (n_read_elsewhere(build_graph(true)) > n_elsewhere) {
+        ggml_cgraph * gf = build_graph(true);
+
+        const auto elsewhere_next = read_elsewhere(gf);
+
+        if (ggml_is_quantized(type_v) && any([&](const auto * cache) { return cache->transposes_v(gf); })) {
+            res = LLAMA_MEMORY_TYPE_NEEDS_FA;
+        } else if (!std::all_of(elsewhere_next.begin(), elsewhere_next.end(), [&](const ggml_tensor * t) { return elsewhere.count(t) > 0; })) {
             LLAMA_LOG_WARN("%s: attention over %s and %s would not run where the cells are\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
             res = LLAMA_MEMORY_TYPE_BACKEND;
         } else if (reserve_graph()) {
@@ -175,7 +183,9 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 
         res = prepare_types(type_k, type_v);
 
-        converter.fit();
+        if (res == LLAMA_MEMORY_TYPE_OK) {
+            converter.fit(); // else the compute buffers can be gone
+        }
 
         for (auto * cache : caches) {
             if (res == LLAMA_MEMORY_TYPE_OK && !cache->prepare_types(converter, type_k, type_v)) {
@@ -272,7 +282,7 @@ bool llama_kv_dynamic_cache::can_write(ggml_backend_sched_t sched, ggml_type typ
     }
 
     const auto can = [&](const ggml_tensor * t, ggml_type type) {
-        const ggml_tensor * op = ggml_set_rows(ctx.get(), ggml_new_tensor_2d(ctx.get(), type, t->ne[0], t->ne[1]),
+        const ggml_tensor * op = ggml_set_rows(ctx.get(), ggml_new_tensor_2d(ctx.get(), type, t->ne[0], t->ne[1]*t->ne[2]),
                 ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, t->ne[0], 1), ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 1));
 
         for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
@@ -293,7 +303,7 @@ bool llama_kv_dynamic_cache::can_write(ggml_backend_sched_t sched, ggml_type typ
 
 void llama_kv_dynamic_cache::pretend_types(ggml_type type_k, ggml_type type_v) {
     for (const auto & layer : kv.layers) {
-        llama_kv_storage::set_layout({ layer.k, layer.v, layer.k_stream, layer.v_stream }, kv.v_trans, [&](ggml_tensor * t, bool) {
+        llama_kv_storage::set_layout(layer.k, layer.v, layer.k_stream, layer.v_stream, kv.v_trans, [&](ggml_tensor * t, bool) {
             llama_kv_set_type(t, t == layer.k ? type_k : type_v);
         });
     }
@@ -325,6 +335,20 @@ std::unordered_set<const ggml_tensor *> llama_kv_dynamic_cache::read_elsewhere(g
     }
 
     return views;
+}
+
+bool llama_kv_dynamic_cache::transposes_v(ggml_cgraph * gf) const {
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+
+        if (node->op == GGML_OP_CONT && std::any_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+                    return layer.v && node->src[0]->view_src == layer.v;
+                })) {
+            return true;
+        }
+    }
+
+    return false;
 }
 
 bool llama_kv_dynamic_cache::reads_gaps_elsewhere(ggml_cgraph * gf) const {

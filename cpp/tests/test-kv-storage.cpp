@@ -48,6 +48,10 @@ static void dev_memory(ggml_backend_dev_t, size_t * n_free, size_t * n_total) {
     *n_total = n_dev_free == SIZE_MAX ? 0 : size_t(1) << 30;
 }
 
+static size_t n_dev_tensor = SIZE_MAX; // bytes of a tensor, at most
+
+static bool dev_supports_op(ggml_backend_dev_t, const ggml_tensor * op) { return ggml_nbytes(op) <= n_dev_tensor; }
+
 static const char * dev_name(ggml_backend_buffer_type_t) { return "TEST"; }
 
 static bool dev_is_host(ggml_backend_buffer_type_t) { return true; }
@@ -69,7 +73,8 @@ static ggml_backend_buffer_type_t dev_buft(bool is_host) {
     static ggml_backend_buffer_type bufts[2];
     static ggml_backend_device      dev;
 
-    dev.iface.get_memory = dev_memory;
+    dev.iface.get_memory  = dev_memory;
+    dev.iface.supports_op = dev_supports_op;
 
     for (int i = 0; i < 2; ++i) {
         bufts[i].iface.get_name      = dev_name;
@@ -382,6 +387,26 @@ static void test_device_is_full() {
     n_dev_free = SIZE_MAX;
 }
 
+// a device can have a size that no tensor may pass: the scheduler would end the process
+static void test_device_takes_no_larger_tensor() {
+    const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 3, 2, place::device };
+
+    cache c(cfg);
+
+    const auto n = used(cfg, 256);
+
+    for (int64_t s = 0; s < cfg.n_stream; ++s) {
+        c.fill(s, 0, n[s]);
+    }
+
+    n_dev_tensor = 1024*cfg.n_stream*ggml_row_size(GGML_TYPE_F16, N_EMBD);
+    check(!c.resize(1280, n) && !c.storage->moved(), "a tensor is too large: nothing is tried");
+    check(c.resize(1024, n), "a tensor is as large as the device takes one");
+    check_data(c, n, "a tensor is as large as the device takes one");
+
+    n_dev_tensor = SIZE_MAX;
+}
+
 // what would leave others without memory is not taken: wider types are refused, narrower ones stay in the buffer that all layers
 // were created in, which would go only after the last of them
 static void test_types_on_a_full_device() {
@@ -621,6 +646,7 @@ int main() {
     }
 
     test_device_is_full();
+    test_device_takes_no_larger_tensor();
     test_types_on_a_full_device();
     test_inplace(false);
     test_inplace(true);

@@ -1,17 +1,26 @@
-// operator new of a program: the N-th allocation, of those that are large enough, fails once
+// operator new of a program: the N-th allocation, of those that are large enough, fails, once or with all that come after it
 
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 
 static std::atomic<long> n_left = -1; // until one fails, -1: none does
 
 static size_t n_bytes_least = 0; // of those
+static size_t n_bytes_most  = SIZE_MAX;
+static bool   is_for_good   = false;
 
 static void * allocate(size_t n_bytes) {
-    return n_left >= 0 && n_bytes >= n_bytes_least && n_left-- == 0 ? nullptr : malloc(n_bytes);
+    if (n_left < 0 || n_bytes < n_bytes_least || n_bytes > n_bytes_most || n_left-- > 0) {
+        return malloc(n_bytes);
+    }
+    if (is_for_good) {
+        n_left = 0;
+    }
+    return nullptr;
 }
 
 void * operator new(size_t n_bytes) {

@@ -3,6 +3,8 @@
 //   late_copies MODEL shift    a K-shift waits behind a copy, and a batch is refused that was tried on cells which the window has
 //                              left: they are shifted all the same
 //   late_copies MODEL rows     a sequence whose copy waits is removed, and gets the cells of another one (DSV4, rows without cells)
+//   late_copies MODEL N+       the N-th allocation of the copies and all after it fail: those that found no memory are made with the
+//                              next batch. prints whether one was refused
 //   late_copies MODEL heap     three copies wait, and the N-th allocation on the heap fails once in the batch that tries to make
 //                              them: for each N, all three are made later. prints the number of allocations that failed
 //
@@ -126,6 +128,31 @@ static std::vector<float> rows(llama_model * model, bool is_short) {
     return res;
 }
 
+// which: of the allocations fail, null: none
+static std::vector<float> part(llama_model * model, const char * which, bool & is_late) {
+    llama_context * ctx = create(model, 1024, 2);
+
+    decode(ctx, 0, 0, 400);
+    llama_memory_seq_cp(llama_get_memory(ctx), 0, 1, -1, -1);
+
+    if (which) {
+        setenv("LLAMA_KV_DYNAMIC_FAIL", which, 1);
+    }
+    is_late = decode(ctx, 1, 400, 1) == 1;
+    unsetenv("LLAMA_KV_DYNAMIC_FAIL");
+
+    if (is_late && decode(ctx, 1, 400, 1) != 0) {
+        exit(2); // there is memory again
+    }
+
+    std::vector<float> res;
+    decode(ctx, 1, 401, 1, &res);
+
+    llama_free(ctx);
+
+    return res;
+}
+
 static std::vector<float> heap(llama_model * model, long n, bool & has_failed) {
     llama_context * ctx = create(model, 1024, 4);
 
@@ -168,6 +195,14 @@ int main(int, char ** argv) {
         if (expected.empty() || rows(model, true) != expected) {
             return 1;
         }
+    } else if (strcmp(argv[2], "heap") != 0) {
+        bool is_late = false;
+
+        const auto expected = part(model, nullptr, is_late);
+        if (expected.empty() || part(model, argv[2], is_late) != expected) {
+            return 1;
+        }
+        n = is_late;
     } else {
         bool has_failed = false;
 

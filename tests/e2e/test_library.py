@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.tree.status import read_applied
+from tests.e2e import encoder
 from tests.e2e.adapter import adapter
 from tests.e2e.conftest import SANITIZED, Real
 
@@ -75,11 +77,39 @@ def test_copies_that_wait_for_memory(real: Real, tmp_path: Path, toy: str, what:
     assert what != "heap" or int(failed) > 5
 
 
+@pytest.mark.parametrize("toy", ["qwen4exp-moe", "deepseek32-moe", "minimax-m3-moe", "deepseek4-moe"])
+def test_copies_of_which_a_part_waits_for_memory(real: Real, tmp_path: Path, toy: str) -> None:
+    """Attention's finds it, say, and the indexer's does not: no batch ran any more, with as much memory as there is."""
+    program = compiled(real, "late_copies.cpp", tmp_path)
+    answers = (said(program, real.toys / f"{toy}.gguf", f"{n}+") for n in itertools.count(1))
+    refused = list(itertools.takewhile(lambda answer: answer != (0, "0"), answers))
+    assert refused == [(0, "1")] * len(refused)
+    assert len(refused) >= 2
+
+
+@pytest.mark.parametrize(("toy", "what"), [("llama-dense", "device"), ("deepseek4-moe", "save")])
+def test_cells_that_become_quantized(real: Real, tmp_path: Path, toy: str, what: str) -> None:
+    """A state on the device had a part of their rows. A save made them so, for rows that it has no need of."""
+    assert said(compiled(real, "quantized.cpp", tmp_path), real.toys / f"{toy}.gguf", what)[0] == 0
+
+
+def test_a_decoder_without_flash_attention(real: Real, tmp_path: Path) -> None:
+    """T5 has none over its cells, though the context says so: a quantized V was written beyond its buffer."""
+    assert said(compiled(real, "quantized.cpp", tmp_path), encoder.t5(real.work), "decoder")[0] == 0
+
+
 def test_the_heap_is_full_in_a_change_of_types(real: Real, tmp_path: Path) -> None:
     """Graphs rotate by matrices that are made for it: without memory for one the next batch ended the process."""
     code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf")
     assert code == 0
     assert int(failed) > 2
+
+
+def test_the_heap_is_full_from_some_point_of_a_change_of_types_on(real: Real, tmp_path: Path) -> None:
+    """Also on the way back: cells said that they had types of which they had no data."""
+    code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf", "rest")
+    assert code == 0
+    assert int(failed) > 20
 
 
 def test_a_budget_that_nothing_fits_costs_no_precision(real: Real, tmp_path: Path) -> None:

@@ -629,6 +629,10 @@ static void check_state_refuse(side & s) {
 
 static void check_state_device(side & s) {
 #ifdef LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
+    if (ggml_is_quantized(s.params.type_k) || ggml_is_quantized(s.params.type_v)) {
+        throw check_skipped("a static cache saves a part of quantized rows, a dynamic one refuses");
+    }
+
     session c(s, base(s), "device");
     c.fill(200);
     const auto data = c.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
