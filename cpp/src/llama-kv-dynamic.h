@@ -41,7 +41,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -231,8 +231,8 @@ private:
     // sched: the one that the context computes with, unchanged in the end
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
 
-    // tensors of all caches, see llama_kv_dynamic_cache
-    std::unordered_set<const ggml_tensor *> read_elsewhere(ggml_cgraph * gf) const;
+    // of all caches, see llama_kv_dynamic_cache: the number of views of each tensor
+    std::unordered_map<const ggml_tensor *, size_t> read_elsewhere(ggml_cgraph * gf) const;
 
     // the scheduler has lost its buffers: go on with a new one, empty if need be, which gives each graph what it needs
     void reset_sched();

@@ -22,6 +22,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 //
@@ -67,11 +68,11 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
     return LLAMA_MEMORY_TYPE_OK;
 }
 
-std::unordered_set<const ggml_tensor *> llama_kv_dynamic::read_elsewhere(ggml_cgraph * gf) const {
-    std::unordered_set<const ggml_tensor *> res;
+std::unordered_map<const ggml_tensor *, size_t> llama_kv_dynamic::read_elsewhere(ggml_cgraph * gf) const {
+    std::unordered_map<const ggml_tensor *, size_t> res;
     for (const auto * cache : caches) {
         for (const ggml_tensor * view : cache->read_elsewhere(gf)) {
-            res.insert(view->view_src);
+            res[view->view_src]++;
         }
     }
 
@@ -96,17 +97,17 @@ int32_t llama_kv_dynamic::prepare_types(ggml_type type_k, ggml_type type_v) {
             return LLAMA_MEMORY_TYPE_BACKEND;
         }
 
-        const auto elsewhere = read_elsewhere(build_graph(true));
+        auto n_elsewhere = read_elsewhere(build_graph(true));
 
         pretend(type_k, type_v);
 
         ggml_cgraph * gf = build_graph(true);
 
-        const auto elsewhere_next = read_elsewhere(gf);
+        const auto n_elsewhere_next = read_elsewhere(gf);
 
         if (ggml_is_quantized(type_v) && any([&](const auto * cache) { return cache->transposes_v(gf); })) {
             res = LLAMA_MEMORY_TYPE_NEEDS_FA;
-        } else if (!std::all_of(elsewhere_next.begin(), elsewhere_next.end(), [&](const ggml_tensor * t) { return elsewhere.count(t) > 0; })) {
+        } else if (std::any_of(n_elsewhere_next.begin(), n_elsewhere_next.end(), [&](const auto & next) { return next.second > n_elsewhere[next.first]; })) {
             LLAMA_LOG_WARN("%s: attention over %s and %s would not run where the cells are\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
             res = LLAMA_MEMORY_TYPE_BACKEND;
         } else if (reserve_graph()) {
