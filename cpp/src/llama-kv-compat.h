@@ -4,6 +4,7 @@
 // taken where the member is there, the one with long elsewhere.
 
 #include "ggml.h"
+#include "llama.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -43,6 +44,17 @@ void llama_kv_compat_reset(T & all, long) {
     for (auto & res : all) {
         llama_kv_compat_reset(res, 0);
     }
+}
+
+// whether a state is left on the device
+inline bool llama_kv_compat_is_on_device(uint32_t flags) {
+#ifdef LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
+    return flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
+#else
+    (void) flags;
+
+    return false;
+#endif
 }
 
 // llama_mul_mat_hadamard(): only where cells are rotated

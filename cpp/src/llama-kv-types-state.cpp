@@ -4,6 +4,7 @@
 
 #include "llama-impl.h"
 #include "llama-io.h"
+#include "llama-kv-compat.h"
 #include "llama-kv-convert.h"
 
 #include "ggml-backend.h"
@@ -18,7 +19,7 @@
 void llama_kv_dynamic_cache::begin_read(llama_seq_id seq_id, llama_state_seq_flags flags) {
     seq_id_read = seq_id;
 
-    is_state_on_device = flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
+    is_state_on_device = llama_kv_compat_is_on_device(flags);
 }
 
 void llama_kv_dynamic_cache::begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v) {
