@@ -168,15 +168,6 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
         cache->drop_late_copies();
     }
 
-    // of the same cells, but not all of them see each batch (the indexer's of a hybrid memory)
-    for (auto * cache : caches) {
-        for (const auto * other : caches) {
-            if (cache->mirrors(*other)) {
-                cache->n_peak = std::max(cache->n_peak, other->n_peak);
-            }
-        }
-    }
-
     // all of them before the first one shrinks, as no memory may be missing between caches of one size
     for (auto * cache : caches) {
         auto rows = cache->rest();
