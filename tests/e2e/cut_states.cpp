@@ -4,8 +4,7 @@
 //
 // Exit code: 0 so it is
 
-#include "llama.h"
-#include "llama-kv.h"
+#include "dynamic.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -13,15 +12,10 @@
 #include <vector>
 
 static llama_context * create(llama_model * model) {
-    auto params = llama_context_default_params();
-    params.n_ctx           = 4096;
-    params.n_batch         = 512;
-    params.n_ubatch        = 64;
-    params.n_seq_max       = 1;
-    params.n_threads       = 1;
-    params.n_threads_batch = 1;
-    params.kv_dynamic      = true;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    auto params = dynamic_params(4096);
+    params.n_batch   = 512;
+    params.n_ubatch  = 64;
+    params.n_seq_max = 1;
 
     return llama_init_from_model(model, params);
 }
@@ -43,10 +37,7 @@ static std::vector<float> decode(llama_context * ctx, int n) {
 }
 
 int main(int, char ** argv) {
-    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    ggml_backend_load_all();
-
-    llama_model   * model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    llama_model   * model = load_model(argv[1]);
     llama_context * from  = create(model);
 
     decode(from, 1500);

@@ -5,10 +5,8 @@
 //
 //   heap MODEL  prints the number of allocations that failed
 
+#include "dynamic.h"
 #include "full_heap.h"
-
-#include "llama.h"
-#include "llama-kv.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -58,13 +56,8 @@ struct result {
 };
 
 static result free_cells(llama_model * model, long n) {
-    auto params = llama_context_default_params();
-    params.n_ctx           = 8192;
-    params.n_ubatch        = 256;
-    params.n_threads       = 1;
-    params.n_threads_batch = 1;
-    params.kv_dynamic      = true;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    auto params = dynamic_params(8192);
+    params.n_ubatch = 256;
 
     llama_context * ctx = llama_init_from_model(model, params);
 

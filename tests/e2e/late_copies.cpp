@@ -10,10 +10,8 @@
 //
 // Exit code: 0 the same logits
 
+#include "dynamic.h"
 #include "full_heap.h"
-
-#include "llama.h"
-#include "llama-kv.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -22,16 +20,11 @@
 #include <vector>
 
 static llama_context * create(llama_model * model, uint32_t n_ctx, uint32_t n_seq_max) {
-    auto params = llama_context_default_params();
-    params.n_ctx           = n_ctx*n_seq_max;
-    params.n_batch         = 512;
-    params.n_ubatch        = 64;
-    params.n_seq_max       = n_seq_max;
-    params.n_threads       = 1;
-    params.n_threads_batch = 1;
-    params.kv_dynamic      = true;
-    params.swa_full        = true;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    auto params = dynamic_params(n_ctx*n_seq_max);
+    params.n_batch   = 512;
+    params.n_ubatch  = 64;
+    params.n_seq_max = n_seq_max;
+    params.swa_full  = true;
 
     return llama_init_from_model(model, params);
 }
@@ -178,10 +171,7 @@ static std::vector<float> heap(llama_model * model, long n, bool & has_failed) {
 }
 
 int main(int, char ** argv) {
-    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    ggml_backend_load_all();
-
-    llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    llama_model * model = load_model(argv[1]);
 
     long n = 0;
 

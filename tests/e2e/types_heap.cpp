@@ -8,10 +8,8 @@
 //
 // Exit code: 0 so it is
 
+#include "dynamic.h"
 #include "full_heap.h"
-
-#include "llama.h"
-#include "llama-kv.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -19,14 +17,9 @@
 #include <vector>
 
 static llama_context * create(llama_model * model) {
-    auto params = llama_context_default_params();
-    params.n_ctx           = 2048;
-    params.n_batch         = 256;
-    params.n_ubatch        = 64;
-    params.n_threads       = 1;
-    params.n_threads_batch = 1;
-    params.kv_dynamic      = true;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    auto params = dynamic_params(2048);
+    params.n_batch  = 256;
+    params.n_ubatch = 64;
 
     return llama_init_from_model(model, params);
 }
@@ -91,10 +84,7 @@ static int rungs(llama_model * model) {
 }
 
 int main(int argc, char ** argv) {
-    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    ggml_backend_load_all();
-
-    llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    llama_model * model = load_model(argv[1]);
 
     if (argc > 2 && strcmp(argv[2], "rungs") == 0) {
         return rungs(model);
