@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -18,6 +18,8 @@ from kvtool import process
 from kvtool.verify import models
 from kvtool.verify.server import START_SECONDS, LlamaServer, free_port, json_of_events, llama_server
 from tests.e2e.conftest import SANITIZED, Real
+
+T = TypeVar("T")
 
 memory_is_plain = pytest.mark.skipif(
     sys.platform != "linux" or SANITIZED,
@@ -48,7 +50,7 @@ def completion(server: LlamaServer, prompt: str, n_predict: int, **more: Any) ->
     return server.post("/completion", body)
 
 
-def at_once(server: LlamaServer, prompts: Sequence[str], n_predict: int) -> list[dict[str, Any]]:
+def at_once(server: LlamaServer, prompts: Sequence[Any], n_predict: int) -> list[dict[str, Any]]:
     """As completion(), in one request: of several, one may have ended before the next comes."""
     body = {"prompt": prompts, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True}
     answers: list[dict[str, Any]] = server.http.post("/completion", json=body).raise_for_status().json()
@@ -72,11 +74,13 @@ def events(
         return list(itertools.takewhile(lambda _: not leaves(), json_of_events(answer)))
 
 
-def until(met: Callable[[], Any]) -> None:
+def until(met: Callable[[], T]) -> T:
+    """What it says when that is something."""
     deadline = time.monotonic() + 120
-    while not met():
+    while not (said := met()):
         assert time.monotonic() < deadline, "it does not come to that"
         time.sleep(0.05)
+    return said
 
 
 def part(server: LlamaServer, name: str, action: str, **more: Any) -> dict[str, Any]:
@@ -114,6 +118,11 @@ def generated(server: LlamaServer, slot: int = 0) -> int:
 def n_waiting(server: LlamaServer) -> int:
     """Requests that wait for cells, or are paused."""
     return sum(slot.get("is_waiting", False) for slot in server.http.get("/slots").json())
+
+
+def n_deferred(server: LlamaServer) -> int:
+    """Requests that wait for a slot; of a server with --metrics."""
+    return int(float(server.get("/metrics").split("\nllamacpp:requests_deferred ")[1].split()[0]))
 
 
 def until_it_generates(server: LlamaServer, request: Future[Any]) -> None:

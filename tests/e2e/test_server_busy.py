@@ -23,7 +23,7 @@ from kvtool.verify.server import LlamaServer, RefusedError
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import SANITIZED, Real
 from tests.e2e.projector import is_unloaded, see
-from tests.e2e.servers import completion, part, refusal, serving, until, until_it_generates, weights
+from tests.e2e.servers import completion, n_deferred, part, refusal, serving, until, until_it_generates, weights
 
 pytestmark = pytest.mark.timeout(3600 if SANITIZED else 300)
 
@@ -259,16 +259,12 @@ def test_what_waits_behind_what_takes_no_slot_is_taken_up(real: Real, model: Pat
     """Nobody ends a request once the last one that runs has ended."""
     args = ("-c", "4096", "-np", "1", "--metrics", "--slot-save-path", tmp_path)
     with busy(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
-
-        def deferred(n: int) -> Callable[[], bool]:
-            return lambda: f"requests_deferred {n}" in server.http.get("/metrics").text
-
         running = pool.submit(completion, server, prompt(1, 50), 2000, id_slot=0)
         until_it_generates(server, running)
         erased = pool.submit(server.http.post, "/slots/0?action=erase")
-        until(deferred(1))
+        until(lambda: n_deferred(server) == 1)
         waiting = pool.submit(completion, server, prompt(2, 50), 8)
-        until(deferred(2))
+        until(lambda: n_deferred(server) == 2)
         assert running.result()["tokens_predicted"] == 2000
         assert erased.result(timeout=60).status_code == 200
         assert waiting.result(timeout=60)["tokens_predicted"] == 8

@@ -14,7 +14,17 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.budgets import LADDER
 from tests.e2e.conftest import Real
-from tests.e2e.servers import at_once, completion, generated, n_waiting, refusal, serving, until, until_logged
+from tests.e2e.servers import (
+    at_once,
+    completion,
+    generated,
+    n_deferred,
+    n_waiting,
+    refusal,
+    serving,
+    until,
+    until_logged,
+)
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
@@ -260,10 +270,6 @@ def test_a_restore_that_has_no_place_takes_nothing_from_idle_slots(real: Real, m
         server.process.kill()
 
 
-def deferred(server: LlamaServer) -> float:
-    return float(server.get("/metrics").split("\nllamacpp:requests_deferred ")[1].split()[0])
-
-
 def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Path, tmp_path: Path) -> None:
     """Also when one for a busy slot has waited longer."""
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
@@ -273,7 +279,7 @@ def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Pa
         pool.submit(completion, server, prompt(1, 10), 1000, id_slot=1)
         until(lambda: generated(server, 1))
         pool.submit(completion, server, prompt(2, 10), 2, id_slot=0)
-        until(lambda: deferred(server) == 1)
+        until(lambda: n_deferred(server) == 1)
         pool.submit(completion, server, prompt(3, 10), 2).result()
         assert not long.done()
         server.process.kill()
@@ -288,7 +294,7 @@ def test_a_request_that_names_a_slot_beyond_the_last_one_has_its_turn(real: Real
         pool.submit(completion, server, prompt(1, 10), 1000, id_slot=1)
         until(lambda: generated(server, 1))
         named = pool.submit(completion, server, prompt(2, 10), 40, id_slot=3)
-        until(lambda: deferred(server) == 1)
+        until(lambda: n_deferred(server) == 1)
         other = pool.submit(completion, server, prompt(3, 10), 2)
         answers = [named.result(), other.result()]
         first, then = (answer["tokens_evaluated"] + answer["tokens_predicted"] - 1 for answer in answers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from kvtool.verify.texts import prompt
 from tests.e2e.budgets import within
 from tests.e2e.conftest import Real
 from tests.e2e.projector import looking, see, state
-from tests.e2e.servers import completion, part, refusal, until, until_it_generates, until_logged
+from tests.e2e.servers import at_once, completion, n_deferred, part, refusal, until, until_it_generates, until_logged
 
 MIB = 64  # 1024 cells, and some 870 with the projector
 MORE = 96  # 1536 cells, and some 1380
@@ -58,17 +58,6 @@ def server(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[Llam
         yield running
 
 
-def deferred(server: LlamaServer, n: int) -> Callable[[], bool]:
-    return lambda: f"llamacpp:requests_deferred {n}" in server.get("/metrics")
-
-
-def asked(server: LlamaServer, prompts: list[Any], n_predict: int) -> list[Any]:
-    """In one request: they come in this order."""
-    body = {"prompt": prompts, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True}
-    answers: list[Any] = server.http.post("/completion", json=body, timeout=WAIT).raise_for_status().json()
-    return answers
-
-
 def paused_before_its_image(
     server: LlamaServer, pool: ThreadPoolExecutor
 ) -> tuple[Future[Any], Future[Any], Future[httpx.Response]]:
@@ -77,7 +66,7 @@ def paused_before_its_image(
     running = pool.submit(completion, server, prompt(0, 30), LONG, id_slot=0)
     until_it_generates(server, running)
     text = pool.submit(completion, server, prompt(1, 1420), 8, id_slot=0)
-    until(deferred(server, 1))
+    until(lambda: n_deferred(server) == 1)
     body = {"prompt": looking(1, before=prompt(2, 920)), "n_predict": 8, "ignore_eos": True, "id_slot": 1}
     image = pool.submit(server.http.post, "/completion", json=body)
     until_logged(server, "paused, n_tokens")
@@ -107,7 +96,7 @@ def test_an_image_that_is_paused_and_cannot_go_on(slow: LlamaServer, sight: Path
 
 def test_an_image_that_waits_does_not_keep_the_memory_that_a_text_grows_into(server: LlamaServer) -> None:
     completion(server, "Once", 0, id_slot=0)
-    answers = asked(server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 250)
+    answers = at_once(server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 250)
     assert [(a["tokens_predicted"], a["truncated"]) for a in answers] == [(250, False)] * 2
     until_logged(server, "the memory of the multimodal projector is needed, unloaded")
 
@@ -115,18 +104,13 @@ def test_an_image_that_waits_does_not_keep_the_memory_that_a_text_grows_into(ser
 def test_an_image_gets_the_memory_of_what_a_slot_had_that_has_not_started(server: LlamaServer) -> None:
     """Nobody runs then, but that slot is not idle: its request came last."""
     with ThreadPoolExecutor(2) as pool:
-        both = pool.submit(asked, server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 240)
+        both = pool.submit(at_once, server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 240)
 
-        place = -1
-
-        def has_a_place() -> bool:
-            nonlocal place
+        def with_a_place() -> list[int]:
             slots = server.http.get("/slots").json()
-            place = next((s["id"] for s in slots if s["is_processing"] and s["n_prompt_tokens"] > 600), -1)
-            return place >= 0
+            return [slot["id"] for slot in slots if slot["is_processing"] and slot["n_prompt_tokens"] > 600]
 
-        until(has_a_place)
-        last = pool.submit(completion, server, prompt(2, 20), 8, id_slot=place)
+        last = pool.submit(completion, server, prompt(2, 20), 8, id_slot=until(with_a_place)[0])
         assert [(a["tokens_predicted"], a["truncated"]) for a in both.result(WAIT)] == [(240, False)] * 2
         assert last.result(WAIT)["tokens_predicted"] == 8
 
@@ -135,7 +119,7 @@ def test_a_text_that_is_paused_comes_back_into_the_memory_of_the_projector(serve
     """It was loaded meanwhile."""
     with ThreadPoolExecutor(2) as pool:
         # the second one has some 900 cells when it is paused, and then the pool for itself
-        both = pool.submit(asked, server, [prompt(0, 30), prompt(1, 810)], RUNS)
+        both = pool.submit(at_once, server, [prompt(0, 30), prompt(1, 810)], RUNS)
         until_logged(server, "paused, n_tokens")
         image = pool.submit(see, server, 1)
         until(lambda: state(server)["state"] == "loaded")

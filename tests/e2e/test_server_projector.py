@@ -21,6 +21,7 @@ from tests.e2e.projector import APART, act, is_unloaded, looking, projector_of_w
 from tests.e2e.servers import (
     completion,
     memory_is_plain,
+    n_deferred,
     refusal,
     resident,
     serving,
@@ -148,7 +149,7 @@ def test_a_request_that_waited_for_its_slot(server: LlamaServer) -> None:
         text = pool.submit(completion, server, prompt(1, 40), 2000, id_slot=0)
         until_it_generates(server, text)
         waiting = pool.submit(see, server, 1, id_slot=0)
-        while "llamacpp:requests_deferred 1" not in server.get("/metrics"):
+        while n_deferred(server) != 1:
             assert not text.done()
         act(server, "unload")
         assert not text.done()

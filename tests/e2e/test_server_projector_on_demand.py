@@ -18,7 +18,16 @@ from kvtool.verify.server import LlamaServer
 from kvtool.verify.texts import prompt
 from tests.e2e.conftest import Real
 from tests.e2e.projector import APART, act, see, state
-from tests.e2e.servers import completion, refusal, resident, routing, serving, short_of_addresses, until
+from tests.e2e.servers import (
+    completion,
+    n_deferred,
+    refusal,
+    resident,
+    routing,
+    serving,
+    short_of_addresses,
+    until,
+)
 
 MIB = 1024 * 1024
 
@@ -98,7 +107,7 @@ def test_it_went_while_a_request_waited_for_its_slot(real: Real, model: Path, si
         texts = []
         for waiting in range(2):
             texts.append(pool.submit(completion, server, prompt(waiting, 40), 1900, id_slot=0))
-            while f"llamacpp:requests_deferred {waiting}" not in server.get("/metrics"):
+            while n_deferred(server) != waiting:
                 assert not texts[0].done()
         last = pool.submit(see, server, 1, id_slot=0)
         until_unloaded(server)
