@@ -18,9 +18,9 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.gitcmd import Scratch, scratch_repository
 from kvtool.project import find_project
-from kvtool.tree import merge
-from kvtool.tree.apply import Replayed
-from kvtool.tree.rebase_plan import Rehearsal, Workshop
+from kvtool.replay import merge
+from kvtool.replay.apply import Replayed
+from kvtool.replay.rebase_plan import Rehearsal, Workshop
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Upstream
 

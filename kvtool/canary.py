@@ -11,8 +11,8 @@ from kvtool.errors import KvtoolError, NetworkError
 from kvtool.gitcmd import Git, scratch_repository
 from kvtool.process import public
 from kvtool.project import place_of
+from kvtool.replay.apply import PatchReport
 from kvtool.result import CheckOutcome, PatchOutcome
-from kvtool.tree.apply import PatchReport
 from kvtool.upstream.lock import Lock
 from kvtool.verify.report import Verified
 

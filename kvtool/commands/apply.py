@@ -6,10 +6,10 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import KvtoolError
 from kvtool.options import Env, Mirror, Tag
+from kvtool.replay.apply import PatchReport, conflict_error, upstream_lines
+from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import PatchOutcome, Result
-from kvtool.tree import checkout
-from kvtool.tree.apply import PatchReport, conflict_error, upstream_lines
-from kvtool.tree.rebase_plan import Workshop
+from kvtool.worktree import checkout
 
 
 @dataclass(frozen=True)

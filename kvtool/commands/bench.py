@@ -11,13 +11,13 @@ from typer import Option
 from kvtool import process
 from kvtool.bench import plots, runs, speed
 from kvtool.bench.report import Report
-from kvtool.build import cmake
 from kvtool.commands import build
+from kvtool.compile import cmake
 from kvtool.errors import DiskError, MeasureError, writing
 from kvtool.locks import alone
 from kvtool.options import BinDir, Env, refuse
-from kvtool.tree.status import read_applied
 from kvtool.verify import checks, models
+from kvtool.worktree.status import read_applied
 
 CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)

@@ -15,10 +15,10 @@ from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, Usage
 from kvtool.gitcmd import Git, scratch_repository
 from kvtool.options import Env
 from kvtool.project import Project, expanded
+from kvtool.replay.apply import FailedHunk
+from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import PatchOutcome, Result
-from kvtool.tree.apply import FailedHunk
-from kvtool.tree.rebase_plan import Workshop
-from kvtool.tree.series import load_patches, patch_named
+from kvtool.series.series import load_patches, patch_named
 from kvtool.upstream.lock import load_lock, with_upstream
 
 

@@ -10,14 +10,14 @@ from typing import Annotated
 from typer import Option
 
 from kvtool import process
-from kvtool.build import builder, cmake, toolchain
+from kvtool.compile import builder, cmake, toolchain
 from kvtool.console import Console
 from kvtool.errors import UsageError
 from kvtool.machine import cores
 from kvtool.options import Backend, Env, Jobs, Preset
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.tree.status import require_applied
+from kvtool.worktree.status import require_applied
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,19 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kvtool.build import toolchain
 from kvtool.canary import SCHEMA, Breakage, Step, StepName, newest, of_error, of_patches, of_verified
 from kvtool.commands import build, init, rebase, verify
+from kvtool.compile import toolchain
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, must_be_writable
 from kvtool.options import BACKENDS, Env, Mirror, refuse
 from kvtool.project import Project, read_text
+from kvtool.replay.apply import PatchReport
 from kvtool.result import CheckOutcome, Result
-from kvtool.tree.apply import PatchReport
-from kvtool.tree.status import write_json
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, load_lock, pin
+from kvtool.worktree.status import write_json
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typer import Argument, Option
 from kvtool.console import Console
 from kvtool.gitcmd import scratch_repository
 from kvtool.options import Env, Mirror
+from kvtool.replay import compare
+from kvtool.replay.compare import Pair, Snapshot
+from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import Result
-from kvtool.tree import compare
-from kvtool.tree.compare import Pair, Snapshot
-from kvtool.tree.rebase_plan import Workshop
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from kvtool.build import toolchain
-from kvtool.build.cmake import BACKENDS
+from kvtool.compile import toolchain
+from kvtool.compile.cmake import BACKENDS
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, MissingToolError, UsageError
 from kvtool.options import Env, Flags

@@ -14,16 +14,16 @@ from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
 from kvtool.options import Env, refuse
 from kvtool.project import Project
+from kvtool.replay.apply import commits_of
+from kvtool.replay.export import Folded, changes, fold, only_dropped
+from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import FileChange, Result
-from kvtool.tree.apply import commits_of
-from kvtool.tree.checkout import applied_of, finish_interrupted, scratch_below
-from kvtool.tree.export import Folded, changes, fold, only_dropped
-from kvtool.tree.patchfile import DIFF_FLAGS, MAIL_FLAGS
-from kvtool.tree.rebase_plan import Workshop
-from kvtool.tree.series import Series
-from kvtool.tree.status import Applied, TreeState, not_clean, tree_state, write_applied
-from kvtool.tree.transaction import Change, Stage, written
+from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS
+from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache
+from kvtool.worktree.checkout import applied_of, finish_interrupted, scratch_below
+from kvtool.worktree.status import Applied, TreeState, not_clean, tree_state, write_applied
+from kvtool.worktree.transaction import Change, Stage, written
 
 _MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
 

@@ -13,7 +13,7 @@ from kvtool.options import Env
 from kvtool.process import quote
 from kvtool.project import Project, expanded
 from kvtool.result import Result
-from kvtool.tree.series import load_patches, new_files
+from kvtool.series.series import load_patches, new_files
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 # beside patches/ and cpp/: where each template goes

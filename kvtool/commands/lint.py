@@ -8,7 +8,7 @@ from kvtool.lint import LintFinding
 from kvtool.lint.project import lint_project
 from kvtool.options import Env
 from kvtool.result import Result
-from kvtool.tree.series import load_patches
+from kvtool.series.series import load_patches
 from kvtool.verify.named import known_tests
 
 

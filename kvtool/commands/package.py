@@ -9,8 +9,8 @@ from typing import Annotated
 
 from typer import Option
 
-from kvtool.build import toolchain
 from kvtool.commands import build, export
+from kvtool.compile import toolchain
 from kvtool.console import Console
 from kvtool.gitcmd import Git
 from kvtool.options import Backend, Env, Jobs

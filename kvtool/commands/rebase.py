@@ -6,26 +6,26 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kvtool.build import toolchain
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, SpanRow
+from kvtool.compile import toolchain
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, NetworkError, TreeError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
+from kvtool.replay.apply import FailedHunk, conflict_error
+from kvtool.replay.compare import range_diff_path, write_range_diff
+from kvtool.replay.export import rebased
+from kvtool.replay.rebase_plan import Choices, Rehearsal, Workshop
 from kvtool.result import PatchOutcome, Result
-from kvtool.tree import checkout, rebase_state, transaction
-from kvtool.tree.apply import FailedHunk, conflict_error
-from kvtool.tree.checkout import base_ref, branch_of, scratch_below, take_base
-from kvtool.tree.compare import range_diff_path, write_range_diff
-from kvtool.tree.export import rebased
-from kvtool.tree.rebase_plan import Choices, Rehearsal, Workshop
-from kvtool.tree.rebase_state import RebaseState
-from kvtool.tree.series import load_patches, patch_named
-from kvtool.tree.status import not_clean, require_applied, tree_state
+from kvtool.series.series import load_patches, patch_named
 from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import Upstream, load_lock, with_upstream
+from kvtool.worktree import checkout, rebase_state, transaction
+from kvtool.worktree.checkout import base_ref, branch_of, scratch_below, take_base
+from kvtool.worktree.rebase_state import RebaseState
+from kvtool.worktree.status import not_clean, require_applied, tree_state
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
 from kvtool.process import public, quote
 from kvtool.project import PROOF
+from kvtool.replay.apply import FailedHunk, PatchReport, conflict_error
 from kvtool.result import FileChange, PatchOutcome, Result
-from kvtool.tree.apply import FailedHunk, PatchReport, conflict_error
 
 
 @dataclass(frozen=True)

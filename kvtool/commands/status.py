@@ -9,11 +9,11 @@ from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.options import Env
 from kvtool.project import read_text
+from kvtool.replay.apply import PatchReport, upstream_lines
 from kvtool.result import Result
-from kvtool.tree.apply import PatchReport, upstream_lines
-from kvtool.tree.series import Patch, goal_lines, load_patches, new_files
-from kvtool.tree.status import PatchReason, not_clean, reasons, tree_state
+from kvtool.series.series import Patch, goal_lines, load_patches, new_files
 from kvtool.upstream.lock import load_lock
+from kvtool.worktree.status import PatchReason, not_clean, reasons, tree_state
 
 
 @dataclass(frozen=True)

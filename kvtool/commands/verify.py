@@ -12,21 +12,21 @@ from typing import Annotated
 from typer import Option
 
 from kvtool import process
-from kvtool.build import cmake, toolchain
 from kvtool.commands import build
+from kvtool.compile import cmake, toolchain
 from kvtool.console import Console
 from kvtool.errors import DiskError, UsageError, VerifyError, must_be_writable, writing
 from kvtool.locks import alone
 from kvtool.machine import available_memory, cores
 from kvtool.options import BACKENDS, BinDir, Env, Flags, Jobs, Preset, refuse
 from kvtool.project import PROOF, Project
-from kvtool.tree.series import load_patches
-from kvtool.tree.status import read_applied
+from kvtool.series.series import load_patches
 from kvtool.upstream.lock import load_lock
 from kvtool.verify import checks, conversation, devices, drafts, matrix, models, named, parts, plan, runner, texts
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from kvtool.verify.report import Verified, as_junit, class_rows
+from kvtool.worktree.status import read_applied
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 _PLACES = {**BACKENDS, "rpc": "The CPU's build, with the cache in a ggml-rpc-server on loopback."}

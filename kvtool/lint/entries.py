@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from kvtool.lint import LintFinding
-from kvtool.tree.series import Patch, entry_problems, patch_of
+from kvtool.series.series import Patch, entry_problems, patch_of
 from kvtool.upstream.lock import Lock
 
 _ENTRY = re.compile(r"^\s*\[\[\s*patch\s*\]\]")

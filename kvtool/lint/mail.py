@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from kvtool.errors import UsageError
 from kvtool.lint import LintFinding
-from kvtool.tree.patchfile import FileDiff, Hunk, Mail, parse_diff, parse_mail
+from kvtool.series.patchfile import FileDiff, Hunk, Mail, parse_diff, parse_mail
 
 CONTEXT = 1  # lines of context on each side, as export writes them (patchfile.DIFF_FLAGS)
 _SUBJECT_WIDTH = 72

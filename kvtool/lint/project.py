@@ -8,8 +8,8 @@ from kvtool.lint import LintFinding
 from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
 from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
-from kvtool.tree.patchfile import Mail, parse_diff, size_of
-from kvtool.tree.series import Patch, goal_lines, new_files
+from kvtool.series.patchfile import Mail, parse_diff, size_of
+from kvtool.series.series import Patch, goal_lines, new_files
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, load_lock, read_tables
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtool import __version__, process
-from kvtool.build.cmake import BENCH_TARGET, Plan
+from kvtool.compile.cmake import BENCH_TARGET, Plan
 from kvtool.errors import BuildError
 from kvtool.gitcmd import Git
 from kvtool.package.archive import Entry

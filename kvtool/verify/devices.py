@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from kvtool import process
-from kvtool.build.cmake import RPC_SERVER
+from kvtool.compile.cmake import RPC_SERVER
 from kvtool.errors import VerifyError
 from kvtool.verify.server import PORT_TRIES, free_port
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from kvtool.errors import UsageError
-from kvtool.tree.series import Patch, patch_named
+from kvtool.series.series import Patch, patch_named
 from kvtool.verify.checks import Check, Finding, Kind, passed, skipped
 from kvtool.verify.trial import LOG, Failed, run, trial
 

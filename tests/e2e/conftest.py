@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kvtool.build import cmake
+from kvtool.compile import cmake
 from kvtool.console import Console
 from kvtool.locks import guard
 from kvtool.verify import models

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.tree.status import read_applied
+from kvtool.worktree.status import read_applied
 from tests.e2e import encoder
 from tests.e2e.adapter import adapter
 from tests.e2e.conftest import SANITIZED, Real

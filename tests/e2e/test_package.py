@@ -6,7 +6,7 @@ import json
 import tarfile
 from pathlib import Path
 
-from kvtool.build.builder import configured_page
+from kvtool.compile.builder import configured_page
 from tests.e2e.conftest import Real, kvtool
 
 

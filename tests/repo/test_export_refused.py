@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.tree import transaction
+from kvtool.worktree import transaction
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit, files
 
@@ -241,7 +241,7 @@ def test_killed_export_can_be_run_again(applied: Tiny, kvtool, after: int) -> No
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
     code = (
-        "import os, sys; from kvtool import cli; from kvtool.tree import transaction\n"
+        "import os, sys; from kvtool import cli; from kvtool.worktree import transaction\n"
         "real, calls = transaction.put_file, []\n"
         "def put(path, change):\n"
         f"    if str(path).startswith({str(applied.root)!r} + '/cpp') or '/project/patches' in str(path):\n"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvtool import locks
-from kvtool.tree import checkout, transaction
-from kvtool.tree.export import changes
+from kvtool.replay.export import changes
+from kvtool.worktree import checkout, transaction
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit
 from tests.repo.rebases import current, release

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.gitcmd import Git, Scratch
-from kvtool.tree.apply import Builder, commits_of
-from kvtool.tree.merge import Picked, cherry_pick
+from kvtool.replay.apply import Builder, commits_of
+from kvtool.replay.merge import Picked, cherry_pick
 from tests.conftest import git
 
 Pick = Callable[..., tuple[str | None, Picked]]

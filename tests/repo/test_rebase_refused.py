@@ -101,7 +101,7 @@ def test_ignored_file_in_the_way_changes_nothing(applied: Tiny, kvtool: Any) -> 
 
 def test_project_that_cannot_be_written_changes_nothing(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
     from kvtool.errors import DiskError
-    from kvtool.tree import transaction
+    from kvtool.worktree import transaction
 
     release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool two;\n    bool dynamic;\n"))
     before = everything(applied)

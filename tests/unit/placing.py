@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from kvtool.tree.patchfile import hunks_of, parse_diff, pieces_of
-from kvtool.tree.placement import Landing, LineMap, check
-from kvtool.tree.source import SourceFile
+from kvtool.series.patchfile import hunks_of, parse_diff, pieces_of
+from kvtool.series.placement import Landing, LineMap, check
+from kvtool.series.source import SourceFile
 
 BASE = [f"int f{n}() {{\n    int y = {n};\n    use(y);\n    return y;\n}}\n\n" for n in range(1, 5)]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvtool import cli
-from kvtool.build import builder, cmake, ninja, toolchain
 from kvtool.commands import build
 from kvtool.commands.init import InitResult
 from kvtool.commands.rebase_results import RebaseResult
+from kvtool.compile import builder, cmake, ninja, toolchain
 from kvtool.console import Console
 from kvtool.errors import UsageError
 from kvtool.machine import cores

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.build import cmake
+from kvtool.compile import cmake
 
 TREE = Path("/t")
 CPP = Path("/nothing")

@@ -18,7 +18,7 @@ from tests import fakes
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("KVTOOL_TREE", str(tmp_path / "tree"))
-    monkeypatch.setattr("kvtool.build.toolchain.PREFIXES", (str(tmp_path / "usr"),))
+    monkeypatch.setattr("kvtool.compile.toolchain.PREFIXES", (str(tmp_path / "usr"),))
     return tmp_path
 
 

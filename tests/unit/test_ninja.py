@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.build.ninja import OutputParser, Step, parse_targets, short
+from kvtool.compile.ninja import OutputParser, Step, parse_targets, short
 
 
 def feed(text: str) -> tuple[OutputParser, list[Step]]:

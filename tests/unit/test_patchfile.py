@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.tree.patchfile import parse_diff, parse_mail, size_of
+from kvtool.series.patchfile import parse_diff, parse_mail, size_of
 
 MAIL = b"""From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
 From: =?UTF-8?q?J=C3=B6?= <j@example.invalid>

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.tree.patchfile import Block, parse_diff, pieces_of, runs
-from kvtool.tree.placement import LineMap, check, find_landings
-from kvtool.tree.source import SourceFile, split_lines
+from kvtool.series.patchfile import Block, parse_diff, pieces_of, runs
+from kvtool.series.placement import LineMap, check, find_landings
+from kvtool.series.source import SourceFile, split_lines
 from tests.unit.placing import BASE, diff, judge
 
 

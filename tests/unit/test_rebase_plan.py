@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.tree import rebase_plan
+from kvtool.replay import rebase_plan
 
 HEAD = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n"
 TWO_LINES = HEAD + b"@@ -1,2 +1,4 @@\n a\n+b\n+c\n d\n"

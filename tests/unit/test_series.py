@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.tree.series import Patch, edit_series, hidden, new_files, new_id, parse_series
+from kvtool.series.series import Patch, edit_series, hidden, new_files, new_id, parse_series
 from kvtool.upstream.lock import parse_lock
 
 GOOD = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.tree.placement import heading_at
-from kvtool.tree.source import SourceFile, split_lines
+from kvtool.series.placement import heading_at
+from kvtool.series.source import SourceFile, split_lines
 
 NESTED = b"""\
 int f(int a) {

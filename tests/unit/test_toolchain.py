@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.build import toolchain
+from kvtool.compile import toolchain
 from kvtool.errors import MissingToolError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake programs are shell scripts")

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
-from kvtool.tree.apply import Blob, Builder, Commit, FailedHunk, failed_hunks
-from kvtool.tree.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of
-from kvtool.tree.placement import UNTOLD, Landing, LineMap, check
-from kvtool.tree.source import SourceFile
+from kvtool.replay.apply import Blob, Builder, Commit, FailedHunk, failed_hunks
+from kvtool.series.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of
+from kvtool.series.placement import UNTOLD, Landing, LineMap, check
+from kvtool.series.source import SourceFile
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
 MAP_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=histogram", "--no-indent-heuristic", "--full-index", "-U0")

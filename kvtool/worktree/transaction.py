@@ -17,10 +17,10 @@ from kvtool.errors import DiskError, TreeError, writing
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.result import FileChange, read
-from kvtool.tree.checkout import await_git, branch_of, finish_interrupted, move, switch
-from kvtool.tree.rebase_state import RebaseState, state_path, write_state
-from kvtool.tree.series import load_patches, new_files
-from kvtool.tree.status import Applied, kvtool_dir, read_applied, read_journal, write_applied, write_json
+from kvtool.series.series import load_patches, new_files
+from kvtool.worktree.checkout import await_git, branch_of, finish_interrupted, move, switch
+from kvtool.worktree.rebase_state import RebaseState, state_path, write_state
+from kvtool.worktree.status import Applied, kvtool_dir, read_applied, read_journal, write_applied, write_json
 
 
 @dataclass(frozen=True)

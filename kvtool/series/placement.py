@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvtool.tree.patchfile import Block, Piece
-from kvtool.tree.source import SourceFile, words
+from kvtool.series.patchfile import Block, Piece
+from kvtool.series.source import SourceFile, words
 
 Lines = Sequence[bytes]  # with their line ends
 

@@ -17,7 +17,7 @@ from tomlkit.items import AoT, Table
 
 from kvtool.errors import UsageError
 from kvtool.project import Project, read_text
-from kvtool.tree.patchfile import Mail, parse_diff, parse_mail
+from kvtool.series.patchfile import Mail, parse_diff, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
 UPSTREAM_STATUS = ("local", "submitted", "merged", "rejected")

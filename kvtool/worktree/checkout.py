@@ -20,13 +20,13 @@ from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError, writing
 from kvtool.gitcmd import IDENTITY, Git, Scratch, folders, scratch_repository
 from kvtool.locks import hold_tree
+from kvtool.replay.apply import PatchReport, Replayed
+from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import read
-from kvtool.tree.apply import PatchReport, Replayed
-from kvtool.tree.rebase_plan import Workshop
-from kvtool.tree.series import Series
-from kvtool.tree.status import Applied, kvtool_dir, not_clean, read_applied, tree_state, write_applied, write_json
+from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Upstream, load_lock
+from kvtool.worktree.status import Applied, kvtool_dir, not_clean, read_applied, tree_state, write_applied, write_json
 
 
 @dataclass(frozen=True)

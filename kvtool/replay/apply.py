@@ -11,9 +11,9 @@ from typing import NamedTuple, Self
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch, folders
 from kvtool.result import PatchOutcome
-from kvtool.tree.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, headings, parse_diff, pieces_of, size_of
-from kvtool.tree.series import NewFile, Series, Step
-from kvtool.tree.source import split_lines
+from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, headings, parse_diff, pieces_of, size_of
+from kvtool.series.series import NewFile, Series, Step
+from kvtool.series.source import split_lines
 
 _NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 

@@ -12,10 +12,10 @@ from typing import TypeVar
 from kvtool.errors import TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
+from kvtool.replay.apply import PatchReport, commits_of
 from kvtool.result import PatchOutcome, read
-from kvtool.tree.apply import PatchReport, commits_of
-from kvtool.tree.patchfile import parse_diff
-from kvtool.tree.series import Step, load_series
+from kvtool.series.patchfile import parse_diff
+from kvtool.series.series import Step, load_series
 from kvtool.upstream.lock import Lock, load_lock
 
 _T = TypeVar("_T")

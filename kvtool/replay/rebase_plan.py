@@ -20,8 +20,7 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, NetworkError, TreeError, UsageError
 from kvtool.gitcmd import Scratch, folders
 from kvtool.project import Project, place_of
-from kvtool.result import PatchOutcome
-from kvtool.tree.apply import (
+from kvtool.replay.apply import (
     Builder,
     Commit,
     PatchReport,
@@ -32,9 +31,10 @@ from kvtool.tree.apply import (
     replay,
     replay_step,
 )
-from kvtool.tree.merge import cherry_pick, look_at
-from kvtool.tree.patchfile import runs, size_of
-from kvtool.tree.series import Series, Step, load_series, unsettled
+from kvtool.replay.merge import cherry_pick, look_at
+from kvtool.result import PatchOutcome
+from kvtool.series.patchfile import runs, size_of
+from kvtool.series.series import Series, Step, load_series, unsettled
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Upstream, load_lock

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtool import process
-from kvtool.build import ninja
-from kvtool.build.cmake import PAGE_ON, Plan
+from kvtool.compile import ninja
+from kvtool.compile.cmake import PAGE_ON, Plan
 from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
 from kvtool.locks import alone

@@ -9,7 +9,7 @@ from email.utils import parseaddr, unquote
 from itertools import pairwise, takewhile
 
 from kvtool.errors import UsageError
-from kvtool.tree.source import split_lines
+from kvtool.series.source import split_lines
 
 # No user's configuration and no git version is to show in a diff.
 PLAIN_FLAGS = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtool import process
-from kvtool.build.cmake import BACKENDS, Toolchain
+from kvtool.compile.cmake import BACKENDS, Toolchain
 from kvtool.errors import KvtoolError, MissingToolError
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from kvtool.errors import UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
+from kvtool.replay.apply import PatchReport
+from kvtool.replay.rebase_plan import Rehearsal, Workshop
 from kvtool.result import PatchOutcome
-from kvtool.tree.apply import PatchReport
-from kvtool.tree.patchfile import PLAIN_FLAGS
-from kvtool.tree.rebase_plan import Rehearsal, Workshop
-from kvtool.tree.status import kvtool_dir, not_clean, tree_state
+from kvtool.series.patchfile import PLAIN_FLAGS
+from kvtool.worktree.status import kvtool_dir, not_clean, tree_state
 
 WORKING, TREE = ".", "tree"
 

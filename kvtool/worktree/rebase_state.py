@@ -21,10 +21,10 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
-from kvtool.tree.checkout import await_git, put_back, refuse_untracked, switch
-from kvtool.tree.merge import unmerged_of
-from kvtool.tree.rebase_plan import Choices, Resolution, Stop
-from kvtool.tree.status import kvtool_dir, read_journal, write_json
+from kvtool.replay.merge import unmerged_of
+from kvtool.replay.rebase_plan import Choices, Resolution, Stop
+from kvtool.worktree.checkout import await_git, put_back, refuse_untracked, switch
+from kvtool.worktree.status import kvtool_dir, read_journal, write_json
 
 KEPT_REFS = "refs/kvtool/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false")

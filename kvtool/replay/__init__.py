@@ -1,0 +1,1 @@
+"""Replay commits in a scratch repository: apply, merge, rebase, export, compare."""

@@ -1,1 +1,0 @@
-"""The series and the patched tree."""

@@ -1,0 +1,1 @@
+"""Change the checkout of a patched tree: status, checkout, rebase sessions, transactions."""
