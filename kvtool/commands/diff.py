@@ -6,12 +6,13 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kvtool.console import Console
-from kvtool.gitcmd import scratch_repository
+from kvtool.gitcmd import Scratch, scratch_repository
 from kvtool.options import Env, Mirror
 from kvtool.replay import compare
 from kvtool.replay.compare import Pair, Snapshot
 from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import Result
+from kvtool.worktree.status import not_clean, tree_state
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class DiffResult(Result, command="diff"):
 def _title(state: Snapshot) -> str:
     at = f"{state.revision[:10]} on " if state.revision else ""
     return f"{state.name} ({at}llama.cpp {state.tag})"
+
+
+def _snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
+    """Build the state that the user named. TreeError for `tree` if nothing is applied there."""
+    if name != compare.TREE:
+        return compare.snapshot(shop, name, scratch)
+    state = tree_state(shop.project)
+    if state.applied is None:
+        raise not_clean(state)
+    return compare.tree_snapshot(state.applied, state.head)
 
 
 def command(
@@ -65,7 +76,7 @@ def command(
     if compare.TREE in names and (project.tree / ".git").exists():
         repositories.append(project.tree)
     with scratch_repository(*repositories) as scratch:
-        old, new = (compare.snapshot(shop, name, scratch) for name in names)
+        old, new = (_snapshot(shop, name, scratch) for name in names)
         pairs = compare.range_diff(scratch, old, new)
         same = all(pair.change == "same" for pair in pairs)
         text = compare.code_diff(scratch, old, new) if code else "" if same else compare.text(pairs)

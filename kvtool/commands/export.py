@@ -14,16 +14,17 @@ from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
 from kvtool.options import Env, refuse
 from kvtool.project import Project
-from kvtool.replay.apply import commits_of
+from kvtool.replay.apply import Applied, applied_of, commits_of
 from kvtool.replay.export import Folded, changes, fold, only_dropped
 from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import FileChange, Result
+from kvtool.series.changes import Change, written
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS
 from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache
-from kvtool.worktree.checkout import applied_of, finish_interrupted, scratch_below
-from kvtool.worktree.status import Applied, TreeState, not_clean, tree_state, write_applied
-from kvtool.worktree.transaction import Change, Stage, written
+from kvtool.worktree.checkout import finish_interrupted, scratch_below
+from kvtool.worktree.status import TreeState, not_clean, tree_state, write_applied
+from kvtool.worktree.transaction import Stage
 
 _MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
 

@@ -15,7 +15,6 @@ from kvtool.locks import hold_tree
 from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
 from kvtool.replay.apply import FailedHunk, conflict_error
-from kvtool.replay.compare import range_diff_path, write_range_diff
 from kvtool.replay.export import rebased
 from kvtool.replay.rebase_plan import Choices, Rehearsal, Workshop
 from kvtool.result import PatchOutcome, Result
@@ -24,7 +23,7 @@ from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 from kvtool.worktree import checkout, rebase_state, transaction
 from kvtool.worktree.checkout import base_ref, branch_of, scratch_below, take_base
-from kvtool.worktree.rebase_state import RebaseState
+from kvtool.worktree.rebase_state import RebaseState, range_diff_path, write_range_diff
 from kvtool.worktree.status import not_clean, require_applied, tree_state
 
 

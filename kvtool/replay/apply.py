@@ -131,6 +131,28 @@ class Replayed:
         return not any(report.in_the_way for report in self.reports)
 
 
+@dataclass(frozen=True)
+class Applied:
+    """What kvtool put into a tree: `.git/kvtool/state.json`.
+
+    base, head: commits; patches: a report each, in order; pinned: the tag was named, so a new `current` in the lock
+    does not make the tree stale.
+    """
+
+    tag: str
+    tree: str
+    digest: str
+    base: str
+    head: str
+    pinned: bool = False
+    patches: tuple[PatchReport, ...] = ()
+
+
+def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
+    up = series.upstream
+    return Applied(up.tag, up.tree, series.digest, replayed.base, replayed.head, pinned, replayed.reports)
+
+
 class Builder:
     """A growing chain of commits, and an index of its own. commit, tree: the last one."""
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from kvtool.errors import UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
-from kvtool.replay.apply import PatchReport
-from kvtool.replay.rebase_plan import Rehearsal, Workshop
+from kvtool.replay.apply import Applied, PatchReport
+from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import PatchOutcome
 from kvtool.series.patchfile import PLAIN_FLAGS
-from kvtool.worktree.status import kvtool_dir, not_clean, tree_state
 
 WORKING, TREE = ".", "tree"
 
@@ -41,13 +40,13 @@ class Snapshot:
     ids: dict[str, str]
 
 
+def tree_snapshot(applied: Applied, head: str) -> Snapshot:
+    """Return the state `tree`: the commits of a patched tree up to `head`."""
+    return Snapshot(TREE, "", applied.tag, applied.base, head, (), _ids(applied.patches))
+
+
 def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
-    """Build the commits of a state in a throw-away repository. UsageError for a name that means nothing here."""
-    if name == TREE:
-        state = tree_state(shop.project)
-        if (applied := state.applied) is None:
-            raise not_clean(state)
-        return Snapshot(name, "", applied.tag, applied.base, state.head, (), _ids(applied.patches))
+    """Build the commits of a state in a scratch repository. UsageError if `name` is not a state (`tree` is not)."""
     revision, colon, tag = name.rpartition(":")
     if not colon:
         revision, tag = ("", name) if name in shop.lock.upstreams else (name, "")
@@ -157,20 +156,3 @@ def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
     spec = [f":(literal){path}" for path in sorted(paths)]
     done = git.run("diff", *PLAIN_FLAGS, "--diff-algorithm=myers", before.head, after.head, "--", *spec)
     return done.stdout.rstrip("\n")
-
-
-# --- what a rebase leaves -----------------------------------------------------------------------------------------
-
-
-def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> None:
-    """Keep how each patch changed from the old upstream to the new one."""
-    ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
-    empty = done.locked.base == done.locked.head or done.base == done.head  # no range for git
-    text = b"" if empty else git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
-    path = range_diff_path(tree, old_tag, done.tag)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text)
-
-
-def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
-    return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"

@@ -16,15 +16,13 @@ from pathlib import Path
 from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project, read_text
-from kvtool.replay.apply import Blob, Builder, Commit, blobs_of, commits_of, replay
+from kvtool.replay.apply import Applied, Blob, Builder, Commit, applied_of, blobs_of, commits_of, replay
 from kvtool.replay.rebase_plan import Rehearsal, Workshop
 from kvtool.result import PatchOutcome
-from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, headings, parse_diff, parse_mail
+from kvtool.series.changes import Change, written
+from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, headings, parse_diff, parse_mail
 from kvtool.series.series import Series, Step, edit_series, hidden, limit_series, new_files, new_id
 from kvtool.upstream.lock import Upstream, pin
-from kvtool.worktree.checkout import applied_of
-from kvtool.worktree.status import Applied, changed_rows
-from kvtool.worktree.transaction import Change, written
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
 _NO_MAIL = re.compile(r"\A\s*\Z|^(---\s*$|diff -.*|Index: .*)", re.MULTILINE)  # git am ends a mail's message there

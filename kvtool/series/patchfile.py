@@ -215,3 +215,18 @@ def _piece(hunk: Hunk) -> Piece:
             after.append(line)
     lead, trail = len(marks) - len(marks.lstrip(b" ")), len(marks) - len(marks.rstrip(b" "))
     return Piece(hunk, hunk.old, hunk.new, tuple(before), tuple(after), lead, trail)
+
+
+def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
+    """What a diff changes, without line numbers and context: modes, lines, and what a file without lines becomes."""
+    return tuple(
+        (
+            file.path,
+            (
+                *re.findall(rb"^(?:old|new|new file|deleted file) mode .*", file.head, re.MULTILINE),
+                *re.findall(rb"^index \w+\.\.(\w+)", b"" if file.hunks else file.head, re.MULTILINE),
+                *(row for hunk in file.hunks for row in hunk.rows if row[:1] in (b"+", b"-")),
+            ),
+        )
+        for file in parse_diff(diff)
+    )

@@ -20,13 +20,13 @@ from kvtool.console import Console
 from kvtool.errors import DiskError, TreeError, writing
 from kvtool.gitcmd import IDENTITY, Git, Scratch, folders, scratch_repository
 from kvtool.locks import hold_tree
-from kvtool.replay.apply import PatchReport, Replayed
+from kvtool.replay.apply import Applied, PatchReport, Replayed, applied_of
 from kvtool.replay.rebase_plan import Workshop
 from kvtool.result import read
 from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Upstream, load_lock
-from kvtool.worktree.status import Applied, kvtool_dir, not_clean, read_applied, tree_state, write_applied, write_json
+from kvtool.worktree.status import kvtool_dir, not_clean, read_applied, tree_state, write_applied, write_json
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,6 @@ def sweep(tree: Path) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.05)
-
-
-def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
-    up = series.upstream
-    return Applied(up.tag, up.tree, series.digest, replayed.base, replayed.head, pinned, replayed.reports)
 
 
 def _built(shop: Workshop, upstream: Upstream, git: Git) -> Replayed:

@@ -22,7 +22,7 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.replay.merge import unmerged_of
-from kvtool.replay.rebase_plan import Choices, Resolution, Stop
+from kvtool.replay.rebase_plan import Choices, Rehearsal, Resolution, Stop
 from kvtool.worktree.checkout import await_git, put_back, refuse_untracked, switch
 from kvtool.worktree.status import kvtool_dir, read_journal, write_json
 
@@ -237,3 +237,20 @@ def abort(git: Git, console: Console, state: RebaseState) -> str:
         )
     state_path(git.repo).unlink()
     return kept_since(git, state, at)
+
+
+# --- the report of a rebase ------------------------------------------------------------------------------------
+
+
+def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> None:
+    """Keep how each patch changed from the old upstream to the new one."""
+    ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
+    empty = done.locked.base == done.locked.head or done.base == done.head  # no range for git
+    text = b"" if empty else git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
+    path = range_diff_path(tree, old_tag, done.tag)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+
+
+def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
+    return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"

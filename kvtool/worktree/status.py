@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import TypeVar
 from kvtool.errors import TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
-from kvtool.replay.apply import PatchReport, commits_of
+from kvtool.replay.apply import Applied, PatchReport, commits_of
 from kvtool.result import PatchOutcome, read
-from kvtool.series.patchfile import parse_diff
+from kvtool.series.patchfile import changed_rows
 from kvtool.series.series import Step, load_series
 from kvtool.upstream.lock import Lock, load_lock
 
@@ -32,23 +31,6 @@ _APPLY = "kvtool apply"  # brings the tree to what the project says
 _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
 # what a kvtool command leaves when it is killed; a rebase has the others' journals while it finishes
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What kvtool put into a tree: `.git/kvtool/state.json`.
-
-    base, head: commits; patches: a report each, in order; pinned: the tag was named, so a new `current` in the lock
-    does not make the tree stale.
-    """
-
-    tag: str
-    tree: str
-    digest: str
-    base: str
-    head: str
-    pinned: bool = False
-    patches: tuple[PatchReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,18 +247,3 @@ def _reason(step: Step, report: PatchReport | None, changed: Mapping[str, object
         return PatchReason(name, "changed", other)
     note = f"; {report.moved[0]}" if report.moved else ""
     return PatchReason(name, "applied", f"commit {report.commit[:10]}{note}")
-
-
-def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
-    """What a diff changes, without line numbers and context: modes, lines, and what a file without lines becomes."""
-    return tuple(
-        (
-            file.path,
-            (
-                *re.findall(rb"^(?:old|new|new file|deleted file) mode .*", file.head, re.MULTILINE),
-                *re.findall(rb"^index \w+\.\.(\w+)", b"" if file.hunks else file.head, re.MULTILINE),
-                *(row for hunk in file.hunks for row in hunk.rows if row[:1] in (b"+", b"-")),
-            ),
-        )
-        for file in parse_diff(diff)
-    )

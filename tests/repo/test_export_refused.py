@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.worktree import transaction
+from kvtool.series.changes import Change, put_file
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit, files
 
@@ -218,16 +218,16 @@ def test_failure_while_writing_puts_everything_back(applied: Tiny, kvtool, monke
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
-    real, calls = transaction.put_file, []
+    calls: list[Path] = []
 
-    def failing(path: Path, change: transaction.Change) -> None:
+    def failing(path: Path, change: Change) -> None:
         if path.is_relative_to(applied.root / "cpp") or path.is_relative_to(applied.root / "patches"):
             calls.append(path)
             if len(calls) == fail_at + 1:
                 raise OSError(28, "No space left on device")
-        real(path, change)
+        put_file(path, change)
 
-    monkeypatch.setattr(transaction, "put_file", failing)
+    monkeypatch.setattr("kvtool.worktree.transaction.put_file", failing)
     before, head = applied.snapshot(), git(applied.tree, "rev-parse", "HEAD")
     ran = kvtool("export", "--json")
     assert ran.code == 1 and ran.json["error"]["code"] == "disk"

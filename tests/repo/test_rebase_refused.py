@@ -101,18 +101,17 @@ def test_ignored_file_in_the_way_changes_nothing(applied: Tiny, kvtool: Any) -> 
 
 def test_project_that_cannot_be_written_changes_nothing(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
     from kvtool.errors import DiskError
-    from kvtool.worktree import transaction
+    from kvtool.series.changes import put_file
 
     release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool two;\n    bool dynamic;\n"))
     before = everything(applied)
-    real = transaction.put_file
 
     def full(path: Path, change: Any) -> None:
         if change.path.endswith(".lock") and change.action == "new":
             raise OSError(28, "No space left on device")
-        real(path, change)
+        put_file(path, change)
 
-    monkeypatch.setattr(transaction, "put_file", full)
+    monkeypatch.setattr("kvtool.worktree.transaction.put_file", full)
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, ran.json["error"]["code"]) == (1, DiskError.code)
     assert everything(applied) == before and not (applied.state / "rebase.json").exists()
