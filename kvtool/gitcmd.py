@@ -17,7 +17,7 @@ from typing import Self
 
 from kvtool import process
 from kvtool.console import Progress
-from kvtool.errors import DiskError, KvtoolError, MissingToolError
+from kvtool.errors import DiskError, KvtoolError, MissingToolError, TreeError
 from kvtool.process import Completed, Environment
 
 # One identity and one moment for everything kvtool commits itself.
@@ -81,6 +81,7 @@ _LET_IN = (
 )
 _LET_IN_VARIABLES = re.compile(r"GIT_(SSH(_COMMAND|_VARIANT)?|ASKPASS|(PROXY_)?SSL_\w+)")
 
+_FOREIGN = re.compile(r"detected dubious ownership in repository at '(.*)'")
 DISK_FULL = re.compile(r"(?i)ENOSPC|No space left|Out of diskspace|Disk quota|disk full|write new index file")
 
 
@@ -150,6 +151,13 @@ class Git:
         A full disk (a DiskError) and a git that was killed always raise: neither is an answer.
         """
         done = process.capture(self._located(args), env=sealed_environment(env), input=input, check=False)
+        if done.returncode != 0 and (found := _FOREIGN.search(done.stderr)):
+            raise TreeError(
+                f"git refuses to work in {found[1]}",
+                why="another user owns it (git's safe.directory)",
+                next_step=f"if you trust it: git config --global --add safe.directory {process.quote([found[1]])}",
+                output=done.stderr.strip(),
+            )
         if done.returncode < 0 or (done.returncode != 0 and (check or DISK_FULL.search(done.stderr))):
             output = (done.stderr + done.stdout).strip()
             if DISK_FULL.search(output):

@@ -38,7 +38,7 @@ class FailedHunk:
 
     @classmethod
     def of(cls, hunk: Hunk, reason: str) -> Self:
-        return cls(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.heading}".strip(), reason)
+        return cls(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.function}".strip(), reason)
 
     def __str__(self) -> str:
         hunk = f" hunk {self.number} of {self.total} ({self.header})" if self.number else ""

@@ -22,9 +22,9 @@ from pathlib import Path
 from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.replay.apply import Blob, Builder, Commit, FailedHunk, failed_hunks
-from kvtool.series.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of
+from kvtool.series.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of, quote_name
 from kvtool.series.placement import UNTOLD, Landing, LineMap, check
-from kvtool.series.source import SourceFile
+from kvtool.series.source import SourceFile, split_lines
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
 MAP_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=histogram", "--no-indent-heuristic", "--full-index", "-U0")
@@ -220,13 +220,14 @@ def _as_called(git: Git, origin: Commit, onto: str) -> bytes:
         return origin.diff
 
     def head(file: FileDiff) -> bytes:
-        was, now = (f"/{name}\n".encode("utf-8", "surrogateescape") for name in (file.path, names[file.path]))
-        known = {
-            b"diff --git a" + was[:-1] + b" b" + was: b"diff --git a" + now[:-1] + b" b" + now,
-            b"--- a" + was: b"--- a" + now,
-            b"+++ b" + was: b"+++ b" + now,
-        }
-        return b"".join(known.get(line, line) for line in file.head.splitlines(keepends=True))
+        path = names[file.path].encode("utf-8", "surrogateescape")
+        old, new = (quote_name(side + path) for side in (b"a/", b"b/"))
+        tab = b"\t" if b" " in path else b""
+        first, *others = split_lines(file.head)
+        fresh = {b"--- ": b"--- " + old + tab + b"\n", b"+++ ": b"+++ " + new + tab + b"\n"}
+        kept = [line if line[4:] == b"/dev/null\n" else fresh.get(line[:4], line) for line in others]
+        lines = [b"diff --git " + old + b" " + new + b"\n" if first else b"", *kept]
+        return b"".join(lines)
 
     return b"".join(head(file) + b"".join(hunk.text for hunk in file.hunks) for file in parse_diff(origin.diff))
 
@@ -290,7 +291,7 @@ def _gone_to(git: Git, lines: Sequence[bytes], old: tuple[str, str], new: tuple[
         return ""
 
     def having(tree: str) -> dict[str, str]:
-        said = git.run("grep", "-n", "-z", "-F", "-e", line, tree, check=False).stdout.splitlines()
+        said = git.run("grep", "-n", "-z", "-F", "-f", "-", tree, input=line + "\n", check=False).stdout.splitlines()
         rows = (row.removeprefix(f"{tree}:").split("\0") for row in reversed(said))
         return {row[0]: row[1] for row in rows if len(row) > 2}
 

@@ -75,6 +75,17 @@ class Hunk(Block):
         """Its lines with their marks, without the header."""
         return split_lines(self.text)[1:]
 
+    @property
+    def function(self) -> str:
+        """Name the function of the first changed line: git's heading ignores a head among the hunk's own lines."""
+        name = self.heading
+        for row in self.rows:
+            is_head = _FUNCTION.match(row[1:])
+            if row[:1] != b" ":
+                return _label(row[1:]) if is_head and row[:1] == b"-" else name
+            name = _label(row[1:]) if is_head else name
+        return name
+
 
 @dataclass(frozen=True)
 class FileDiff:
@@ -101,6 +112,8 @@ class Piece:
     trail: int
 
 
+_FUNCTION = re.compile(rb"[A-Za-z_$]")  # git's own rule for a hunk's heading
+_LABEL_WIDTH = 80  # characters of a heading, as in git
 _HUNK = re.compile(rb"^(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@)(.*)$")
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
 _SIGNATURE = re.compile(rb"^-- \n(?!diff --git )[^-+ @\\].*\Z", re.MULTILINE | re.DOTALL)  # of a mail; no row of a diff
@@ -152,6 +165,10 @@ def _file(text: bytes) -> FileDiff:
     return FileDiff(path, head, tuple(_hunk(path, number, len(at), lines[a:b]) for number, (a, b) in parts))
 
 
+def _label(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip()[:_LABEL_WIDTH]
+
+
 def _hunk(path: str, number: int, total: int, lines: list[bytes]) -> Hunk:
     found = _HUNK.match(lines[0])
     assert found
@@ -161,12 +178,48 @@ def _hunk(path: str, number: int, total: int, lines: list[bytes]) -> Hunk:
     return Hunk(*place, path, number, total, found[1].decode(), heading, b"".join(lines))
 
 
+_ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
+_NAME = rb'"(?:[^"\\]|\\.)*"|[^\n]*?'
+_PLACES = tuple(
+    re.compile(rb"^" + before + rb"(" + _NAME + rb")\t?$", re.MULTILINE)
+    for before in (rb"\+\+\+ ", rb"--- ", rb"rename to ")
+)
+_BOTH = re.compile(rb'diff --git (?:a/(?P<plain>.*) b/(?P=plain)|"a/(?P<quoted>.*)" "b/(?P=quoted)")$')
+
+
+def unquote_name(name: bytes) -> bytes:
+    """Undo git's quoting of a file name in a diff: "say \\"hi\\".txt" with its quotes becomes the name itself."""
+    if not (len(name) > 1 and name.startswith(b'"') and name.endswith(b'"')):
+        return name
+
+    def character(found: re.Match[bytes]) -> bytes:
+        code = found[1]
+        return bytes([int(code, 8) & 255 if code.isdigit() else _ESCAPES.get(code, code[0])])
+
+    return re.sub(rb"\\([0-7]{3}|.)", character, name[1:-1], flags=re.DOTALL)
+
+
+def quote_name(name: bytes) -> bytes:
+    """Quote a file name as git writes it in a diff (core.quotePath is off): only where it has to be."""
+    codes = {code: b"\\" + letter for letter, code in _ESCAPES.items()}
+    quoted = b"".join(codes.get(byte, b"\\%03o" % byte if byte < 32 or byte == 127 else bytes([byte])) for byte in name)
+    return name if quoted == name else b'"' + quoted + b'"'
+
+
 def _path(head: bytes) -> str:
-    for prefix in (rb"\+\+\+ b/", rb"--- a/", rb"rename to "):
-        if found := re.search(rb"^" + prefix + rb"(.*?)\t?$", head, re.MULTILINE):
-            return found[1].decode("utf-8", "surrogateescape")
-    found = re.match(rb"diff --git a/(.*) b/\1$", head.split(b"\n")[0])
-    return found[1].decode("utf-8", "surrogateescape") if found else ""
+    """Return the path of the file that a part of a diff is about: the new one, or the old one if it is removed."""
+    for place in _PLACES:
+        if found := place.search(head):
+            name = unquote_name(found[1])
+            if name != b"/dev/null":
+                cut = name if head[found.start() :].startswith(b"rename") else name[2:]
+                return cut.decode("utf-8", "surrogateescape")
+    found = _BOTH.match(head.split(b"\n")[0])
+    if not found:
+        return ""
+    plain = found["plain"]
+    name = plain if plain is not None else unquote_name(b'"' + found["quoted"] + b'"')
+    return name.decode("utf-8", "surrogateescape")
 
 
 def hunks_of(diff: bytes) -> list[Hunk]:

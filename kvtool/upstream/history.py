@@ -8,6 +8,7 @@ from kvtool.gitcmd import Git
 from kvtool.project import expanded
 from kvtool.upstream.lock import Upstream
 
+_LONGEST = 10_000  # bytes that are safe as an argument of a process
 NONE = "not known: this copy of upstream has no history between the two tags"
 
 
@@ -34,6 +35,8 @@ class History:
     def behind(self, path: str, lines: tuple[str, ...]) -> str:
         """The newest commit that took away (or brought back) the first of these lines of a file, "" when none did."""
         for line in filter(None, map(str.strip, lines)):
+            if len(line) > _LONGEST:
+                continue
             said = self.git.run("log", "-1", "--format=%h %s", f"-S{line}", self.span, "--", path, check=False)
             if found := said.stdout.strip():
                 return found

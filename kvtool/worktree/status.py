@@ -154,11 +154,16 @@ def tree_state(project: Project) -> TreeState:
 
 
 def _branch(tree: Path) -> str:
-    """The branch that is checked out, "" for none."""
+    """Return the branch that is checked out, "" for none."""
     from git import Repo  # late: the import costs more than most of what kvtool does with a tree
 
-    with contextlib.closing(Repo(tree, expand_vars=False)) as repo:
-        return "" if repo.head.is_detached else repo.active_branch.name
+    # GitPython follows GIT_COMMON_DIR, GIT_OBJECT_DIRECTORY and the like, which kvtool ignores everywhere
+    hidden = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("GIT_")}
+    try:
+        with contextlib.closing(Repo(tree, expand_vars=False)) as repo:
+            return "" if repo.head.is_detached else repo.active_branch.name
+    finally:
+        os.environ.update(hidden)
 
 
 def _stopped_rebase(tree: Path) -> str:
