@@ -4,7 +4,7 @@
 //
 // A part of server_context_impl (impl_t), included there once the slots are defined. No request waits for a draft: without one,
 // each goes on a token at a time. What the caches hold of a draft goes with it; a slot whose prompt the next one has not seen
-// lets it catch up (server_short::draft_catch_up()).
+// lets it catch up (server_oom::draft_catch_up()).
 //
 // For models that draft from tokens alone (draft-simple), and for MTP layers (draft-mtp): these are part of the target's file as
 // a rule, then what goes is their context. They read states of the target, which are gone by then: one that comes into a
@@ -13,8 +13,8 @@
 // On demand (--draft-lazy-auto) a request that can use a draft has it loaded when it is launched, and goes on without if that fails.
 
 #include "server-bytes.h"
-#include "server-call.h"
-#include "server-part.h"
+#include "server-main-loop.h"
+#include "server-component.h"
 
 #include "../../src/llama-ext.h" // staging API: llama_set_embeddings_nextn
 
@@ -55,9 +55,9 @@ public:
     }
 
     // HTTP thread
-    server_part draft_part(const std::function<bool()> & should_stop) {
+    server_component draft_part(const std::function<bool()> & should_stop) {
         const auto call = [this, &should_stop](std::function<json()> func) {
-            return server_call(self().queue_tasks, self().queue_results, should_stop, std::move(func));
+            return server_main_loop_call(self().queue_tasks, self().queue_results, should_stop, std::move(func));
         };
 
         return {
@@ -147,7 +147,7 @@ protected:
     }
 
     // main loop. the memory is needed for something else: one that came on demand goes, for a while. returns false without one
-    // note: nothing in a batch may be drafted then (server_short::drop_drafts())
+    // note: nothing in a batch may be drafted then (server_oom::drop_drafts())
     bool draft_make_room() {
         if (!draft_is_on_demand()) {
             return false;
@@ -313,7 +313,7 @@ private:
         check();
 
         if (state == STATE_LOADED) {
-            return server_part_done(names[state], "taken", {}, {});
+            return server_component_done(names[state], "taken", {}, {});
         }
 
         is_shown = true;
@@ -335,14 +335,14 @@ private:
         attach();
         lazy.used();
 
-        return server_part_done(names[state], "taken", server_bytes::measure(devices()), before);
+        return server_component_done(names[state], "taken", server_bytes::measure(devices()), before);
     }
 
     json unload() {
         check();
 
         if (state == STATE_UNLOADED) {
-            return server_part_done(names[state], "freed", {}, {});
+            return server_component_done(names[state], "freed", {}, {});
         }
 
         is_shown = true;
@@ -357,7 +357,7 @@ private:
         }
         close();
 
-        return server_part_done(names[state], "freed", before, server_bytes::measure(devices()));
+        return server_component_done(names[state], "freed", before, server_bytes::measure(devices()));
     }
 
     // the model and its context. throws server_refusal, and has none then

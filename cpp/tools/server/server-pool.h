@@ -7,7 +7,7 @@
 // 2. idle slots give up their cells, the least recently used first. They are saved to --cache-ram before
 // 3. the youngest request is paused: what it has in its cells goes to memory that --cache-ram allows, and comes back when there
 //    is a place again. It goes on where it was
-// 4. the slot that lacks a cell ends (server_short::end_slot())
+// 4. the slot that lacks a cell ends (server_oom::end_slot())
 //
 // Rejected: keeping cells free for all that a request may generate. Clients ask for much more than they use, and slots that could
 // run together would wait for each other. Which request runs out of cells is known when it does.

@@ -12,7 +12,7 @@
 //
 // Not shared, but computed as without the flag: with another LoRA or an aLoRA, without cache_prompt, prompts with media, other
 // tasks than completions, where no checkpoint reaches, and in a cache of several streams (DSV4 too), which cannot share cells.
-// Nor cells that would be others in an empty slot (server_prompt_origin): moved by a context shift or --cache-reuse, computed
+// Nor cells that would be others in an empty slot (server_prompt_provenance): moved by a context shift or --cache-reuse, computed
 // with the LoRA of another time, or read from a file.
 
 #include "llama-kv.h"
@@ -73,7 +73,7 @@ protected:
                 const int32_t n_lcp = other.task->tokens.get_common_prefix(slot.task->tokens);
 
                 // the last token is computed anyway
-                n_soon = std::max(n_soon, std::min({ n_lcp, other.prompt.origin.n_exact, slot.task->n_tokens() - 1 }));
+                n_soon = std::max(n_soon, std::min({ n_lcp, other.prompt.provenance.n_exact, slot.task->n_tokens() - 1 }));
             }
         }
 
@@ -172,7 +172,7 @@ private:
         // one that has not started yet has the prompt of its last task
         const auto & task = other.task && other.state != SLOT_STATE_STARTED ? other.task : other.task_prev;
 
-        return task && is_completion(*task) && !other.prompt.tokens.has_media() && are_lora_equal(other.prompt.origin.lora, slot.lora);
+        return task && is_completion(*task) && !other.prompt.tokens.has_media() && are_lora_equal(other.prompt.provenance.lora, slot.lora);
     }
 
     // a sequence can be cut after any token, without a checkpoint
@@ -184,7 +184,7 @@ private:
     static int32_t n_common(const server_slot & slot, const server_task & task, bool is_other) {
         const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), share_n_computed(slot));
 
-        return is_other ? std::min(n, slot.prompt.origin.n_exact) : n;
+        return is_other ? std::min(n, slot.prompt.provenance.n_exact) : n;
     }
 
     // tokens of a task that need not be computed with the cells of a slot: what update_slots() makes of them
@@ -215,7 +215,7 @@ private:
 
         server_prompt prompt; // may throw
 
-        prompt.origin = from.prompt.origin;
+        prompt.provenance = from.prompt.provenance;
         prompt.tokens = from.prompt.tokens.clone();
         prompt.tokens.keep_first(n);
         std::copy_if(from.prompt.checkpoints.begin(), from.prompt.checkpoints.end(), std::back_inserter(prompt.checkpoints), [&](const auto & cur) {

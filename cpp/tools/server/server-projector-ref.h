@@ -8,14 +8,14 @@
 #include <memory>
 #include <utility>
 
-class server_mctx_ref {
+class server_projector_ref {
 public:
     using find_t = std::function<std::shared_ptr<mtmd_context>()>;
 
-    server_mctx_ref() = default;
+    server_projector_ref() = default;
 
     // find: how to get it if ctx is null, throws why not; null on a server that never has one
-    server_mctx_ref(std::shared_ptr<mtmd_context> ctx, find_t find) : ctx(std::move(ctx)), find(std::move(find)) {}
+    server_projector_ref(std::shared_ptr<mtmd_context> ctx, find_t find) : ctx(std::move(ctx)), find(std::move(find)) {}
 
     explicit operator bool() const { return ctx != nullptr; }
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-struct server_prompt_origin {
+struct server_prompt_provenance {
     // tokens from the start whose cells nobody has moved, all computed with the same adapters. none of a prompt that came from a file
     int32_t n_exact = 0;
 

@@ -54,7 +54,7 @@ private:
     clock::time_point t_retry;
 };
 
-struct server_part {
+struct server_component {
     std::string name;
 
     // main loop, also when the HTTP thread has gone. load and unload throw server_refusal: then all is as before
@@ -69,7 +69,7 @@ struct server_part {
 };
 
 // what a load or an unload says. what: "taken" or "freed", more - less; nothing if it was in that state before
-inline json server_part_done(const char * state, const char * what, const server_bytes & more, const server_bytes & less) {
+inline json server_component_done(const char * state, const char * what, const server_bytes & more, const server_bytes & less) {
     return {
         { "success", true },
         { "state",   state },
@@ -81,7 +81,7 @@ inline json server_part_done(const char * state, const char * what, const server
 }
 
 // main loop. no request comes between the two: it would have the one that has just gone loaded again
-inline json server_part_swap(const server_part & part, const server_part & other) {
+inline json server_component_swap(const server_component & part, const server_component & other) {
     const bool was_loaded = other.is_loaded();
 
     const json gone = other.unload();
@@ -105,7 +105,7 @@ inline json server_part_swap(const server_part & part, const server_part & other
 }
 
 // other: the one that may have to go, for a swap
-inline json server_part_post(const server_part & part, const server_part & other, const json & body) {
+inline json server_component_post(const server_component & part, const server_component & other, const json & body) {
     const auto action = json_value(body, "action", std::string());
     const auto swap   = json_value(body, "unload", std::string());
 
@@ -124,5 +124,5 @@ inline json server_part_post(const server_part & part, const server_part & other
         return part.call(part.load);
     }
 
-    return other.call_unused([part, other]() { return server_part_swap(part, other); }, deadline);
+    return other.call_unused([part, other]() { return server_component_swap(part, other); }, deadline);
 }

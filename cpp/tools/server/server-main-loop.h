@@ -25,7 +25,7 @@ struct server_task_result_call : server_task_result {
 };
 
 // main loop
-inline server_task_result_ptr server_call_run(const server_task & task) {
+inline server_task_result_ptr server_main_loop_run(const server_task & task) {
     auto res = std::make_unique<server_task_result_call>();
 
     res->id = task.id;
@@ -39,7 +39,7 @@ inline server_task_result_ptr server_call_run(const server_task & task) {
 }
 
 // HTTP thread. returns null if should_stop() is true before there is a result
-inline json server_call(
+inline json server_main_loop_call(
         server_queue & queue_tasks, server_response & queue_results, const std::function<bool()> & should_stop, std::function<json()> call) {
     server_response_reader rd(queue_tasks, queue_results, /* polling_interval_seconds */ 1);
 

@@ -2,7 +2,7 @@
 
 // The multimodal projector (mmproj) of a server, loaded and freed while it runs: GET and POST /mmproj.
 //
-// Who uses it has a server_mctx_ref, handed out under a lock and counted: an HTTP thread while it tokenizes, a slot until the
+// Who uses it has a server_projector_ref, handed out under a lock and counted: an HTTP thread while it tokenizes, a slot until the
 // last media of its prompt are in the cache; of one that comes on demand, only while the slot has a place (server-pool.h). It is
 // freed when no one has one; loaded and freed by the main loop, like all that computes. Text goes on: without a projector it is
 // tokenized as by a server that has none, to the same tokens.
@@ -17,10 +17,10 @@
 // projector is refused by name.
 
 #include "server-bytes.h"
-#include "server-call.h"
+#include "server-main-loop.h"
 #include "server-common.h"
-#include "server-mctx-ref.h"
-#include "server-part.h"
+#include "server-projector-ref.h"
+#include "server-component.h"
 #include "server-refusal.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@
 #include <utility>
 #include <vector>
 
-class server_mctx {
+class server_projector {
 public:
     // is there one, loaded or not?
     explicit operator bool() const { return exists; }
@@ -108,32 +108,32 @@ public:
     // a file that is not loaded cannot be asked, a build without video fails when it reads one
     bool has_video() const { return ctx ? mtmd_helper_support_video(ctx.get()) : caps.inp_vision; }
 
-    operator server_mctx_ref() { return ref([]() { return false; }); }
+    operator server_projector_ref() { return ref([]() { return false; }); }
 
     // for new requests: empty if it is not there, or not for long. should_stop: nobody waits for it any more
-    server_mctx_ref ref(std::function<bool()> should_stop) {
+    server_projector_ref ref(std::function<bool()> should_stop) {
         std::lock_guard<std::mutex> lock(mutex);
 
         if (lazy.is_auto() && state != STATE_LOADED) {
-            return server_mctx_ref(nullptr, [this, should_stop = std::move(should_stop)]() { return demand(should_stop); });
+            return server_projector_ref(nullptr, [this, should_stop = std::move(should_stop)]() { return demand(should_stop); });
         }
 
         if (!exists || (ctx && state == STATE_LOADED)) {
-            return server_mctx_ref(exists ? use() : nullptr, nullptr);
+            return server_projector_ref(exists ? use() : nullptr, nullptr);
         }
 
         return make_refusal();
     }
 
     // main loop, for a request that was accepted: empty if it is not there
-    server_mctx_ref get() {
+    server_projector_ref get() {
         std::lock_guard<std::mutex> lock(mutex);
 
         if (lazy.is_auto() && !ctx) {
-            return server_mctx_ref(nullptr, [this]() { return load_to_use(); });
+            return server_projector_ref(nullptr, [this]() { return load_to_use(); });
         }
 
-        return ctx ? server_mctx_ref(use_media(), nullptr) : make_refusal();
+        return ctx ? server_projector_ref(use_media(), nullptr) : make_refusal();
     }
 
     json to_json() const {
@@ -186,7 +186,7 @@ public:
             std::lock_guard<std::mutex> lock(mutex);
 
             if (state == STATE_LOADED) {
-                return server_part_done(names[state], "taken", {}, {});
+                return server_component_done(names[state], "taken", {}, {});
             }
             if (state != STATE_UNLOADED) {
                 throw why_not();
@@ -213,14 +213,14 @@ public:
             throw;
         }
 
-        return server_part_done(names[STATE_LOADED], "taken", server_bytes::measure(devices), before);
+        return server_component_done(names[STATE_LOADED], "taken", server_bytes::measure(devices), before);
     }
 
     // A time in which no new request gets it, so that its users become fewer. At its end it is there as before, unless it was
     // freed
     class closing {
     public:
-        explicit closing(server_mctx & mctx) : mctx(mctx) {
+        explicit closing(server_projector & mctx) : mctx(mctx) {
             mctx.check_exists();
         }
 
@@ -272,7 +272,7 @@ public:
         }
 
     private:
-        server_mctx & mctx;
+        server_projector & mctx;
         bool is_open = false;
     };
 
@@ -285,7 +285,7 @@ public:
             std::lock_guard<std::mutex> lock(mutex);
 
             if (state == STATE_UNLOADED) {
-                return server_part_done(names[state], "freed", {}, {});
+                return server_component_done(names[state], "freed", {}, {});
             }
             if (state != STATE_UNLOADING || n_users > 0) {
                 return nullptr;
@@ -296,7 +296,7 @@ public:
         ctx_old.reset();
         on_bytes(0);
 
-        return server_part_done(names[STATE_UNLOADED], "freed", before, server_bytes::measure(devices));
+        return server_component_done(names[STATE_UNLOADED], "freed", before, server_bytes::measure(devices));
     }
 
     // load_model(). what it takes from now on is told before it is loaded, and after it is freed. may throw server_refusal
@@ -329,10 +329,10 @@ public:
     }
 
     // main loop: as get(), without loading it: empty then
-    server_mctx_ref get_loaded() {
+    server_projector_ref get_loaded() {
         std::lock_guard<std::mutex> lock(mutex);
 
-        return ctx ? server_mctx_ref(use_media(), nullptr) : server_mctx_ref();
+        return ctx ? server_projector_ref(use_media(), nullptr) : server_projector_ref();
     }
 
     // does it come and go with those who need it?
@@ -473,8 +473,8 @@ private:
     }
 
     // mutex held
-    server_mctx_ref make_refusal() const {
-        return server_mctx_ref(nullptr, [why = why_not()]() -> std::shared_ptr<mtmd_context> { throw why; });
+    server_projector_ref make_refusal() const {
+        return server_projector_ref(nullptr, [why = why_not()]() -> std::shared_ptr<mtmd_context> { throw why; });
     }
 
     // mutex held
@@ -530,7 +530,7 @@ private:
 
         while (true) {
             try {
-                const json done = server_call(*queue_tasks, *queue_results, is_late, [this, res]() {
+                const json done = server_main_loop_call(*queue_tasks, *queue_results, is_late, [this, res]() {
                     *res = load_to_use();
                     return json(true);
                 });
@@ -624,10 +624,10 @@ private:
 };
 
 // HTTP thread
-inline server_part server_mctx_part(
-        server_mctx & mctx, server_queue & queue_tasks, server_response & queue_results, const std::function<bool()> & should_stop) {
+inline server_component server_projector_component(
+        server_projector & mctx, server_queue & queue_tasks, server_response & queue_results, const std::function<bool()> & should_stop) {
     const auto call = [&](std::function<json()> func) {
-        return server_call(queue_tasks, queue_results, should_stop, std::move(func));
+        return server_main_loop_call(queue_tasks, queue_results, should_stop, std::move(func));
     };
 
     return {
@@ -637,7 +637,7 @@ inline server_part server_mctx_part(
         [&mctx]() { return mctx.unload(); },
         call,
         [&mctx, &should_stop, call](const std::function<json()> & func, server_deadline deadline) {
-            server_mctx::closing closing(mctx);
+            server_projector::closing closing(mctx);
 
             json res;
             while (res.is_null() && !should_stop()) {

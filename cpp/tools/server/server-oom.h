@@ -57,7 +57,7 @@ private:
 };
 
 template <typename impl_t>
-class server_short {
+class server_oom {
 protected:
     // idle slots give up their cells before others lose precision, and what came on demand its memory
     server_budget_hold hold_budget() {
