@@ -21,7 +21,8 @@ from kvtool.replay.rebase_plan import Rehearsal, Workshop
 from kvtool.result import PatchOutcome
 from kvtool.series.changes import Change, written
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, headings, parse_diff, parse_mail
-from kvtool.series.series import Series, Step, edit_series, hidden, limit_series, new_files, new_id
+from kvtool.series.series import Series, Step, hidden, new_files, new_id
+from kvtool.series.series_toml import edit_series, limit_series
 from kvtool.upstream.lock import Upstream, pin
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomlkit
-from tomlkit.items import AoT, Table
-
 from kvtool.errors import UsageError
 from kvtool.project import Project, read_text
 from kvtool.series.patchfile import Mail, parse_diff, parse_mail
@@ -222,54 +219,8 @@ def unsettled(steps: Sequence[Step], lock: Lock, upstream: Upstream) -> dict[str
     return {step.patch.id: str(tag) for step in (*ending, *beginning)}
 
 
-# --- series.toml with another series in it ------------------------------------------------------------------------
-
-
 def new_id(subject: str, taken: set[str]) -> str:
     """A patch id from a subject: lower-case words and dashes, unique."""
     stem = "-".join(re.findall(r"[a-z0-9]+", subject.lower()))[:40].strip("-") or "patch"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
-
-
-def edit_series(text: str, order: list[str], added: dict[str, str], gone: set[str]) -> str:
-    """series.toml with new entries in their place, gone ones removed, the rest reordered only if it must be."""
-    doc = tomlkit.parse(text)
-    table = doc.get("patch")
-    entries: list[Any] = list(table or ())
-    listed = [str(entry["id"]) for entry in entries]
-    by_id = dict(zip(listed, entries, strict=True))
-    by_id |= {name: {"id": name, "why": subject, "tests": []} for name, subject in added.items()}
-    result = list(order)
-    for name in listed:  # patches that this upstream skips stay behind the one they followed
-        if name not in order and name not in gone:
-            before = listed[: listed.index(name)]
-            at = max((result.index(b) + 1 for b in before if b in result), default=0)
-            result.insert(at, name)
-    if result == listed:
-        return text
-    fresh = [_entry_text(by_id[name]) for name in result]
-    if result[: len(listed)] == listed and (table is None or isinstance(table, AoT)):
-        # the usual case: the file grows at its end, and nothing in it moves
-        return "\n\n".join([text.rstrip("\n"), *fresh[len(listed) :]]).lstrip("\n") + "\n"
-    doc.remove("patch")
-    return "\n\n".join([tomlkit.dumps(doc).rstrip("\n"), *fresh]).lstrip("\n") + "\n"
-
-
-def _entry_text(entry: Mapping[str, Any]) -> str:
-    table = entry if isinstance(entry, Table) else tomlkit.item(dict(entry))
-    return tomlkit.dumps({"patch": AoT([table])}).strip("\n")
-
-
-def limit_series(text: str, dropped: Collection[str], limits: Mapping[str, tuple[str, str]]) -> str:
-    """series.toml without the patches that were dropped, and with a limit, such as ("until", tag), on others."""
-    document = tomlkit.parse(text)
-    entries: Any = document.get("patch", [])
-    for at in reversed(range(len(entries))):
-        name = entries[at]["id"]
-        if name in dropped:
-            del entries[at]
-        elif name in limits:
-            key, tag = limits[name]
-            entries[at][key] = tag
-    return tomlkit.dumps(document)

@@ -304,3 +304,16 @@ def test_mailbox_is_a_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
     assert kvtool("export", "--mailbox", own).code == 2 and len(list(own.iterdir())) == 1
     below = own / "0001-my-own-work.patch" / "x"
     assert kvtool("export", "--mailbox", below, "--json").json["error"]["code"] == "disk"
+
+
+def test_comment_moves_with_its_entry(applied: Tiny, kvtool) -> None:
+    series = applied.root / "patches/series.toml"
+    text = series.read_text()
+    at = text.rindex("[[patch]]")
+    series.write_text(text[:at] + "# use: keep until v5\n" + text[at:])
+    assert kvtool("apply").code == 0
+    base, flag, use = git(applied.tree, "rev-list", "--reverse", "HEAD").splitlines()[1:]
+    git(applied.tree, "reset", "-q", "--hard", base)
+    git(applied.tree, "cherry-pick", use, flag)
+    assert kvtool("export").code == 0
+    assert '# use: keep until v5\n[[patch]]\nid = "use"\n' in series.read_text()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.series.series import Patch, edit_series, hidden, new_files, new_id, parse_series
+from kvtool.series.series import Patch, hidden, new_files, new_id, parse_series
+from kvtool.series.series_toml import edit_series, limit_series
 from kvtool.upstream.lock import parse_lock
 
 GOOD = """
@@ -150,3 +151,67 @@ def testnew_id() -> None:
     assert new_id("x", {"x", "x-2"}) == "x-3"
     assert new_id("ü", set()) == "patch"
     assert len(new_id("word " * 30, set())) <= 40
+
+
+COMMENTED = (
+    """# about the file
+
+goal_lines = 3
+
+# about one
+[[patch]]
+id = "one"
+why = "because"  # a reason
+# still about one
+
+# apart, about two
+
+# two: do not drop before v5
+[[patch]]
+id = "two"
+why = """
+    + '"""\n[[patch]]\nnot a table\n"""'
+    + """
+[patch.upstream]
+status = "local"
+
+[[patch]]
+id = "three"
+why = "w"
+# the end of three
+"""
+)
+
+
+def test_comments_stay_with_their_entries() -> None:
+    text = edit_series(COMMENTED, ["three", "two", "one"], {}, set())
+    assert ids(text) == ["three", "two", "one"] and text.startswith("# about the file\n\ngoal_lines = 3\n\n[[patch]]")
+    three, two, one = text.index('"three"'), text.index('"two"'), text.index('"one"')
+    places = [three, text.index("# the end of three"), text.index("# apart, about two"), text.index("# two: do"), two]
+    assert [*places, text.index("# about one"), one, text.index("# still about one")] == sorted(
+        [*places, text.index("# about one"), one, text.index("# still about one")]
+    )
+
+
+def test_comments_of_a_dropped_patch_go_with_it() -> None:
+    for text in (limit_series(COMMENTED, ["two"], {}), edit_series(COMMENTED, ["one", "three"], {}, {"two"})):
+        assert ids(text) == ["one", "three"] and "two" not in text
+        assert all(words in text for words in ("# about one", "# still about one", "# the end of three"))
+
+
+def test_limit_is_set_above_the_comments_that_follow() -> None:
+    text = limit_series(COMMENTED, [], {"one": ("until", "v3"), "two": ("from", "v2"), "three": ("until", "v4")})
+    assert [(patch.since, patch.until) for patch in parse_series(text)] == [("", "v3"), ("v2", ""), ("", "v4")]
+    assert 'a reason\nuntil = "v3"\n# still about one\n' in text
+    assert 'why = "w"\nuntil = "v4"\n# the end of three\n' in text
+    again = limit_series(text, [], {"one": ("until", "v9")})
+    assert again == text.replace('"v3"', '"v9"')
+
+
+def test_tables_that_are_no_patches_stay() -> None:
+    text = COMMENTED + '\n# about layers\n[layers]\ncore = "first"\n'
+    for edited in (
+        edit_series(text, ["two", "one", "three"], {}, set()),
+        limit_series(text, ["one"], {"two": ("until", "v2")}),
+    ):
+        assert edited.count('# about layers\n[layers]\ncore = "first"\n') == 1 and len(ids(edited)) >= 2

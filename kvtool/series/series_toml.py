@@ -1,0 +1,180 @@
+"""Edit the text of series.toml. Comments, blank lines and the user's own formatting stay with their entries. Pure.
+
+The text is cut into sections: everything above the first patch, then one section per table. A comment belongs to the
+entry below it, except a comment that directly follows the last line of an entry.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import AoT, Table
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*([\w\"'.\- \t]+?)\s*\]\]?\s*(?:#.*)?$")
+_STRING = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'', re.DOTALL)
+_COMMENT = re.compile(r"\s*#")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the text.
+
+    text: its lines, without blank lines around them
+    id: the id of a patch; "" for any other table and for the part above the first table
+    """
+
+    text: str
+    id: str = ""
+
+
+def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collection[str]) -> str:
+    """Return the text with new entries in their place, without those that are gone, reordered only if necessary.
+
+    order: the ids of the patches of the tree
+    added: the subject of each new patch, by id
+    """
+    listed, known = _entries(text)
+    known |= {name: _new_entry(name, subject) for name, subject in added.items()}
+    result = list(order)
+    for name in listed:  # a patch that this upstream skips stays after the patch that it followed
+        if name not in order and name not in gone:
+            before = listed[: listed.index(name)]
+            at = max((result.index(b) + 1 for b in before if b in result), default=0)
+            result.insert(at, name)
+    if result == listed:
+        return text
+    if result[: len(listed)] == listed and split_sections(text) is not None:
+        # the usual case: the file grows at its end, and nothing in it moves
+        return _joined([text.rstrip("\n"), *(known[name] for name in result[len(listed) :])])
+    return _with_entries(text, [known[name] for name in result])
+
+
+def limit_series(text: str, dropped: Collection[str], limits: Mapping[str, tuple[str, str]]) -> str:
+    """Return the text without the dropped patches, and with a limit, such as ("until", tag), on other patches."""
+    listed, known = _entries(text)
+    if not set(listed) & {*dropped, *limits}:
+        return text
+    for name in limits:
+        if name in known:
+            known[name] = _with_key(known[name], *limits[name])
+    if split_sections(text) is not None and not set(listed) & set(dropped):
+        for name, entry in _entries(text)[1].items():
+            text = text.replace(entry, known[name], 1)
+        return text
+    return _with_entries(text, [known[name] for name in listed if name not in dropped])
+
+
+def split_sections(text: str) -> list[Section] | None:
+    """Cut the text into sections; None if its patches are not [[patch]] tables, as in `patch = [...]`.
+
+    A line that only looks like the header of a table, inside a string or an array, makes the cut wrong. The sections
+    are therefore compared with the text as TOML reads it.
+    """
+    lines = text.splitlines(keepends=True)
+    masked = _STRING.sub(lambda found: "x" + "\n" * found[0].count("\n"), text).splitlines()
+    starts = [n for n, line in enumerate(masked) if _starts_table(line)]
+    starts = [_with_comments(lines, n) for n in starts]
+    cuts = [0, *starts, len(lines)]
+    parts = ["".join(lines[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    try:
+        wanted = [str(entry["id"]) for entry in _patches(tomlkit.parse(text))]
+        sections = [Section(part.strip("\r\n"), _id_of(part)) for part in parts]
+    except (TOMLKitError, KeyError, TypeError, ValueError):
+        return None
+    return sections if [section.id for section in sections if section.id] == wanted else None
+
+
+def _starts_table(line: str) -> bool:
+    """Tell whether a line begins a table other than a part of a patch's entry, such as [patch.upstream]."""
+    found = _HEADER.match(line)
+    if not found:
+        return False
+    first = re.split(r"\s*\.\s*", found[2].strip())
+    is_patch = first[0].strip("\"'") == "patch"
+    return not is_patch or (len(first) == 1 and found[1] == "[[")
+
+
+def _with_comments(lines: list[str], start: int) -> int:
+    """Return the line where the comments of a table begin, given the line of its header."""
+    at = start
+    while at and _COMMENT.match(lines[at - 1]):
+        at -= 1
+    if at and lines[at - 1].strip() and _COMMENT.match(lines[at]):
+        return start  # the comment directly follows an entry, and belongs to it
+    first = at
+    while at and (not lines[at - 1].strip() or _COMMENT.match(lines[at - 1])):
+        at -= 1
+    if not at:
+        return first  # what stands above the first table, and apart from it, is about the file
+    after = at  # `at` is now the line after the last key of the entry above
+    while after < first and _COMMENT.match(lines[after]):
+        after += 1
+    return min(after, first)
+
+
+def _id_of(part: str) -> str:
+    document = tomlkit.parse(part)
+    if "patch" not in document:
+        return ""
+    entries = _patches(document)
+    if len(entries) != 1 or not isinstance(document["patch"], AoT):
+        raise ValueError("not one [[patch]] table")
+    return str(entries[0]["id"])
+
+
+def _patches(document: tomlkit.TOMLDocument) -> list[Any]:
+    return list(document.get("patch") or ())
+
+
+def _entries(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the ids in their order, and the text of each entry."""
+    sections = split_sections(text)
+    if sections is not None:
+        found = {section.id: section.text for section in sections if section.id}
+    else:
+        found = {str(entry["id"]): _entry_text(entry) for entry in _patches(tomlkit.parse(text))}
+    return list(found), found
+
+
+def _with_entries(text: str, entries: list[str]) -> str:
+    """Return the text with these entries instead of its own; other tables keep their place above or below them."""
+    sections = split_sections(text)
+    if sections is None:
+        document = tomlkit.parse(text)
+        document.remove("patch")
+        return _joined([tomlkit.dumps(document), *entries])
+    first = next((n for n, section in enumerate(sections) if section.id), len(sections))
+    head, tail = sections[:first], [section for section in sections[first:] if not section.id]
+    return _joined([*(s.text for s in head), *entries, *(s.text for s in tail)])
+
+
+def _joined(parts: list[str]) -> str:
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+
+
+def _with_key(entry: str, key: str, value: str) -> str:
+    """Return the text of an entry with a key set; the key follows the last key of the entry's own table."""
+    document = tomlkit.parse(entry + "\n")
+    table: Any = _patches(document)[0]
+    if key in table:
+        table[key] = value
+        return tomlkit.dumps(document).strip("\n")
+    lines = entry.split("\n")
+    parts = [n for n, line in enumerate(lines) if _HEADER.match(line)]
+    stop = next((n for n in parts[1:] if "." in lines[n].partition("#")[0]), len(lines))
+    while stop and (not lines[stop - 1].strip() or _COMMENT.match(lines[stop - 1])):
+        stop -= 1
+    lines.insert(stop, tomlkit.dumps({key: value}).strip("\n"))
+    return "\n".join(lines)
+
+
+def _new_entry(name: str, subject: str) -> str:
+    return _entry_text({"id": name, "why": subject, "tests": []})
+
+
+def _entry_text(entry: Mapping[str, Any]) -> str:
+    table = entry if isinstance(entry, Table) else tomlkit.item(dict(entry))
+    return tomlkit.dumps({"patch": AoT([table])}).strip("\n")
