@@ -23,7 +23,7 @@ from kvtool.errors import KvtoolError
 from kvtool.gitcmd import Git
 from kvtool.replay.apply import Blob, Builder, Commit, FailedHunk, failed_hunks
 from kvtool.series.patchfile import PLAIN_FLAGS, FileDiff, Piece, hunks_of, parse_diff, pieces_of, quote_name
-from kvtool.series.placement import UNTOLD, Landing, LineMap, check
+from kvtool.series.placement import UNTOLD, HunkPlacement, LineMap, check_placement
 from kvtool.series.source import SourceFile, split_lines
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
@@ -55,11 +55,13 @@ def cherry_pick(builder: Builder, origin: Commit) -> Picked:
         tree = merged if merging else apply_alone(builder, _as_called(git, origin, onto))
         if tree is None:
             continue
-        landings = inspect(git, origin, onto, tree)
+        placements = inspect(git, origin, onto, tree)
         said = "" if merging else "upstream changed its lines, or those beside it; by its context alone: "
-        wrong = tuple(FailedHunk.of(found.piece.hunk, said + found.wrong) for found in landings if found.wrong)
+        wrong = tuple(FailedHunk.of(found.piece.hunk, said + found.wrong) for found in placements if found.wrong)
         if not wrong:
-            notes = tuple(f"{landing.piece.hunk.path}: {landing.note}" for landing in landings if landing.note)
+            notes = tuple(
+                f"{placement.piece.hunk.path}: {placement.note}" for placement in placements if placement.note
+            )
             return Picked(tree, notes=aligned + notes if merging else notes)
         failed = failed or wrong
     if not failed:
@@ -159,7 +161,7 @@ def _realigned(git: Git, base: SourceFile, ours: SourceFile, theirs: SourceFile)
         for row in range(block.new, block.new + block.added):
             # the line in the same row of what is replaced knows best, then the others there, then those around it
             best = sorted(near, key=lambda number: number - block.old != row - block.new)
-            ways = [theirs.aligned(row, columns[number]) for number in best if number in columns]
+            ways = [theirs.with_alignment(row, columns[number]) for number in best if number in columns]
             new[row] = next((way for way in ways if way != new[row]), new[row])
             took += new[row] != theirs.lines[row]
     note = f"merged, look at it: upstream re-aligned lines there; {took} of the patch's took the new alignment"
@@ -183,12 +185,12 @@ def _is_there(builder: Builder, origin: Commit) -> bool:
 # --- the placement check, fed from git ----------------------------------------------------------------------------
 
 
-def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[Landing, ...]:
+def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[HunkPlacement, ...]:
     """Hold every hunk against the place where it landed, `onto` and `result` being the tree before and after.
 
     A hunk that upstream has already is left out.
     """
-    landings: list[Landing] = []
+    placements: list[HunkPlacement] = []
     names = _names(git, origin, onto)
     for file in (file for file in parse_diff(origin.diff) if file.hunks):
         there = names[file.path]
@@ -196,12 +198,12 @@ def inspect(git: Git, origin: Commit, onto: str, result: str) -> tuple[Landing, 
         base, patched, now, after = read(git, *((f"{tree}:{path}", path) for tree, path in places))
         moved = compare(git, base, now)
         pieces = [piece for piece in pieces_of(file) if not _had(piece, patched, now, moved)]
-        landings += check(base, patched, now, after, pieces, moved)
-    return tuple(landings)
+        placements += check_placement(base, patched, now, after, pieces, moved)
+    return tuple(placements)
 
 
 def _had(piece: Piece, patched: SourceFile, now: SourceFile, moved: LineMap) -> bool:
-    region = moved.region(piece.start, piece.start + len(piece.before))
+    region = moved.map_range(piece.start, piece.start + len(piece.before))
     return now.keys[region.start : region.stop] == patched.keys[piece.made : piece.made + len(piece.after)]
 
 
@@ -236,9 +238,9 @@ def look_at(builder: Builder, origin: Commit, tree: str) -> tuple[str, ...]:
     """What is worth a look in `tree`, which a person made of a patch on builder.tree: hunks that stand where they were
     said not to belong, and files that the patch did not touch."""
     git, onto = builder.git, builder.tree
-    left = [landing for landing in inspect(git, origin, onto, tree) if landing.wrong not in ("", UNTOLD)]
+    left = [placement for placement in inspect(git, origin, onto, tree) if placement.wrong not in ("", UNTOLD)]
     more = set(git.changed(onto, tree)) - set(_names(git, origin, onto).values())
-    notes = [f"{landing.piece.hunk.path}: as it was left, though {landing.wrong}" for landing in left]
+    notes = [f"{placement.piece.hunk.path}: as it was left, though {placement.wrong}" for placement in left]
     return (*notes, *(f"{path}: the resolution changes it, the patch did not" for path in sorted(more)))
 
 
@@ -256,7 +258,7 @@ def compare(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
     if old.text == new.text:
         return LineMap(())
     blobs = (side.blob or git.line("hash-object", "-w", "--stdin", input=side.text) for side in (old, new))
-    return LineMap(hunks_of(git.raw("diff", "--text", *MAP_FLAGS, *blobs))).refined(old.keys, new.keys)
+    return LineMap(hunks_of(git.raw("diff", "--text", *MAP_FLAGS, *blobs))).with_keys(old.keys, new.keys)
 
 
 _MOST = 40  # lines of a region worth showing
@@ -272,7 +274,7 @@ def explain(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk
     path, name, reason = piece.hunk.path, names[piece.hunk.path], hunk.reason
     places = ((origin.parent, path), (onto, name))
     old, new = read(git, *((f"{tree}:{file}", file) for tree, file in places))
-    region = compare(git, old, new).region(piece.start, piece.start + len(piece.before))
+    region = compare(git, old, new).map_range(piece.start, piece.start + len(piece.before))
     found = new.lines[region.start : region.stop][:_MOST]
     if gone := _gone_to(git, piece.before, *places):
         reason += f"; a line of it is in {gone} now"

@@ -91,7 +91,7 @@ class SourceFile:
         return {n: says for of in self._branches for n, says in of.items()}
 
     @cached_property
-    def openings(self) -> list[tuple[bytes, bytes]]:
+    def block_openings(self) -> list[tuple[bytes, bytes]]:
         """Each line with the next one that is more than a brace, as keys without indentation."""
         found, following = list[tuple[bytes, bytes]](), b""
         for line in map(bytes.strip, reversed(self.keys)):
@@ -100,10 +100,10 @@ class SourceFile:
         return found[::-1]
 
     @cached_property
-    def headed(self) -> dict[tuple[bytes, ...], list[int]]:
+    def lines_by_header(self) -> dict[tuple[bytes, ...], list[int]]:
         """The lines with an opening: by what they say themselves, and by that and the next one."""
         found: dict[tuple[bytes, ...], list[int]] = {}
-        for number, opening in enumerate(self.openings):
+        for number, opening in enumerate(self.block_openings):
             for head in (opening[:1], opening):
                 found.setdefault(head, []).append(number)
         return found
@@ -131,7 +131,7 @@ class SourceFile:
         starts = ([word.start() for word in _WORD.finditer(line)] for line in (old, new))
         return dict(zip(*starts, strict=True))
 
-    def aligned(self, number: int, columns: Mapping[int, int]) -> bytes:
+    def with_alignment(self, number: int, columns: Mapping[int, int]) -> bytes:
         """A line with its tokens moved to these columns, by the column they stand in; the others go along."""
         line, shape = self.lines[number], self._hidden[number]
         made, end = b"", 0
@@ -142,7 +142,7 @@ class SourceFile:
             end = token.end()
         return made + line[end:]
 
-    def whole(self, start: int, stop: int) -> bool:
+    def is_complete(self, start: int, stop: int) -> bool:
         """Whether lines [start, stop) are statements or entries of a list, from the first to the last of each.
 
         What stands behind them is then in the same block as what stands before them, whatever else is put in between.
@@ -171,7 +171,7 @@ class SourceFile:
         inner = self._body(member) if member is not None else None
         return inner if inner is not None and number in inner else None
 
-    def around(self, number: int) -> list[int]:
+    def enclosing_headers(self, number: int) -> list[int]:
         """The lines that head the blocks around a line, the innermost first, as the indentation tells; a function in
         the first column left out. What stands above a brace alone in its line heads that, unless it ends something; and
         all labels in a row head what follows them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtool.series.patchfile import Block, parse_diff, pieces_of, runs
-from kvtool.series.placement import LineMap, check, find_landings
+from kvtool.series.placement import LineMap, check_placement, find_placements
 from kvtool.series.source import SourceFile, split_lines
 from tests.unit.placing import BASE, diff, judge
 
@@ -77,7 +77,7 @@ def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Pa
     before, after, moved, applied = (
         SourceFile(text.encode(), "f.cpp") for text in (base, add(base, "    b();\n"), target, result)
     )
-    (found,) = check(before, after, moved, applied, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
+    (found,) = check_placement(before, after, moved, applied, pieces, LineMap([Block(1, 3, 1, target.count("\n") - 1)]))
     assert (f"{places} places there would do" in found.wrong) == (places > 1)
 
 
@@ -134,7 +134,7 @@ def test_copy_behind_a_function_that_is_as_it_was(tmp_path: Path) -> None:
     pieces = pieces_of(parse_diff(diff(tmp_path, "".join(BASE), PATCHED, 1))[0])
     texts = ("".join(BASE), PATCHED, target, target.replace(F3, F3 + "    more();\n", 1))
     base, patched, now, after = (SourceFile(text.encode(), "f.cpp") for text in texts)
-    (found,) = check(base, patched, now, after, pieces, LineMap([Block(13, 0, 13, 6)]))
+    (found,) = check_placement(base, patched, now, after, pieces, LineMap([Block(13, 0, 13, 6)]))
     assert not found.wrong
 
 
@@ -184,11 +184,11 @@ def test_hunks_that_share_a_line_of_context() -> None:
     new = "a\n1\nb\nx\nc\n2\nd\n"
     text = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1,3 @@\n a\n+1\n b\n@@ -4,2 +5,3 @@\n c\n+2\n d\n"
     pieces = pieces_of(parse_diff(text)[0])
-    assert find_landings(split_lines(old.encode()), split_lines(new.encode()), pieces, [None, None]) == [0, 3]
+    assert find_placements(split_lines(old.encode()), split_lines(new.encode()), pieces, [None, None]) == [0, 3]
     target, result = b"a\nb\nd\n", b"a\n1\nb\n2\nd\n"
     text = text.replace(b"@@ -4,2 +5,3 @@\n c\n", b"@@ -4,2 +5,3 @@\n b\n")
     pieces = pieces_of(parse_diff(text)[0])
-    assert find_landings(split_lines(target), split_lines(result), pieces, [0, 1]) == [0, 1]
+    assert find_placements(split_lines(target), split_lines(result), pieces, [0, 1]) == [0, 1]
 
 
 @pytest.mark.parametrize(("text", "lines"), [(b"", []), (b"a", [b"a"]), (b"a\n\nb\r\n", [b"a\n", b"\n", b"b\r\n"])])
@@ -205,7 +205,7 @@ def test_pieces_without_a_last_line_end() -> None:
 def test_line_map() -> None:
     moved = LineMap([Block(2, 0, 2, 3), Block(5, 2, 8, 1)])
     assert [moved.line(n) for n in (0, 1, 2, 4, 5, 6, 7)] == [0, 1, 5, 7, None, None, 9]
-    assert (moved.region(5, 6), moved.region(5, 7), moved.region(1, 2), moved.region(2, 3)) == (
+    assert (moved.map_range(5, 6), moved.map_range(5, 7), moved.map_range(1, 2), moved.map_range(2, 3)) == (
         range(8, 9),
         range(8, 9),
         range(1, 5),
@@ -232,6 +232,6 @@ def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
 )
 def test_lines_of_a_block_that_were_only_re_aligned(old: str, new: str, kept: dict[int, int]) -> None:
     keys = [[b"-", *(text[n : n + 1].encode() for n in range(len(text))), b"-"] for text in (old, new)]
-    moved = LineMap([Block(1, len(old), 1, len(new))]).refined(*keys)
+    moved = LineMap([Block(1, len(old), 1, len(new))]).with_keys(*keys)
     assert {n: place - 1 for n in range(len(old)) if (place := moved.line(n + 1)) is not None} == kept
     assert (moved.line(0), moved.line(len(old) + 1)) == (0, len(new) + 1)

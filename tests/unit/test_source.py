@@ -57,8 +57,8 @@ eight)";
     ],
 )
 def test_blocks_around_a_line(line: int, heads: list[int]) -> None:
-    assert SourceFile(NESTED, "f.cpp").around(line) == heads
-    assert SourceFile(NESTED, "f.txt").around(line) == []
+    assert SourceFile(NESTED, "f.cpp").enclosing_headers(line) == heads
+    assert SourceFile(NESTED, "f.txt").enclosing_headers(line) == []
 
 
 @pytest.mark.parametrize(
