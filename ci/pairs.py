@@ -56,7 +56,7 @@ def outcome(done: Rehearsal) -> str:
 
 
 def main() -> None:
-    settle = merge.settle
+    settle = merge.resolve_trivial_conflicts
     with scratch_repository(Path(Cache(find_project().cache).repo)) as there:
         pairs = Pairs(there)
         trees: dict[str, Upstream] = {u.tree: u for u in reversed(pairs.lock.upstreams.values())}
@@ -65,9 +65,9 @@ def main() -> None:
             pairs.start(upstream)
         print("| from | to | git alone | with the rules | to look at |\n|---|---|---|---|---|")
         for old, new in wanted(tags, "--all" in sys.argv):
-            merge.settle = lambda *_: None
+            merge.resolve_trivial_conflicts = lambda *_: None
             alone = pairs.move(old, new)
-            merge.settle = settle
+            merge.resolve_trivial_conflicts = settle
             ours = pairs.move(old, new)
             notes = [f"{report.id}: {note}" for report in ours.reports for note in report.moved if "merged" in note]
             print(f"| {old.tag} | {new.tag} | {outcome(alone)} | {outcome(ours)} | {'; '.join(notes)} |", flush=True)

@@ -8,7 +8,7 @@ from kvtool.lint import LintFinding
 from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
 from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
-from kvtool.series.patchfile import Mail, parse_diff, size_of
+from kvtool.series.patchfile import Mail, diff_size, parse_diff
 from kvtool.series.series import Patch, goal_lines, new_files
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, load_lock, read_tables
@@ -111,7 +111,7 @@ def _unlisted(project: Project, tables: list[object]) -> Iterator[LintFinding]:
 def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]:
     """Changed lines in upstream's own files, group by group, for the upstream where they are the most."""
     known = [
-        (patch, sum(size_of(mail.diff)[1:]))
+        (patch, sum(diff_size(mail.diff)[1:]))
         for _, patch, mail in mailed
         if all(tag in lock.upstreams for tag in (patch.since, patch.until) if tag)
     ]

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch, folders
 from kvtool.result import PatchOutcome
-from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, headings, parse_diff, pieces_of, size_of
+from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, diff_size, hunk_headings, parse_diff, pieces_of
 from kvtool.series.series import NewFile, Series, Step
 from kvtool.series.source import split_lines
 
@@ -234,12 +234,12 @@ def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
     """Base + cpp/'s files + each wanted patch. Same input, same commit ids, on every machine."""
     builder = Builder(scratch, base)
     builder.commit_files(series.files)
-    trouble = Trouble()
-    reports = tuple(replay_step(builder, step, trouble) for step in series.steps)
+    missing = MissingLines()
+    reports = tuple(replay_step(builder, step, missing) for step in series.steps)
     return Replayed(base, builder.commit, builder.tree, reports)
 
 
-class Trouble:
+class MissingLines:
     """The lines that patches which failed did not bring: a later patch that stands on one of them is blocked."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class Trouble:
             brought = frozenset(line for piece in pieces_of(file) for line in set(piece.after) - set(piece.before))
             self._missing.append((patch, file.path, brought))
         outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
-        return PatchReport(patch, outcome, "", *size_of(diff), failed, blocker)
+        return PatchReport(patch, outcome, "", *diff_size(diff), failed, blocker)
 
     def _blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
         """The id of the patch that a hunk in the way seems to need, or ""."""
@@ -268,7 +268,7 @@ class Trouble:
         return ""
 
 
-def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool = False) -> PatchReport:
+def replay_step(builder: Builder, step: Step, missing: MissingLines, *, strict: bool = False) -> PatchReport:
     """Apply one patch by its context, and commit it. strict: a hunk in another function than recorded is a conflict."""
     name, mail = step.patch.id, step.mail
     if not step.wanted:
@@ -281,15 +281,15 @@ def replay_step(builder: Builder, step: Step, trouble: Trouble, *, strict: bool 
         if moved and strict:
             builder.reset()
             failed = tuple(FailedHunk(path, 0, 0, "", note) for path, note in moved)
-            return trouble.report(builder, name, mail.diff, failed)
+            return missing.report(builder, name, mail.diff, failed)
         commit = builder.commit_index(mail.message, author=mail, tree=tree)
         if commit is None:
             return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)
-        return PatchReport(name, PatchOutcome.APPLIED, commit, *size_of(mail.diff), moved=notes)
+        return PatchReport(name, PatchOutcome.APPLIED, commit, *diff_size(mail.diff), moved=notes)
     if builder.refusal(mail.diff, "--reverse") is None:
         return PatchReport(name, PatchOutcome.MERGED)
-    return trouble.report(builder, name, mail.diff, failed_hunks(builder, mail.diff))
+    return missing.report(builder, name, mail.diff, failed_hunks(builder, mail.diff))
 
 
 def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:
@@ -299,14 +299,14 @@ def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:
     for file in files:
         for hunk in file.hunks:
             if (said := builder.refusal(file.head + hunk.text)) is not None:
-                failed.append(FailedHunk.of(hunk, _reason(said)))
+                failed.append(FailedHunk.of(hunk, _translate_error(said)))
         if not file.hunks and (said := builder.refusal(file.head)) is not None:
-            failed.append(FailedHunk(file.path, 0, 0, "", _reason(said)))
+            failed.append(FailedHunk(file.path, 0, 0, "", _translate_error(said)))
     # or each fits alone, and together they do not
-    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _reason(builder.refusal(diff) or "")),)
+    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _translate_error(builder.refusal(diff) or "")),)
 
 
-def _reason(said: str) -> str:
+def _translate_error(said: str) -> str:
     """git's words, in ours."""
     if "does not exist in index" in said or "No such file" in said:
         return "upstream has no such file"
@@ -320,7 +320,7 @@ def _reason(said: str) -> str:
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
     """Hunks that landed in another function than the patch recorded (path, note): with one line of context, worth a
     look. Nothing for a patch with more context: its hunks are cut differently."""
-    expected, actual = headings(mail.diff), headings(builder.diff_of(builder.tree, tree))
+    expected, actual = hunk_headings(mail.diff), hunk_headings(builder.diff_of(builder.tree, tree))
     return [
         (path, f"recorded in {was!r}, landed in {now!r}")
         for (path, was), (_, now) in zip(expected, actual, strict=False)

@@ -20,7 +20,7 @@ from kvtool.replay.apply import Applied, Blob, Builder, Commit, applied_of, blob
 from kvtool.replay.rebase_plan import Rehearsal, Workshop
 from kvtool.result import PatchOutcome
 from kvtool.series.changes import Change, written
-from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, headings, parse_diff, parse_mail
+from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, hunk_headings, parse_diff, parse_mail
 from kvtool.series.series import Series, Step, hidden, new_files, new_id
 from kvtool.series.series_toml import edit_series, limit_series
 from kvtool.upstream.lock import Upstream, pin
@@ -334,7 +334,7 @@ def _says_the_same(scratch: Scratch, step: Step, commit: str, was: bytes) -> boo
         return False
     if was and changed_rows(was) == changed_rows(fresh.diff):
         return True
-    if headings(fresh.diff) != headings(step.mail.diff):
+    if hunk_headings(fresh.diff) != hunk_headings(step.mail.diff):
         return False
     builder = Builder(scratch, f"{commit}^")
     return builder.apply(step.mail.diff) and builder.write_tree() == builder.git.resolve(f"{commit}^{{tree}}")

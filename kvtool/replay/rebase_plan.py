@@ -23,17 +23,17 @@ from kvtool.project import Project, place_of
 from kvtool.replay.apply import (
     Builder,
     Commit,
+    MissingLines,
     PatchReport,
     Replayed,
-    Trouble,
     commits_of,
     conflict_error,
     replay,
     replay_step,
 )
-from kvtool.replay.merge import cherry_pick, look_at
+from kvtool.replay.merge import cherry_pick, review_resolution
 from kvtool.result import PatchOutcome
-from kvtool.series.patchfile import runs, size_of
+from kvtool.series.patchfile import count_runs, diff_size
 from kvtool.series.series import Series, Step, load_series, unsettled
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
@@ -209,7 +209,7 @@ class _Mover:
         self.builder, self._unsure = builder, unsure
         self.reports: list[PatchReport] = []
         self.stop: Stop | None = None
-        self._origins, self._choices, self._trouble = origins, choices, Trouble()
+        self._origins, self._choices, self._missing = origins, choices, MissingLines()
 
     def step(self, step: Step) -> None:
         start, parent = time.monotonic(), self.builder.commit
@@ -230,10 +230,10 @@ class _Mover:
 
     def _try(self, step: Step, origin: Commit | None) -> PatchReport:
         """A patch of which the lock does not tell whether it is needed here: where it has its place, it is."""
-        name, before, trouble = step.patch.id, (self.builder.commit, self.builder.tree), self._trouble
-        self._trouble = Trouble()  # no later patch is blocked by one that may be left out
+        name, before, missing = step.patch.id, (self.builder.commit, self.builder.tree), self._missing
+        self._missing = MissingLines()  # no later patch is blocked by one that may be left out
         report = self._place(replace(step, wanted=True), origin)
-        self._trouble = trouble
+        self._missing = missing
         here = report.commit and not report.in_the_way
         if not here:
             self.builder.commit, self.builder.tree = before
@@ -254,14 +254,14 @@ class _Mover:
                     why="the patches before it are moved otherwise than then, as another version of kvtool or git does",
                     next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
                 )
-            notes = look_at(self.builder, origin, made.tree) if origin else ()
+            notes = review_resolution(self.builder, origin, made.tree) if origin else ()
             return self._take(step, made.tree, notes, origin)
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
-            return replay_step(self.builder, step, self._trouble, strict=True)
+            return replay_step(self.builder, step, self._missing, strict=True)
         attempt = cherry_pick(self.builder, origin)
         if attempt.tree is None:
-            return self._trouble.report(self.builder, name, origin.diff, attempt.failed)
+            return self._missing.report(self.builder, name, origin.diff, attempt.failed)
         if attempt.tree == self.builder.tree:
             return PatchReport(name, PatchOutcome.MERGED)
         return self._take(step, attempt.tree, attempt.notes, origin)
@@ -274,13 +274,13 @@ class _Mover:
         if lost and step.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
-        return PatchReport(step.patch.id, outcome, commit or "", *size_of(diff), moved=notes, lost=lost)
+        return PatchReport(step.patch.id, outcome, commit or "", *diff_size(diff), moved=notes, lost=lost)
 
 
 def _lost(was: bytes, now: bytes) -> str:
     """What a patch has less of than before; "" for nothing. Hunks are counted as runs of changed lines."""
-    hunks, hunks_now = runs(was), runs(now)
-    lines, lines_now = (sum(size_of(diff)[1:]) for diff in (was, now))
+    hunks, hunks_now = count_runs(was), count_runs(now)
+    lines, lines_now = (sum(diff_size(diff)[1:]) for diff in (was, now))
     if was and not now and not hunks:
         return "all that it changes"  # a mode, or a binary file
     if hunks_now >= hunks and lines_now >= lines:

@@ -227,20 +227,20 @@ def hunks_of(diff: bytes) -> list[Hunk]:
     return [hunk for file in parse_diff(diff) for hunk in file.hunks]
 
 
-def size_of(diff: bytes) -> tuple[int, int, int]:
+def diff_size(diff: bytes) -> tuple[int, int, int]:
     """Hunks, added and removed lines."""
     hunks = hunks_of(diff)
     marks = [row[:1] for hunk in hunks for row in hunk.rows]
     return len(hunks), marks.count(b"+"), marks.count(b"-")
 
 
-def runs(diff: bytes) -> int:
+def count_runs(diff: bytes) -> int:
     """How many runs of changed lines a diff has: unlike its hunks, no matter of how much context it has."""
     marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in hunks_of(diff))
     return sum(len(re.findall(rb"[-+]+", text)) for text in marks)
 
 
-def headings(diff: bytes) -> list[tuple[str, str]]:
+def hunk_headings(diff: bytes) -> list[tuple[str, str]]:
     """The function of each hunk, as git names it, with its file."""
     return [(hunk.path, hunk.heading) for hunk in hunks_of(diff)]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
-from kvtool.replay.merge import unmerged_of
+from kvtool.replay.merge import parse_unmerged
 from kvtool.replay.rebase_plan import Choices, Rehearsal, Resolution, Stop
 from kvtool.worktree.checkout import await_git, put_back, refuse_untracked, switch
 from kvtool.worktree.status import kvtool_dir, read_journal, write_json
@@ -176,7 +176,7 @@ def _marked(git: Git, parent: str) -> list[str]:
 
 
 def _unmerged(git: Git) -> dict[str, dict[str, tuple[str, str]]]:
-    return unmerged_of(git.entries("ls-files", "-u", "-z"))
+    return parse_unmerged(git.entries("ls-files", "-u", "-z"))
 
 
 def _untouched(git: Git) -> list[str]:

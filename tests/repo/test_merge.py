@@ -11,10 +11,10 @@ import pytest
 
 from kvtool.gitcmd import Git, Scratch
 from kvtool.replay.apply import Builder, commits_of
-from kvtool.replay.merge import Picked, cherry_pick
+from kvtool.replay.merge import PickResult, cherry_pick
 from tests.conftest import git
 
-Pick = Callable[..., tuple[str | None, Picked]]
+Pick = Callable[..., tuple[str | None, PickResult]]
 
 BASE = """int f(int n) {
     int one = 1;
@@ -42,7 +42,7 @@ def pick(tmp_path: Path) -> Pick:
         parents = [word for one in parent for word in ("-p", one)]
         return git(repo, "commit-tree", git(repo, "write-tree"), *parents, "-m", "x")
 
-    def run(base: str, patched: str, upstream: str, path: str = "f.cpp") -> tuple[str | None, Picked]:
+    def run(base: str, patched: str, upstream: str, path: str = "f.cpp") -> tuple[str | None, PickResult]:
         old, new = commit(path, base), commit(path, upstream)
         patch = commit(path, patched, old)
         (origin,) = commits_of(Git(repo), old, patch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.series.patchfile import parse_diff, parse_mail, size_of
+from kvtool.series.patchfile import diff_size, parse_diff, parse_mail
 
 MAIL = b"""From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
 From: =?UTF-8?q?J=C3=B6?= <j@example.invalid>
@@ -128,5 +128,5 @@ def test_carriage_return_is_content() -> None:
 
 
 def test_size() -> None:
-    assert size_of(parse_mail(MAIL, "here").diff)[1:] == (2, 2)
-    assert size_of(b"") == (0, 0, 0)
+    assert diff_size(parse_mail(MAIL, "here").diff)[1:] == (2, 2)
+    assert diff_size(b"") == (0, 0, 0)

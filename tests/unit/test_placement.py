@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtool.series.patchfile import Block, parse_diff, pieces_of, runs
+from kvtool.series.patchfile import Block, count_runs, parse_diff, pieces_of
 from kvtool.series.placement import LineMap, check_placement, find_placements
 from kvtool.series.source import SourceFile, split_lines
 from tests.unit.placing import BASE, diff, judge
@@ -215,7 +215,7 @@ def test_line_map() -> None:
 
 def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
     new = add(add("".join(BASE), "int y = 3;\n"), "int y = 3;\n    more();\n    use(y);\n")
-    counts = [runs(diff(tmp_path, "".join(BASE), new, context)) for context in (0, 1, 3)]
+    counts = [count_runs(diff(tmp_path, "".join(BASE), new, context)) for context in (0, 1, 3)]
     assert counts == [2, 2, 2]
 
 
