@@ -49,7 +49,7 @@ class RebaseResult(Result, command="rebase"):
     def failure(self) -> KvtoolError | None:
         error = conflict_error(self.patches, self.tag) if self.stopped_at else None
         if error is not None:
-            lost = next(report for report in self.patches if report.in_the_way).lost
+            lost = next(report for report in self.patches if report.needs_user).lost
             error.next_step = self._next_after_loss() if lost else self._next_after_conflict()
         return error
 

@@ -1,6 +1,6 @@
-"""Build the commits of a series on an upstream, in a temporary index: no checkout is touched, nothing is moved.
+"""Build the commits of a series on an upstream in a temporary index. No checkout and no ref changes.
 
-A conflict is an outcome, not an exception: every patch is tried, and each gets a report.
+A conflict is an outcome, not an exception: every patch is tried and gets a report.
 """
 
 import re
@@ -12,7 +12,7 @@ from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch, folders
 from kvtool.result import PatchOutcome
 from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, diff_size, hunk_headings, parse_diff, pieces_of
-from kvtool.series.series import NewFile, Series, Step
+from kvtool.series.series import LoadedPatch, NewFile, Series
 from kvtool.series.source import split_lines
 
 _NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
@@ -20,21 +20,20 @@ _NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
 
 @dataclass(frozen=True)
 class FailedHunk:
-    """A hunk that found no place, or a wrong one. header: "@@ -10,3 +10,5 @@ function"; number 0: the whole file.
+    """A hunk that did not apply, or that landed in the wrong place.
 
-    Where the tree that the patch was made on is at hand: expected, the lines it stands on; wanted, what it makes of
-    them; found, what the new upstream has in their place. behind: upstream's commit, where its history is at hand.
+    The lines are known only if the tree that the patch was made on is available.
     """
 
     path: str
-    number: int
+    number: int  # 1-based in its file, 0 for the whole file
     total: int
-    header: str
+    header: str  # "@@ -10,3 +10,5 @@ function"
     reason: str
-    expected: tuple[str, ...] = ()
-    wanted: tuple[str, ...] = ()
-    found: tuple[str, ...] = ()
-    behind: str = ""
+    expected: tuple[str, ...] = ()  # the lines that the hunk changes
+    wanted: tuple[str, ...] = ()  # the lines that the hunk produces
+    found: tuple[str, ...] = ()  # the lines of the new upstream in that place
+    behind: str = ""  # upstream commit that changed the lines, if its history is available
 
     @classmethod
     def of(cls, hunk: Hunk, reason: str) -> Self:
@@ -47,41 +46,36 @@ class FailedHunk:
 
 @dataclass(frozen=True)
 class PatchReport:
-    """What became of one patch.
-
-    commit: "" unless it was applied; hunks, added, removed: its size; failed: the hunks in the way (conflict, blocked);
-    blocked_by: id of the patch it seems to need; moved: hunks whose place is worth a look, such as one that landed in
-    another function than recorded; lost: how much of the patch is gone, "" for nothing; seconds: what it took.
-    """
+    """The outcome of one patch."""
 
     id: str
     outcome: PatchOutcome
-    commit: str = ""
+    commit: str = ""  # "" unless the patch was applied
     hunks: int = 0
-    added: int = 0
-    removed: int = 0
-    failed: tuple[FailedHunk, ...] = ()
-    blocked_by: str = ""
-    moved: tuple[str, ...] = ()
-    lost: str = ""
+    added: int = 0  # lines
+    removed: int = 0  # lines
+    failed: tuple[FailedHunk, ...] = ()  # hunks that conflict
+    blocked_by: str = ""  # id of the failed patch that this patch seems to need
+    moved: tuple[str, ...] = ()  # places to review, such as a hunk that landed in another function than recorded
+    lost: str = ""  # how much of the patch disappeared, "" for nothing
     seconds: float = 0.0
 
     @property
-    def in_the_way(self) -> bool:
-        """Whether it keeps the series from being whole."""
+    def needs_user(self) -> bool:
+        """Return True if the user must resolve something in this patch."""
         return bool(self.failed or self.lost)
 
 
 class Blob(NamedTuple):
-    """A file of a git tree. mode: "100644" or "100755"."""
+    """A file of a git tree."""
 
-    mode: str
+    mode: str  # "100644" or "100755"
     id: str
     path: str
 
 
 def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
-    """The files of cpp/, written into a repository."""
+    """Write the files of cpp/ into a repository as blobs."""
     names = "".join(f"{file.source.absolute()}\n" for file in files)
     ids = git.run("hash-object", "-w", "--no-filters", "--stdin-paths", input=names).stdout.split()
     modes = ("100755" if file.executable else "100644" for file in files)
@@ -90,10 +84,10 @@ def blobs_of(git: Git, files: Sequence[NewFile]) -> list[Blob]:
 
 @dataclass(frozen=True)
 class Commit(Authored):
-    """A commit of a patched tree, its diff as DIFF_FLAGS write it. parents: more than one for a merge."""
+    """A commit of a patched tree with its diff, written with DIFF_FLAGS."""
 
     id: str
-    parents: tuple[str, ...]
+    parents: tuple[str, ...]  # several for a merge
 
     @property
     def parent(self) -> str:
@@ -101,11 +95,11 @@ class Commit(Authored):
 
 
 def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
-    """The commits that are in head and not in base, oldest first; one git call for all."""
+    """Return the commits of base..head, oldest first. Runs git once."""
     flags = ("--reverse", "--topo-order", "--date=raw", "-p", *DIFF_FLAGS)
     log = git.raw("log", *flags, "--format=%x00%x00%H%n%P%n%an%n%ae%n%ad%n%B%x00", f"{base}..{head}")
     commits = []
-    for entry in re.split(rb"\0\0(?=[0-9a-f]{40}\n)", log)[1:]:  # a file that git takes for text may have NULs, too
+    for entry in re.split(rb"\0\0(?=[0-9a-f]{40}\n)", log)[1:]:  # text files may contain NULs, too
         said, _, diff = entry.partition(b"\0")
         commit, parents, name, email, date, message = said.decode("utf-8", "surrogateescape").split("\n", 5)
         commits.append(Commit(name, email, date, message, diff.lstrip(b"\n"), commit, tuple(parents.split())))
@@ -113,48 +107,46 @@ def commits_of(git: Git, base: str, head: str) -> tuple[Commit, ...]:
 
 
 def upstream_lines(reports: Sequence[PatchReport]) -> int:
-    """Changed lines in upstream's own files, all patches together."""
+    """Return the number of changed lines in upstream files, over all patches."""
     return sum(report.added + report.removed for report in reports)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """The commits of a series. head is the last commit; complete: no conflict on the way."""
+    """A series built as commits."""
 
     base: str
-    head: str
-    tree: str
+    head: str  # the last commit
+    tree: str  # tree of the last commit
     reports: tuple[PatchReport, ...]
 
     @property
     def complete(self) -> bool:
-        return not any(report.in_the_way for report in self.reports)
+        """Return True if no patch needs the user."""
+        return not any(report.needs_user for report in self.reports)
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What kvtool put into a tree: `.git/kvtool/state.json`.
-
-    base, head: commits; patches: a report each, in order; pinned: the tag was named, so a new `current` in the lock
-    does not make the tree stale.
-    """
+    """What kvtool applied to a tree; stored in `.git/kvtool/state.json`."""
 
     tag: str
-    tree: str
-    digest: str
-    base: str
-    head: str
-    pinned: bool = False
-    patches: tuple[PatchReport, ...] = ()
+    tree: str  # tree id of the upstream
+    digest: str  # Series.digest
+    base: str  # commit
+    head: str  # commit
+    pinned: bool = False  # the user named the tag, so a new `current` in the lock does not make the tree stale
+    patches: tuple[PatchReport, ...] = ()  # in the order of the series
 
 
 def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
+    """Describe a replayed series for state.json."""
     up = series.upstream
     return Applied(up.tag, up.tree, series.digest, replayed.base, replayed.head, pinned, replayed.reports)
 
 
 class Builder:
-    """A growing chain of commits, and an index of its own. commit, tree: the last one."""
+    """Build a chain of commits with an index of its own. `commit` and `tree` are those of the last commit."""
 
     def __init__(self, scratch: Scratch, commit: str) -> None:
         self.git, self.commit = scratch, commit
@@ -163,7 +155,7 @@ class Builder:
         self.reset()
 
     def commit_files(self, files: tuple[NewFile, ...]) -> None:
-        """Commit cpp/'s files, if any; UsageError when upstream has such a path, as a file or as a folder."""
+        """Commit the files of cpp/, if any. UsageError if upstream has one of the paths, as a file or a folder."""
         theirs = self.git.paths(self.tree)
         taken = theirs | folders(theirs)
         for file in files:
@@ -183,33 +175,34 @@ class Builder:
         self.commit_index(f"{_NEW_FILES_SUBJECT}\n")
 
     def add_blobs(self, blobs: Sequence[Blob]) -> None:
+        """Add files to the index."""
         if lines := "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs):
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
 
-    def refusal(self, diff: bytes, *flags: str) -> str | None:
-        """What git says of a diff that does not apply to the index as it is; None when it does."""
+    def apply_error(self, diff: bytes, *flags: str) -> str | None:
+        """Return git's error message if a diff does not apply to the index, or None if it does."""
         done = self.git.run("apply", "--cached", "--check", "-C1", *flags, "-", input=diff, env=self._env, check=False)
         return done.stderr if done.returncode != 0 else None
 
     def apply(self, diff: bytes, *flags: str) -> bool:
-        """Apply a diff to the index, whole or not at all (with --3way a failure leaves the index unmerged)."""
+        """Apply a diff to the index, completely or not at all. With --3way, a failure leaves the index unmerged."""
         done = self.git.run("apply", "--cached", "-C1", *flags, "-", input=diff, env=self._env, check=False)
         return done.returncode == 0
 
     def diff_of(self, before: str, after: str) -> bytes:
-        """The difference of two trees as a patch has it."""
+        """Return the difference of two trees, written with DIFF_FLAGS."""
         return self.git.raw("diff-tree", "-p", *DIFF_FLAGS, before, after)
 
     def reset(self, tree: str = "") -> None:
-        """The index to a tree, or back to the last commit."""
+        """Reset the index to a tree, or to the last commit."""
         self.git.run("read-tree", tree or self.tree, env=self._env)
 
     def write_tree(self) -> str:
-        """The index as a tree."""
+        """Write the index as a tree and return its id."""
         return self.git.line("write-tree", env=self._env)
 
     def commit_index(self, message: str, *, author: Authored | None = None, tree: str = "") -> str | None:
-        """Commit the index (or a tree that is it) as an author's or kvtool's; None when it changes nothing."""
+        """Commit the index, or `tree` if the caller wrote it already. Return None if nothing changed."""
         tree = tree or self.write_tree()
         if tree == self.tree:
             return None
@@ -231,31 +224,34 @@ class Builder:
 
 
 def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
-    """Base + cpp/'s files + each wanted patch. Same input, same commit ids, on every machine."""
+    """Build base + files of cpp/ + each wanted patch. Equal input gives equal commit ids on every machine."""
     builder = Builder(scratch, base)
     builder.commit_files(series.files)
     missing = MissingLines()
-    reports = tuple(replay_step(builder, step, missing) for step in series.steps)
+    reports = tuple(replay_patch(builder, loaded, missing) for loaded in series.patches)
     return Replayed(base, builder.commit, builder.tree, reports)
 
 
 class MissingLines:
-    """The lines that patches which failed did not bring: a later patch that stands on one of them is blocked."""
+    """Record the lines that failed patches would have added.
+
+    A later patch whose context needs one of them is reported as blocked, not as a conflict.
+    """
 
     def __init__(self) -> None:
         self._missing: list[tuple[str, str, frozenset[bytes]]] = []  # patch, path, lines
 
-    def report(self, builder: Builder, patch: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> PatchReport:
-        """What became of a patch that does not apply; takes note of what it did not bring."""
+    def record_failure(self, builder: Builder, patch: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> PatchReport:
+        """Return the report of a patch that does not apply, and record its lines."""
         blocker = self._blocker(builder.git, builder.tree, diff, failed)
         for file in parse_diff(diff):
-            brought = frozenset(line for piece in pieces_of(file) for line in set(piece.after) - set(piece.before))
-            self._missing.append((patch, file.path, brought))
+            added = frozenset(line for piece in pieces_of(file) for line in set(piece.after) - set(piece.before))
+            self._missing.append((patch, file.path, added))
         outcome = PatchOutcome.BLOCKED if blocker else PatchOutcome.CONFLICT
         return PatchReport(patch, outcome, "", *diff_size(diff), failed, blocker)
 
     def _blocker(self, git: Git, tree: str, diff: bytes, failed: tuple[FailedHunk, ...]) -> str:
-        """The id of the patch that a hunk in the way seems to need, or ""."""
+        """Return the id of the failed patch that a failed hunk seems to need, or ""."""
         at = {(hunk.path, hunk.number) for hunk in failed}
         for file in parse_diff(diff):
             known = [(patch, lines) for patch, path, lines in self._missing if path == file.path]
@@ -268,10 +264,10 @@ class MissingLines:
         return ""
 
 
-def replay_step(builder: Builder, step: Step, missing: MissingLines, *, strict: bool = False) -> PatchReport:
-    """Apply one patch by its context, and commit it. strict: a hunk in another function than recorded is a conflict."""
-    name, mail = step.patch.id, step.mail
-    if not step.wanted:
+def replay_patch(builder: Builder, loaded: LoadedPatch, missing: MissingLines, *, strict: bool = False) -> PatchReport:
+    """Apply one patch by its context and commit it. If `strict`, a hunk in an unrecorded function is a conflict."""
+    name, mail = loaded.patch.id, loaded.mail
+    if not loaded.wanted:
         return PatchReport(name, PatchOutcome.SKIPPED)
     if not mail.diff:
         return PatchReport(name, PatchOutcome.EMPTY)
@@ -281,33 +277,33 @@ def replay_step(builder: Builder, step: Step, missing: MissingLines, *, strict: 
         if moved and strict:
             builder.reset()
             failed = tuple(FailedHunk(path, 0, 0, "", note) for path, note in moved)
-            return missing.report(builder, name, mail.diff, failed)
+            return missing.record_failure(builder, name, mail.diff, failed)
         commit = builder.commit_index(mail.message, author=mail, tree=tree)
         if commit is None:
             return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)
         return PatchReport(name, PatchOutcome.APPLIED, commit, *diff_size(mail.diff), moved=notes)
-    if builder.refusal(mail.diff, "--reverse") is None:
+    if builder.apply_error(mail.diff, "--reverse") is None:
         return PatchReport(name, PatchOutcome.MERGED)
-    return missing.report(builder, name, mail.diff, failed_hunks(builder, mail.diff))
+    return missing.record_failure(builder, name, mail.diff, failed_hunks(builder, mail.diff))
 
 
 def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:
-    """Which hunks of a diff that does not apply are in the way: each is tried alone."""
+    """Return the hunks of a diff that do not apply. Each hunk is tried alone."""
     failed: list[FailedHunk] = []
     files = parse_diff(diff)
     for file in files:
         for hunk in file.hunks:
-            if (said := builder.refusal(file.head + hunk.text)) is not None:
+            if (said := builder.apply_error(file.head + hunk.text)) is not None:
                 failed.append(FailedHunk.of(hunk, _translate_error(said)))
-        if not file.hunks and (said := builder.refusal(file.head)) is not None:
+        if not file.hunks and (said := builder.apply_error(file.head)) is not None:
             failed.append(FailedHunk(file.path, 0, 0, "", _translate_error(said)))
-    # or each fits alone, and together they do not
-    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _translate_error(builder.refusal(diff) or "")),)
+    # fallback: each hunk applies alone, but all hunks together do not
+    return tuple(failed) or (FailedHunk(files[0].path, 0, 0, "", _translate_error(builder.apply_error(diff) or "")),)
 
 
 def _translate_error(said: str) -> str:
-    """git's words, in ours."""
+    """Translate the error message of git apply."""
     if "does not exist in index" in said or "No such file" in said:
         return "upstream has no such file"
     if "already exists" in said:
@@ -318,8 +314,10 @@ def _translate_error(said: str) -> str:
 
 
 def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
-    """Hunks that landed in another function than the patch recorded (path, note): with one line of context, worth a
-    look. Nothing for a patch with more context: its hunks are cut differently."""
+    """Return hunks that landed in another function than the patch recorded, as path and note.
+
+    Returns nothing for a patch with more than one line of context, because its hunks are split differently.
+    """
     expected, actual = hunk_headings(mail.diff), hunk_headings(builder.diff_of(builder.tree, tree))
     return [
         (path, f"recorded in {was!r}, landed in {now!r}")
@@ -329,8 +327,8 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
 
 
 def conflict_error(reports: tuple[PatchReport, ...], tag: str) -> KvtoolError | None:
-    """The error that a replay amounts to, or None: the first patch that conflicts, and how the others fared."""
-    bad = [report for report in reports if report.in_the_way]
+    """Return the error for a replay that is not complete, or None. It names the first patch that needs the user."""
+    bad = [report for report in reports if report.needs_user]
     if not bad:
         return None
     first, *others = bad

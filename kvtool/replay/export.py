@@ -21,8 +21,8 @@ from kvtool.replay.rebase_plan import Rehearsal, Workshop
 from kvtool.result import PatchOutcome
 from kvtool.series.changes import Change, written
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, hunk_headings, parse_diff, parse_mail
-from kvtool.series.series import Series, Step, hidden, new_files, new_id
-from kvtool.series.series_toml import edit_series, limit_series
+from kvtool.series.series import LoadedPatch, Series, is_ignored_path, new_files, new_id
+from kvtool.series.series_toml import edit_series, set_limits
 from kvtool.upstream.lock import Upstream, pin
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
@@ -86,7 +86,7 @@ def only_dropped(
 ) -> bool:
     """Whether the project is what the tree was made of, except that it lists no more what the tree has no commit of
     either: there is nothing to be undone."""
-    wanted = {step.patch.id: step for step in series.steps if step.wanted}
+    wanted = {loaded.patch.id: loaded for loaded in series.patches if loaded.wanted}
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
     made = {report.id: report.commit for report in tried if report.id in wanted}
     gone = {report.commit for report in applied.patches if report.id not in wanted}
@@ -108,7 +108,7 @@ def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple
         mode, _, blob = meta.split()
         if path in theirs:
             continue
-        if mode not in ("100644", "100755") or hidden(path):
+        if mode not in ("100644", "100755") or is_ignored_path(path):
             raise TreeError(
                 f"{path} cannot be exported",
                 why="cpp/ holds plain files, none of them hidden, and no README.md of llama.cpp's root",
@@ -127,7 +127,7 @@ def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
 def _foldings(
     git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, theirs: frozenset[str]
 ) -> list[Folding]:
-    by_subject = {step.mail.subject: step.patch.id for step in series.steps if step.wanted}
+    by_subject = {loaded.mail.subject: loaded.patch.id for loaded in series.patches if loaded.wanted}
     ids = set(by_subject.values())
     by_commit = {report.commit: report.id for report in applied.patches if report.commit and report.id in ids}
     foldings: list[Folding] = []
@@ -184,7 +184,7 @@ def _refuse_lost(foldings: list[Folding], applied: Applied, series: Series) -> N
     """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
     there = {folding.id for folding in foldings}
     was = {report.id for report in applied.patches if report.commit}
-    if lost := [s.patch for s in series.steps if s.patch.id in was and s.patch.id not in there]:
+    if lost := [s.patch for s in series.patches if s.patch.id in was and s.patch.id not in there]:
         raise TreeError(
             f"no commit in the tree any more: {', '.join(repr(patch.id) for patch in lost)}",
             why="neither the commit of each of these patches nor one with its subject is there",
@@ -224,7 +224,7 @@ def changes(
 
     was: the diff of each patch as it was moved to the tree's upstream, where that is not the locked one.
     """
-    steps = {step.patch.id: step for step in series.steps}
+    by_id = {loaded.patch.id: loaded for loaded in series.patches}
     added: dict[str, str] = {}  # new id -> subject
     made: dict[str, str] = {}
     for patch in (patch for patch in folded.patches if patch.made):
@@ -234,11 +234,11 @@ def changes(
             subject = parse_mail(mail, patch.made).subject
             # what lies there, but for what an export of this commit wrote before it was killed
             files = {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
-            name = new_id(subject, {*steps, *added, *files})
+            name = new_id(subject, {*by_id, *added, *files})
             added[name] = subject
         made[name] = patch.made
     gone = [patch.id for patch in folded.patches if patch.id and not patch.made]
-    found = [*_cpp_changes(project, scratch, folded.files), *_mails(scratch, steps, made, gone, was)]
+    found = [*_cpp_changes(project, scratch, folded.files), *_mails(scratch, by_id, made, gone, was)]
     found += _saying(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
     return _in_order(found)
 
@@ -253,17 +253,17 @@ def rebased(
     has not ended with the next; one that was to begin later gets `from`, too.
     """
     project, lock = shop.project, shop.lock
-    steps = {step.patch.id: step for step in shop.series(upstream).steps}
+    by_id = {loaded.patch.id: loaded for loaded in shop.series(upstream).patches}
     made = {report.id: report.commit for report in done.reports if report.commit}
     dropped = [report.id for report in done.reports if report.outcome == PatchOutcome.DROPPED]
-    out = [name for name, step in steps.items() if step.wanted and name not in (*made, *dropped)]
+    out = [name for name, loaded in by_id.items() if loaded.wanted and name not in (*made, *dropped)]
     limits = dict.fromkeys(out, ("until", done.tag))
     if upstream.order < lock.upstream().order:
         after = next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
-        limits |= {name: ("from", after) for name in out if steps[name].patch.until != after}
-    limits |= {name: ("from", done.tag) for name in made if not steps[name].wanted}
-    found = _mails(scratch, steps, made, dropped, {})
-    found += _saying(project.series, limit_series(read_text(project.series), dropped, limits))
+        limits |= {name: ("from", after) for name in out if by_id[name].patch.until != after}
+    limits |= {name: ("from", done.tag) for name in made if not by_id[name].wanted}
+    found = _mails(scratch, by_id, made, dropped, {})
+    found += _saying(project.series, set_limits(read_text(project.series), dropped, limits))
     found += _saying(project.lock, pin(read_text(project.lock), lock, done.tag))
     todo = _in_order(found)
     series = shop.of(written(project, todo, scratch.place())).series(upstream)
@@ -302,7 +302,7 @@ def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Chan
 
 def _mails(
     scratch: Scratch,
-    steps: Mapping[str, Step],
+    by_id: Mapping[str, LoadedPatch],
     made: Mapping[str, str],
     gone: Sequence[str],
     was: Mapping[str, bytes],
@@ -311,12 +311,12 @@ def _mails(
     none any more; was: as in changes()."""
     found: list[Change] = []
     for name, commit in made.items():
-        step = steps.get(name)
-        if step is None:
+        loaded = by_id.get(name)
+        if loaded is None:
             found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch, commit)))
-        elif not _says_the_same(scratch, step, commit, was.get(name, b"")):
-            found.append(Change(f"patches/{step.patch.file}", "change", _as_mail(scratch, commit)))
-    return found + [Change(f"patches/{steps[name].patch.file}", "remove", None) for name in gone]
+        elif not _says_the_same(scratch, loaded, commit, was.get(name, b"")):
+            found.append(Change(f"patches/{loaded.patch.file}", "change", _as_mail(scratch, commit)))
+    return found + [Change(f"patches/{by_id[name].patch.file}", "remove", None) for name in gone]
 
 
 def _as_mail(git: Git, commit: str) -> bytes:
@@ -324,20 +324,20 @@ def _as_mail(git: Git, commit: str) -> bytes:
     return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
 
 
-def _says_the_same(scratch: Scratch, step: Step, commit: str, was: bytes) -> bool:
+def _says_the_same(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
     """Whether the file as it is already gives this commit, so that it need not change (its line numbers may be old).
 
     was: what it gave when it was moved to this upstream.
     """
     fresh = parse_mail(_as_mail(scratch, commit), commit)
-    if _identity(fresh) != _identity(step.mail):
+    if _identity(fresh) != _identity(loaded.mail):
         return False
     if was and changed_rows(was) == changed_rows(fresh.diff):
         return True
-    if hunk_headings(fresh.diff) != hunk_headings(step.mail.diff):
+    if hunk_headings(fresh.diff) != hunk_headings(loaded.mail.diff):
         return False
     builder = Builder(scratch, f"{commit}^")
-    return builder.apply(step.mail.diff) and builder.write_tree() == builder.git.resolve(f"{commit}^{{tree}}")
+    return builder.apply(loaded.mail.diff) and builder.write_tree() == builder.git.resolve(f"{commit}^{{tree}}")
 
 
 def _identity(mail: Mail) -> tuple[object, ...]:

@@ -29,12 +29,12 @@ from kvtool.replay.apply import (
     commits_of,
     conflict_error,
     replay,
-    replay_step,
+    replay_patch,
 )
 from kvtool.replay.merge import cherry_pick, review_resolution
 from kvtool.result import PatchOutcome
 from kvtool.series.patchfile import count_runs, diff_size
-from kvtool.series.series import Series, Step, load_series, unsettled
+from kvtool.series.series import LoadedPatch, Series, load_series, undecided_patches
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Upstream, load_lock
@@ -166,11 +166,11 @@ class Workshop:
         commits = {commit.id: commit for commit in commits_of(scratch, locked.base, locked.head)}
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
         told = choices is None or upstream.tag in self.listed
-        unsure = {} if told else unsettled(series.steps, self.lock, upstream)
+        unsure = {} if told else undecided_patches(series.patches, self.lock, upstream)
         mover = _Mover(Builder(scratch, there), origins, choices or Choices(), unsure)
         mover.builder.commit_files(series.files)
-        for step in series.steps:
-            mover.step(step)
+        for loaded in series.patches:
+            mover.move(loaded)
             if mover.stop and not keep_going:
                 break
         result = (there, mover.builder.commit, mover.builder.tree, tuple(mover.reports))
@@ -211,42 +211,42 @@ class _Mover:
         self.stop: Stop | None = None
         self._origins, self._choices, self._missing = origins, choices, MissingLines()
 
-    def step(self, step: Step) -> None:
+    def move(self, loaded: LoadedPatch) -> None:
         start, parent = time.monotonic(), self.builder.commit
-        origin = self._origins.get(step.patch.id)
-        report = self._move(step, origin)
+        origin = self._origins.get(loaded.patch.id)
+        report = self._move(loaded, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
-        if self.stop is None and report.in_the_way:
+        if self.stop is None and report.needs_user:
             commit = report.commit or (parent if report.lost else "")  # it lost all that it had
-            self.stop = Stop(step.patch.id, parent, origin.id if origin else "", commit)
+            self.stop = Stop(loaded.patch.id, parent, origin.id if origin else "", commit)
 
-    def _move(self, step: Step, origin: Commit | None) -> PatchReport:
-        name = step.patch.id
+    def _move(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
+        name = loaded.patch.id
         if name in self._choices.drop:
             return PatchReport(name, PatchOutcome.DROPPED)
-        if name in self._choices.skip or not (step.wanted or name in self._unsure):
+        if name in self._choices.skip or not (loaded.wanted or name in self._unsure):
             return PatchReport(name, PatchOutcome.SKIPPED)
-        return (self._try if name in self._unsure else self._place)(step, origin)
+        return (self._try if name in self._unsure else self._place)(loaded, origin)
 
-    def _try(self, step: Step, origin: Commit | None) -> PatchReport:
+    def _try(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
         """A patch of which the lock does not tell whether it is needed here: where it has its place, it is."""
-        name, before, missing = step.patch.id, (self.builder.commit, self.builder.tree), self._missing
+        name, before, missing = loaded.patch.id, (self.builder.commit, self.builder.tree), self._missing
         self._missing = MissingLines()  # no later patch is blocked by one that may be left out
-        report = self._place(replace(step, wanted=True), origin)
+        report = self._place(replace(loaded, wanted=True), origin)
         self._missing = missing
-        here = report.commit and not report.in_the_way
+        here = report.commit and not report.needs_user
         if not here:
             self.builder.commit, self.builder.tree = before
             report = PatchReport(name, PatchOutcome.SKIPPED)
-            if not step.wanted:
+            if not loaded.wanted:
                 return report
-        needed = "not needed" if step.wanted else "needed"
+        needed = "not needed" if loaded.wanted else "needed"
         place = "its place is here" if here else "it has no place here"
         note = f"look at it: it is {needed} from llama.cpp {self._unsure[name]} on, the lock's next one, and {place}"
         return replace(report, moved=(*report.moved, note))
 
-    def _place(self, step: Step, origin: Commit | None) -> PatchReport:
-        name = step.patch.id
+    def _place(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
+        name = loaded.patch.id
         if made := next((made for made in self._choices.resolved if made.patch == name), None):
             if made.parent != self.builder.commit:
                 raise TreeError(
@@ -255,26 +255,26 @@ class _Mover:
                     next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
                 )
             notes = review_resolution(self.builder, origin, made.tree) if origin else ()
-            return self._take(step, made.tree, notes, origin)
+            return self._take(loaded, made.tree, notes, origin)
         self.builder.reset()
         if origin is None:  # the locked upstream does not want it, or has it: there is nothing to merge from
-            return replay_step(self.builder, step, self._missing, strict=True)
+            return replay_patch(self.builder, loaded, self._missing, strict=True)
         attempt = cherry_pick(self.builder, origin)
         if attempt.tree is None:
-            return self._missing.report(self.builder, name, origin.diff, attempt.failed)
+            return self._missing.record_failure(self.builder, name, origin.diff, attempt.failed)
         if attempt.tree == self.builder.tree:
             return PatchReport(name, PatchOutcome.MERGED)
-        return self._take(step, attempt.tree, attempt.notes, origin)
+        return self._take(loaded, attempt.tree, attempt.notes, origin)
 
-    def _take(self, step: Step, tree: str, notes: tuple[str, ...], origin: Commit | None) -> PatchReport:
+    def _take(self, loaded: LoadedPatch, tree: str, notes: tuple[str, ...], origin: Commit | None) -> PatchReport:
         before = self.builder.tree
-        commit = self.builder.commit_index(step.mail.message, author=step.mail, tree=tree)
+        commit = self.builder.commit_index(loaded.mail.message, author=loaded.mail, tree=tree)
         diff = self.builder.diff_of(before, tree) if commit else b""
-        lost = _lost(origin.diff if origin else step.mail.diff, diff)
-        if lost and step.patch.id in self._choices.accept:
+        lost = _lost(origin.diff if origin else loaded.mail.diff, diff)
+        if lost and loaded.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
-        return PatchReport(step.patch.id, outcome, commit or "", *diff_size(diff), moved=notes, lost=lost)
+        return PatchReport(loaded.patch.id, outcome, commit or "", *diff_size(diff), moved=notes, lost=lost)
 
 
 def _lost(was: bytes, now: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Patch files: mails as `git format-patch` writes them. Parse them, take their diff apart, down to the lines. Pure."""
+"""Parse patch files, which are mails written by `git format-patch`, and their diffs. Runs no git."""
 
 import re
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from itertools import pairwise, takewhile
 from kvtool.errors import UsageError
 from kvtool.series.source import split_lines
 
-# No user's configuration and no git version is to show in a diff.
+# Make diffs independent of the user's configuration and the version of git.
 PLAIN_FLAGS = (
     *("--src-prefix=a/", "--dst-prefix=b/", "--inter-hunk-context=0"),
     *("--no-renames", "--no-ext-diff", "--no-textconv", "--no-color"),
 )
-# How a change is written. One line of context: hunks then apply over months of upstream where three lines fail.
+# Write diffs with one line of context: such hunks apply over months of upstream, hunks with three lines fail.
 DIFF_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=myers", "--full-index", "--binary", "-U1")
-# And the mail around it.
+# Write mails with only the necessary headers.
 MAIL_FLAGS = (
     *("--zero-commit", "--no-signature", "--no-stat", "--keep-subject", "--no-attach", "--no-thread"),
     *("--no-cover-letter", "--no-base", "--no-from", "--no-signoff", "--no-add-header"),
@@ -27,31 +27,30 @@ MAIL_FLAGS = (
 
 @dataclass(frozen=True)
 class Authored:
-    """A change and its author. name, email, date: as git takes them; message: the whole commit message; diff: from the
-    first "diff --git" on, b"" for none."""
+    """A change and its author."""
 
     name: str
     email: str
-    date: str
-    message: str
-    diff: bytes
+    date: str  # in a form that git accepts
+    message: str  # the whole commit message
+    diff: bytes  # starts at the first "diff --git", b"" for none
 
     @property
     def subject(self) -> str:
-        """As git has it: the lines of the first paragraph as one."""
+        """Return the subject as git does: the first paragraph as one line."""
         return " ".join(map(str.rstrip, takewhile(str.strip, self.message.lstrip("\n").split("\n")))).strip()
 
 
 @dataclass(frozen=True)
 class Mail(Authored):
-    """A parsed patch file, its message ending in one newline. raw: the file as it is."""
+    """A parsed patch file. The message ends in one newline."""
 
-    raw: bytes
+    raw: bytes  # the unmodified file
 
 
 @dataclass(frozen=True)
 class Block:
-    """Lines [old, old + removed) of one file became [new, new + added) of the other; 0-based."""
+    """A block of a line diff: lines [old, old + removed) were replaced by [new, new + added); 0-based."""
 
     old: int
     removed: int
@@ -61,18 +60,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Hunk(Block):
-    """One hunk. number: 1-based in its file, of `total`; heading: what stands behind the second @@ (the function)."""
+    """One hunk of a diff."""
 
     path: str
-    number: int
-    total: int
-    header: str
-    heading: str
+    number: int  # 1-based position in its file
+    total: int  # number of hunks in its file
+    header: str  # "@@ -10,3 +10,5 @@"
+    heading: str  # text after the second @@, usually the function
     text: bytes
 
     @property
     def rows(self) -> list[bytes]:
-        """Its lines with their marks, without the header."""
+        """Return the lines with their +, - or blank marks, without the header."""
         return split_lines(self.text)[1:]
 
     @property
@@ -89,39 +88,38 @@ class Hunk(Block):
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The part of a diff about one file. head: the lines before the first hunk; path: after the change."""
+    """The part of a diff that changes one file."""
 
-    path: str
-    head: bytes
+    path: str  # path after the change
+    head: bytes  # the lines before the first hunk
     hunks: tuple[Hunk, ...]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A hunk as lines. start, made: 0-based, of its first line in the old file and in the new one.
-
-    before and after: its lines, context included; lead, trail: how many are context, at the front and at the end.
-    """
+    """A hunk as lines."""
 
     hunk: Hunk
-    start: int
-    made: int
-    before: tuple[bytes, ...]
-    after: tuple[bytes, ...]
-    lead: int
-    trail: int
+    start: int  # 0-based number of the first line in the old file
+    made: int  # 0-based number of the first line in the new file
+    before: tuple[bytes, ...]  # old lines, including context
+    after: tuple[bytes, ...]  # new lines, including context
+    lead: int  # number of context lines at the front
+    trail: int  # number of context lines at the end
 
 
 _FUNCTION = re.compile(rb"[A-Za-z_$]")  # git's own rule for a hunk's heading
 _LABEL_WIDTH = 80  # characters of a heading, as in git
 _HUNK = re.compile(rb"^(@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@)(.*)$")
 _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
-_SIGNATURE = re.compile(rb"^-- \n(?!diff --git )[^-+ @\\].*\Z", re.MULTILINE | re.DOTALL)  # of a mail; no row of a diff
+_SIGNATURE = re.compile(rb"^-- \n(?!diff --git )[^-+ @\\].*\Z", re.MULTILINE | re.DOTALL)  # signature of a mail
 
 
 def _sender(raw: str) -> tuple[str, str]:
-    """Name and address of a From header as git writes it. Python's own parser cuts off what is no address for a mailer
-    (1+x[bot]@y), and puts blanks into a name that takes several encoded words."""
+    """Return name and address of a From header as git writes it.
+
+    Python's own parser truncates invalid addresses (1+x[bot]@y) and adds blanks to a name with several encoded words.
+    """
     text = raw.encode("ascii", "surrogateescape").decode("utf-8", "replace")
     name, bracket, email = text.rpartition("<")
     if not bracket:
@@ -131,7 +129,7 @@ def _sender(raw: str) -> tuple[str, str]:
 
 
 def parse_mail(raw: bytes, where: str) -> Mail:
-    """Parse a patch file; UsageError when it is not a mail as format-patch writes it."""
+    """Parse a patch file. UsageError if it is not a mail written by git format-patch."""
     hint = "write it with `kvtool export`, or git format-patch"
     head, separator, rest = raw.partition(b"\n\n")
     if not separator or not head.startswith(b"From "):
@@ -151,7 +149,7 @@ def parse_mail(raw: bytes, where: str) -> Mail:
 
 
 def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
-    """Take a git diff apart, file by file and hunk by hunk (a binary change has no hunks)."""
+    """Parse a git diff into files and hunks. A binary change has no hunks."""
     starts = [found.start() for found in _DIFF.finditer(diff)] + [len(diff)]
     return tuple(_file(diff[a:b]) for a, b in pairwise(starts))
 
@@ -174,7 +172,12 @@ def _hunk(path: str, number: int, total: int, lines: list[bytes]) -> Hunk:
     assert found
     old, removed, new, added = (int(found[n]) if found[n] else 1 for n in range(2, 6))
     heading = found[6].decode("utf-8", "replace").strip()
-    place = (old - (removed > 0), removed, new - (added > 0), added)  # without lines, git names the one before
+    place = (
+        old - (removed > 0),
+        removed,
+        new - (added > 0),
+        added,
+    )  # for an empty range, git prints the line before it
     return Hunk(*place, path, number, total, found[1].decode(), heading, b"".join(lines))
 
 
@@ -223,30 +226,30 @@ def _path(head: bytes) -> str:
 
 
 def hunks_of(diff: bytes) -> list[Hunk]:
-    """The hunks of all files of a diff."""
+    """Return the hunks of all files of a diff."""
     return [hunk for file in parse_diff(diff) for hunk in file.hunks]
 
 
 def diff_size(diff: bytes) -> tuple[int, int, int]:
-    """Hunks, added and removed lines."""
+    """Return the number of hunks, added lines and removed lines."""
     hunks = hunks_of(diff)
     marks = [row[:1] for hunk in hunks for row in hunk.rows]
     return len(hunks), marks.count(b"+"), marks.count(b"-")
 
 
 def count_runs(diff: bytes) -> int:
-    """How many runs of changed lines a diff has: unlike its hunks, no matter of how much context it has."""
+    """Return the number of runs of changed lines. Unlike the number of hunks, it does not depend on context."""
     marks = (b"".join(row[:1] for row in hunk.rows if row[:1] != b"\\") for hunk in hunks_of(diff))
     return sum(len(re.findall(rb"[-+]+", text)) for text in marks)
 
 
 def hunk_headings(diff: bytes) -> list[tuple[str, str]]:
-    """The function of each hunk, as git names it, with its file."""
+    """Return the path and heading (the function, as git names it) of each hunk."""
     return [(hunk.path, hunk.heading) for hunk in hunks_of(diff)]
 
 
 def pieces_of(file: FileDiff) -> tuple[Piece, ...]:
-    """The hunks of one file of a diff."""
+    """Return the hunks of one file as pieces."""
     return tuple(map(_piece, file.hunks))
 
 
@@ -256,7 +259,7 @@ def _piece(hunk: Hunk) -> Piece:
     marks = b""
     for row in hunk.rows:
         mark, line = row[:1], row[1:]
-        if mark == b"\\":  # the line before this one has no line end
+        if mark == b"\\":  # the previous line has no line end
             for side, kinds in ((before, b" -"), (after, b" +")):
                 if side and marks[-1:] in kinds:
                     side[-1] = side[-1].removesuffix(b"\n")
@@ -271,7 +274,7 @@ def _piece(hunk: Hunk) -> Piece:
 
 
 def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
-    """What a diff changes, without line numbers and context: modes, lines, and what a file without lines becomes."""
+    """Return the changes of a diff without line numbers and context: modes, lines, and ids of binary files."""
     return tuple(
         (
             file.path,

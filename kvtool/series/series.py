@@ -1,13 +1,13 @@
-"""patches/series.toml and cpp/: what a patched tree is made of, and its text with a change. Reads files, runs nothing.
+"""Read patches/series.toml and cpp/, and edit the text of series.toml. Runs no git.
 
-The rule for cpp/: every file below it stands for the file at the same path in llama.cpp, except cpp/README.md and names
+The rule for cpp/: every file below it becomes the file at the same path in llama.cpp, except cpp/README.md and names
 that start with a dot or end with a tilde.
 """
 
 import hashlib
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,56 +24,54 @@ _KEYS = {"id", "file", "group", "why", "upstream", "from", "until", "tests"}
 
 @dataclass(frozen=True)
 class Patch:
-    """One entry of series.toml. group: the feature it is a part of, "" for the one that the series is about; since,
-    until: tags ("" for no limit); until is the first tag it no longer applies to."""
+    """One entry of series.toml."""
 
     id: str
-    file: str
+    file: str  # name in patches/
     why: str
     status: str = "local"
     pr: str = ""
-    since: str = ""
-    until: str = ""
+    since: str = ""  # first tag that needs the patch, "" for no limit
+    until: str = ""  # first tag that no longer needs the patch, "" for no limit
     tests: tuple[str, ...] = ()
-    group: str = ""
+    group: str = ""  # feature that the patch belongs to, "" for the main feature of the series
 
     def wanted(self, lock: Lock, upstream: Upstream) -> bool:
-        """Whether from/until let it apply to this upstream (order of the lock)."""
+        """Return True if from/until include this upstream, in the order of the lock."""
         after = not self.since or lock.upstream(self.since).order <= upstream.order
         return after and (not self.until or upstream.order < lock.upstream(self.until).order)
 
 
 @dataclass(frozen=True)
 class NewFile:
-    """A file of cpp/. path: inside llama.cpp, with slashes; source: where it is here."""
+    """A file of cpp/."""
 
-    path: str
-    source: Path
+    path: str  # path in llama.cpp, with slashes
+    source: Path  # path in the project
     executable: bool
 
 
 @dataclass(frozen=True)
-class Step:
-    """A patch of the series with its parsed mail; wanted: False when from/until exclude the upstream."""
+class LoadedPatch:
+    """A patch of the series with its parsed mail."""
 
     patch: Patch
     mail: Mail
-    wanted: bool
+    wanted: bool  # False if from/until exclude the upstream
 
 
 @dataclass(frozen=True)
 class Series:
-    """Everything that goes on top of one upstream, and a digest of all that decides the result."""
+    """All files and patches for one upstream."""
 
     upstream: Upstream
     files: tuple[NewFile, ...]
-    steps: tuple[Step, ...]
-    digest: str
+    patches: tuple[LoadedPatch, ...]
+    digest: str  # hash of everything that decides the resulting commits
 
 
 def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
-    """Everything that keeps a [[patch]] table from being a Patch, each with the key that it is about; nothing means
-    that `patch_of` takes it."""
+    """Yield each error in a [[patch]] table with its key. If there is none, patch_of() accepts the table."""
     if not isinstance(table, dict):
         yield "", UsageError("not a table")
         return
@@ -99,7 +97,7 @@ def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
 
 
 def patch_of(table: dict[str, Any]) -> Patch:
-    """A [[patch]] table without problems as a Patch."""
+    """Convert a valid [[patch]] table."""
     upstream = table.get("upstream", {})
     return Patch(
         id=table["id"],
@@ -115,7 +113,7 @@ def patch_of(table: dict[str, Any]) -> Patch:
 
 
 def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
-    """Parse and check series.toml; UsageError says which entry is wrong and how."""
+    """Parse and check series.toml. UsageError names the wrong entry and the reason."""
     _, entries = read_tables(text, "patch", where)
     for number, table in enumerate(entries, 1):
         for key, problem in entry_problems(table):
@@ -135,7 +133,7 @@ def load_patches(project: Project) -> tuple[Patch, ...]:
 
 
 def goal_lines(text: str, where: str = "series.toml") -> int:
-    """`goal_lines` of series.toml: a group is to change fewer lines of upstream's own files. 0: there is no goal."""
+    """Return `goal_lines` of series.toml: the limit of changed upstream lines for a group, 0 for none."""
     goal = read_tables(text, "patch", where)[0].get("goal_lines", 0)
     if not isinstance(goal, int) or isinstance(goal, bool) or goal < 0:
         raise UsageError(f"{where}: goal_lines must be a number of lines", why=f"it is {goal!r}")
@@ -143,24 +141,24 @@ def goal_lines(text: str, where: str = "series.toml") -> int:
 
 
 def patch_named(patches: Collection[Patch], patch_id: str) -> Patch:
-    """The patch of that id; UsageError when the series has none."""
+    """Return the patch with that id. UsageError if the series has none."""
     if found := next((patch for patch in patches if patch.id == patch_id), None):
         return found
     known = ", ".join(patch.id for patch in patches)
     raise UsageError(f"there is no patch {patch_id!r}", next_step=f"name one of: {known}")
 
 
-def hidden(path: str) -> bool:
-    """Whether a path below cpp/ (with slashes) stands for nothing in llama.cpp, by the rule above."""
+def is_ignored_path(path: str) -> bool:
+    """Return True if a path below cpp/ (with slashes) is not copied to llama.cpp, by the rule above."""
     return path == "README.md" or any(part.startswith(".") or part.endswith("~") for part in path.split("/"))
 
 
 def new_files(cpp: Path) -> tuple[NewFile, ...]:
-    """The files of cpp/ by the rule above, sorted by path; none when there is no cpp/."""
+    """Return the files of cpp/ by the rule above, sorted by path; nothing if there is no cpp/."""
     found: list[NewFile] = []
     for source in sorted(cpp.rglob("*")) if cpp.is_dir() else ():
         parts = source.relative_to(cpp).parts
-        if hidden("/".join(parts)) or (source.is_dir() and not source.is_symlink()):
+        if is_ignored_path("/".join(parts)) or (source.is_dir() and not source.is_symlink()):
             continue
         if source.is_symlink() or not source.is_file():
             raise UsageError(f"{source} is not a plain file", why="cpp/ holds plain files only")
@@ -169,16 +167,18 @@ def new_files(cpp: Path) -> tuple[NewFile, ...]:
 
 
 def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
-    """Read the whole series for one upstream. UsageError for a file that is missing or no mail, or a subject twice."""
-    steps: list[Step] = []
+    """Read the whole series for one upstream. UsageError for an unreadable patch file or a duplicate subject."""
+    patches: list[LoadedPatch] = []
     for patch in load_patches(project):
         path = project.patches / patch.file
         try:
             raw = path.read_bytes()
         except OSError as err:
             raise UsageError(f"patch {patch.id!r}: cannot read {path}", why=str(err)) from err
-        steps.append(Step(patch, parse_mail(raw, f"patch {patch.id!r} ({path})"), patch.wanted(lock, upstream)))
-    subjects = [step.mail.subject for step in steps]
+        patches.append(
+            LoadedPatch(patch, parse_mail(raw, f"patch {patch.id!r} ({path})"), patch.wanted(lock, upstream))
+        )
+    subjects = [loaded.mail.subject for loaded in patches]
     if double := next((s for s in subjects if subjects.count(s) > 1), None):
         raise UsageError(
             f"two patches have the subject {double!r}",
@@ -186,41 +186,42 @@ def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
             next_step="give one of them another, in the Subject: line of its file",
         )
     files = new_files(project.cpp)
-    return Series(upstream, files, tuple(steps), _digest(upstream, files, tuple(steps)))
+    return Series(upstream, files, tuple(patches), _series_digest(upstream, files, tuple(patches)))
 
 
-def _digest(upstream: Upstream, files: tuple[NewFile, ...], steps: tuple[Step, ...]) -> str:
-    """Over everything that decides the commits: the upstream, each new file, each wanted patch; not the reasons."""
+def _series_digest(upstream: Upstream, files: tuple[NewFile, ...], patches: tuple[LoadedPatch, ...]) -> str:
+    """Hash everything that decides the commits: the upstream, each new file and each wanted patch."""
     parts = [b"kvtool series 1", upstream.tag.encode(), upstream.tree.encode()]
     for file in files:
         path, mode = file.path.encode("utf-8", "surrogateescape"), b"x" if file.executable else b"-"
         parts += b"file", path, mode, file.source.read_bytes()
-    for step in steps:
-        if step.wanted:
-            parts += b"patch", step.patch.id.encode(), step.mail.raw
+    for loaded in patches:
+        if loaded.wanted:
+            parts += b"patch", loaded.patch.id.encode(), loaded.mail.raw
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
 
 
-def unsettled(steps: Sequence[Step], lock: Lock, upstream: Upstream) -> dict[str, str]:
-    """The patches of which from/until do not tell whether an upstream that the lock did not have needs them: they begin
-    or end with the next one that it has, whose tag is told, and the change that they answer may be in any before that.
+def undecided_patches(patches: Sequence[LoadedPatch], lock: Lock, upstream: Upstream) -> dict[str, str]:
+    """Return the patches whose from/until limits cannot be decided for an upstream that is not in the lock.
 
-    A feature may come later than what it needs, and what takes the place of another patch comes when that one goes.
+    The value is the next tag in the lock. Such a patch starts or ends at that tag, but the upstream change it reacts to
+    may have landed anywhere before it. Patches of a group are excluded, because a feature may start later than the
+    upstream code it needs. A patch is also excluded if it replaces a patch that ends at that tag.
     """
     tag = next((known.tag for known in lock.upstreams.values() if known.order == upstream.order + 1), None)
-    ending = [step for step in steps if tag and step.patch.until == tag and step.wanted]
-    theirs = {file.path for step in ending for file in parse_diff(step.mail.diff)}
+    ending = [loaded for loaded in patches if tag and loaded.patch.until == tag and loaded.wanted]
+    theirs = {file.path for loaded in ending for file in parse_diff(loaded.mail.diff)}
     beginning = [
-        step
-        for step in steps
-        if tag and step.patch.since == tag and not step.patch.group
-        if theirs.isdisjoint(file.path for file in parse_diff(step.mail.diff))
+        loaded
+        for loaded in patches
+        if tag and loaded.patch.since == tag and not loaded.patch.group
+        if theirs.isdisjoint(file.path for file in parse_diff(loaded.mail.diff))
     ]
-    return {step.patch.id: str(tag) for step in (*ending, *beginning)}
+    return {loaded.patch.id: str(tag) for loaded in (*ending, *beginning)}
 
 
 def new_id(subject: str, taken: set[str]) -> str:
-    """A patch id from a subject: lower-case words and dashes, unique."""
+    """Return a unique patch id made from a subject: lower-case words and dashes."""
     stem = "-".join(re.findall(r"[a-z0-9]+", subject.lower()))[:40].strip("-") or "patch"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)

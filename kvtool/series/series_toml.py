@@ -4,6 +4,7 @@ The text is cut into sections: everything above the first patch, then one sectio
 entry below it, except a comment that directly follows the last line of an entry.
 """
 
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collec
     return _with_entries(text, [known[name] for name in result])
 
 
-def limit_series(text: str, dropped: Collection[str], limits: Mapping[str, tuple[str, str]]) -> str:
+def set_limits(text: str, dropped: Collection[str], limits: Mapping[str, tuple[str, str]]) -> str:
     """Return the text without the dropped patches, and with a limit, such as ("until", tag), on other patches."""
     listed, known = _entries(text)
     if not set(listed) & {*dropped, *limits}:
@@ -78,7 +79,7 @@ def split_sections(text: str) -> list[Section] | None:
     starts = [n for n, line in enumerate(masked) if _starts_table(line)]
     starts = [_with_comments(lines, n) for n in starts]
     cuts = [0, *starts, len(lines)]
-    parts = ["".join(lines[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = ["".join(lines[a:b]) for a, b in itertools.pairwise(cuts)]
     try:
         wanted = [str(entry["id"]) for entry in _patches(tomlkit.parse(text))]
         sections = [Section(part.strip("\r\n"), _id_of(part)) for part in parts]

@@ -1,8 +1,9 @@
-"""A source file as lines, and which of its white space means nothing. Pure.
+"""Read a source file as lines and find functions, blocks and #if branches in it. Runs no git.
 
-Only C and its family are read so. Everywhere else (Python, make, YAML, ...) white space may mean something, and a line
-is what its bytes are. In C a line that was only re-aligned is the same line: the amount of white space between two
-tokens, before the first and behind the last may differ. It may not where there was none, nor in a string or character.
+White space is ignored only in C and similar languages. In all other files (Python, make, YAML, ...) white space may be
+significant, so lines are compared as bytes. In C, a line that was only re-aligned is the same line: the amount of white
+space between two tokens, before the first token and after the last token may differ. White space must not appear where
+there was none, and it must not change inside a string or character literal.
 """
 
 import functools
@@ -13,35 +14,36 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 _C_FAMILY = re.compile(r"\.([ch]|cc|hh|[chi]pp|[ch]xx|inl|cuh?|mm?|metal|cl|comp|glsl|hlsl)")
-_INDENTED = re.compile(r".*\.(py|cmake|json)|CMakeLists\.txt")  # where a block is indented, as in C
+_INDENTED = re.compile(r".*\.(py|cmake|json)|CMakeLists\.txt")  # other files whose blocks are indented
 _TOKEN = re.compile(
     rb"(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)"
     rb'|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'',
     re.DOTALL,
 )
-_HIDDEN = bytes.maketrans(b" \t", b"\0\1")  # white space in a literal, so that it is not taken for the other kind
+_HIDDEN = bytes.maketrans(b" \t", b"\0\1")  # replaces white space in a literal, which is significant
 _BLANK = re.compile(rb"[^\n]")
 _WORD = re.compile(rb"[^ \t\r\n]+")
 _BRACKETS = {b"(": b")", b"[": b"]", b"{": b"}"}
 _SCOPE = re.compile(rb"[][(){}]|^[ \t]*#[ \t]*(?:if|el|endif)\w*", re.MULTILINE)
 _LABEL = re.compile(rb"[ \t]*(?:case\b.*|\w+[ \t]*):(?!:)")
 _CONTROL = rb"(?:if|for|while|switch|else|do|try|catch|return|case|default|goto|throw|new|delete|using|typedef)\b"
-_TOP = re.compile(
-    rb"(?:[A-Za-z_$]|\[\[)(?:.*[^:\s])?\s*$"
-)  # git's rule for the function in a hunk's heading, but for labels
+# Match the first line of a function as git does for the heading of a hunk, except labels.
+_TOP = re.compile(rb"(?:[A-Za-z_$]|\[\[)(?:.*[^:\s])?\s*$")
 _MEMBER = re.compile(rb"(?: {1,4}|\t)(?!" + _CONTROL + rb")[A-Za-z_~][^;]*\([^;]*$")
-_GOES_ON = re.compile(rb"\s*(?:(?:else|catch|while)\b|[.,?:|=<>%/)]|&&|->)")  # the statement before it
+_GOES_ON = re.compile(
+    rb"\s*(?:(?:else|catch|while)\b|[.,?:|=<>%/)]|&&|->)"
+)  # a line that continues the statement before it
 
 
 def split_lines(text: bytes) -> list[bytes]:
-    """The lines of a file, as git counts them: ended by a line feed and nothing else."""
+    """Split a file into lines as git does: only a line feed ends a line."""
     return io.BytesIO(text).readlines()
 
 
 class SourceFile:
-    """One file. lines: as they are, with their line ends; keys: two lines are the same line when theirs are equal.
+    """One source file.
 
-    blob: its id in git, "" where it has none.
+    `lines` keep their line ends. Two lines with equal `keys` are the same line. `blob` is the git object id, or "".
     """
 
     def __init__(self, text: bytes, path: str = "", blob: str = "") -> None:
@@ -55,22 +57,22 @@ class SourceFile:
 
     @cached_property
     def words(self) -> set[bytes]:
-        """All of its lines that say something."""
+        """Return all lines with a letter or a digit."""
         return words(self.lines)
 
     @cached_property
     def _hidden(self) -> list[bytes]:
-        """The lines with the white space of literals out of sight."""
+        """Return the lines with the white space inside literals replaced."""
         return split_lines(_TOKEN.sub(lambda m: m[0] if m["comment"] else m[0].translate(_HIDDEN), self.text))
 
     @cached_property
     def _code(self) -> list[bytes]:
-        """The lines without comments and literals, which leave blanks and an x."""
+        """Return the lines with comments replaced by blanks and literals by x."""
         return split_lines(_TOKEN.sub(lambda m: _BLANK.sub(b" " if m["comment"] else b"x", m[0]), self.text))
 
     @cached_property
     def _inside(self) -> set[int]:
-        """The lines that begin in a comment or a literal."""
+        """Return the numbers of the lines that begin inside a comment or a literal."""
         found: set[int] = set()
         number = at = 0
         for token in _TOKEN.finditer(self.text):
@@ -81,18 +83,20 @@ class SourceFile:
         return found
 
     def branches(self, number: int) -> dict[int, bytes]:
-        """The branches of an #if around a line, the outermost first: the line that begins one, and what that says. An
-        #elif says what an #if would, an #else goes by what stands above it."""
+        """Return the #if branches around a line, outermost first: the line that begins a branch, and its condition.
+
+        An #elif is written as an #if; an #else as "#else of" the branch above it.
+        """
         return self._branches[number] if number < len(self._branches) else {}
 
     @cached_property
     def every_branch(self) -> dict[int, bytes]:
-        """All of them in the file."""
+        """Return all #if branches of the file: the line that begins each, and its condition."""
         return {n: says for of in self._branches for n, says in of.items()}
 
     @cached_property
     def block_openings(self) -> list[tuple[bytes, bytes]]:
-        """Each line with the next one that is more than a brace, as keys without indentation."""
+        """Pair each line with the next line that is more than a brace, as keys without indentation."""
         found, following = list[tuple[bytes, bytes]](), b""
         for line in map(bytes.strip, reversed(self.keys)):
             found.append((line, following))
@@ -101,7 +105,7 @@ class SourceFile:
 
     @cached_property
     def lines_by_header(self) -> dict[tuple[bytes, ...], list[int]]:
-        """The lines with an opening: by what they say themselves, and by that and the next one."""
+        """Return line numbers by the key of the line, and by the pair from block_openings."""
         found: dict[tuple[bytes, ...], list[int]] = {}
         for number, opening in enumerate(self.block_openings):
             for head in (opening[:1], opening):
@@ -124,7 +128,7 @@ class SourceFile:
         return found
 
     def columns(self, number: int, other: "SourceFile", there: int) -> dict[int, int]:
-        """Where each token of a line stands in the same line of another file; {} where tabs make that unclear."""
+        """Map the column of each token of a line to its column in another file; {} if a line has tabs."""
         old, new = self._hidden[number], other._hidden[there]
         if b"\t" in old + new:
             return {}
@@ -132,7 +136,7 @@ class SourceFile:
         return dict(zip(*starts, strict=True))
 
     def with_alignment(self, number: int, columns: Mapping[int, int]) -> bytes:
-        """A line with its tokens moved to these columns, by the column they stand in; the others go along."""
+        """Return a line with its tokens moved by `columns` (old column: new column); other tokens follow them."""
         line, shape = self.lines[number], self._hidden[number]
         made, end = b"", 0
         for token in _WORD.finditer(shape) if b"\t" not in shape else ():
@@ -143,10 +147,10 @@ class SourceFile:
         return made + line[end:]
 
     def is_complete(self, start: int, stop: int) -> bool:
-        """Whether lines [start, stop) are statements or entries of a list, from the first to the last of each.
+        """Return True if lines [start, stop) are complete statements or complete entries of a list.
 
-        What stands behind them is then in the same block as what stands before them, whatever else is put in between.
-        Only C is understood: nothing else is whole.
+        The lines before and after them are then in the same block, whatever is inserted between. Only C is understood:
+        the result is False for every other file.
         """
         code = b"".join(self._code[start:stop])
         text = code.strip()
@@ -157,9 +161,9 @@ class SourceFile:
         return ends and not any(_LABEL.match(line) for line in self._code[start:stop])
 
     def function_at(self, number: int) -> range | None:
-        """The function around a line, from the one that heads it to its last; None outside of all of them.
+        """Return the lines of the function around a line, or None if there is no function.
 
-        Told by how code is indented: one that begins in the first column, or in a class that does.
+        Functions are found by indentation: they begin in the first column, or in a class that does.
         """
         code = self._code if self.is_code else []
         head = next((n for n in range(min(number, len(code) - 1), -1, -1) if _TOP.match(code[n])), None)
@@ -172,15 +176,17 @@ class SourceFile:
         return inner if inner is not None and number in inner else None
 
     def enclosing_headers(self, number: int) -> list[int]:
-        """The lines that head the blocks around a line, the innermost first, as the indentation tells; a function in
-        the first column left out. What stands above a brace alone in its line heads that, unless it ends something; and
-        all labels in a row head what follows them."""
+        """Return the header lines of the blocks around a line, innermost first, found by indentation.
+
+        A function in the first column is left out. The line above a lone brace is the header of that block, unless it
+        ends a statement. Several labels in a row are all headers of the lines after them.
+        """
         name = PurePosixPath(self.path).name
         code = self._code if self.is_code else self.lines if _INDENTED.fullmatch(name) else []
         found: list[int] = []
         column: int | None = None
         brace, under = False, -1
-        # an empty line is in the block of what follows it, unless that ends the block
+        # an empty line belongs to the block of the next line, unless the next line ends the block
         following = ((n, line.strip()) for n, line in enumerate(code[number:], number))
         below = next(((n, text) for n, text in following if text and not text.startswith(b"#")), None)
         if below and not below[1].startswith(b"}"):
@@ -202,7 +208,9 @@ class SourceFile:
             if not width and self.is_code and _LABEL.fullmatch(text):  # private: of a class
                 continue
             brace = text == b"{"
-            heads = not brace and not (text.endswith((b",", b";")) and _balanced(text))  # not one of some arguments
+            heads = not brace and not (
+                text.endswith((b",", b";")) and _balanced(text)
+            )  # a last argument is not a header
             if column is not None and heads and (width or (_TOP.match(code[n]) and b"(" not in text)):
                 found.append(n)
             if not width and not brace:
@@ -211,19 +219,19 @@ class SourceFile:
         return found
 
     def is_body(self, number: int) -> bool:
-        """Whether a line is the one statement of an if, for, while or else without braces above it."""
+        """Return True if a line is the only statement of an if, for, while or else without braces."""
         above = self._code[number - 1].strip() if self.is_code and 0 < number <= len(self._code) else b""
         return bool(re.match(rb"(?:}\s*)?(?:if|for|while|else|do)\b", above)) and not above.endswith((b"{", b";", b"}"))
 
     def disabled(self, number: int) -> str:
-        """Why a line is not compiled: it is in a comment, or in an `#if 0`; else ""."""
+        """Return why a line is not compiled ("a comment", "an #if 0"), or ""."""
         if not self.is_code or number >= len(self._code):
             return ""
         left_out = {b"#if 0", b"#if false"} & set(self.branches(number).values())
         return "an #if 0" if left_out else "a comment" if number in self._inside else ""
 
     def _body(self, head: int) -> range | None:
-        """The lines from a head to the brace in its column that ends it; None for a declaration."""
+        """Return the lines from a head to the closing brace in its column, or None for a declaration."""
         code = self._code
         start = next((n for n in range(head, len(code)) if b"{" in code[n] or b";" in code[n]), None)
         if start is None or b";" in code[start].partition(b"{")[0]:
@@ -236,7 +244,7 @@ class SourceFile:
         return range(head, end + 1) if end is not None else None
 
 
-@functools.cache  # of a million lines that a rebase reads, one in twenty is new
+@functools.cache  # a rebase reads a million lines, and 95 % of them repeat
 def _key(line: bytes) -> bytes:
     body = line.rstrip(b"\r\n")
     end = line[len(body) :]
@@ -245,7 +253,7 @@ def _key(line: bytes) -> bytes:
 
 
 def _balanced(code: bytes) -> bool:
-    """Whether every bracket and every #if that opens here closes here, and the other way round."""
+    """Return True if every bracket and every #if that opens in `code` also closes in it, and vice versa."""
     still_open: list[bytes] = []
     for found in _SCOPE.finditer(code):
         mark = b"".join(found[0].split())
@@ -264,5 +272,5 @@ def _balanced(code: bytes) -> bool:
 
 
 def words(lines: Sequence[bytes]) -> set[bytes]:
-    """The lines that say something: those with a letter or a digit, without the white space around them."""
+    """Return the lines with a letter or a digit, without the white space around them."""
     return {line.strip() for line in lines if re.search(rb"[A-Za-z0-9]", line)}

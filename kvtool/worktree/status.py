@@ -14,7 +14,7 @@ from kvtool.project import Project
 from kvtool.replay.apply import Applied, PatchReport, commits_of
 from kvtool.result import PatchOutcome, read
 from kvtool.series.patchfile import changed_rows
-from kvtool.series.series import Step, load_series
+from kvtool.series.series import LoadedPatch, load_series
 from kvtool.upstream.lock import Lock, load_lock
 
 _T = TypeVar("_T")
@@ -232,23 +232,25 @@ def reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason
     reports = {report.id: report for report in applied.patches}
     made = commits_of(git, applied.base, applied.head) if git.resolve(f"{applied.head}^{{commit}}") else ()
     changed = {commit.id: changed_rows(commit.diff) for commit in made}
-    found = [_reason(step, reports.get(step.patch.id), changed, applied.tag) for step in series.steps]
-    there = {step.patch.id for step in series.steps}
+    found = [_reason(loaded, reports.get(loaded.patch.id), changed, applied.tag) for loaded in series.patches]
+    there = {loaded.patch.id for loaded in series.patches}
     gone = "series.toml does not list it any more; kvtool apply takes it out of the tree"
     return (*found, *(PatchReason(name, "gone", gone) for name, r in reports.items() if name not in there and r.commit))
 
 
-def _reason(step: Step, report: PatchReport | None, changed: Mapping[str, object], tag: str) -> PatchReason:
-    name = step.patch.id
-    if not step.wanted:
-        limits = [f"{key} {limit}" for key, limit in (("from", step.patch.since), ("until", step.patch.until)) if limit]
+def _reason(loaded: LoadedPatch, report: PatchReport | None, changed: Mapping[str, object], tag: str) -> PatchReason:
+    name = loaded.patch.id
+    if not loaded.wanted:
+        limits = [
+            f"{key} {limit}" for key, limit in (("from", loaded.patch.since), ("until", loaded.patch.until)) if limit
+        ]
         return PatchReason(name, "left-out", f"series.toml has it {' '.join(limits)}, and this is {tag}")
     if report is None or (report.outcome is PatchOutcome.SKIPPED and not report.commit):
         return PatchReason(name, "new", "it was added since; kvtool apply puts it into the tree")
     if not report.commit:
         return PatchReason(name, "left-out", _DONE.get(report.outcome, str(report.outcome)))
-    if changed.get(report.commit) != changed_rows(step.mail.diff):
-        other = f"patches/{step.patch.file} is another than the commit {report.commit[:10]}"
+    if changed.get(report.commit) != changed_rows(loaded.mail.diff):
+        other = f"patches/{loaded.patch.file} is another than the commit {report.commit[:10]}"
         return PatchReason(name, "changed", other)
     note = f"; {report.moved[0]}" if report.moved else ""
     return PatchReason(name, "applied", f"commit {report.commit[:10]}{note}")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvtool.errors import UsageError
-from kvtool.series.series import Patch, hidden, new_files, new_id, parse_series
-from kvtool.series.series_toml import edit_series, limit_series
+from kvtool.series.series import Patch, is_ignored_path, new_files, new_id, parse_series
+from kvtool.series.series_toml import edit_series, set_limits
 from kvtool.upstream.lock import parse_lock
 
 GOOD = """
@@ -88,7 +88,7 @@ def test_from_and_until_go_by_the_order_of_the_lock() -> None:
     [("README.md", True), ("a/README.md", False), (".x", True), ("a/.x/b", True), ("a/b~", True), ("a/b", False)],
 )
 def test_rule_of_cpp(path: str, expected: bool) -> None:
-    assert hidden(path) is expected
+    assert is_ignored_path(path) is expected
 
 
 def test_new_files(tmp_path: Path) -> None:
@@ -194,17 +194,17 @@ def test_comments_stay_with_their_entries() -> None:
 
 
 def test_comments_of_a_dropped_patch_go_with_it() -> None:
-    for text in (limit_series(COMMENTED, ["two"], {}), edit_series(COMMENTED, ["one", "three"], {}, {"two"})):
+    for text in (set_limits(COMMENTED, ["two"], {}), edit_series(COMMENTED, ["one", "three"], {}, {"two"})):
         assert ids(text) == ["one", "three"] and "two" not in text
         assert all(words in text for words in ("# about one", "# still about one", "# the end of three"))
 
 
 def test_limit_is_set_above_the_comments_that_follow() -> None:
-    text = limit_series(COMMENTED, [], {"one": ("until", "v3"), "two": ("from", "v2"), "three": ("until", "v4")})
+    text = set_limits(COMMENTED, [], {"one": ("until", "v3"), "two": ("from", "v2"), "three": ("until", "v4")})
     assert [(patch.since, patch.until) for patch in parse_series(text)] == [("", "v3"), ("v2", ""), ("", "v4")]
     assert 'a reason\nuntil = "v3"\n# still about one\n' in text
     assert 'why = "w"\nuntil = "v4"\n# the end of three\n' in text
-    again = limit_series(text, [], {"one": ("until", "v9")})
+    again = set_limits(text, [], {"one": ("until", "v9")})
     assert again == text.replace('"v3"', '"v9"')
 
 
@@ -212,6 +212,6 @@ def test_tables_that_are_no_patches_stay() -> None:
     text = COMMENTED + '\n# about layers\n[layers]\ncore = "first"\n'
     for edited in (
         edit_series(text, ["two", "one", "three"], {}, set()),
-        limit_series(text, ["one"], {"two": ("until", "v2")}),
+        set_limits(text, ["one"], {"two": ("until", "v2")}),
     ):
         assert edited.count('# about layers\n[layers]\ncore = "first"\n') == 1 and len(ids(edited)) >= 2
