@@ -7,6 +7,7 @@ from typing import TypeAlias
 from kvtool.errors import UsageError
 from kvtool.lint import LintFinding
 from kvtool.series.patchfile import FileDiff, Hunk, Mail, parse_diff, parse_mail
+from kvtool.series.series import is_ignored_path
 
 CONTEXT = 1  # lines of context on each side, as export writes them (patchfile.DIFF_FLAGS)
 _SUBJECT_WIDTH = 72
@@ -65,7 +66,7 @@ def _paths(part: FileDiff, line: int, new_paths: Collection[str]) -> Findings:
     if part.path in new_paths:
         what = f"it changes {part.path}, which is a file of cpp/"
         yield line, "new-file", what, f"change cpp/{part.path} instead"
-    elif any(row.startswith(b"new file mode") for row in head):
+    elif any(re.match(rb"new file mode 100(644|755)$", row) for row in head) and not is_ignored_path(part.path):
         todo = f"new files live in cpp/{part.path}; patches only hook them in"
         yield line, "new-file", f"it adds {part.path}", todo
     if any(row.startswith((b"GIT binary patch", b"Binary files")) for row in head):

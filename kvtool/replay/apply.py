@@ -4,12 +4,13 @@ A conflict is an outcome, not an exception: every patch is tried and gets a repo
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Git, Scratch, folders
+from kvtool.replay.paths import Entry
 from kvtool.result import PatchOutcome
 from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, diff_size, hunk_headings, parse_diff, pieces_of
 from kvtool.series.series import LoadedPatch, NewFile, Series
@@ -160,14 +161,26 @@ class Builder:
         taken = theirs | folders(theirs)
         for file in files:
             if file.path in taken or folders([file.path]) & theirs:
-                raise UsageError(
-                    f"upstream has {file.path} already",
-                    why=f"{file.source} would replace it, and cpp/ holds new files only",
-                    next_step="change upstream's file with a patch, or choose another name",
-                )
+                raise self._taken_error(file)
         if odd := next((f for f in files if "\n" in f.path), None):
             raise UsageError(f"{odd.source} has a line break in its name")
         self.commit_blobs(blobs_of(self.git, files))
+
+    def _taken_error(self, file: NewFile) -> UsageError:
+        """Return the error for a file of cpp/ at a path that upstream has."""
+        ours = file.source.read_bytes()
+        ((blob, theirs),) = self.git.blobs(f"{self.tree}:{file.path}")
+        if blob and theirs == ours:
+            return UsageError(
+                f"upstream has {file.path} by now, with the same content",
+                why=f"{file.source} is the same byte for byte, and cpp/ holds new files only",
+                next_step=f"upstream took it: remove cpp/{file.path}, and run the command again",
+            )
+        return UsageError(
+            f"upstream has {file.path} already",
+            why=f"{file.source} would replace it, and cpp/ holds new files only",
+            next_step="change upstream's file with a patch, or choose another name",
+        )
 
     def commit_blobs(self, blobs: Sequence[Blob]) -> None:
         """Commit new files, if any."""
@@ -178,6 +191,12 @@ class Builder:
         """Add files to the index."""
         if lines := "".join(f"{mode} {blob}\t{path}\0" for mode, blob, path in blobs):
             self.git.run("update-index", "-z", "--index-info", input=lines, env=self._env)
+
+    def put_entries(self, entries: Mapping[str, Entry]) -> None:
+        """Set paths of the index to the given states."""
+        gone = [f"0 {'0' * 40}\t{path}\0" for path, entry in entries.items() if not entry.mode]
+        here = [f"{entry.mode} {entry.id}\t{path}\0" for path, entry in entries.items() if entry.mode]
+        self.git.run("update-index", "-z", "--replace", "--index-info", input="".join(gone + here), env=self._env)
 
     def apply_error(self, diff: bytes, *flags: str) -> str | None:
         """Return git's error message if a diff does not apply to the index, or None if it does."""

@@ -1,8 +1,9 @@
 """Back from commits to the project: which commit belongs to which patch, and what that changes in patches/ and cpp/.
 
-Paths decide where an edit goes: a path that upstream has belongs to a patch, any other to cpp/. Subjects decide which
-patch: a commit that apply made, or with the same subject, is that patch; `fixup! <subject or id>` (also squash! and
-amend!) is folded into it; any other commit that touches upstream's files is a new patch, at its place in the order.
+Paths decide where an edit goes: a path that upstream has belongs to a patch, and a new file to cpp/. A new file that
+cpp/ cannot hold (paths.py) belongs to a patch, too. Subjects decide which patch: a commit that apply made, or with the
+same subject, is that patch; `fixup! <subject or id>` (also squash! and amend!) is folded into it; any other commit with
+changes for a patch is a new patch, at its place in the order.
 """
 
 import contextlib
@@ -17,11 +18,12 @@ from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project, read_text
 from kvtool.replay.apply import Applied, Blob, Builder, Commit, applied_of, blobs_of, commits_of, replay
+from kvtool.replay.paths import patch_paths, read_tree
 from kvtool.replay.rebase_plan import Rehearsal, Workshop
 from kvtool.result import PatchOutcome
 from kvtool.series.changes import Change, written
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, hunk_headings, parse_diff, parse_mail
-from kvtool.series.series import LoadedPatch, Series, is_ignored_path, new_files, new_id
+from kvtool.series.series import LoadedPatch, Series, new_files, new_id
 from kvtool.series.series_toml import edit_series, set_limits
 from kvtool.upstream.lock import Upstream, pin
 
@@ -64,9 +66,9 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
     """
     if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
-    theirs = scratch.paths(applied.base)
-    blobs = _new_blobs(scratch, tree, head, theirs)
-    foldings = _foldings(scratch, tree, commits_of(scratch, applied.base, head), applied, series, theirs)
+    of_patches = patch_paths(scratch.paths(applied.base), read_tree(scratch, head))
+    blobs = _new_blobs(scratch, applied.base, head)
+    foldings = _foldings(scratch, tree, commits_of(scratch, applied.base, head), applied, series, of_patches)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
     for folding in foldings:
@@ -91,41 +93,29 @@ def only_dropped(
     made = {report.id: report.commit for report in tried if report.id in wanted}
     gone = {report.commit for report in applied.patches if report.id not in wanted}
     subjects = {commit.subject for commit in commits_of(scratch, applied.base, applied.head) if commit.id in gone}
-    theirs = scratch.paths(applied.base)
     return (
         list(made) == list(wanted)
         and not any(commit.subject in subjects for commit in commits_of(scratch, applied.base, head))
-        and not _cpp_changes(project, scratch, _new_blobs(scratch, project.tree, applied.head, theirs))
+        and not _cpp_changes(project, scratch, _new_blobs(scratch, applied.base, applied.head))
         and not _mails(scratch, wanted, {name: commit for name, commit in made.items() if commit}, (), was)
     )
 
 
-def _new_blobs(git: Git, tree: Path, head: str, theirs: frozenset[str]) -> tuple[Blob, ...]:
-    """The files that upstream does not have."""
-    found = []
-    for entry in git.entries("ls-tree", "-r", "-z", head):
-        meta, _, path = entry.partition("\t")
-        mode, _, blob = meta.split()
-        if path in theirs:
-            continue
-        if mode not in ("100644", "100755") or is_ignored_path(path):
-            raise TreeError(
-                f"{path} cannot be exported",
-                why="cpp/ holds plain files, none of them hidden, and no README.md of llama.cpp's root",
-                next_step=f"remove it from the tree: git -C {tree} rm {path}",
-            )
-        found.append(Blob(mode, blob, path))
-    return tuple(found)
+def _new_blobs(git: Git, base: str, head: str) -> tuple[Blob, ...]:
+    """Return the files of a tree that belong to cpp/."""
+    final = read_tree(git, head)
+    of_patches = patch_paths(git.paths(base), final)
+    return tuple(Blob(entry.mode, entry.id, path) for path, entry in final.items() if path not in of_patches)
 
 
-def _upstream_diff(git: Git, commit: Commit, theirs: frozenset[str]) -> bytes:
-    """What a commit changes in upstream's own files, as a diff with plenty of context."""
+def _patch_diff(git: Git, commit: Commit, of_patches: frozenset[str]) -> bytes:
+    """Return the changes of a commit that belong to a patch, as a diff with plenty of context."""
     files = parse_diff(git.raw("diff-tree", "-p", "--no-commit-id", *DIFF_FLAGS, "-U3", commit.parent, commit.id))
-    return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in theirs)
+    return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in of_patches)
 
 
 def _foldings(
-    git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, theirs: frozenset[str]
+    git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, of_patches: frozenset[str]
 ) -> list[Folding]:
     by_subject = {loaded.mail.subject: loaded.patch.id for loaded in series.patches if loaded.wanted}
     ids = set(by_subject.values())
@@ -142,7 +132,7 @@ def _foldings(
         while found := _FIXUP.match(target):
             target, kind = target[found.end() :], kind or found[1]
         patch = by_commit.get(commit.id) or by_subject.get(target) or (target if kind and target in ids else "")
-        diff = _upstream_diff(git, commit, theirs)
+        diff = _patch_diff(git, commit, of_patches)
         known = next((folding for folding in foldings if patch and folding.id == patch), None)
         if kind:
             known = known or next((folding for folding in foldings if folding.first.subject == target), None)

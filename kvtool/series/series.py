@@ -161,7 +161,11 @@ def new_files(cpp: Path) -> tuple[NewFile, ...]:
         if is_ignored_path("/".join(parts)) or (source.is_dir() and not source.is_symlink()):
             continue
         if source.is_symlink() or not source.is_file():
-            raise UsageError(f"{source} is not a plain file", why="cpp/ holds plain files only")
+            raise UsageError(
+                f"{source} is not a plain file",
+                why="cpp/ holds plain files only; a patch can add a link",
+                next_step="remove it there, make it in the patched tree, commit, and run kvtool export",
+            )
         found.append(NewFile("/".join(parts), source, bool(source.stat().st_mode & 0o100)))
     return tuple(sorted(found, key=lambda f: f.path))
 

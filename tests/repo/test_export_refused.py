@@ -196,14 +196,6 @@ def test_a_message_that_a_mail_would_cut(applied: Tiny, kvtool, line: str) -> No
     refused(applied, kvtool, 4, "cannot stand in a patch file", line or "empty", "reword")
 
 
-@pytest.mark.parametrize("path", [".hidden", "src/.x", "src/x~", "README.md"])
-def test_file_that_cpp_cannot_hold(applied: Tiny, kvtool, path: str) -> None:
-    (applied.tree / path).write_text("x")
-    git(applied.tree, "add", "-f", path)
-    git(applied.tree, "commit", "-qm", "odd")
-    refused(applied, kvtool, 4, path, "cannot be exported")
-
-
 def test_other_history(applied: Tiny, kvtool) -> None:
     git(applied.tree, "checkout", "-q", "--orphan", "other")
     git(applied.tree, "commit", "-qm", "other")

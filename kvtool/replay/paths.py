@@ -1,0 +1,45 @@
+"""Decide for each path of a tree whether its changes belong to a patch or to a file of cpp/."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kvtool.gitcmd import Git, folders
+from kvtool.series.series import is_ignored_path
+
+_PLAIN = ("100644", "100755")
+
+
+class Entry(NamedTuple):
+    """State of a path in a tree. mode "" if the tree does not have the path."""
+
+    mode: str
+    id: str
+
+
+ABSENT = Entry("", "")
+
+
+def read_tree(git: Git, tree: str) -> dict[str, Entry]:
+    """Return the entries of a tree or commit by path."""
+    found: dict[str, Entry] = {}
+    for line in git.entries("ls-tree", "-r", "-z", tree):
+        meta, _, path = line.partition("\t")
+        mode, _, blob = meta.split()
+        found[path] = Entry(mode, blob)
+    return found
+
+
+def patch_paths(theirs: Iterable[str], final: Mapping[str, Entry]) -> frozenset[str]:
+    """Return the paths whose changes belong to patches: upstream's, and other ones that cpp/ cannot hold.
+
+    theirs: upstream's paths; final: the patched tree. cpp/ cannot hold links, submodules, names that kvtool ignores
+    there, a path at which upstream has a folder, and a path below a file of upstream's.
+    """
+    theirs = frozenset(theirs)
+    above = folders(theirs)
+
+    def is_held(path: str, mode: str) -> bool:
+        in_the_way = path in above or not theirs.isdisjoint(folders([path]))
+        return mode in _PLAIN and not (is_ignored_path(path) or "\n" in path or in_the_way)
+
+    return theirs | {path for path, entry in final.items() if path not in theirs and not is_held(path, entry.mode)}
