@@ -1,5 +1,6 @@
 """Parse patch files, which are mails written by `git format-patch`, and their diffs. Runs no git."""
 
+import itertools
 import re
 from dataclasses import dataclass
 from email import policy
@@ -115,7 +116,7 @@ _DIFF = re.compile(rb"^diff --git ", re.MULTILINE)
 _SIGNATURE = re.compile(rb"^-- \n(?!diff --git )[^-+ @\\].*\Z", re.MULTILINE | re.DOTALL)  # signature of a mail
 
 
-def _sender(raw: str) -> tuple[str, str]:
+def parse_sender(raw: str) -> tuple[str, str]:
     """Return name and address of a From header as git writes it.
 
     Python's own parser truncates invalid addresses (1+x[bot]@y) and adds blanks to a name with several encoded words.
@@ -128,15 +129,20 @@ def _sender(raw: str) -> tuple[str, str]:
     return str(make_header(decode_header(name))) if "=?" in name else name, email.rstrip("> \r\n")
 
 
+_BY_HAND = "apply it in the patched tree (git apply), commit there, and run kvtool export"
+
+
 def parse_mail(raw: bytes, where: str) -> Mail:
     """Parse a patch file. UsageError if it is not a mail written by git format-patch."""
     hint = "write it with `kvtool export`, or git format-patch"
+    if re.search(rb"^--- [^\n]*\n\+\+\+ ", raw, re.MULTILINE):  # a diff of another tool
+        hint = f"import it: kvtool import --patches FILE, in an empty project; or {_BY_HAND}"
     head, separator, rest = raw.partition(b"\n\n")
     if not separator or not head.startswith(b"From "):
         why = "its lines end in CR LF" if b"\r\n\r\n" in raw else "it does not begin with a From line"
         raise UsageError(f"{where} is not a patch mail", why=why, next_step=hint)
     headers = BytesHeaderParser(policy=policy.default).parsebytes(head.partition(b"\n")[2] + b"\n\n")
-    name, email = _sender(next((value for key, value in headers.raw_items() if key.lower() == "from"), ""))
+    name, email = parse_sender(next((value for key, value in headers.raw_items() if key.lower() == "from"), ""))
     subject, date = str(headers["Subject"] or "").strip(), str(headers["Date"] or "").strip()
     for what, value in (("From", name or email), ("Date", date), ("Subject", subject)):
         if not value:
@@ -223,6 +229,39 @@ def _path(head: bytes) -> str:
     plain = found["plain"]
     name = plain if plain is not None else unquote_name(b'"' + found["quoted"] + b'"')
     return name.decode("utf-8", "surrogateescape")
+
+
+def find_wrong_count(diff: bytes) -> tuple[int, str] | None:
+    """Find the first hunk whose header has other counts than its rows; return its 0-based line, and a sentence."""
+    lines = split_lines(diff)
+    at = 0
+    while at < len(lines):
+        found = _HUNK.match(lines[at])
+        start, at = at, at + 1
+        if not found:
+            continue
+        wanted = [int(found[n]) if found[n] else 1 for n in (3, 5)]
+        counts = [0, 0]  # before and after the change
+        while counts != wanted and at < len(lines) and lines[at][:1] in (b" ", b"+", b"-", b"\n", b"\\"):
+            counts[0] += lines[at][:1] in (b" ", b"-", b"\n")
+            counts[1] += lines[at][:1] in (b" ", b"+", b"\n")
+            at += 1
+        more = list(itertools.takewhile(_is_row, lines[at:]))
+        if counts == wanted and not any(row[:1] in (b"+", b"-") for row in more):
+            continue
+        counts[0] += sum(row[:1] != b"+" for row in more)
+        counts[1] += sum(row[:1] != b"-" for row in more)
+        sides = zip(("before", "after"), wanted, counts, strict=True)
+        wrong = [
+            f"{said} lines {side} the change, and there are {there}" for side, said, there in sides if said != there
+        ]
+        return start, f"the @@ line says {', and '.join(wrong)}"
+    return None
+
+
+def _is_row(line: bytes) -> bool:
+    """Return True if a line after a complete hunk looks like one more row of the hunk."""
+    return line[:1] in (b" ", b"+", b"-") and not line.startswith(b"--- ") and line.rstrip() != b"--"
 
 
 def hunks_of(diff: bytes) -> list[Hunk]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtool.errors import UsageError
 from kvtool.project import Project, read_text
-from kvtool.series.patchfile import Mail, parse_diff, parse_mail
+from kvtool.series.patchfile import Mail, find_wrong_count, parse_diff, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
 UPSTREAM_STATUS = ("local", "submitted", "merged", "rejected")
@@ -179,9 +179,9 @@ def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
             raw = path.read_bytes()
         except OSError as err:
             raise UsageError(f"patch {patch.id!r}: cannot read {path}", why=str(err)) from err
-        patches.append(
-            LoadedPatch(patch, parse_mail(raw, f"patch {patch.id!r} ({path})"), patch.wanted(lock, upstream))
-        )
+        mail = parse_mail(raw, f"patch {patch.id!r} ({path})")
+        _refuse_wrong_count(mail, path)
+        patches.append(LoadedPatch(patch, mail, patch.wanted(lock, upstream)))
     subjects = [loaded.mail.subject for loaded in patches]
     if double := next((s for s in subjects if subjects.count(s) > 1), None):
         raise UsageError(
@@ -191,6 +191,17 @@ def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
         )
     files = new_files(project.cpp)
     return Series(upstream, files, tuple(patches), _series_digest(upstream, files, tuple(patches)))
+
+
+def _refuse_wrong_count(mail: Mail, path: Path) -> None:
+    """Raise UsageError for a hunk whose header does not match its rows; name the line of the file."""
+    if wrong := find_wrong_count(mail.diff):
+        line = mail.raw[: mail.raw.find(mail.diff)].count(b"\n") + wrong[0] + 1
+        raise UsageError(
+            f"{path}:{line}: {wrong[1]}",
+            why="the file was edited by hand, or it was cut off",
+            next_step="restore it with git, and change the patch in the tree: kvtool apply, commit, kvtool export",
+        )
 
 
 def _series_digest(upstream: Upstream, files: tuple[NewFile, ...], patches: tuple[LoadedPatch, ...]) -> str:

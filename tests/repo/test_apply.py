@@ -270,3 +270,29 @@ def test_cpp_file_at_a_path_of_upstream(project: Tiny, kvtool, path: str) -> Non
     ran = kvtool("apply", "--json")
     assert ran.code == 2 and path in ran.json["error"]["what"], ran
     assert not project.tree.exists()
+
+
+def test_quilt_patch_in_patches_is_sent_to_import(project: Tiny, kvtool) -> None:
+    path = project.root / "patches/use.patch"
+    diff = path.read_text().partition("\ndiff --git")[2]
+    path.write_text(f"Description: a quilt patch\nAuthor: Ann <ann@x>\n\ndiff --git{diff}")
+    error = kvtool("apply", "--json").json["error"]
+    assert "use.patch" in error["what"] and "kvtool import --patches" in error["next"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (" int function_2(int x) {\n", "", "3 lines before the change, and there are 2"),
+        ("+    int y", "+ one more\n+    int y", "3 lines after the change, and there are 4"),
+    ],
+)
+def test_wrong_count_names_the_line_of_the_file(project: Tiny, kvtool, old: str, new: str, words: str) -> None:
+    path = project.root / "patches/use.patch"
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    lines = path.read_text().split("\n")
+    line = next(n for n, line in enumerate(lines, 1) if line.startswith("@@") and "function_1" in line)
+    error = kvtool("apply", "--json").json["error"]
+    assert f"use.patch:{line}: " in error["what"] and words in error["what"], error
