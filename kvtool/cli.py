@@ -1,6 +1,6 @@
 """The command line: parse, call a command, render, exit. The only place that exits.
 
-A command is the function `command` of `kvtool/commands/<verb>.py` (a short one is fetch.py), its verb in COMMANDS.
+A command is the function `command` of `kvtool/commands/<verb>.py` (import_.py for import), its verb in COMMANDS.
 Its docstring is the help: the first line is what `kvtool --help` lists, indented paragraphs are examples to be pasted.
 
 `command` takes `env: Env` first, then typer-annotated parameters, or a dataclass of them (options.py). The options that
@@ -15,6 +15,7 @@ import errno
 import importlib
 import inspect
 import io
+import keyword
 import os
 import signal
 import sys
@@ -34,7 +35,7 @@ from kvtool.result import Result
 # The order in which one uses them; `kvtool --help` lists them so.
 COMMANDS = (
     *("doctor", "init", "fetch", "apply", "status", "build", "verify", "package", "bench", "top"),
-    *("export", "rebase", "diff", "bisect", "canary", "lint"),
+    *("import", "export", "rebase", "diff", "bisect", "canary", "lint"),
 )
 
 EPILOG = (
@@ -99,7 +100,8 @@ def build_app(only: str = "") -> typer.Typer:
             raise typer.Exit(0)
 
     for verb in (only,) if only else COMMANDS:
-        module = importlib.import_module(f"kvtool.commands.{verb}")
+        name = f"{verb}_" if keyword.iskeyword(verb) else verb
+        module = importlib.import_module(f"kvtool.commands.{name}")
         app.command(verb)(_typer_command(module.command))
     return app
 

@@ -104,6 +104,14 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
         return grown, Fetched(cache.adopt(repo, tree, grown.upstream(tag), scratch), public(url))
 
 
+def adopt_base(cache: Cache, source: Git, upstream: Upstream, console: Console) -> str:
+    """Have an upstream in the cache, taken from a repository that has its tree; return its commit."""
+    if commit := cache.base(upstream):
+        return commit
+    with cache.locked(console) as scratch:
+        return cache.adopt(source, upstream.tree, upstream, scratch)
+
+
 _Fetch = Callable[[Git, Path, Progress], str]
 
 

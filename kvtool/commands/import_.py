@@ -1,0 +1,310 @@
+"""`kvtool import`: turn a fork, or patches of another tool, into the series of an empty project."""
+
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from typer import Argument, Option
+
+from kvtool.console import Console
+from kvtool.errors import UsageError, writing
+from kvtool.gitcmd import Git, Scratch, scratch_repository
+from kvtool.locks import hold_tree
+from kvtool.options import Env, Mirror, refuse
+from kvtool.process import public
+from kvtool.project import Project, expanded, place_of
+from kvtool.replay.fork import ForkBase, ForkPatch, ForkPlan, find_base, plan_import
+from kvtool.replay.importing import ImportedPatch, commit_patches, import_changes, refuse_missing
+from kvtool.replay.rebase_plan import Workshop
+from kvtool.result import Result
+from kvtool.series.changes import Change, put_file
+from kvtool.series.incoming import read_patches
+from kvtool.series.series import load_patches, new_files
+from kvtool.upstream.lock import with_upstream
+from kvtool.upstream.sources import adopt_base, explain_failure
+
+_T = TypeVar("_T")
+_ACTIONS = {
+    "kept": "a commit of the fork, as it is",
+    "moved": "a commit from before the last merge of upstream, moved onto the base",
+    "merge": "a merge of the fork's own branch, squashed with its commits",
+    "squashed": "older changes of one folder, squashed",
+}
+
+
+@dataclass(frozen=True)
+class ImportResult(Result, command="import"):
+    """The series that was imported, or would be."""
+
+    source: str  # fork or folder of patches
+    head: str  # commit of the fork, "" for a folder of patches
+    base: str  # upstream tag or commit
+    found_by: str  # how the base was found
+    tree: str  # git tree id of the fork, which the series reproduces
+    dry_run: bool
+    patches: tuple[ImportedPatch, ...]
+    new_files: int  # number of files of cpp/
+    only_new_files: int  # number of commits that only change files of cpp/
+    notes: tuple[str, ...]  # what a person should know
+    summary: tuple[str, ...]  # the announcement
+
+    def render(self, console: Console) -> None:
+        if self.dry_run:
+            for line in self.summary:
+                console.line(line)
+            rows = [(patch.id, _word(patch), patch.files, patch.commit[:10], patch.subject) for patch in self.patches]
+            console.table(("patch", "action", ">files", "commit", "subject"), rows)
+            console.line("nothing was written (--dry-run)")
+            return
+        console.line(
+            f"{len(self.patches)} patches, {self.new_files} files of cpp/: with {self.base}, the tree is the fork's"
+        )
+        console.line("next: kvtool apply; then write each why in patches/series.toml, and kvtool lint")
+
+
+def _word(patch: ImportedPatch) -> str:
+    if patch.commits:
+        return f"{patch.action} ({patch.commits} commits)"
+    return f"{patch.action}, in part" if patch.is_partial else patch.action
+
+
+def announce(plan: ForkPlan) -> list[str]:
+    """Say which commits an import keeps and which it squashes."""
+    by_action = Counter(patch.action for patch in plan.patches)
+    partial = sum(patch.is_partial for patch in plan.patches)
+    carried = {action: sum(len(p.carried) for p in plan.patches if p.action == action) for action in by_action}
+    lines = [f"base: {plan.base.tag[:12]} of {plan.base.date} ({plan.base.found_by})", f"patches: {len(plan.patches)}"]
+    for action, count in by_action.items():
+        more = f"; of {partial}, other files are squashed" if action == "moved" and partial else ""
+        more = f" ({carried[action]} commits)" if carried[action] else more
+        lines.append(f"  {count} {action}: {_ACTIONS[action]}{more}")
+    if squashed := [patch.subject.split(":")[0] for patch in plan.patches if patch.action == "squashed"]:
+        lines.append(f"  squashed folders: {', '.join(squashed)}")
+    if plan.only_new_files:
+        lines.append(f"{len(plan.only_new_files)} commits only change new files: cpp/ has the result, not the commits")
+    lines.append(f"new files in cpp/: {len(plan.new_files)}")
+    return lines + [f"note: {note}" for note in plan.notes]
+
+
+@contextlib.contextmanager
+def _open_fork(where: str, console: Console) -> Iterator[Git]:
+    """Open a fork's repository: a folder as it is, a URL or a bundle as a clone that is removed at the end."""
+    place = expanded(where)
+    if place.is_dir():
+        git = Git(place.resolve())
+        asked = git.run("rev-parse", "--absolute-git-dir", "--show-prefix", check=False)
+        inside, _, prefix = asked.stdout.strip("\n").partition("\n")
+        is_root = asked.returncode == 0 and not prefix.strip() and Path(inside).is_relative_to(git.repo)
+        is_worktree = asked.returncode == 0 and (git.repo / ".git").is_file()
+        if not (is_root or is_worktree):
+            raise UsageError(
+                f"{where} is not a git repository",
+                why=asked.stderr.strip() or "it is a folder inside another repository",
+                next_step="name the fork's clone; for a folder of patches: kvtool import --patches DIR",
+            )
+        yield git
+        return
+    if not place.exists() and ":" not in where:
+        raise UsageError(f"there is no {where}", next_step="name the fork by its path or its URL")
+    with tempfile.TemporaryDirectory(prefix="kvtool-import-") as folder:
+        git = Git(Path(folder))
+        with console.progress(f"cloning {public(where)}") as bar:
+            bar.set_total(200)
+            phases = ("Receiving objects", "Resolving deltas")
+            clone = ("clone", "--bare", "--progress", "--", place_of(where), "fork.git")
+            done = git.watch(*clone, bar=bar, phases=phases)
+        if done.returncode != 0:
+            raise explain_failure(done.stdout, public(where))
+        yield Git(Path(folder) / "fork.git")
+
+
+def _require_empty(project: Project) -> None:
+    """Raise UsageError if the project has a series already."""
+    if patches := load_patches(project):
+        raise UsageError(
+            f"{project.root} has a series already",
+            why=f"patches/series.toml lists {len(patches)} patches, and import begins a series",
+            next_step="begin an empty project: kvtool init my-fork --empty && cd my-fork, then import there",
+        )
+
+
+def _refuse_others(project: Project, todo: Sequence[Change]) -> None:
+    """Raise UsageError for files that the import would replace, or that its series would contain besides.
+
+    Files that an import of the same fork wrote before it was killed are no obstacle.
+    """
+    wanted = {change.path: change.content for change in todo}
+    there = [project.root / "cpp" / file.path for file in new_files(project.cpp)]
+    there += project.patches.glob("*.patch")
+    names = [(file, file.relative_to(project.root).as_posix()) for file in there]
+    if other := [name for file, name in names if wanted.get(name) != file.read_bytes()]:
+        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+        raise UsageError(
+            f"the project has {', '.join(sorted(other)[:3])}{more} already",
+            why="import writes patches/ and cpp/ of an empty project",
+            next_step="move these files away; or begin an empty project: kvtool init my-fork --empty",
+        )
+
+
+def _write(project: Project, todo: Sequence[Change]) -> None:
+    """Write all files, series.toml and the lock last; on any failure the project is as it was."""
+    order = sorted(todo, key=lambda change: (change.path.endswith(("series.toml", "upstream.lock")), change.path))
+    before = {change.path: _content(project.root / change.path) for change in order}
+    try:
+        with writing(str(project.root), "nothing was changed"):
+            for change in order:
+                put_file(project.root / change.path, change)
+    except BaseException:
+        for change in reversed(order):
+            put_file(project.root / change.path, replace(change, content=before[change.path]))
+        raise
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+class _Importer:
+    """One import into one project."""
+
+    def __init__(self, env: Env, mirror: str | None, *, dry_run: bool, squash: bool) -> None:
+        self.project, self.console = env.project, env.console
+        self.shop = Workshop(self.project, self.console, mirror)
+        self.dry_run, self.squash = dry_run, squash
+
+    def each(self, text: str, items: Sequence[_T]) -> Iterator[_T]:
+        """Go through items with a progress."""
+        if items:
+            with self.console.progress(text, len(items)) as bar:
+                for number, item in enumerate(items):
+                    bar.update(number)
+                    yield item
+
+    def import_fork(self, where: str, revision: str, base_name: str | None) -> ImportResult:
+        with _open_fork(where, self.console) as fork:
+            head = fork.resolve(f"{revision}^{{commit}}")
+            if head is None:
+                what = f"{public(where)} has no commit {revision}"
+                raise UsageError(what, next_step="name a branch, a tag or a commit of the fork: --rev REV")
+            base = find_base(fork, head, self.shop.lock, base_name)
+            if base is None:
+                upstream = self.shop.find(base_name or "")
+                base = ForkBase(upstream.tag, upstream.tree, upstream.date, "", "--base")
+                base = find_base(fork, head, self.shop.lock, upstream.tag) or base
+            name = Path(public(where).rstrip("/")).name.removesuffix(".git") or "the fork"
+            with scratch_repository(fork.repo, self.shop.cache.repo) as scratch:
+                if not base.commit:
+                    self.shop.base(self.shop.lock.upstream(base.tag))
+                each: Callable[[str, Sequence[str]], Iterable[str]] = self.each
+                plan = plan_import(scratch, base, head, name, squash=self.squash, each=each)
+                notes = list(plan.notes)
+                if not base.commit:
+                    notes.append(f"the fork's history does not have {base.tag}: each patch has all changes of a folder")
+                if fork.line("rev-parse", "--is-shallow-repository") == "true":
+                    notes.append("the fork is a shallow clone: to keep older commits, run git fetch --unshallow there")
+                if plan.links:
+                    notes.append(f"submodules are carried as commit ids only: {', '.join(plan.links)}")
+                plan = replace(plan, notes=tuple(notes))
+                why = f"Imported from {name}"
+                return self._finish(scratch, plan, public(where), lambda p: _reason(why, p))
+
+    def import_patches(self, place: Path, base_name: str | None) -> ImportResult:
+        patches = read_patches(place)
+        upstream = self.shop.find(base_name) if base_name else self.shop.lock.upstream()
+        commit = self.shop.base(upstream)
+        base = ForkBase(upstream.tag, upstream.tree, upstream.date, commit, "--base" if base_name else "upstream.lock")
+        with scratch_repository(self.shop.cache.repo) as scratch:
+            head, names, empty = commit_patches(scratch, base, patches)
+            if not names:
+                raise UsageError(f"the patches of {place} change nothing")
+            each: Callable[[str, Sequence[str]], Iterable[str]] = self.each
+            plan = plan_import(scratch, base, head, place.name, squash=False, each=each)
+            made = tuple(replace(patch, name_for_id=names[patch.commit]) for patch in plan.patches)
+            notes = tuple(f"{name} changes nothing, and is left out" for name in empty)
+            plan = replace(plan, patches=made, notes=notes)
+            result = self._finish(scratch, plan, str(place), lambda p: f"Imported from {names[p.commit]}.")
+        return replace(result, head="")
+
+    def _finish(self, scratch: Scratch, plan: ForkPlan, source: str, why: Callable[[ForkPatch], str]) -> ImportResult:
+        """Announce the plan, make the files, prove them, and write them."""
+        summary = announce(plan)
+        if not self.dry_run:
+            for line in summary:
+                self.console.step(line)
+        base = plan.base
+        if base.tag not in self.shop.lock.upstreams:
+            self.shop.lock = with_upstream(self.shop.lock, base.tag, base.tree, base.date)
+        upstream = self.shop.lock.upstream(base.tag)
+        refuse_missing(scratch, plan)
+        commit = adopt_base(self.shop.cache, scratch, upstream, self.console)
+        each: Callable[[str, Sequence[ForkPatch]], Iterable[ForkPatch]] = self.each
+        todo, imported = import_changes(self.shop, scratch, commit, plan, why, each)
+        _refuse_others(self.project, todo)
+        if not self.dry_run:
+            with hold_tree(self.project, self.console):
+                _require_empty(self.project)
+                _write(self.project, todo)
+        counts = (len(plan.new_files), len(plan.only_new_files))
+        shown = (imported, *counts, plan.notes, tuple(summary))
+        return ImportResult(source, plan.head, base.tag, base.found_by, plan.tree, self.dry_run, *shown)
+
+
+def _reason(start: str, patch: ForkPatch) -> str:
+    return (
+        f"{start}, commit {patch.commit[:10]}." if patch.commit else f"{start}, {len(patch.carried)} commits squashed."
+    )
+
+
+def command(
+    env: Env,
+    fork: Annotated[str | None, Argument(metavar="FORK", help="Path or URL of the fork's git repository.")] = None,
+    patches: Annotated[
+        Path | None,
+        Option("--patches", metavar="DIR|FILE", help="Import patches: a folder, a quilt series file or a mailbox."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        Option("--base", metavar="TAG", help="Upstream tag or commit under the fork [the newest that it has]."),
+    ] = None,
+    rev: Annotated[str, Option("--rev", metavar="REV", help="Branch, tag or commit of the fork to import.")] = "HEAD",
+    squash: Annotated[bool, Option("--squash", help="Make one patch per folder; keep no commits.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Announce the patches, and write nothing.")] = False,
+    mirror: Mirror = None,
+) -> ImportResult:
+    """Turn a fork, or patches of another tool, into the series of an empty project.
+
+    Commits of the fork become patches. After the last merge of upstream, each commit is one patch, and so is each merge
+    of the fork's own branches. Earlier commits are moved onto the base; files on which that does not give the fork's
+    content are squashed into one patch per folder. New files become files of cpp/. Patches carry hidden files, symbolic
+    links and submodules. Uncommitted changes of the fork are not imported.
+
+    --patches reads mails, quilt patches and plain diffs in the order of the file `series`, or by name. Headers such as
+    Origin, Bug and Forwarded become trailers of the commit message.
+
+    Before anything is written, import proves that the series gives the fork's tree byte for byte, and that export
+    leaves it unchanged.
+
+        kvtool init my-fork --empty && cd my-fork
+        kvtool import ~/src/my-llama.cpp --dry-run
+        kvtool import https://github.com/me/llama.cpp --base b9093
+        kvtool import --patches ~/src/ollama/llama/patches --base 1a2b3c4
+
+    Exit codes: 2 the project has a series, or the base is not known, 3 a patch does not apply, 5 and 9 as in kvtool
+    fetch.
+    """
+    refuse(
+        "import",
+        (not fork and not patches, "name a fork, or a folder with --patches"),
+        (fork and patches, "a fork and --patches exclude each other"),
+        (patches and (rev != "HEAD" or squash), "--rev and --squash are for forks"),
+    )
+    env.project.refuse_packaged()
+    _require_empty(env.project)
+    importer = _Importer(env, mirror, dry_run=dry_run, squash=squash)
+    if patches:
+        return importer.import_patches(expanded(patches), base)
+    return importer.import_fork(fork or "", rev, base)

@@ -1,0 +1,430 @@
+"""Decide which patches the commits of a fork become. No checkout is touched, no ref is moved.
+
+The fork's own commits are kept one by one after the last merge of upstream. Older commits are moved onto the base, file
+by file: a file keeps its commits if moving them gives the fork's content. Other files are squashed into a patch per
+folder.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvtool.errors import UsageError
+from kvtool.gitcmd import Git, Scratch
+from kvtool.replay.apply import Blob
+from kvtool.replay.paths import ABSENT, Entry, patch_paths, read_tree
+from kvtool.series.patchfile import Authored
+from kvtool.upstream.lock import Lock, usable_tag
+
+_NOT_IN_MAIL = re.compile(r"^(?=---\s*$|diff -|Index: |From [0-9a-f]{40} )", re.MULTILINE)
+_FIXUP = re.compile(r"^(?:(?:fixup|squash|amend)! )+")
+_FOLDER_LINES = 1500  # changed lines from which a patch of a folder is divided among its folders
+_LISTED = 40  # commits that the message of a squashed patch lists
+
+
+@dataclass(frozen=True)
+class ForkBase:
+    """The upstream state that a fork stands on."""
+
+    tag: str  # name in upstream.lock: a tag, or the whole commit id
+    tree: str
+    date: str  # day of the commit, ISO
+    commit: str  # the commit in the fork, "" if the fork's history does not have it
+    found_by: str  # how the base was found, for people
+
+
+@dataclass(frozen=True)
+class ForkPatch(Authored):
+    """A patch of the series to be: a message and the state of each path that it changes."""
+
+    action: str  # kept | moved | merge | squashed
+    commit: str  # commit of the fork, "" for a squashed patch
+    changes: Mapping[str, Entry]
+    carried: tuple[str, ...] = ()  # commits of the fork that a merge or a squashed patch contains
+    is_partial: bool = False  # whether other files of the commit are in squashed patches
+    name_for_id: str = ""  # name that the patch's id is made from, "" for its subject
+
+
+@dataclass(frozen=True)
+class ForkPlan:
+    """Everything that an import will write, in order."""
+
+    base: ForkBase
+    head: str
+    tree: str
+    new_files: tuple[Blob, ...]
+    patches: tuple[ForkPatch, ...]
+    only_new_files: tuple[str, ...]  # commits that change files of cpp/ only
+    links: tuple[str, ...] = ()  # submodules, which patches carry as a commit id
+    notes: tuple[str, ...] = field(default=())
+
+
+# --- the base ----------------------------------------------------------------------------------------------------
+
+
+def find_base(git: Git, head: str, lock: Lock, wanted: str | None) -> ForkBase | None:
+    """Find the newest upstream state in a fork's history; None if the fork knows no `wanted`.
+
+    UsageError if nothing names upstream, or if head does not contain the named commit.
+    """
+    return _named_base(git, head, lock, wanted) if wanted else _newest_base(git, head, lock)
+
+
+def _named_base(git: Git, head: str, lock: Lock, wanted: str) -> ForkBase | None:
+    commit = git.resolve(f"refs/tags/{wanted}^{{commit}}") or git.resolve(f"{wanted}^{{commit}}")
+    known = lock.upstreams.get(wanted)
+    if known and (commit is None or git.resolve(f"{commit}^{{tree}}") != known.tree):
+        commit = _commits_by_tree(git, head).get(known.tree, "")
+        return ForkBase(known.tag, known.tree, known.date, commit, "--base, in upstream.lock")
+    if commit is None:
+        return None
+    if not git.ok("merge-base", "--is-ancestor", commit, head):
+        common = git.run("merge-base", commit, head, check=False).stdout.strip()
+        if not common:  # a history of its own: only the trees can be compared
+            return replace(_base_at(git, commit, lock, "--base", wanted), commit="")
+        raise UsageError(
+            f"{head[:10]} does not contain {wanted}",
+            why=f"the two histories part at {common[:10]}",
+            next_step=f"name the upstream commit that the fork contains: --base {common[:10]}",
+        )
+    return _base_at(git, commit, lock, "--base", wanted)
+
+
+def _base_at(git: Git, commit: str, lock: Lock, found_by: str, name: str = "") -> ForkBase:
+    tree, date = git.line("show", "--no-patch", "--format=%T %cs", commit).split()
+    tag = next((up.tag for up in lock.upstreams.values() if up.tree == tree), "")
+    if not tag and name and usable_tag(name) and git.resolve(f"refs/tags/{name}^{{commit}}") == commit:
+        tag = name
+    return ForkBase(tag or commit, tree, date, commit, found_by)
+
+
+def _commits_by_tree(git: Git, head: str) -> dict[str, str]:
+    """Return the newest commit with each tree in a history."""
+    lines = git.run("log", "--format=%T %H", head).stdout.split("\n")
+    return dict(line.split() for line in reversed(lines) if line)
+
+
+def _newest_base(git: Git, head: str, lock: Lock) -> ForkBase:
+    found: list[tuple[str, str, str]] = []  # commit, how, tag
+    by_tree = _commits_by_tree(git, head)
+    for up in sorted(lock.upstreams.values(), key=lambda up: -up.order):
+        if commit := by_tree.get(up.tree):
+            found.append((commit, "a tree of upstream.lock", up.tag))
+            break
+    described = git.run("describe", "--tags", "--abbrev=0", "--match", "b[0-9]*", head, check=False).stdout.strip()
+    if described:
+        commit = git.line("rev-parse", f"refs/tags/{described}^{{commit}}")
+        found.append((commit, f"the fork's tag {described}", described))
+    refs = git.line("for-each-ref", "--format=%(refname)", "refs/remotes/upstream", "refs/heads/upstream").split()
+    for ref in refs:
+        if ref.endswith(("/HEAD", "/main", "/master", "/upstream")):
+            common = git.run("merge-base", ref, head, check=False).stdout.strip()
+            found += [(common, f"the merge base with {ref.removeprefix('refs/')}", "")] if common else []
+    if not found:
+        raise UsageError(
+            "the upstream commit that the fork stands on is not known",
+            why="its history has no tree of upstream.lock, no tag b<number>, and it has no remote named upstream",
+            next_step="name the newest upstream commit that was merged: --base TAG or --base COMMIT",
+        )
+    commit, how, tag = min(found, key=lambda entry: int(git.line("rev-list", "--count", f"{entry[0]}..{head}")))
+    return _base_at(git, commit, lock, how, tag)
+
+
+# --- the plan ----------------------------------------------------------------------------------------------------
+
+
+def plan_import(
+    git: Git, base: ForkBase, head: str, name: str, *, squash: bool, each: Callable[[str, Sequence[str]], Iterable[str]]
+) -> ForkPlan:
+    """Decide what becomes of each commit of a fork.
+
+    name: the fork, for messages; squash: one patch per folder, no commit is kept; each: goes through commits with a
+    progress.
+    """
+    tree = git.line("rev-parse", f"{head}^{{tree}}")
+    theirs, final = read_tree(git, base.tree), read_tree(git, tree)
+    wanted = patch_paths(theirs, final)
+    start, line = (head, ()) if squash or not base.commit else _kept_line(git, base.commit, head)
+    planner = _Planner(git, base, name, wanted)
+    older: list[ForkPatch] = []
+    if start != base.commit:
+        target = read_tree(git, start)
+        older = planner.carry_older(start, theirs, target, each, squash=squash or not base.commit)
+    newer, nothing = planner.keep(line, each)
+    blobs = tuple(Blob(entry.mode, entry.id, path) for path, entry in sorted(final.items()) if path not in wanted)
+    links = tuple(path for path, entry in sorted(final.items()) if entry.mode == "160000" and theirs.get(path) != entry)
+    patches = _with_own_subjects([*older, *newer])
+    return ForkPlan(base, head, tree, blobs, tuple(patches), (*planner.only_new_files, *nothing), links)
+
+
+def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
+    """Return the first-parent commits after the last merge of upstream, oldest first, and the commit before them."""
+    chain = git.line("rev-list", "--first-parent", head, f"^{base}").split()
+    low, high = 0, len(chain)  # chain[:low] contain base, chain[high:] do not
+    while low < high:
+        middle = (low + high) // 2
+        if git.ok("merge-base", "--is-ancestor", base, chain[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    line = chain[:low]
+    if not line:
+        return head, ()
+    if git.resolve(f"{line[-1]}^1") == base:
+        return base, tuple(reversed(line))
+    return line[-1], tuple(reversed(line[:-1]))
+
+
+@dataclass
+class _Planner:
+    """What the patches of one import have in common."""
+
+    git: Git
+    base: ForkBase
+    name: str
+    wanted: frozenset[str]
+    only_new_files: list[str] = field(default_factory=list)
+
+    def keep(
+        self, line: Sequence[str], each: Callable[[str, Sequence[str]], Iterable[str]]
+    ) -> tuple[list[ForkPatch], list[str]]:
+        """Return a patch for each commit of a line, and the commits without changes in patches."""
+        told = _read_commits(self.git, line)
+        kept, nothing = list[ForkPatch](), list[str]()
+        for commit in each("reading the commits", line):
+            author, parents = told[commit]
+            changes = self._own(_changes(self.git, f"{commit}^1", commit))
+            if not changes:
+                nothing.append(commit)
+                continue
+            carried: tuple[str, ...] = ()
+            if len(parents) > 1:
+                carried = tuple(self.git.line("rev-list", "--no-merges", f"{commit}^1..{commit}").split())
+            action = "merge" if len(parents) > 1 else "kept"
+            after = {path: entry for path, (_, entry) in changes.items()}
+            kept.append(_patch(author, action, commit, after, carried))
+        return kept, nothing
+
+    def _own(self, changes: Mapping[str, tuple[Entry, Entry]]) -> dict[str, tuple[Entry, Entry]]:
+        return {path: change for path, change in changes.items() if path in self.wanted}
+
+    def carry_older(
+        self,
+        start: str,
+        theirs: Mapping[str, Entry],
+        target: Mapping[str, Entry],
+        each: Callable[[str, Sequence[str]], Iterable[str]],
+        *,
+        squash: bool,
+    ) -> list[ForkPatch]:
+        """Return patches that turn upstream's tree into that of `start`: moved commits, then one per folder."""
+        differ = {p for p in self.wanted if theirs.get(p, ABSENT) != target.get(p, ABSENT)}
+        moved: list[ForkPatch] = []
+        own: list[str] = []
+        if self.base.commit:
+            order = ("rev-list", "--reverse", "--topo-order", "--no-merges")
+            own = self.git.line(*order, f"{self.base.commit}..{start}").split()
+        touched: dict[str, list[str]] = {}
+        if own and not squash:
+            moved, differ, touched = self._move(own, theirs, target, differ, each)
+        elif own:
+            for commit in each("reading the commits", own):
+                for path in _changes(self.git, f"{commit}^1", commit):
+                    touched.setdefault(path, []).append(commit)
+        after = {path: target.get(path, ABSENT) for path in differ}
+        told = _read_commits(self.git, [start, *own])
+        return [*moved, *self._by_folder(after, theirs, touched, told, start)]
+
+    def _move(
+        self,
+        own: Sequence[str],
+        theirs: Mapping[str, Entry],
+        target: Mapping[str, Entry],
+        differ: set[str],
+        each: Callable[[str, Sequence[str]], Iterable[str]],
+    ) -> tuple[list[ForkPatch], set[str], dict[str, list[str]]]:
+        """Move commits onto the base, file by file.
+
+        Return the patches, the paths on which the commits do not give the target, and the commits that touch each path.
+        """
+        now = {path: theirs.get(path, ABSENT) for path in differ}
+        failed: set[str] = set()
+        touched: dict[str, list[str]] = {}
+        steps: list[tuple[str, dict[str, Entry]]] = []
+        for commit in each("moving the commits before the last merge", own):
+            changes = _changes(self.git, f"{commit}^1", commit)
+            mine = self._own(changes)
+            if changes and not mine:
+                self.only_new_files.append(commit)
+            step: dict[str, Entry] = {}
+            for path, (old, new) in mine.items():
+                touched.setdefault(path, []).append(commit)
+                if path not in differ or path in failed:
+                    continue
+                merged = _merge_entry(self.git, now[path], old, new)
+                if merged is None:
+                    failed.add(path)
+                elif merged != now[path]:
+                    now[path] = step[path] = merged
+            steps.append((commit, step))
+        failed |= {path for path in differ if now[path] != target.get(path, ABSENT)}
+        told = _read_commits(self.git, own)
+        patches: list[ForkPatch] = []
+        for commit, step in steps:
+            if here := {path: entry for path, entry in step.items() if path not in failed}:
+                partial = any(commit in touched[path] for path in failed if path in touched)
+                patches.append(replace(_patch(told[commit][0], "moved", commit, here, ()), is_partial=partial))
+        return patches, failed, touched
+
+    def _by_folder(
+        self,
+        after: Mapping[str, Entry],
+        theirs: Mapping[str, Entry],
+        touched: Mapping[str, Sequence[str]],
+        told: Mapping[str, tuple[Authored, tuple[str, ...]]],
+        start: str,
+    ) -> list[ForkPatch]:
+        """Return one patch per folder for the final state of some paths."""
+        found: list[ForkPatch] = []
+        for folder, paths in folder_groups(_sizes(self.git, after, theirs)).items():
+            commits = list(dict.fromkeys(commit for path in paths for commit in touched.get(path, ())))
+            authors = Counter((told[commit][0].name, told[commit][0].email) for commit in commits)
+            newest = told[commits[-1] if commits else start][0]
+            name, email = authors.most_common(1)[0][0] if authors else (newest.name, newest.email)
+            where = folder or "the root folder"
+            subject = f"{where}: carry the changes of {self.name}"
+            text = _squash_text(self.base.tag, commits, told, authors)
+            message = "\n".join([subject, "", *text]).rstrip() + "\n"
+            changes = {path: after[path] for path in paths}
+            author = Authored(name, email, newest.date, message, b"")
+            found.append(_patch(author, "squashed", "", changes, tuple(commits)))
+        return found
+
+
+def _squash_text(
+    tag: str,
+    commits: Sequence[str],
+    told: Mapping[str, tuple[Authored, tuple[str, ...]]],
+    authors: Mapping[tuple[str, str], int],
+) -> list[str]:
+    """Say which commits and authors a squashed patch contains."""
+    if not commits:
+        return [f"The difference to {tag}; the fork's history does not say more."]
+    more = [f"... and {len(commits) - _LISTED} more"] if len(commits) > _LISTED else []
+    listed = [f"  {commit[:10]} {told[commit][0].subject}" for commit in commits[-_LISTED:]]
+    count = "one commit" if len(commits) == 1 else f"{len(commits)} commits"
+    with_others = [f"Co-authored-by: {name} <{email}>" for name, email in authors][1:]
+    return [f"Squashed from {count} of the fork, newest last:", "", *more, *listed, "", *with_others]
+
+
+def folder_groups(sizes: Mapping[str, int], depth: int = 1) -> dict[str, list[str]]:
+    """Group paths by folder: by the first, and a folder with many changed lines by the next ones."""
+    groups: dict[str, list[str]] = {}
+    for path in sorted(sizes):
+        parts = path.split("/")[:-1]
+        groups.setdefault("/".join(parts[:depth]), []).append(path)
+    found: dict[str, list[str]] = {}
+    for folder, paths in groups.items():
+        inner = {path: sizes[path] for path in paths}
+        is_deep = any(path.count("/") > depth for path in paths)
+        if depth < 3 and is_deep and sum(inner.values()) > _FOLDER_LINES:
+            found |= folder_groups(inner, depth + 1)
+        else:
+            found[folder] = paths
+    return found
+
+
+def _sizes(git: Git, after: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> dict[str, int]:
+    """Return the weight of each path's change, about its lines. A removed file has weight 1."""
+    found: dict[str, int] = {}
+    for path, entry in after.items():
+        if not entry.mode:
+            found[path] = 1
+            continue
+        ids = [e.id for e in (theirs.get(path, ABSENT), entry) if e.id and e.mode != "160000"]
+        counts = [text.count(b"\n") for _, text in git.blobs(*ids)] if ids else [0]
+        found[path] = abs(counts[-1] - counts[0]) if len(counts) > 1 else counts[0]
+    return found
+
+
+def _patch(
+    author: Authored, action: str, commit: str, changes: Mapping[str, Entry], carried: tuple[str, ...]
+) -> ForkPatch:
+    message = _NOT_IN_MAIL.sub(" ", author.message.lstrip("\n").rstrip() + "\n")
+    if not message.strip():
+        message = f"commit {commit[:10]} (it has no message)\n"
+    message = _FIXUP.sub("", message)
+    name = author.name.strip() or author.email or "unknown"
+    return ForkPatch(name, author.email, author.date, message, b"", action, commit, changes, carried)
+
+
+def _with_own_subjects(patches: Sequence[ForkPatch]) -> list[ForkPatch]:
+    """Number equal subjects, since export tells commits apart by their subject."""
+    seen: Counter[str] = Counter()
+    taken = {patch.subject for patch in patches}
+    found: list[ForkPatch] = []
+    for patch in patches:
+        subject = patch.subject
+        seen[subject] += 1
+        if seen[subject] > 1:
+            number = seen[subject]
+            while (fresh := f"{subject} ({number})") in taken:
+                number += 1
+            taken.add(fresh)
+            rest = re.sub(r"\A(?:.*\S.*\n)+", "", patch.message.lstrip("\n"))
+            patch = replace(patch, message=f"{fresh}\n{rest}")
+        found.append(patch)
+    return found
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def _read_commits(git: Git, commits: Sequence[str]) -> dict[str, tuple[Authored, tuple[str, ...]]]:
+    """Return author, message and parents of each commit, in one call."""
+    if not commits:
+        return {}
+    asked = ("log", "--no-walk=unsorted", "--stdin", "--date=raw", "--format=%x00%H%n%P%n%an%n%ae%n%ad%n%B")
+    text = git.run(*asked, input="\n".join(dict.fromkeys(commits)) + "\n").raw.decode("utf-8", "surrogateescape")
+    found = {}
+    for entry in text.split("\0")[1:]:
+        commit, parents, name, email, date, message = entry.split("\n", 5)
+        found[commit] = (Authored(name, email, date, message.rstrip("\n") + "\n", b""), tuple(parents.split()))
+    return found
+
+
+def _changes(git: Git, old: str, new: str) -> dict[str, tuple[Entry, Entry]]:
+    """Return the paths that differ between two commits, each with its states before and after."""
+    words = git.entries("diff-tree", "-r", "-z", "--raw", "--no-renames", old, new)
+    found: dict[str, tuple[Entry, Entry]] = {}
+    for meta, path in zip(words[::2], words[1::2], strict=True):
+        old_mode, new_mode, old_id, new_id, _ = meta.removeprefix(":").split()
+        sides = ((old_mode, old_id), (new_mode, new_id))
+        before, after = (ABSENT if not mode.strip("0") else Entry(mode, blob) for mode, blob in sides)
+        found[path] = (before, after)
+    return found
+
+
+def _merge_entry(git: Git, now: Entry, old: Entry, new: Entry) -> Entry | None:
+    """Make the change old -> new in the present state of a path; None for a conflict."""
+    if now in (old, new):
+        return new
+    plain = {"100644", "100755"}
+    if not {now.mode, old.mode, new.mode} <= plain:
+        return None
+    mode = new.mode if old.mode != new.mode else now.mode
+    texts = git.blobs(now.id, old.id, new.id)
+    if any(b"\0" in text for _, text in texts):
+        return None
+    assert isinstance(git, Scratch)
+    place = git.place()
+    files = [place / name for name in ("now", "old", "new")]
+    for file, (_, text) in zip(files, texts, strict=True):
+        file.write_bytes(text)
+    done = git.run("merge-file", "--quiet", *files, check=False)
+    merged = git.line("hash-object", "-w", "--no-filters", files[0]) if done.returncode == 0 else ""
+    for file in files:
+        file.unlink()
+    place.rmdir()
+    return Entry(mode, merged) if merged else None
