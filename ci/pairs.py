@@ -20,7 +20,7 @@ from kvtool.gitcmd import Scratch, scratch_repository
 from kvtool.project import find_project
 from kvtool.replay import merge
 from kvtool.replay.apply import Replayed
-from kvtool.replay.rebase_plan import Rehearsal, Workshop
+from kvtool.replay.rebase_plan import Rehearsal, SeriesContext
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Upstream
 
@@ -29,12 +29,12 @@ class Pairs:
     """The series on every upstream, each made once."""
 
     def __init__(self, there: Scratch) -> None:
-        self.shop, self.there = Workshop(find_project(), Console(quiet=True)), there
-        self.lock = self.shop.lock
+        self.context, self.there = SeriesContext(find_project(), Console(quiet=True)), there
+        self.lock = self.context.lock
         self.made: dict[str, Replayed] = {}
 
     def move(self, old: Upstream, new: Upstream) -> Rehearsal:
-        return self.shop.rehearse(self.there, new, made=self.made.get(old.tag))
+        return self.context.rehearse(self.there, new, made=self.made.get(old.tag))
 
     def start(self, upstream: Upstream) -> None:
         """Bring the series to an upstream."""

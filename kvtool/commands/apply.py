@@ -7,7 +7,7 @@ from kvtool.console import Console
 from kvtool.errors import KvtoolError
 from kvtool.options import Env, Mirror, Tag
 from kvtool.replay.apply import PatchReport, conflict_error, upstream_lines
-from kvtool.replay.rebase_plan import Workshop
+from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import PatchOutcome, Result
 from kvtool.worktree import checkout
 
@@ -83,9 +83,9 @@ def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
     Exit codes: 3 a patch does not apply, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
     project, console = env.project, env.console
-    shop = Workshop(project, console, mirror)
-    upstream = shop.lock.upstream(tag)
-    base = shop.base(upstream)  # what takes long comes before the tree is locked
-    done = checkout.bring(shop, upstream, pinned=tag is not None)
+    context = SeriesContext(project, console, mirror)
+    upstream = context.lock.upstream(tag)
+    base = context.base(upstream)  # what takes long comes before the tree is locked
+    done = checkout.ensure_tree(context, upstream, pinned=tag is not None)
     head, lines = done.applied.head if done.applied else "", upstream_lines(done.patches)
     return ApplyResult(upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)

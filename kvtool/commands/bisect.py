@@ -16,7 +16,7 @@ from kvtool.gitcmd import Git, scratch_repository
 from kvtool.options import Env
 from kvtool.project import Project, expanded
 from kvtool.replay.apply import FailedHunk
-from kvtool.replay.rebase_plan import Workshop
+from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import PatchOutcome, Result
 from kvtool.series.series import load_patches, patch_named
 from kvtool.upstream.lock import load_lock, with_upstream
@@ -54,11 +54,11 @@ _WHY = {
 }
 
 
-def attempt(shop: Workshop, tag: str, patch: str, *clones: Path) -> Trial:
+def attempt(context: SeriesContext, tag: str, patch: str, *clones: Path) -> Trial:
     """Rehearse one upstream. good: the patch applies, or upstream has it; bad: a conflict, or it lost lines; skip:
     blocked, or not wanted there. clones: repositories that have the upstream's commit, where the cache has not."""
-    with scratch_repository(shop.cache.repo, *clones) as scratch:
-        done = shop.rehearse(scratch, shop.lock.upstream(tag))
+    with scratch_repository(context.cache.repo, *clones) as scratch:
+        done = context.rehearse(scratch, context.lock.upstream(tag))
     report = next(report for report in done.reports if report.id == patch)
     verdict = Verdict.BAD if report.lost else _VERDICTS.get(report.outcome, Verdict.SKIP)
     why = f"it lost {report.lost}" if report.lost else "; ".join(map(str, report.failed))
@@ -141,10 +141,10 @@ class BisectAt(Result, command="bisect"):
 
 def run(project: Project, console: Console, patch: str, good: str, bad: str, mirror: str | None = None) -> BisectResult:
     """Search the upstreams of the lock between two of them, in either direction."""
-    shop = Workshop(project, console, mirror)
+    context = SeriesContext(project, console, mirror)
     patch_named(load_patches(project), patch)
-    ends = shop.lock.upstream(good).order, shop.lock.upstream(bad).order
-    tags = list(shop.lock.upstreams)[min(ends) : max(ends) + 1][:: 1 if ends[0] < ends[1] else -1]
+    ends = context.lock.upstream(good).order, context.lock.upstream(bad).order
+    tags = list(context.lock.upstreams)[min(ends) : max(ends) + 1][:: 1 if ends[0] < ends[1] else -1]
     if len(tags) < 2:
         raise UsageError("--good and --bad are the same upstream", next_step="kvtool bisect --help")
     tried = itertools.count()
@@ -153,9 +153,9 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
         def there(tag: str) -> Trial:
             bar.update(next(tried), tag)
             try:
-                return attempt(shop, tag, patch)
+                return attempt(context, tag, patch)
             except KvtoolError as err:  # it cannot be had, or nothing can be built on it
-                if tag == shop.lock.current:
+                if tag == context.lock.current:
                     raise
                 return Trial(tag, Verdict.SKIP, "", str(err), (), 0.0)
 
@@ -184,12 +184,12 @@ def run_at(project: Project, console: Console, patch: str, revision: str, mirror
     commit = git.resolve(f"{revision}^{{commit}}")
     if commit is None:
         raise UsageError(f"{mirror} has no commit {revision!r}")
-    shop, tag = Workshop(project, console), commit[:12]
+    context, tag = SeriesContext(project, console), commit[:12]
     patch_named(load_patches(project), patch)
     tree, date = git.line("rev-parse", f"{commit}^{{tree}}"), git.line("log", "-1", "--format=%cs", commit)
     # from/until go by the order of the lock: the commit stands where its date puts it
-    shop.lock, shop.known[tag] = with_upstream(shop.lock, tag, tree, date), commit
-    trial = attempt(shop, tag, patch, git.repo)
+    context.lock, context.known[tag] = with_upstream(context.lock, tag, tree, date), commit
+    trial = attempt(context, tag, patch, git.repo)
     return BisectAt(patch, commit, trial.verdict, trial.outcome, trial.why, trial.seconds)
 
 

@@ -10,9 +10,9 @@ from kvtool.gitcmd import Scratch, scratch_repository
 from kvtool.options import Env, Mirror
 from kvtool.replay import compare
 from kvtool.replay.compare import Pair, Snapshot
-from kvtool.replay.rebase_plan import Workshop
+from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import Result
-from kvtool.worktree.status import not_clean, tree_state
+from kvtool.worktree.status import dirty_tree_error, tree_state
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ def _title(state: Snapshot) -> str:
     return f"{state.name} ({at}llama.cpp {state.tag})"
 
 
-def _snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
+def _snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
     """Build the state that the user named. TreeError for `tree` if nothing is applied there."""
     if name != compare.TREE:
-        return compare.snapshot(shop, name, scratch)
-    state = tree_state(shop.project)
+        return compare.snapshot(context, name, scratch)
+    state = tree_state(context.project)
     if state.applied is None:
-        raise not_clean(state)
+        raise dirty_tree_error(state)
     return compare.tree_snapshot(state.applied, state.head)
 
 
@@ -71,12 +71,12 @@ def command(
     Exit code 0 also when they differ; `same` and `patches` in --json are for scripts.
     """
     project, console = env.project, env.console
-    shop, names = Workshop(project, console, mirror), (before, after)
-    repositories = [shop.cache.repo]
+    context, names = SeriesContext(project, console, mirror), (before, after)
+    repositories = [context.cache.repo]
     if compare.TREE in names and (project.tree / ".git").exists():
         repositories.append(project.tree)
     with scratch_repository(*repositories) as scratch:
-        old, new = (_snapshot(shop, name, scratch) for name in names)
+        old, new = (_snapshot(context, name, scratch) for name in names)
         pairs = compare.range_diff(scratch, old, new)
         same = all(pair.change == "same" for pair in pairs)
         text = compare.code_diff(scratch, old, new) if code else "" if same else compare.text(pairs)

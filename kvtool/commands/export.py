@@ -15,15 +15,15 @@ from kvtool.locks import hold_tree
 from kvtool.options import Env, refuse
 from kvtool.project import Project
 from kvtool.replay.apply import Applied, applied_of, commits_of
-from kvtool.replay.export import Folded, changes, fold, only_dropped
-from kvtool.replay.rebase_plan import Workshop
+from kvtool.replay.export import FoldedSeries, only_drops_patches, plan_export, squash_fixups
+from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import FileChange, Result
-from kvtool.series.changes import Change, written
+from kvtool.series.changes import Change, preview_project
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS
 from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache
 from kvtool.worktree.checkout import finish_interrupted, scratch_below
-from kvtool.worktree.status import TreeState, not_clean, tree_state, write_applied
+from kvtool.worktree.status import TreeState, dirty_tree_error, tree_state, write_applied
 from kvtool.worktree.transaction import Stage
 
 _MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
@@ -73,7 +73,7 @@ class _Source:
 
     state: TreeState
     applied: Applied
-    shop: Workshop
+    context: SeriesContext
     series: Series
     stage: Stage
     was: Mapping[str, bytes]
@@ -85,24 +85,24 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     state = tree_state(project)
     applied = state.applied
     if state.interrupted == "rebase":
-        raise not_clean(state)
+        raise dirty_tree_error(state)
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
-        raise not_clean(replace(state, interrupted=""))
-    stage, shop = Stage(project, "export"), Workshop(project, console)
-    upstream = shop.lock.upstream(applied.tag)
-    shop.known[upstream.tag] = applied.base
-    series = shop.series(upstream)
+        raise dirty_tree_error(replace(state, interrupted=""))
+    stage, context = Stage(project, "export"), SeriesContext(project, console)
+    upstream = context.lock.upstream(applied.tag)
+    context.known[upstream.tag] = applied.base
+    series = context.series(upstream)
     stage.refuse_edited()
     explained = series.digest == applied.digest or stage.path.exists()
-    moved = commits_of(scratch, applied.base, applied.head) if applied.tree != shop.lock.upstream().tree else ()
+    moved = commits_of(scratch, applied.base, applied.head) if applied.tree != context.lock.upstream().tree else ()
     diffs = {commit.id: commit.diff for commit in moved}
     was = {report.id: diffs[report.commit] for report in applied.patches if report.commit in diffs}
-    if not explained and not only_dropped(scratch, project, applied, state.head, series, was):
-        replayed = shop.build(scratch, upstream)
+    if not explained and not only_drops_patches(scratch, project, applied, state.head, series, was):
+        replayed = context.build(scratch, upstream)
         if not replayed.complete or replayed.tree != scratch.resolve(f"{state.head}^{{tree}}"):
             raise _both_changed(state, applied)
-    return _Source(state, applied, shop, series, stage, was)
+    return _Source(state, applied, context, series, stage, was)
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
@@ -117,19 +117,19 @@ def _both_changed(state: TreeState, applied: Applied) -> TreeError:
     return TreeError(what, why="an export would undo that", next_step=redo)
 
 
-def _write(project: Project, source: _Source, folded: Folded, todo: tuple[Change, ...], scratch: Scratch) -> str:
+def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[Change, ...], scratch: Scratch) -> str:
     """Try it, write, then let the branch and the state follow (the tree's files are the same, none is touched)."""
-    shop = source.shop.of(written(project, todo, scratch.place()))
-    series, replayed = shop.series(source.series.upstream), shop.build(scratch, source.series.upstream)
+    context = source.context.with_project(preview_project(project, todo, scratch.place()))
+    series, replayed = context.series(source.series.upstream), context.build(scratch, source.series.upstream)
     if not replayed.complete or replayed.tree != folded.tree:
         raise KvtoolError("the exported series does not give the tree back", why="this is a bug; nothing was written")
     git = Git(project.tree)
     git.fetch(scratch.repo, replayed.head)
-    source.stage.put_aside(todo)
+    source.stage.save(todo)
     try:
-        source.stage.put("new")
+        source.stage.restore("new")
     except BaseException:
-        source.stage.put("old")
+        source.stage.restore("old")
         source.stage.clear()
         raise
     if replayed.head != source.state.head:
@@ -184,7 +184,7 @@ def command(
     if not (check or mailbox):
         project.refuse_packaged()
     if not (project.tree / ".git").is_dir():
-        raise not_clean(tree_state(project))
+        raise dirty_tree_error(tree_state(project))
     cache = Cache(project.cache)
     with (
         hold_tree(project, console),
@@ -193,11 +193,11 @@ def command(
     ):
         source = _open(project, console, scratch)
         applied, head = source.applied, source.state.head
-        folded = fold(scratch, project.tree, applied, head, source.series)
+        folded = squash_fixups(scratch, project.tree, applied, head, source.series)
         if mailbox:
             mails = _write_mailbox(scratch, applied.base, folded.head, mailbox)
             return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
-        todo = changes(project, scratch, folded, source.series, source.was)
+        todo = plan_export(project, scratch, folded, source.series, source.was)
         files = tuple(FileChange(change.path, change.action) for change in todo)
         head = head if check else _write(project, source, folded, todo, scratch)
         return ExportResult(applied.tag, project.tree, head, check, files, ())

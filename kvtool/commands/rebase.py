@@ -15,16 +15,16 @@ from kvtool.locks import hold_tree
 from kvtool.options import Env, Mirror, refuse
 from kvtool.project import Project
 from kvtool.replay.apply import FailedHunk, conflict_error
-from kvtool.replay.export import rebased
-from kvtool.replay.rebase_plan import Choices, Rehearsal, Workshop
+from kvtool.replay.export import plan_rebase
+from kvtool.replay.rebase_plan import Choices, Rehearsal, SeriesContext
 from kvtool.result import PatchOutcome, Result
 from kvtool.series.series import load_patches, patch_named
 from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 from kvtool.worktree import checkout, rebase_state, transaction
-from kvtool.worktree.checkout import base_ref, branch_of, scratch_below, take_base
+from kvtool.worktree.checkout import base_ref, branch_of, fetch_base, scratch_below
 from kvtool.worktree.rebase_state import RebaseState, range_diff_path, write_range_diff
-from kvtool.worktree.status import not_clean, require_applied, tree_state
+from kvtool.worktree.status import dirty_tree_error, require_applied, tree_state
 
 
 @dataclass(frozen=True)
@@ -74,27 +74,27 @@ def _check(options: Options) -> None:
     )
 
 
-def _told(shop: Workshop, upstream: Upstream, done: Rehearsal, outcome: str) -> RebaseResult:
+def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: str) -> RebaseResult:
     """What became of each patch; behind each hunk that found no place stands upstream's commit."""
-    locked, name = shop.lock.upstream(), done.stop.id if done.stop else ""
-    history = History.between(shop.mirror, locked, upstream)
+    locked, name = context.lock.upstream(), done.stop.id if done.stop else ""
+    history = History.between(context.mirror, locked, upstream)
 
     def behind(hunk: FailedHunk) -> FailedHunk:
         gone = tuple(line for line in hunk.expected if line not in hunk.found) or hunk.expected
         return replace(hunk, behind=history.behind(hunk.path, gone) if history else NONE)
 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
-    told = RebaseResult(upstream.tag, locked.tag, shop.project.tree, outcome, stopped_at=name, patches=patches)
-    told = replace(told, seconds=round(done.seconds, 3), mirror=shop.mirror or "")
-    return replace(told, older=_older(shop, upstream, done), astray=done.astray)
+    told = RebaseResult(upstream.tag, locked.tag, context.project.tree, outcome, stopped_at=name, patches=patches)
+    told = replace(told, seconds=round(done.seconds, 3), mirror=context.mirror or "")
+    return replace(told, older=_older(context, upstream, done), astray=done.astray)
 
 
-def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
+def _older(context: SeriesContext, upstream: Upstream, done: Rehearsal) -> str:
     """Why an upstream that the lock does not have is taken for older than the locked one, if patches go for that."""
-    locked = shop.lock.upstream()
+    locked = context.lock.upstream()
     here = {report.id for report in done.locked.reports if report.commit}
     gone = [report.id for report in done.reports if report.outcome == PatchOutcome.SKIPPED and report.id in here]
-    if upstream.tag in shop.listed or upstream.order > locked.order or not gone:
+    if upstream.tag in context.listed or upstream.order > locked.order or not gone:
         return ""
     return (
         f"by its number or its date ({upstream.date}), {upstream.tag} is taken for older than {locked.tag}, and"
@@ -105,37 +105,37 @@ def _older(shop: Workshop, upstream: Upstream, done: Rehearsal) -> str:
 # --- without touching anything -----------------------------------------------------------------------------------
 
 
-def _rehearse(shop: Workshop, upstream: Upstream, options: Options) -> Rehearsal:
+def _rehearse(context: SeriesContext, upstream: Upstream, options: Options) -> Rehearsal:
     keep_going = options.keep_going or options.all
-    with scratch_repository(shop.cache.repo) as scratch:
-        return shop.rehearse(scratch, upstream, choices=options.choices, keep_going=keep_going)
+    with scratch_repository(context.cache.repo) as scratch:
+        return context.rehearse(scratch, upstream, choices=options.choices, keep_going=keep_going)
 
 
 def _dry_run(project: Project, console: Console, options: Options) -> RebaseResult:
-    shop = Workshop(project, console, options.mirror)
+    context = SeriesContext(project, console, options.mirror)
     assert options.tag is not None
-    upstream = shop.find(options.tag)
-    done = _rehearse(shop, upstream, options)
-    result = _told(shop, upstream, done, "rehearsed")
+    upstream = context.find(options.tag)
+    done = _rehearse(context, upstream, options)
+    result = _told(context, upstream, done, "rehearsed")
     return replace(result, head=done.head if done.complete else "")
 
 
 def _span(project: Project, console: Console, options: Options) -> SpanResult:
     """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
-    shop = Workshop(project, console, options.mirror)
-    shop.base(shop.lock.upstream())
+    context = SeriesContext(project, console, options.mirror)
+    context.base(context.lock.upstream())
 
     def row(upstream: Upstream) -> SpanRow:
         try:
-            done = _rehearse(shop, upstream, options)
+            done = _rehearse(context, upstream, options)
         except KvtoolError as err:
             word = "unreachable" if isinstance(err, NetworkError) else "failed"
             return SpanRow(upstream.tag, upstream.date, word, error=str(err))
         word = "complete" if done.complete else "conflict"
         return SpanRow(upstream.tag, upstream.date, word, done.reports, round(done.seconds, 3))
 
-    rows = console.each("rehearsing", [*shop.lock.upstreams.values()], row, lambda upstream: upstream.tag)
-    result = SpanResult(shop.lock.current, tuple(patch.id for patch in load_patches(project)), tuple(rows))
+    rows = console.each("rehearsing", [*context.lock.upstreams.values()], row, lambda upstream: upstream.tag)
+    result = SpanResult(context.lock.current, tuple(patch.id for patch in load_patches(project)), tuple(rows))
     if options.markdown:
         result.write_markdown(options.markdown)
     return result
@@ -146,12 +146,12 @@ def _span(project: Project, console: Console, options: Options) -> SpanResult:
 
 def begin(project: Project, console: Console, options: Options) -> RebaseResult:
     """A rebase from the beginning; the tree is first brought to the locked upstream, or made."""
-    shop = Workshop(project, console, options.mirror)
+    context = SeriesContext(project, console, options.mirror)
     if rebase_state.read_state(project.tree):
-        raise not_clean(tree_state(project))
+        raise dirty_tree_error(tree_state(project))
     assert options.tag is not None
-    upstream, locked, tag = shop.find(options.tag), shop.lock.upstream(), options.tag
-    brought = checkout.bring(shop, locked, pinned=False)
+    upstream, locked, tag = context.find(options.tag), context.lock.upstream(), options.tag
+    brought = checkout.ensure_tree(context, locked, pinned=False)
     if brought.applied is None:
         raise conflict_error(brought.patches, locked.tag) or KvtoolError("the series does not apply")
     with hold_tree(project, console):
@@ -159,8 +159,8 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
         if tag == locked.tag:
             return RebaseResult(tag, tag, project.tree, "unchanged", head=there.head, patches=brought.patches)
         git = Git(project.tree)
-        take_base(git, shop.cache, tag)
-        checkout.keep_branch(git, branch_of(tag), (there.head,))
+        fetch_base(git, context.cache, tag)
+        checkout.check_branch_replaceable(git, branch_of(tag), (there.head,))
         state = RebaseState(
             phase="begun",
             tag=tag,
@@ -169,11 +169,11 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
             head=there.head,
             branch=there.branch,
             digest=brought.applied.digest,
-            mirror=shop.mirror or "",
+            mirror=context.mirror or "",
             at=there.head,
             choices=options.choices,
         )
-        return _advance(shop, git, state)
+        return _advance(context, git, state)
 
 
 def resume(project: Project, console: Console, options: Options) -> RebaseResult:
@@ -186,29 +186,29 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
         if options.abort:
             return _abort(project, console, git, state)
         if state.phase == "writing":
-            return _finished(project, transaction.carry_out(project, git, console, state))
+            return _finished(project, transaction.finish_rebase(project, git, console, state))
         if state.phase == "aborting":
             raise TreeError("the rebase was being given up", next_step="kvtool rebase --abort finishes that")
-        shop = Workshop(project, console, state.mirror)
-        if state.tag not in shop.lock.upstreams:
-            shop.lock = with_upstream(shop.lock, state.tag, state.tree, state.date)
-        if shop.series(shop.lock.upstream()).digest != state.digest:
+        context = SeriesContext(project, console, state.mirror)
+        if state.tag not in context.lock.upstreams:
+            context.lock = with_upstream(context.lock, state.tag, state.tree, state.date)
+        if context.series(context.lock.upstream()).digest != state.digest:
             if state.phase == "stopped":
-                rebase_state.remember(git)
+                rebase_state.record_rerere(git)
             raise TreeError(
                 "patches/ or cpp/ changed since the rebase began",
                 next_step="put them back with git; or kvtool rebase --abort and begin anew (rerere remembers what "
                 "you resolved)",
             )
         decided = _decide(git, state, options)
-        kept = rebase_state.kept_since(git, state, decided.at) if options.skip or options.drop else ""
-        return replace(_advance(shop, git, decided), kept=kept)
+        kept = rebase_state.stash_ref(git, state, decided.at) if options.skip or options.drop else ""
+        return replace(_advance(context, git, decided), kept=kept)
 
 
 def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> RebaseResult:
     kept = ""
     if state.phase == "writing":
-        transaction.take_back(project, git, console, state)
+        transaction.roll_back(project, git, console, state)
     else:
         kept = rebase_state.abort(git, console, state)
     lock = load_lock(project.lock)
@@ -225,36 +225,39 @@ def _decide(git: Git, state: RebaseState, options: Options) -> RebaseState:
             )
     if state.phase not in ("stopped", "taking"):
         return rebase_state.recover(git, state)
-    with rebase_state.taking(git, state) as stopped:
-        left_out = options.skip or options.drop
-        at = replace(stopped, at=rebase_state.keep(git)) if left_out else rebase_state.take(git, stopped)
-        return replace(at, choices=at.choices.plus(options.choices))
+    with rebase_state.resolving(git, state) as stopped:
+        if options.skip or options.drop:
+            decided = replace(stopped, at=rebase_state.stash_as_commit(git))
+        else:
+            decided = rebase_state.accept_resolution(git, stopped)
+        return replace(decided, choices=decided.choices.merged_with(options.choices))
 
 
-def _advance(shop: Workshop, git: Git, state: RebaseState) -> RebaseResult:
+def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResult:
     """Move every patch; finish, or stop in the tree at the first one that needs a person."""
-    project, upstream = shop.project, shop.lock.upstream(state.tag)
+    project, upstream = context.project, context.lock.upstream(state.tag)
     stage = transaction.Stage(project, "rebase")
-    for tag in (shop.lock.current, state.tag):
-        shop.known[tag] = git.line("rev-parse", f"{base_ref(tag)}^{{commit}}")
+    for tag in (context.lock.current, state.tag):
+        context.known[tag] = git.line("rev-parse", f"{base_ref(tag)}^{{commit}}")
     with scratch_below(project.tree, project.tree) as scratch:
-        with shop.console.progress(f"moving the series to llama.cpp {state.tag}"):
-            done = shop.rehearse(scratch, upstream, choices=state.choices)
+        with context.console.progress(f"moving the series to llama.cpp {state.tag}"):
+            done = context.rehearse(scratch, upstream, choices=state.choices)
         if stop := done.stop:
             git.fetch(scratch.repo, *filter(None, (stop.parent, stop.commit, stop.origin)))
-            rebase_state.stop_at(git, shop.console, state, stop)
-            result = _told(shop, upstream, done, "stopped")
-            return replace(result, filled_in=rebase_state.filled_in(git))
-        changes, applied = rebased(shop, scratch, upstream, done)
-        write_range_diff(project.tree, scratch, shop.lock.current, done)
+            rebase_state.stop_at(git, context.console, state, stop)
+            result = _told(context, upstream, done, "stopped")
+            return replace(result, filled_in=rebase_state.rerere_resolved(git))
+        changes, applied = plan_rebase(context, scratch, upstream, done)
+        write_range_diff(project.tree, scratch, context.lock.current, done)
         git.fetch(scratch.repo, applied.head)
-    checkout.keep_branch(git, branch_of(state.tag), (state.head, state.at, applied.head))  # made since it began
-    written = transaction.write(stage, git, shop.console, state, changes, applied)
+    # the user may have created the branch since the rebase began
+    checkout.check_branch_replaceable(git, branch_of(state.tag), (state.head, state.at, applied.head))
+    written = transaction.commit_rebase(stage, git, context.console, state, changes, applied)
     finished = replace(_finished(project, written), patches=done.reports, seconds=round(done.seconds, 3))
-    return replace(finished, older=_older(shop, upstream, done), astray=done.astray)
+    return replace(finished, older=_older(context, upstream, done), astray=done.astray)
 
 
-def _finished(project: Project, written: transaction.Written) -> RebaseResult:
+def _finished(project: Project, written: transaction.CommittedRebase) -> RebaseResult:
     previous, applied = written.previous, written.applied
     result = RebaseResult(applied.tag, previous, project.tree, "rebased", applied.head, patches=applied.patches)
     return replace(result, files=written.files, range_diff=range_diff_path(project.tree, previous, applied.tag))

@@ -13,7 +13,7 @@ from kvtool.replay.apply import PatchReport, upstream_lines
 from kvtool.result import Result
 from kvtool.series.series import Patch, goal_lines, load_patches, new_files
 from kvtool.upstream.lock import load_lock
-from kvtool.worktree.status import PatchReason, not_clean, reasons, tree_state
+from kvtool.worktree.status import PatchReason, dirty_tree_error, explain_patches, tree_state
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def command(env: Env) -> StatusResult:
     lock, listed = load_lock(project.lock), load_patches(project)
     unlisted = {path.name for path in project.patches.glob("*.patch")} - {patch.file for patch in listed}
     state = tree_state(project)
-    error = None if state.word == "clean" else not_clean(state)
+    error = None if state.name == "clean" else dirty_tree_error(state)
     # while a rebase waits for a person, what was applied before is not what the tree holds
     applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
     patches = applied.patches if applied else ()
     return StatusResult(
-        state=state.word,
+        state=state.name,
         tag=applied.tag if applied else "",
         locked=lock.current,
         tree=state.path,
@@ -109,5 +109,5 @@ def command(env: Env) -> StatusResult:
         new_files=len(new_files(project.cpp)),
         unlisted=tuple(sorted(unlisted)),
         patches=patches,
-        reasons=reasons(project, lock, applied) if applied else (),
+        reasons=explain_patches(project, lock, applied) if applied else (),
     )

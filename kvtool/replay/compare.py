@@ -17,7 +17,7 @@ from kvtool.errors import UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project
 from kvtool.replay.apply import Applied, PatchReport
-from kvtool.replay.rebase_plan import Workshop
+from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import PatchOutcome
 from kvtool.series.patchfile import PLAIN_FLAGS
 
@@ -45,18 +45,18 @@ def tree_snapshot(applied: Applied, head: str) -> Snapshot:
     return Snapshot(TREE, "", applied.tag, applied.base, head, (), _ids(applied.patches))
 
 
-def snapshot(shop: Workshop, name: str, scratch: Scratch) -> Snapshot:
+def snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
     """Build the commits of a state in a scratch repository. UsageError if `name` is not a state (`tree` is not)."""
     revision, colon, tag = name.rpartition(":")
     if not colon:
-        revision, tag = ("", name) if name in shop.lock.upstreams else (name, "")
+        revision, tag = ("", name) if name in context.lock.upstreams else (name, "")
     commit = ""
     if revision not in ("", WORKING):
         place = scratch.place()
-        commit = _extract(shop.project, revision, place)
-        shop = Workshop(replace(shop.project, root=place), shop.console, shop.mirror)
-    upstream = shop.lock.upstream(tag or None)
-    made = shop.build(scratch, upstream)
+        commit = _extract(context.project, revision, place)
+        context = SeriesContext(replace(context.project, root=place), context.console, context.mirror)
+    upstream = context.lock.upstream(tag or None)
+    made = context.build(scratch, upstream)
     missing = tuple(f"{r.id}: {r.outcome}" for r in made.reports if r.outcome is not PatchOutcome.APPLIED)
     return Snapshot(name, commit, upstream.tag, made.base, made.head, missing, _ids(made.reports))
 

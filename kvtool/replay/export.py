@@ -19,9 +19,9 @@ from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project, read_text
 from kvtool.replay.apply import Applied, Blob, Builder, Commit, applied_of, blobs_of, commits_of, replay
 from kvtool.replay.paths import patch_paths, read_tree
-from kvtool.replay.rebase_plan import Rehearsal, Workshop
+from kvtool.replay.rebase_plan import Rehearsal, SeriesContext
 from kvtool.result import PatchOutcome
-from kvtool.series.changes import Change, written
+from kvtool.series.changes import Change, preview_project
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, hunk_headings, parse_diff, parse_mail
 from kvtool.series.series import LoadedPatch, Series, new_files, new_id
 from kvtool.series.series_toml import edit_series, set_limits
@@ -32,7 +32,7 @@ _NO_MAIL = re.compile(r"\A\s*\Z|^(---\s*$|diff -.*|Index: .*)", re.MULTILINE)  #
 
 
 @dataclass
-class Folding:
+class PatchCommits:
     """A patch and the commits that make it up, each with what it changes; the first is its own.
 
     id: "" for a new patch; made: the folded commit, "" when fixups took all of it back.
@@ -49,16 +49,16 @@ class Folding:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedSeries:
     """The tree's commits as a series: the files for cpp/, the patches in order, the last commit."""
 
     files: tuple[Blob, ...]
-    patches: tuple[Folding, ...]
+    patches: tuple[PatchCommits, ...]
     head: str
     tree: str
 
 
-def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Series) -> Folded:
+def squash_fixups(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Series) -> FoldedSeries:
     """Fold base..head into a series with the same final tree.
 
     TreeError: a merge, a subject twice, a patch that lost its commit, a fixup of nothing, a file cpp/ cannot hold.
@@ -68,11 +68,11 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
         raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
     of_patches = patch_paths(scratch.paths(applied.base), read_tree(scratch, head))
     blobs = _new_blobs(scratch, applied.base, head)
-    foldings = _foldings(scratch, tree, commits_of(scratch, applied.base, head), applied, series, of_patches)
+    groups = _group_commits(scratch, tree, commits_of(scratch, applied.base, head), applied, series, of_patches)
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
-    for folding in foldings:
-        folding.made = _build(builder, tree, folding)
+    for group in groups:
+        group.made = _commit_patch(builder, tree, group)
     wanted = scratch.line("rev-parse", f"{head}^{{tree}}")
     if builder.tree != wanted:
         raise ConflictError(
@@ -80,10 +80,10 @@ def fold(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Seri
             why=f"these files would differ: {', '.join(scratch.changed(builder.tree, wanted))}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
-    return Folded(blobs, tuple(foldings), builder.commit, builder.tree)
+    return FoldedSeries(blobs, tuple(groups), builder.commit, builder.tree)
 
 
-def only_dropped(
+def only_drops_patches(
     scratch: Scratch, project: Project, applied: Applied, head: str, series: Series, was: Mapping[str, bytes]
 ) -> bool:
     """Whether the project is what the tree was made of, except that it lists no more what the tree has no commit of
@@ -97,7 +97,7 @@ def only_dropped(
         list(made) == list(wanted)
         and not any(commit.subject in subjects for commit in commits_of(scratch, applied.base, head))
         and not _cpp_changes(project, scratch, _new_blobs(scratch, applied.base, applied.head))
-        and not _mails(scratch, wanted, {name: commit for name, commit in made.items() if commit}, (), was)
+        and not _mail_changes(scratch, wanted, {name: commit for name, commit in made.items() if commit}, (), was)
     )
 
 
@@ -114,13 +114,13 @@ def _patch_diff(git: Git, commit: Commit, of_patches: frozenset[str]) -> bytes:
     return b"".join(file.head + b"".join(h.text for h in file.hunks) for file in files if file.path in of_patches)
 
 
-def _foldings(
+def _group_commits(
     git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, of_patches: frozenset[str]
-) -> list[Folding]:
+) -> list[PatchCommits]:
     by_subject = {loaded.mail.subject: loaded.patch.id for loaded in series.patches if loaded.wanted}
     ids = set(by_subject.values())
     by_commit = {report.commit: report.id for report in applied.patches if report.commit and report.id in ids}
-    foldings: list[Folding] = []
+    groups: list[PatchCommits] = []
     for commit in commits:
         if len(commit.parents) > 1:
             raise TreeError(
@@ -133,25 +133,25 @@ def _foldings(
             target, kind = target[found.end() :], kind or found[1]
         patch = by_commit.get(commit.id) or by_subject.get(target) or (target if kind and target in ids else "")
         diff = _patch_diff(git, commit, of_patches)
-        known = next((folding for folding in foldings if patch and folding.id == patch), None)
+        known = next((group for group in groups if patch and group.id == patch), None)
         if kind:
-            known = known or next((folding for folding in foldings if folding.first.subject == target), None)
+            known = known or next((group for group in groups if group.first.subject == target), None)
             _add_fixup(known, commit, diff, kind, target)
         elif known:
             known.commits.append((commit, diff))
         elif patch or diff:
-            _refuse_twice(foldings, commit, tree, applied)
-            foldings.append(Folding(patch, [(commit, diff)], commit.message))
-    _refuse_lost(foldings, applied, series)
-    return foldings
+            _reject_duplicate_subject(groups, commit, tree, applied)
+            groups.append(PatchCommits(patch, [(commit, diff)], commit.message))
+    _reject_missing_commits(groups, applied, series)
+    return groups
 
 
-def _add_fixup(folding: Folding | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
-    if folding:
-        folding.commits.append((commit, diff))
+def _add_fixup(group: PatchCommits | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
+    if group:
+        group.commits.append((commit, diff))
         rest = commit.message.partition("\n")[2].strip()
         if kind == "amend" and rest:
-            folding.message = rest + "\n"
+            group.message = rest + "\n"
     elif diff:  # a fixup that touches new files only needs no patch: the path says where it goes
         raise TreeError(
             f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
@@ -160,9 +160,9 @@ def _add_fixup(folding: Folding | None, commit: Commit, diff: bytes, kind: str, 
         )
 
 
-def _refuse_twice(foldings: list[Folding], commit: Commit, tree: Path, applied: Applied) -> None:
+def _reject_duplicate_subject(groups: list[PatchCommits], commit: Commit, tree: Path, applied: Applied) -> None:
     """Two commits that become patches must not have one subject: nothing else tells them apart later."""
-    if first := next((folding.first for folding in foldings if folding.first.subject == commit.subject), None):
+    if first := next((group.first for group in groups if group.first.subject == commit.subject), None):
         raise TreeError(
             f"commits {first.id[:10]} and {commit.id[:10]} have the same subject: {commit.subject}",
             why="export tells commits apart by their subject",
@@ -170,9 +170,9 @@ def _refuse_twice(foldings: list[Folding], commit: Commit, tree: Path, applied: 
         )
 
 
-def _refuse_lost(foldings: list[Folding], applied: Applied, series: Series) -> None:
+def _reject_missing_commits(groups: list[PatchCommits], applied: Applied, series: Series) -> None:
     """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
-    there = {folding.id for folding in foldings}
+    there = {group.id for group in groups}
     was = {report.id for report in applied.patches if report.commit}
     if lost := [s.patch for s in series.patches if s.patch.id in was and s.patch.id not in there]:
         raise TreeError(
@@ -184,16 +184,16 @@ def _refuse_lost(foldings: list[Folding], applied: Applied, series: Series) -> N
         )
 
 
-def _build(builder: Builder, tree: Path, folding: Folding) -> str:
+def _commit_patch(builder: Builder, tree: Path, group: PatchCommits) -> str:
     """Commit a patch on top of what is built so far, if it changes anything in upstream's files."""
-    first = folding.first
-    if cut := _NO_MAIL.search(folding.message):
+    first = group.first
+    if cut := _NO_MAIL.search(group.message):
         raise TreeError(
             f"the message of commit {first.id[:10]} ({first.subject}) cannot stand in a patch file",
             why=f"a mail's message ends at a line such as {line!r}" if (line := cut[0].strip()) else "it is empty",
             next_step=f"reword it: git -C {tree} rebase -i {first.parent[:10]}",
         )
-    for commit, diff in folding.commits:
+    for commit, diff in group.commits:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
             builder.reset()
             raise ConflictError(
@@ -201,14 +201,14 @@ def _build(builder: Builder, tree: Path, folding: Folding) -> str:
                 why="it changes lines that a later patch brings",
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
-    return builder.commit_index(folding.message, author=first) or ""
+    return builder.commit_index(group.message, author=first) or ""
 
 
 # --- what changes ------------------------------------------------------------------------------------------------
 
 
-def changes(
-    project: Project, scratch: Scratch, folded: Folded, series: Series, was: Mapping[str, bytes]
+def plan_export(
+    project: Project, scratch: Scratch, folded: FoldedSeries, series: Series, was: Mapping[str, bytes]
 ) -> tuple[Change, ...]:
     """Everything that has to change in the project for it to say what the tree says.
 
@@ -228,13 +228,13 @@ def changes(
             added[name] = subject
         made[name] = patch.made
     gone = [patch.id for patch in folded.patches if patch.id and not patch.made]
-    found = [*_cpp_changes(project, scratch, folded.files), *_mails(scratch, by_id, made, gone, was)]
-    found += _saying(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
-    return _in_order(found)
+    found = [*_cpp_changes(project, scratch, folded.files), *_mail_changes(scratch, by_id, made, gone, was)]
+    found += _text_change(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
+    return _in_write_order(found)
 
 
-def rebased(
-    shop: Workshop, scratch: Scratch, upstream: Upstream, done: Rehearsal
+def plan_rebase(
+    context: SeriesContext, scratch: Scratch, upstream: Upstream, done: Rehearsal
 ) -> tuple[tuple[Change, ...], Applied]:
     """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
 
@@ -242,8 +242,8 @@ def rebased(
     (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one and the patch
     has not ended with the next; one that was to begin later gets `from`, too.
     """
-    project, lock = shop.project, shop.lock
-    by_id = {loaded.patch.id: loaded for loaded in shop.series(upstream).patches}
+    project, lock = context.project, context.lock
+    by_id = {loaded.patch.id: loaded for loaded in context.series(upstream).patches}
     made = {report.id: report.commit for report in done.reports if report.commit}
     dropped = [report.id for report in done.reports if report.outcome == PatchOutcome.DROPPED]
     out = [name for name, loaded in by_id.items() if loaded.wanted and name not in (*made, *dropped)]
@@ -252,11 +252,11 @@ def rebased(
         after = next(u.tag for u in lock.upstreams.values() if u.order == upstream.order + 1)
         limits |= {name: ("from", after) for name in out if by_id[name].patch.until != after}
     limits |= {name: ("from", done.tag) for name in made if not by_id[name].wanted}
-    found = _mails(scratch, by_id, made, dropped, {})
-    found += _saying(project.series, set_limits(read_text(project.series), dropped, limits))
-    found += _saying(project.lock, pin(read_text(project.lock), lock, done.tag))
-    todo = _in_order(found)
-    series = shop.of(written(project, todo, scratch.place())).series(upstream)
+    found = _mail_changes(scratch, by_id, made, dropped, {})
+    found += _text_change(project.series, set_limits(read_text(project.series), dropped, limits))
+    found += _text_change(project.lock, pin(read_text(project.lock), lock, done.tag))
+    todo = _in_write_order(found)
+    series = context.with_project(preview_project(project, todo, scratch.place())).series(upstream)
     replayed = replay(scratch, done.base, series)
     if not replayed.complete or replayed.tree != done.tree:
         raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
@@ -266,14 +266,14 @@ def rebased(
 _LATE = {"patches/series.toml": 1, "patches/upstream.lock": 2}
 
 
-def _in_order(found: list[Change]) -> tuple[Change, ...]:
+def _in_write_order(found: list[Change]) -> tuple[Change, ...]:
     """As they are to be written, so that the project can be read at every moment: new files before series.toml names
     them, the lock behind it, and old files go after all that."""
     turn = {change.path: 3 if change.content is None else _LATE.get(change.path, 0) for change in found}
     return tuple(sorted(found, key=lambda change: (turn[change.path], change.path)))
 
 
-def _saying(file: Path, text: str) -> list[Change]:
+def _text_change(file: Path, text: str) -> list[Change]:
     """A file of patches/ with another text, if it is another."""
     return [Change(f"patches/{file.name}", "change", text.encode())] if text != read_text(file) else []
 
@@ -290,7 +290,7 @@ def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Chan
     return found + [Change(f"cpp/{path}", "remove", None) for path in ours]
 
 
-def _mails(
+def _mail_changes(
     scratch: Scratch,
     by_id: Mapping[str, LoadedPatch],
     made: Mapping[str, str],
@@ -304,7 +304,7 @@ def _mails(
         loaded = by_id.get(name)
         if loaded is None:
             found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch, commit)))
-        elif not _says_the_same(scratch, loaded, commit, was.get(name, b"")):
+        elif not _gives_commit(scratch, loaded, commit, was.get(name, b"")):
             found.append(Change(f"patches/{loaded.patch.file}", "change", _as_mail(scratch, commit)))
     return found + [Change(f"patches/{by_id[name].patch.file}", "remove", None) for name in gone]
 
@@ -314,7 +314,7 @@ def _as_mail(git: Git, commit: str) -> bytes:
     return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
 
 
-def _says_the_same(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
+def _gives_commit(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
     """Whether the file as it is already gives this commit, so that it need not change (its line numbers may be old).
 
     was: what it gave when it was moved to this upstream.

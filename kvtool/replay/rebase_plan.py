@@ -4,7 +4,7 @@ Everything happens in a scratch repository that sees both trees; no checkout is 
 cannot be moved does not hide the others: each later one is tried on what could be built without it.
 
 Whoever wants the result as it will be applied takes `head`: its commits are those that `kvtool apply` makes after the
-rebase. A Workshop is what every command asks for the series on some upstream.
+rebase. Every command gets the series on an upstream from a SeriesContext.
 """
 
 import contextlib
@@ -65,12 +65,12 @@ class Choices:
     def named(self) -> tuple[str, ...]:
         return self.skip + self.drop + self.accept
 
-    def plus(self, more: "Choices") -> "Choices":
+    def merged_with(self, more: "Choices") -> "Choices":
         return replace(self, skip=self.skip + more.skip, drop=self.drop + more.drop, accept=self.accept + more.accept)
 
 
 @dataclass(frozen=True)
-class Stop:
+class ConflictStop:
     """The first patch that needs a person. parent: the commit to resolve it on; origin: the patch as a commit, "" where
     it was none; commit: the moved patch when it only lost lines, "" for a conflict."""
 
@@ -92,12 +92,12 @@ class Rehearsal(Replayed):
 
     tag: str
     locked: Replayed
-    stop: Stop | None
+    stop: ConflictStop | None
     seconds: float
     astray: tuple[str, ...] = ()
 
 
-class Workshop:
+class SeriesContext:
     """A project's series on the upstreams of a lock: as it is on the locked one, moved from there to any other.
 
     lock: the project's, which may come to know more; known: base commits by tag, fetched when they are asked for.
@@ -110,7 +110,7 @@ class Workshop:
         self.known: dict[str, str] = {}
         self.listed = frozenset(self.lock.upstreams)
 
-    def of(self, project: Project) -> Self:
+    def with_project(self, project: Project) -> Self:
         """The same for another copy of the project."""
         other = copy.copy(self)
         other.project = project
@@ -167,14 +167,14 @@ class Workshop:
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
         told = choices is None or upstream.tag in self.listed
         unsure = {} if told else undecided_patches(series.patches, self.lock, upstream)
-        mover = _Mover(Builder(scratch, there), origins, choices or Choices(), unsure)
+        mover = _PatchMover(Builder(scratch, there), origins, choices or Choices(), unsure)
         mover.builder.commit_files(series.files)
         for loaded in series.patches:
             mover.move(loaded)
             if mover.stop and not keep_going:
                 break
         result = (there, mover.builder.commit, mover.builder.tree, tuple(mover.reports))
-        astray = _astray(scratch, series, here, there)
+        astray = _orphaned_folders(scratch, series, here, there)
         return Rehearsal(*result, upstream.tag, locked, mover.stop, time.monotonic() - start, astray)
 
     def build(self, scratch: Scratch, upstream: Upstream) -> Replayed:
@@ -183,7 +183,7 @@ class Workshop:
         return replay(scratch, self.base(upstream), self.series(upstream))
 
 
-def _astray(git: Scratch, series: Series, here: str, there: str) -> tuple[str, ...]:
+def _orphaned_folders(git: Scratch, series: Series, here: str, there: str) -> tuple[str, ...]:
     """Folders in which cpp/ has files, and upstream none any more."""
     ours = {_folder(file.path) for file in series.files}
     gone = sorted(ours & folders(git.paths(here)) - folders(git.paths(there)))
@@ -200,7 +200,7 @@ def _folder(path: str) -> str:
     return str(PurePosixPath(path).parent)
 
 
-class _Mover:
+class _PatchMover:
     """The new chain of commits as it grows, and what became of each patch."""
 
     def __init__(
@@ -208,7 +208,7 @@ class _Mover:
     ) -> None:
         self.builder, self._unsure = builder, unsure
         self.reports: list[PatchReport] = []
-        self.stop: Stop | None = None
+        self.stop: ConflictStop | None = None
         self._origins, self._choices, self._missing = origins, choices, MissingLines()
 
     def move(self, loaded: LoadedPatch) -> None:
@@ -218,7 +218,7 @@ class _Mover:
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
         if self.stop is None and report.needs_user:
             commit = report.commit or (parent if report.lost else "")  # it lost all that it had
-            self.stop = Stop(loaded.patch.id, parent, origin.id if origin else "", commit)
+            self.stop = ConflictStop(loaded.patch.id, parent, origin.id if origin else "", commit)
 
     def _move(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
         name = loaded.patch.id
@@ -270,14 +270,14 @@ class _Mover:
         before = self.builder.tree
         commit = self.builder.commit_index(loaded.mail.message, author=loaded.mail, tree=tree)
         diff = self.builder.diff_of(before, tree) if commit else b""
-        lost = _lost(origin.diff if origin else loaded.mail.diff, diff)
+        lost = _describe_loss(origin.diff if origin else loaded.mail.diff, diff)
         if lost and loaded.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
         return PatchReport(loaded.patch.id, outcome, commit or "", *diff_size(diff), moved=notes, lost=lost)
 
 
-def _lost(was: bytes, now: bytes) -> str:
+def _describe_loss(was: bytes, now: bytes) -> str:
     """What a patch has less of than before; "" for nothing. Hunks are counted as runs of changed lines."""
     hunks, hunks_now = count_runs(was), count_runs(now)
     lines, lines_now = (sum(diff_size(diff)[1:]) for diff in (was, now))

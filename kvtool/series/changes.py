@@ -35,7 +35,7 @@ def put_file(path: Path, change: Change) -> None:
     fresh.replace(path)
 
 
-def written(project: Project, todo: Sequence[Change], place: Path) -> Project:
+def preview_project(project: Project, todo: Sequence[Change], place: Path) -> Project:
     """The project as it will be, put together in an empty directory."""
     patches = (project.patches / patch.file for patch in load_patches(project))
     for source in (project.series, project.lock, *patches, *(file.source for file in new_files(project.cpp))):

@@ -21,16 +21,16 @@ from kvtool.errors import DiskError, TreeError, writing
 from kvtool.gitcmd import IDENTITY, Git, Scratch, folders, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.replay.apply import Applied, PatchReport, Replayed, applied_of
-from kvtool.replay.rebase_plan import Workshop
+from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import read
 from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Upstream, load_lock
-from kvtool.worktree.status import kvtool_dir, not_clean, read_applied, tree_state, write_applied, write_json
+from kvtool.worktree.status import dirty_tree_error, kvtool_dir, read_applied, tree_state, write_applied, write_json
 
 
 @dataclass(frozen=True)
-class Brought:
+class TreeUpdate:
     """outcome: created | moved | unchanged | conflict; applied: what the tree holds now, None after a conflict.
 
     patches: a report each; changed: files that were written.
@@ -42,25 +42,25 @@ class Brought:
     changed: int = 0
 
 
-def bring(shop: Workshop, upstream: Upstream, *, pinned: bool) -> Brought:
+def ensure_tree(context: SeriesContext, upstream: Upstream, *, pinned: bool) -> TreeUpdate:
     """Make the project's tree the series on an upstream. TreeError (exit 4) rather than lose work."""
-    tree = shop.project.tree
-    with hold_tree(shop.project, shop.console):
-        if (current := load_lock(shop.project.lock).current) != shop.lock.current:
+    tree = context.project.tree
+    with hold_tree(context.project, context.console):
+        if (current := load_lock(context.project.lock).current) != context.lock.current:
             raise TreeError(
                 f"another kvtool moved the project to llama.cpp {current} meanwhile", next_step="run the command again"
             )
-        series = shop.series(upstream)
-        sweep(tree)
+        series = context.series(upstream)
+        remove_leftovers(tree)
         if read_applied(tree) is not None:
-            return _update(shop, series, pinned)
-        if (state := tree_state(shop.project)).foreign:
-            raise not_clean(state)
+            return _update(context, series, pinned)
+        if (state := tree_state(context.project)).foreign:
+            raise dirty_tree_error(state)
         with writing(str(tree)):
-            return _create(shop, series, pinned)
+            return _create(context, series, pinned)
 
 
-def sweep(tree: Path) -> None:
+def remove_leftovers(tree: Path) -> None:
     """Remove what a killed kvtool left beside the tree and in it; a git that it started may still be writing there.
 
     Only under the lock of the tree, so nobody else is using it.
@@ -74,34 +74,34 @@ def sweep(tree: Path) -> None:
         time.sleep(0.05)
 
 
-def _built(shop: Workshop, upstream: Upstream, git: Git) -> Replayed:
+def _build_in_tree(context: SeriesContext, upstream: Upstream, git: Git) -> Replayed:
     """The series, and all of it in a tree's repository if it is complete."""
-    with scratch_below(git.repo, shop.cache.repo) as scratch:
-        replayed = shop.build(scratch, upstream)
+    with scratch_below(git.repo, context.cache.repo) as scratch:
+        replayed = context.build(scratch, upstream)
         if replayed.complete:
-            take_base(git, shop.cache, upstream.tag)
+            fetch_base(git, context.cache, upstream.tag)
             git.fetch(scratch.repo, replayed.head)
         return replayed
 
 
-def _create(shop: Workshop, series: Series, pinned: bool) -> Brought:
-    tree = shop.project.tree
+def _create(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
+    tree = context.project.tree
     tree.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{tree.name}.kvtool-", dir=tree.parent))
     try:
         git = Git.create(fresh, bare=False)
         git.run("config", "core.autocrlf", "false")  # for the user's own git calls there: upstream's bytes as they are
-        replayed = _built(shop, series.upstream, git)
+        replayed = _build_in_tree(context, series.upstream, git)
         if not replayed.complete:
-            return Brought("conflict", None, replayed.reports)
-        switch(git, shop.console, "-B", branch_of(series.upstream.tag), replayed.head)
+            return TreeUpdate("conflict", None, replayed.reports)
+        run_checkout(git, context.console, "-B", branch_of(series.upstream.tag), replayed.head)
         applied = applied_of(series, replayed, pinned=pinned)
         write_applied(fresh, applied)
         fresh.chmod(0o755)  # mkdtemp's 0700 is not what a checkout looks like
         if tree.exists():
             tree.rmdir()
         fresh.rename(tree)
-        return Brought("created", applied, applied.patches, len(Git(tree).entries("ls-files", "-z")))
+        return TreeUpdate("created", applied, applied.patches, len(Git(tree).entries("ls-files", "-z")))
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -112,7 +112,7 @@ def scratch_below(tree: Path, *repositories: Path) -> AbstractContextManager[Scr
     return scratch_repository(*repositories, below=kvtool_dir(tree))
 
 
-def take_base(git: Git, cache: Cache, tag: str) -> None:
+def fetch_base(git: Git, cache: Cache, tag: str) -> None:
     """Copy the base commit into the tree's own repository (no alternates: the cache may go), with a ref to keep it.
 
     Under the lock of the tree: what a killed git left below our own refs is nobody else's.
@@ -132,35 +132,37 @@ def base_ref(tag: str) -> str:
     return f"refs/kvtool/base/{tag}"
 
 
-def _update(shop: Workshop, series: Series, pinned: bool) -> Brought:
-    git = Git(shop.project.tree)
+def _update(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
+    git = Git(context.project.tree)
     finish_interrupted(git)
-    state = tree_state(shop.project)
+    state = tree_state(context.project)
     before = state.applied
     assert before is not None
     if state.operation or state.interrupted:
-        raise not_clean(state)
+        raise dirty_tree_error(state)
     if before.digest == series.digest and before.tag == series.upstream.tag and state.head == before.head:
         if pinned != before.pinned:
             before = replace(before, pinned=pinned)
             write_applied(git.repo, before)
-        return Brought("unchanged", before, before.patches)
+        return TreeUpdate("unchanged", before, before.patches)
     if state.dirty:
-        raise not_clean(state)
-    replayed = _built(shop, series.upstream, git)
+        raise dirty_tree_error(state)
+    replayed = _build_in_tree(context, series.upstream, git)
     if not replayed.complete:
-        return Brought("conflict", None, replayed.reports)
+        return TreeUpdate("conflict", None, replayed.reports)
     # no commit of the user's may fall off the branch, unless the new series has all that it holds
     if state.head not in (before.head, replayed.head) and git.resolve(f"{state.head}^{{tree}}") != replayed.tree:
-        raise not_clean(state)
-    keep_branch(git, branch_of(series.upstream.tag), (state.head, before.head, replayed.head), replayed.tree)
+        raise dirty_tree_error(state)
+    check_branch_replaceable(
+        git, branch_of(series.upstream.tag), (state.head, before.head, replayed.head), replayed.tree
+    )
     applied = applied_of(series, replayed, pinned=pinned)
     changed = len(git.changed(state.head, replayed.head))
-    move(git, shop.console, state.head, applied)
-    return Brought("moved", applied, applied.patches, changed)
+    move_checkout(git, context.console, state.head, applied)
+    return TreeUpdate("moved", applied, applied.patches, changed)
 
 
-def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -> None:
+def check_branch_replaceable(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -> None:
     """TreeError when a branch that is to be replaced has commits of the user's, or another work tree has it. tree:
     nothing is lost if it is that."""
     tip = git.resolve(f"refs/heads/{branch}")
@@ -185,9 +187,9 @@ def keep_branch(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -
 # --- from one commit to another ----------------------------------------------------------------------------------
 
 
-def move(git: Git, console: Console, head: str, applied: Applied) -> None:
+def move_checkout(git: Git, console: Console, head: str, applied: Applied) -> None:
     """Move branch and checkout from `head` to the new series; on any failure the tree is put back."""
-    refuse_untracked(git, head, applied.head)
+    reject_untracked(git, head, applied.head)
     if (now := git.line("rev-parse", "HEAD")) != head:
         raise TreeError(
             f"{git.repo}: a commit was made there meanwhile",
@@ -197,7 +199,7 @@ def move(git: Git, console: Console, head: str, applied: Applied) -> None:
     journal = kvtool_dir(git.repo) / "pending.json"
     write_json(journal, {"from": head, "applied": asdict(applied)})
     try:
-        switch(git, console, "-B", branch_of(applied.tag), applied.head)
+        run_checkout(git, console, "-B", branch_of(applied.tag), applied.head)
     except BaseException:
         finish_interrupted(git)
         raise
@@ -205,7 +207,7 @@ def move(git: Git, console: Console, head: str, applied: Applied) -> None:
     journal.unlink()
 
 
-def switch(git: Git, console: Console, *where: str) -> None:
+def run_checkout(git: Git, console: Console, *where: str) -> None:
     """`git checkout WHERE`: writes the files that differ; TreeError rather than overwrite untracked or ignored ones."""
     with console.progress(f"checking out {where[1] if where[0].startswith('-') else where[0]}", 100) as bar:
         options = ("--progress", "--no-overwrite-ignore")
@@ -258,7 +260,7 @@ def await_git(tree: Path) -> None:
         lock.unlink(missing_ok=True)
 
 
-def refuse_untracked(git: Git, old: str, new: str) -> None:
+def reject_untracked(git: Git, old: str, new: str) -> None:
     """TreeError for a file in the way from `old` to `new` that git does not track, be it ignored or not.
 
     Whatever is found there after a kill was then written by kvtool, or edited since.
@@ -284,7 +286,7 @@ def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) ->
     """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
     moved = set(git.changed(old, new))
     changed = sorted({*dirty, *_untracked(git, moved)})
-    if edited := [path for path in changed if path not in moved or not _ours(git, path, old, new)]:
+    if edited := [path for path in changed if path not in moved or not _is_ours(git, path, old, new)]:
         raise TreeError(
             f"{git.repo}: a kvtool {verb} was interrupted, and files were edited since",
             why=", ".join(edited),
@@ -295,7 +297,7 @@ def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) ->
         (git.repo / path).unlink(missing_ok=True)
 
 
-def _ours(git: Git, path: str, old: str, new: str) -> bool:
+def _is_ours(git: Git, path: str, old: str, new: str) -> bool:
     """Whether a file is what the move may have left: absent, the old one, or the new one written in part."""
     file = git.repo / path
     if not file.is_file():

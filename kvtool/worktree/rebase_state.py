@@ -22,8 +22,8 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
 from kvtool.gitcmd import Git
 from kvtool.replay.merge import parse_unmerged
-from kvtool.replay.rebase_plan import Choices, Rehearsal, Resolution, Stop
-from kvtool.worktree.checkout import await_git, put_back, refuse_untracked, switch
+from kvtool.replay.rebase_plan import Choices, ConflictStop, Rehearsal, Resolution
+from kvtool.worktree.checkout import await_git, put_back, reject_untracked, run_checkout
 from kvtool.worktree.status import kvtool_dir, read_journal, write_json
 
 KEPT_REFS = "refs/kvtool/kept"
@@ -46,7 +46,7 @@ class RebaseState:
     mirror: str
     at: str
     to: str = ""
-    stop: Stop = field(default_factory=Stop)
+    stop: ConflictStop = field(default_factory=ConflictStop)
     choices: Choices = field(default_factory=Choices)
 
     @property
@@ -69,21 +69,21 @@ def write_state(tree: Path, state: RebaseState) -> RebaseState:
     return state
 
 
-def stop_at(git: Git, console: Console, state: RebaseState, stop: Stop) -> RebaseState:
+def stop_at(git: Git, console: Console, state: RebaseState, stop: ConflictStop) -> RebaseState:
     """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
     to = stop.commit or stop.parent
-    refuse_untracked(git, state.at, to)
+    reject_untracked(git, state.at, to)
     if stop.origin:
-        refuse_untracked(git, f"{stop.origin}^", stop.origin)
+        reject_untracked(git, f"{stop.origin}^", stop.origin)
     state = write_state(git.repo, replace(state, phase="stopping", to=to, stop=stop))
-    switch(git, console, "--detach", to)
+    run_checkout(git, console, "--detach", to)
     if stop.origin and not stop.commit:
         git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)  # conflicts: that is what it is for
     return write_state(git.repo, replace(state, phase="stopped", at=to))
 
 
 @contextlib.contextmanager
-def taking(git: Git, state: RebaseState) -> Iterator[RebaseState]:
+def resolving(git: Git, state: RebaseState) -> Iterator[RebaseState]:
     """Around whatever touches a tree that waits for a person, so that a lock which a kill leaves is known as ours."""
     if state.phase == "taking":
         await_git(git.repo)
@@ -94,7 +94,7 @@ def taking(git: Git, state: RebaseState) -> Iterator[RebaseState]:
         write_state(git.repo, replace(state, phase="stopped"))
 
 
-def take(git: Git, state: RebaseState) -> RebaseState:
+def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
     """The person is done: what the tree holds is the resolution of state.stop. The checkout is clean afterwards.
 
     ConflictError for what is not resolved, TreeError when HEAD is somewhere else.
@@ -106,31 +106,31 @@ def take(git: Git, state: RebaseState) -> RebaseState:
             why=f"HEAD does not come from {parent[:10]}",
             next_step=f"git -C {git.repo} checkout --detach {parent[:10]} and resolve there, or kvtool rebase --abort",
         )
-    if marked := _marked(git, parent):
+    if marked := _files_with_markers(git, parent):
         raise ConflictError(
             f"patch {state.stop.id!r} is not resolved yet",
             why=f"conflict markers are left in {', '.join(marked)}",
             next_step="edit them, then kvtool rebase --continue",
         )
-    if left := _untouched(git):
+    if left := _untouched_conflicts(git):
         raise ConflictError(
             f"patch {state.stop.id!r} is not resolved yet",
             why=f"one side has no such file, or it is binary, and it is as git left it: {', '.join(left)}",
             next_step=f"say what is right: git -C {git.repo} add FILE, or rm FILE; then kvtool rebase --continue",
         )
-    remember(git)
-    kept = keep(git)
+    record_rerere(git)
+    kept = stash_as_commit(git)
     made = Resolution(state.stop.id, parent, git.line("rev-parse", f"{kept}^{{tree}}"))
     resolved = (*(known for known in state.choices.resolved if known.patch != made.patch), made)
     return replace(state, at=kept, choices=replace(state.choices, resolved=resolved))
 
 
-def remember(git: Git) -> None:
+def record_rerere(git: Git) -> None:
     """Let git record how the conflicts that have no markers any more were resolved (rerere)."""
     git.run(*_CONFLICT, "rerere", check=False)
 
 
-def keep(git: Git) -> str:
+def stash_as_commit(git: Git) -> str:
     """Make what the checkout holds (untracked files aside) a commit and HEAD, so that it is clean; keep it by a ref."""
     lock = git.repo / ".git" / "index.lock"
     if lock.exists():
@@ -145,41 +145,41 @@ def keep(git: Git) -> str:
     if content != git.resolve("HEAD^{tree}"):
         head = git.line("commit-tree", content, "-p", head, input="kvtool: what a rebase left in the tree\n")
         git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
-    git.run("update-ref", _kept_by(head), head)  # one each: the next must not let go of this one
+    git.run("update-ref", _stash_ref_of(head), head)  # one each: the next must not let go of this one
     for left in ("MERGE_MSG", "AUTO_MERGE", "CHERRY_PICK_HEAD"):
         (git.repo / ".git" / left).unlink(missing_ok=True)
     return head
 
 
-def _kept_by(commit: str) -> str:
+def _stash_ref_of(commit: str) -> str:
     return f"{KEPT_REFS}/{commit[:12]}"
 
 
-def kept_since(git: Git, state: RebaseState, at: str) -> str:
+def stash_ref(git: Git, state: RebaseState, at: str) -> str:
     """The ref by which keep() keeps what the checkout, now at `at`, held since `state`; "" where it held nothing."""
-    ref = _kept_by(at)
+    ref = _stash_ref_of(at)
     return ref if at != state.at and git.resolve(ref) else ""
 
 
-def filled_in(git: Git) -> tuple[str, ...]:
+def rerere_resolved(git: Git) -> tuple[str, ...]:
     """The conflicts that rerere resolved as they were resolved before: unmerged, and without markers."""
-    there = {name for name in _unmerged(git) if (git.repo / name).is_file() and not _markers(git.repo / name)}
-    return tuple(sorted(there - set(_untouched(git))))
+    there = {name for name in _unmerged(git) if (git.repo / name).is_file() and not _count_markers(git.repo / name)}
+    return tuple(sorted(there - set(_untouched_conflicts(git))))
 
 
-def _marked(git: Git, parent: str) -> list[str]:
+def _files_with_markers(git: Git, parent: str) -> list[str]:
     """Files of the patch that still hold conflict markers which are not upstream's own."""
     names = {*git.entries("diff", "--name-only", "-z", parent), *_unmerged(git)}
     theirs = git.blobs(*(f"{parent}:{name}" for name in names))
     counts = {name: len(_MARKER.findall(text)) for name, (_, text) in zip(names, theirs, strict=True)}
-    return sorted(name for name, count in counts.items() if _markers(git.repo / name) > count)
+    return sorted(name for name, count in counts.items() if _count_markers(git.repo / name) > count)
 
 
 def _unmerged(git: Git) -> dict[str, dict[str, tuple[str, str]]]:
     return parse_unmerged(git.entries("ls-files", "-u", "-z"))
 
 
-def _untouched(git: Git) -> list[str]:
+def _untouched_conflicts(git: Git) -> list[str]:
     """Conflicts that git can put no markers into (one side has no such file, or it is binary), as git left them."""
     found: list[str] = []
     for name, stages in _unmerged(git).items():
@@ -194,7 +194,7 @@ def _untouched(git: Git) -> list[str]:
     return found
 
 
-def _markers(file: Path) -> int:
+def _count_markers(file: Path) -> int:
     return len(_MARKER.findall(file.read_bytes())) if file.is_file() and not file.is_symlink() else 0
 
 
@@ -208,7 +208,7 @@ def recover(git: Git, state: RebaseState) -> RebaseState:
     if head == state.at:
         put_back(git, state.at, state.to, dirty, "rebase")
     elif head == state.to and dirty:  # it was there, and the conflict was being written
-        return replace(state, at=keep(git))
+        return replace(state, at=stash_as_commit(git))
     elif head != state.to:
         raise TreeError(
             f"{git.repo}: a kvtool rebase was interrupted, and HEAD was moved since",
@@ -221,14 +221,14 @@ def recover(git: Git, state: RebaseState) -> RebaseState:
 def abort(git: Git, console: Console, state: RebaseState) -> str:
     """Bring the checkout back to where it was, exactly. The ref that keeps what it held, "" where it held nothing."""
     if state.phase in ("stopped", "taking"):
-        with taking(git, state):
+        with resolving(git, state):
             git.run(*_CONFLICT, "rerere", "clear", check=False)
-            at = keep(git)
+            at = stash_as_commit(git)
     else:
         at = recover(git, state).at
-    refuse_untracked(git, at, state.head)
+    reject_untracked(git, at, state.head)
     write_state(git.repo, replace(state, phase="aborting", at=at, to=state.head))
-    switch(git, console, *state.back)
+    run_checkout(git, console, *state.back)
     if git.resolve("HEAD^{commit}") != state.head:
         raise TreeError(
             f"{git.repo}: branch {state.branch} moved during the rebase",
@@ -236,7 +236,7 @@ def abort(git: Git, console: Console, state: RebaseState) -> str:
             next_step=f"git -C {git.repo} log {state.branch}; then remove {state_path(git.repo)}",
         )
     state_path(git.repo).unlink()
-    return kept_since(git, state, at)
+    return stash_ref(git, state, at)
 
 
 # --- the report of a rebase ------------------------------------------------------------------------------------

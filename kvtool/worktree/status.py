@@ -60,7 +60,7 @@ class TreeState:
         return _REBASING in self.operation
 
     @property
-    def word(self) -> str:
+    def name(self) -> str:
         """not-applied | interrupted | in-progress | dirty | commits | stale | clean (the first that holds)."""
         return next((word for word, holds, *_ in _obstacles(self) if holds), "clean")
 
@@ -190,12 +190,12 @@ def _stale(project: Project, applied: Applied) -> str:
 def require_applied(project: Project) -> TreeState:
     """The state of a tree that is exactly the applied series; TreeError says what is in the way and what to do."""
     state = tree_state(project)
-    if state.word == "clean":
+    if state.name == "clean":
         return state
-    raise not_clean(state)
+    raise dirty_tree_error(state)
 
 
-def not_clean(state: TreeState) -> TreeError:
+def dirty_tree_error(state: TreeState) -> TreeError:
     """The error for a tree that is not clean, by what it is."""
     what, why, next_step = next(said for _, holds, *said in _obstacles(state) if holds)
     return TreeError(f"{state.path}: {what}", why=why, next_step=next_step)
@@ -224,7 +224,7 @@ class PatchReason:
     why: str
 
 
-def reasons(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
+def explain_patches(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
     """One for each patch of the project, in order, then those that only the tree has; none for an unknown tag."""
     if applied.tag not in lock.upstreams:
         return ()

@@ -16,7 +16,7 @@ from kvtool.project import Project
 from kvtool.replay.apply import Applied
 from kvtool.result import FileChange, read
 from kvtool.series.changes import Change, put_file
-from kvtool.worktree.checkout import await_git, branch_of, finish_interrupted, move, switch
+from kvtool.worktree.checkout import await_git, branch_of, finish_interrupted, move_checkout, run_checkout
 from kvtool.worktree.rebase_state import RebaseState, state_path, write_state
 from kvtool.worktree.status import kvtool_dir, read_applied, read_journal, write_applied, write_json
 
@@ -36,7 +36,7 @@ class Stage:
         names = (file.relative_to(project.root).as_posix() for file in files)
         self._read = {name: self._now(name) for name in names}
 
-    def put_aside(self, changes: Sequence[Change], **more: object) -> None:
+    def save(self, changes: Sequence[Change], **more: object) -> None:
         """Begin. From now on the changes are known, also after a kill. TreeError when a file was edited meanwhile."""
         if edited := [change.path for change in changes if self._now(change.path) != self._read.get(change.path)]:
             raise TreeError(
@@ -74,7 +74,7 @@ class Stage:
                     next_step=f"keep a copy of it, {back}, then: {again}",
                 )
 
-    def put(self, side: str) -> None:
+    def restore(self, side: str) -> None:
         """Write the project's files as they are to be ("new"), in their order, or as they were, in the reverse."""
         files = self.plan["files"]
         with writing("the project", _ADVICE[self.verb]):
@@ -94,7 +94,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Written:
+class CommittedRebase:
     """What a rebase changed. previous: the tag before."""
 
     applied: Applied
@@ -102,28 +102,28 @@ class Written:
     files: tuple[FileChange, ...]
 
 
-def write(
+def commit_rebase(
     stage: Stage, git: Git, console: Console, state: RebaseState, changes: Sequence[Change], applied: Applied
-) -> Written:
+) -> CommittedRebase:
     """Change tree and project. On failure all is as before, unless a person has resolved something: then it waits for
     `kvtool rebase --continue`."""
     project = stage.project
     before = read_applied(project.tree)
     assert before is not None
     tip = git.resolve(f"refs/heads/{branch_of(applied.tag)}") or ""
-    stage.put_aside(changes, applied=asdict(applied), before=asdict(before), branch=tip)
+    stage.save(changes, applied=asdict(applied), before=asdict(before), branch=tip)
     state = write_state(project.tree, replace(state, phase="writing", to=applied.head))
     try:
-        return carry_out(project, git, console, state)
+        return finish_rebase(project, git, console, state)
     except BaseException as err:
         if not state.choices.resolved:
-            take_back(project, git, console, state)
+            roll_back(project, git, console, state)
             if isinstance(err, DiskError):
                 err.next_step = "nothing was changed"
         raise
 
 
-def carry_out(project: Project, git: Git, console: Console, state: RebaseState) -> Written:
+def finish_rebase(project: Project, git: Git, console: Console, state: RebaseState) -> CommittedRebase:
     """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last.
 
     TreeError when a commit was made since, which would fall off the branch."""
@@ -141,25 +141,25 @@ def carry_out(project: Project, git: Git, console: Console, state: RebaseState) 
             f"{applied.head[:10]}; then kvtool rebase --continue, or give it up: kvtool rebase --abort",
         )
     if head != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
-        move(git, console, head, applied)
+        move_checkout(git, console, head, applied)
     else:
         write_applied(tree, applied)
-    stage.put("new")
+    stage.restore("new")
     state_path(tree).unlink()
     stage.clear()
     files = tuple(FileChange(file["path"], file["action"]) for file in plan["files"])
-    return Written(applied, str(plan["before"]["tag"]), files)
+    return CommittedRebase(applied, str(plan["before"]["tag"]), files)
 
 
-def take_back(project: Project, git: Git, console: Console, state: RebaseState) -> None:
+def roll_back(project: Project, git: Git, console: Console, state: RebaseState) -> None:
     """Undo what was staged: the project's files and the tree are as before the rebase."""
     tree, stage = project.tree, Stage(project, "rebase")
     stage.refuse_edited()
     plan = stage.plan
     await_git(tree)  # of a checkout below that was killed
     finish_interrupted(git)
-    stage.put("old")
-    switch(git, console, *state.back)
+    stage.restore("old")
+    run_checkout(git, console, *state.back)
     branch = f"refs/heads/{branch_of(state.tag)}"
     if branch != f"refs/heads/{state.branch}":  # unless somebody has moved it since
         back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)

@@ -162,7 +162,7 @@ def test_any_other_trouble_is_128_and_never_a_verdict(
     assert at(kvtool, long, "nope", "v5")[0] == 128
     assert kvtool("bisect", "use", "--at", "HEAD", "--bad", "v9").code == 128
     assert kvtool("bisect", "use", "--at", "HEAD", "--mirror", tmp_path / "none").code == 128
-    monkeypatch.setattr("kvtool.replay.rebase_plan.Workshop.rehearse", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtool.replay.rebase_plan.SeriesContext.rehearse", lambda *_, **__: 1 / 0)
     ran = kvtool("bisect", "use", "--at", "v5", "--mirror", long.upstream, "--json")
     assert ran.code == 128 and "ZeroDivisionError" in ran.json["error"]["what"], ran
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvtool import locks
-from kvtool.replay.export import changes
+from kvtool.replay.export import plan_export
 from kvtool.worktree import checkout, transaction
 from tests.conftest import Tiny, git
 from tests.repo.edits import edit
@@ -33,15 +33,15 @@ def is_on_a_branch(project: Tiny, mine: str) -> bool:
 def writing(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """A rebase to v2 that was killed when the tree and the project's files were written."""
     assert kvtool("apply").code == 0
-    real = transaction.Stage.put
+    real = transaction.Stage.restore
 
     def put(*args: Any) -> None:
         real(*args)
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(transaction.Stage, "put", put)
-        patched.setattr(transaction, "take_back", lambda *_: None)
+        patched.setattr(transaction.Stage, "restore", put)
+        patched.setattr(transaction, "roll_back", lambda *_: None)
         with pytest.raises(Killed):
             kvtool("rebase", "v2")
     assert json.loads((project.state / "rebase.json").read_text())["phase"] == "writing"
@@ -74,13 +74,13 @@ def test_a_commit_made_while_the_series_is_applied_stays(
 ) -> None:
     assert kvtool("apply").code == 0
     (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
-    real, made = checkout.refuse_untracked, []
+    real, made = checkout.reject_untracked, []
 
     def meanwhile(*args: Any) -> None:
         real(*args)
         made.append(commit(project))
 
-    monkeypatch.setattr(checkout, "refuse_untracked", meanwhile)
+    monkeypatch.setattr(checkout, "reject_untracked", meanwhile)
     ran = kvtool("apply", "--json")
     assert is_on_a_branch(project, made[0]), ran
     assert ran.code == 4 and ran.json["error"]["next"], ran
@@ -131,7 +131,7 @@ def test_what_is_edited_while_an_export_works_stays(
     file = applied.root / path
 
     def meanwhile(*args: Any) -> Any:
-        found = changes(*args)
+        found = plan_export(*args)
         file.write_text(file.read_text() + "\n# mine\n")
         return found
 
