@@ -23,7 +23,7 @@ from kvtool.verify.devices import IN_MEMORY
 def main(bin_dir: Path, vocabulary: Path, toys: Path) -> int:
     newer = checks.named_toys(sorted(toys.glob("*.gguf")), checks.CLASS_TOYS)
     with tempfile.TemporaryDirectory(prefix="kvtool-toys-") as work:
-        spoken = [models.spoken(toy, vocabulary, Path(work)) for toy in newer]
+        spoken = [models.text_model(toy, vocabulary, Path(work)) for toy in newer]
         planned = checks.toy_checks(spoken, ("--quick",))
         findings = runner.kv_checks(planned, bin_dir / "kv-check", (IN_MEMORY,) * cores())
     for found in findings:

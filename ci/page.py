@@ -108,7 +108,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvtool-page-") as place:
         work = Path(place)
         body = models.cache_model(models.Geometry("page", layers=2, kv_heads=2, head_size=32), work, models.CONTEXT)
-        model = models.spoken(body, given.vocabulary, work)
+        model = models.text_model(body, given.vocabulary, work)
         arguments = [FLAG, "-c", "4096", "-t", "1", "-n", "64", "--no-warmup", "-lv", "4"]
         with llama_server(given.bin_dir / "llama-server", model, arguments, work / "log") as server:
             chat(Browser(work / "profile"), server.url, prompt(1, 300))

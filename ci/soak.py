@@ -138,7 +138,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvtool-soak-") as place:
         work = Path(place)
         toy = given.toy or models.cache_model(GEOMETRY, work, models.CONTEXT)
-        model = models.spoken(toy, given.vocabulary, work)
+        model = models.text_model(toy, given.vocabulary, work)
         parts = ("--mmproj", str(projector(model, work)), "-md", str(model), "--slot-save-path", place)
         log, binary = given.log or work / "log", given.bin_dir.absolute() / "llama-server"
         with llama_server(binary, model, [*ARGS, *parts, *shlex.split(given.server)], log) as server:

@@ -76,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        model = models.spoken(models.cache_model(models.QWEN35_27B, work), options.vocabulary, work)
+        model = models.text_model(models.cache_model(models.QWEN35_27B, work), options.vocabulary, work)
         args = [
             "-c",
             "131072",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvtool.errors import KvtoolError, NetworkError
 from kvtool.gitcmd import Git, scratch_repository
-from kvtool.process import public
+from kvtool.process import redact_urls
 from kvtool.project import place_of
 from kvtool.replay.apply import PatchReport
 from kvtool.result import CheckOutcome, PatchOutcome
@@ -29,7 +29,7 @@ class StepName(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class CanaryStep:
     """One step. outcome: skipped when an earlier one failed or it was not asked for; log: the end of what it said."""
 
     name: StepName
@@ -102,7 +102,7 @@ def newest(lock: Lock, remote: str) -> tuple[str, str, str]:
     the two ("upstream.lock") told it; and why the remote was not asked."""
     try:
         with scratch_repository() as git:
-            return _newest(git, remote), public(remote), ""
+            return _newest(git, remote), redact_urls(remote), ""
     except NetworkError as err:
         return list(lock.upstreams)[-1], "upstream.lock", err.why
 
@@ -113,14 +113,14 @@ def _newest(git: Git, remote: str) -> str:
     def ask(*command: str) -> list[str]:
         done = git.run(*command, check=False)
         if done.returncode != 0:
-            why = public((done.stderr.strip().splitlines() or [remote])[0])
+            why = redact_urls((done.stderr.strip().splitlines() or [remote])[0])
             raise NetworkError("the remote cannot be asked", why=why)
         return done.stdout.splitlines()
 
     listed = ask("ls-remote", "--tags", "--refs", "--sort=-v:refname", where)  # the highest first
     found = candidates([line.partition("refs/tags/")[2] for line in listed])
     if not found:
-        raise NetworkError("the remote has no tag", why=f"{public(remote)} has no tag b<number> or v<version>")
+        raise NetworkError("the remote has no tag", why=f"{redact_urls(remote)} has no tag b<number> or v<version>")
     if len(found) == 1:
         return found[0]
     # Names do not say whether b11063 is older than v0.5.0, dates do; commits alone are a few hundred bytes.

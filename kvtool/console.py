@@ -79,7 +79,7 @@ class Console:
         self.json, self.quiet, self.verbose, self.command, self._places = json, quiet, verbose, command, places
         self._out = _Stream(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
         self._err = _Stream(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
-        process.observe((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)
+        process.on_command((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)
 
     def again(self, text: str) -> str:
         """What to do next, its commands as they are typed for the same tree and project as this one."""

@@ -1,4 +1,4 @@
-"""Work that two kvtools must not do in one place at once. The system releases a lock when its holder dies."""
+"""Locks between processes of kvtool. The system releases a lock when its holder dies."""
 
 import contextlib
 import hashlib
@@ -13,10 +13,10 @@ from kvtool.project import Project
 
 
 @contextlib.contextmanager
-def alone(directory: Path, error: type[KvtoolError], doing: str) -> Iterator[None]:
-    """Hold a directory that exists. Raises `error` when another kvtool holds it; never waits.
+def try_lock_dir(directory: Path, error: type[KvtoolError], doing: str) -> Iterator[None]:
+    """Lock an existing directory without waiting. Raises `error` if another kvtool holds it.
 
-    doing: what the other one does there, as in "another kvtool is building there".
+    `doing` completes the message, as in "another kvtool is building there".
     """
     try:
         with filelock.FileLock(directory / "kvtool.lock").acquire(blocking=False):
@@ -28,8 +28,8 @@ def alone(directory: Path, error: type[KvtoolError], doing: str) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def guard(path: Path, console: Console, what: str) -> Iterator[None]:
-    """Hold an inter-process lock; says so when it has to wait."""
+def lock_file(path: Path, console: Console, what: str) -> Iterator[None]:
+    """Lock a file. Prints a message if it has to wait."""
     with writing(str(path.parent), "set KVTOOL_CACHE to a writable directory"):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
@@ -43,6 +43,6 @@ def guard(path: Path, console: Console, what: str) -> Iterator[None]:
 
 
 def hold_tree(project: Project, console: Console) -> contextlib.AbstractContextManager[None]:
-    """Hold a patched tree. The lock is beside the cache, because the tree may not exist yet."""
+    """Lock a patched tree. The lock file is in the cache, because the tree may not exist yet."""
     name = hashlib.sha256(str(project.tree).encode()).hexdigest()[:16]
-    return guard(project.cache / "locks" / f"tree-{name}.lock", console, str(project.tree))
+    return lock_file(project.cache / "locks" / f"tree-{name}.lock", console, str(project.tree))

@@ -1,8 +1,8 @@
 """Run other programs. The only importer of subprocess.
 
-capture() for short commands whose output is data, stream() for long ones whose lines drive a progress bar, spawn() for
-servers. The executable is resolved first, so that a missing one is a clear error and never a traceback. A failed
-captured run shows its output in the error; a streamed one has shown it already, so the caller decides.
+Use capture() for short commands whose output is data, stream() for long commands whose lines drive a progress bar, and
+spawn() for servers. The executable is resolved first, so a missing program is a clear error and never a traceback. The
+error of a failed capture() contains the output. stream() has passed the output on already, so its caller decides.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ Environment: TypeAlias = Mapping[str, str | None]  # merged over os.environ; Non
 _observer: Callable[[Sequence[str]], None] | None = None
 
 
-def observe(callback: Callable[[Sequence[str]], None] | None) -> None:
+def on_command(callback: Callable[[Sequence[str]], None] | None) -> None:
     """Call `callback` with each argv before it runs (console.py echoes it when verbose)."""
     global _observer
     _observer = callback
@@ -37,48 +37,48 @@ def observe(callback: Callable[[Sequence[str]], None] | None) -> None:
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished process. stdout and stderr are text ("" for what was not captured); raw: captured stdout as it was."""
+    """A finished process."""
 
     returncode: int
     stdout: str
-    stderr: str = ""
-    raw: bytes = b""
+    stderr: str = ""  # "" if it was not captured
+    raw: bytes = b""  # captured stdout as bytes
 
 
-def public(text: str) -> str:
-    """A text whose URLs have no login: what is shown may end in a log or an issue that everybody can read."""
+def redact_urls(text: str) -> str:
+    """Remove logins from the URLs in a text, because output may end up in a public log or issue."""
     return re.sub(r"""(?i)\b((?:https?|ftps?|socks\w*)://)[^/?#\s"'<>,]*@""", r"\1", text)
 
 
 def quote(argv: Sequence[str | Path]) -> str:
-    """The command as one would type it."""
-    return public(shlex.join(str(a) for a in argv))
+    """Return the command as a user would type it, without logins in URLs."""
+    return redact_urls(shlex.join(str(a) for a in argv))
 
 
 def this_python() -> str:
-    """The running Python as one would type it; the shells of Windows have other quotes."""
+    """Return the running Python as a user would type it. Windows shells quote differently."""
     return sys.executable if sys.platform == "win32" else quote([sys.executable])
 
 
 def pip_install() -> str:
-    """The beginning of the command that installs packages for the running Python."""
+    """Return the start of the command that installs packages for the running Python."""
     return f"{this_python()} -m pip install"
 
 
 def which(name: str) -> Path | None:
-    """A program on PATH, then beside the running python (a venv that is not activated has cmake and ninja there)."""
+    """Find a program on PATH, then beside the running Python, where an inactive venv has cmake and ninja."""
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     return Path(found) if found else None
 
 
 def program_in(name: str, *folders: Path) -> Path | None:
-    """A program in the first folder that has it, by the name that it has on this system."""
+    """Find a program in the first folder that has it, also with the suffix .exe."""
     files = (folder / file for folder in folders for file in (name, f"{name}.exe"))
     return next((file for file in files if file.is_file()), None)
 
 
 def require_program(folder: Path, name: str, error: type[KvtoolError], next_step: str) -> Path:
-    """The same, and `error` when it is not there."""
+    """Find a program in a folder; raise `error` if it is not there."""
     if found := program_in(name, folder):
         return found
     raise error(f"{name} is not in {folder}", next_step=next_step)
@@ -110,9 +110,9 @@ def capture(
 ) -> Completed:
     """Run to the end and return both outputs as text (UTF-8, undecodable bytes as surrogates, so nothing is lost).
 
-    env is merged over os.environ. With check, a non-zero exit or a timeout (seconds) raises `error` with the output.
-    input is text, bytes, or a file to read from. on_tick is called a few times a second meanwhile. An exception, or
-    Ctrl-C, ends the process and what it started.
+    `env` is merged over os.environ. With `check`, a non-zero exit or a timeout (seconds) raises `error` with the
+    output. `input` is text, bytes, or a file to read from. `on_tick` is called a few times a second. An exception or
+    Ctrl-C ends the process and its children.
     """
     args = _resolve(argv)
     data = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
@@ -133,9 +133,10 @@ def capture(
 
 @contextlib.contextmanager
 def _started(args: Sequence[str], env: Environment | None = None, **more: Any) -> Iterator[Process]:
-    """A process in a session of its own, ended with its whole family by an exception in the block. more: as for Popen.
+    """Start a process in a session of its own. An exception in the block ends the process and its children.
 
-    Without a terminal: in a mere group of its own, what asks there (ssh for a passphrase) would be stopped for ever.
+    The session has no terminal. In a process group of its own with a terminal, a program that asks for input (ssh for a
+    passphrase) would be stopped forever.
     """
     merged = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
     with _signals_wait() as no_more:
@@ -159,13 +160,13 @@ def _started(args: Sequence[str], env: Environment | None = None, **more: Any) -
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and kill wait until the function is called: within Popen() they would leave a child that nobody knows.
+    """Defer Ctrl-C and kill until the yielded function is called: inside Popen() they would leak a child.
 
-    They are not blocked, as a child inherits that. Only the main thread gets them.
+    The signals are not blocked, because a child would inherit that. Only the main thread receives them.
     """
     here = threading.current_thread() is threading.main_thread()
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if here and hasattr(signal, name)]
-    # a child inherits what is ignored, too
+    # leave ignored signals alone: a child inherits that, too
     handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
     came: list[int] = []
 
@@ -186,7 +187,7 @@ def _signals_wait() -> Iterator[Callable[[], None]]:
 def _communicate(
     process: Process, data: bytes | None, timeout: float | None, on_tick: Callable[[], None] | None
 ) -> tuple[bytes, bytes]:
-    if on_tick is None:  # not in pieces: CPython 3.11 writes no more of the input after the first one
+    if on_tick is None:  # one call: after a timeout, CPython 3.11 does not write the rest of the input
         return process.communicate(data, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -199,13 +200,13 @@ def _communicate(
 
 
 def _end(process: Process) -> None:
-    """End the process and everything it started; never raises."""
+    """End a process and its children. Never raises."""
     if sys.platform == "win32":
         if process.poll() is None:
             subprocess.run(["taskkill", "/T", "/F", "/PID", str(process.pid)], capture_output=True)
             process.wait()
         return
-    for sig in (signal.SIGTERM, signal.SIGKILL):  # the leader may be gone; KILL reaches children that ignored TERM
+    for sig in (signal.SIGTERM, signal.SIGKILL):  # the leader may be gone; KILL also ends children that ignored TERM
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sig)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -213,9 +214,9 @@ def _end(process: Process) -> None:
 
 
 def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_line: Callable[[str], None]) -> Completed:
-    """Run to the end, giving each line of merged stdout and stderr to on_line as it comes; never checks the exit code.
+    """Run to the end and pass each line of merged stdout and stderr to `on_line`. Does not check the exit code.
 
-    Completed.stdout has all of it. An exception out of on_line, or Ctrl-C, ends the whole process group.
+    Completed.stdout contains all lines. An exception in `on_line` or Ctrl-C ends the whole process group.
     """
     args = _resolve(argv)
     collected: list[str] = []
@@ -231,7 +232,7 @@ def stream(argv: Sequence[str | Path], *, env: Environment | None = None, on_lin
 
 @contextlib.contextmanager
 def spawn(argv: Sequence[str | Path], *, stdout: Path) -> Iterator[Process]:
-    """A process that runs beside us, its merged output in the file `stdout`; ended, with its children, on exit."""
+    """Run a process in the background with its output in the file `stdout`; end it and its children on exit."""
     args = _resolve(argv)
     with (
         stdout.open("wb") as log,

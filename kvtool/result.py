@@ -1,4 +1,4 @@
-"""What commands return: frozen data that the edge renders, as a table for people or as one JSON document."""
+"""The results of commands: frozen data that cli.py renders as a table for people or as one JSON document."""
 
 import dataclasses
 import enum
@@ -19,19 +19,19 @@ _PLAIN: Mapping[Any, Any] = {str: str, int: int, float: (int, float)}
 
 
 class PatchOutcome(enum.StrEnum):
-    """What became of one patch."""
+    """The outcome of one patch."""
 
     APPLIED = "applied"
     MERGED = "merged"  # upstream has it already
     EMPTY = "empty"  # changes nothing
     CONFLICT = "conflict"
-    BLOCKED = "blocked"  # not tried on its own terms: it needs a patch that conflicts
-    SKIPPED = "skipped"  # from/until exclude this upstream, or it was left out by name
-    DROPPED = "dropped"  # taken out of the series by name
+    BLOCKED = "blocked"  # needs another patch that conflicts
+    SKIPPED = "skipped"  # from/until exclude this upstream, or the user left the patch out
+    DROPPED = "dropped"  # the user removed the patch from the series
 
 
 class CheckOutcome(enum.StrEnum):
-    """What became of one check."""
+    """The outcome of one check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -40,31 +40,31 @@ class CheckOutcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class FileChange:
-    """A file of the project that was written. action: add | change | remove."""
+    """A file of the project that was written."""
 
     path: str
-    action: str
+    action: str  # add | change | remove
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON types: dataclasses become objects (in field order), paths and enums strings, tuples lists."""
+def to_plain(value: Any) -> Any:
+    """Convert a value to JSON types: dataclasses to objects (in field order), paths and enums to strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (Path, enum.StrEnum)):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(v) for v in value]
+        return [to_plain(v) for v in value]
     return value
 
 
-def read(kind: type[_T], data: Any) -> _T:
-    """The inverse of plain(): KeyError, TypeError or ValueError when the JSON types are something else."""
-    return cast(_T, _read(kind, data))
+def from_plain(kind: type[_T], data: Any) -> _T:
+    """Convert JSON types back to `kind`. KeyError, TypeError or ValueError if they do not match."""
+    return cast(_T, _from_plain(kind, data))
 
 
-def _read(kind: Any, data: Any) -> Any:
+def _from_plain(kind: Any, data: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, Mapping):
             raise TypeError(f"{data!r} has no names and values")
@@ -73,7 +73,7 @@ def _read(kind: Any, data: Any) -> Any:
             needed = field.default is field.default_factory is dataclasses.MISSING
             if needed or field.name in data:
                 try:
-                    made[field.name] = _read(hints[field.name], data[field.name])
+                    made[field.name] = _from_plain(hints[field.name], data[field.name])
                 except TypeError as err:
                     raise TypeError(f"{field.name}: {err}") from err
         return kind(**made)  # type: ignore[operator]
@@ -82,14 +82,14 @@ def _read(kind: Any, data: Any) -> Any:
         kinds = itertools.repeat(first) if others == [...] else (first, *others)
         if isinstance(data, str):
             raise TypeError(f"{data!r} is no list")
-        return tuple(_read(each, value) for each, value in zip(kinds, data, strict=False))
+        return tuple(_from_plain(each, value) for each, value in zip(kinds, data, strict=False))
     if kind in _PLAIN and not isinstance(data, _PLAIN[kind]):
         raise TypeError(f"{data!r} is no {'text' if kind is str else 'number'}")
     return kind(data) if isinstance(kind, enum.EnumType) else data
 
 
-def last_document(text: str) -> dict[str, Any] | None:
-    """The JSON object in the last line that is not empty, None when it is none: what kv-check and kv-bench answer."""
+def parse_last_json_line(text: str) -> dict[str, Any] | None:
+    """Parse the last non-empty line, as printed by kv-check and kv-bench; None if it is not a JSON object."""
     try:
         data = json.loads(text.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -99,13 +99,13 @@ def last_document(text: str) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Base of every command's result. Subclass as a frozen dataclass, name the command, implement render().
+    """Base of every command's result. Subclass it as a frozen dataclass, name the command, implement render().
 
     A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table) overrides
-    `failure`: the data is rendered, then the error, and its exit code is the program's.
+    `failure`: the data is rendered, then the error, and the exit code of the error becomes that of kvtool.
 
-    error: what went wrong on the way to it: a report that cannot be written, a step of the canary. It is the failure
-    unless there is a worse one, and is told beside that then ("unwritten" in the document).
+    `error` is a problem beside the result, such as a report that cannot be written. It is the failure unless a
+    subclass returns a worse one; then it is reported in addition ("unwritten" in the document).
     """
 
     command: ClassVar[str] = ""
@@ -116,13 +116,13 @@ class Result:
 
     @property
     def failure(self) -> KvtoolError | None:
-        """The error this result amounts to, or None."""
+        """Return the error that this result stands for, or None."""
         return self.error
 
     def to_json(self) -> dict[str, Any]:
-        """{"command": ..., "ok": ..., then the fields in order, "error": {...} only when there is one}."""
+        """Return the document: "command", "ok", the fields in order, and "error" if there is a failure."""
         failure = self.failure
-        doc = {"command": self.command, "ok": failure is None, **plain(self)}
+        doc = {"command": self.command, "ok": failure is None, **to_plain(self)}
         del doc["error"]
         if failure is not None:
             doc["error"] = failure.to_json()
@@ -131,5 +131,5 @@ class Result:
         return doc
 
     def render(self, console: "Console") -> None:
-        """Say it to a person, through console.line() and console.table()."""
+        """Print the result for a person with console.line() and console.table()."""
         raise NotImplementedError

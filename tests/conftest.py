@@ -58,7 +58,7 @@ def sealed(
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(home)
     yield
-    process.observe(None)
+    process.on_command(None)
 
 
 def git(repo: Path, *args: str, strip: bool = True) -> str:

@@ -11,7 +11,7 @@ from kvtool.console import Console
 from kvtool.errors import KvtoolError, MeasureError, writing
 from kvtool.machine import Machine, machine
 from kvtool.markdown import table as markdown_table
-from kvtool.result import Result, plain
+from kvtool.result import Result, to_plain
 
 STATIC, COPY, IN_PLACE = "static", "copy", "in-place"
 MIB = 2**20
@@ -56,14 +56,14 @@ class Bar:
         return f"{text} {self.unit}".rstrip()
 
 
-def over(value: float | None, under: float | None) -> float | None:
+def ratio(value: float | None, under: float | None) -> float | None:
     """A ratio, None where one of the two is not known or is nothing to measure by."""
     return value / under if value is not None and under else None
 
 
 def bytes_bar(name: str, mode: str, value: int | None, most: float) -> Bar:
     """Of bytes, which it says in MiB."""
-    return Bar(name, mode, over(value, MIB), most=round(most / MIB, 1), unit="MiB")
+    return Bar(name, mode, ratio(value, MIB), most=round(most / MIB, 1), unit="MiB")
 
 
 def as_number(value: float | None) -> str:
@@ -128,7 +128,7 @@ class Report(Result, command="bench"):
             yield title, columns, [[each if isinstance(each, str) else as_number(each) for each in row] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "bars": [{**plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
+        return {**super().to_json(), "bars": [{**to_plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:
         for title, columns, rows in self.shown():

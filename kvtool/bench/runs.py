@@ -26,12 +26,12 @@ from typing import Any, TypeVar
 
 from kvtool import process
 from kvtool.bench import plots, speed
-from kvtool.bench.report import COPY, IN_PLACE, SPARE, STATIC, Bar, Report, Table, as_number, bytes_bar, mib, over
+from kvtool.bench.report import COPY, IN_PLACE, SPARE, STATIC, Bar, Report, Table, as_number, bytes_bar, mib, ratio
 from kvtool.bench.speed import OFF, SAME, Pair, Speed
 from kvtool.console import Console
 from kvtool.errors import MeasureError
-from kvtool.machine import available_memory, too_large
-from kvtool.result import read
+from kvtool.machine import available_memory, memory_warning
+from kvtool.result import from_plain
 from kvtool.verify import trial
 
 HOW = (__doc__ or "").partition("\n\n")[2]
@@ -157,7 +157,7 @@ def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
     return [Row(*map(median, zip(*map(astuple, same), strict=True))) for same in zip(*samples, strict=True)]
 
 
-def bars(rows: Sequence[Row]) -> list[Bar]:
+def memory_bars(rows: Sequence[Row]) -> list[Bar]:
     """Creation, growth and memory of the dynamic caches that there are."""
     by_mode = {mode: list(same) for mode, same in itertools.groupby(rows, lambda r: r.mode)}
     static = by_mode.pop(STATIC, [])
@@ -176,9 +176,9 @@ def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
     left = None if cleared.resident is None or beside[-2] is None else max(0, cleared.resident - beside[-2])
     layer = last.committed // last.n_layer if last.mode == COPY else 0  # it is there twice while it is copied
     return [
-        Bar("creation time / static", last.mode, over(rows[0].create_seconds, seconds), most=0.02),
-        Bar("resident after creation / static", last.mode, over(rows[0].resident, size), most=0.005),
-        Bar(f"growth time / {limit}", last.mode, over(last.growth_seconds, last.growth_limit), most=most),
+        Bar("creation time / static", last.mode, ratio(rows[0].create_seconds, seconds), most=0.02),
+        Bar("resident after creation / static", last.mode, ratio(rows[0].resident, size), most=0.005),
+        Bar(f"growth time / {limit}", last.mode, ratio(last.growth_seconds, last.growth_limit), most=most),
         bytes_bar("peak over steady", last.mode, max(peaks, default=None), SPARE + layer),
         bytes_bar("KV resident after clear and a decode", last.mode, left, SPARE + _AFTER_CLEAR * cleared.used),
     ]
@@ -204,7 +204,7 @@ class KvBench:
             for number, mode in enumerate(turns):
                 bar.update(number, f"{mode} {number // len(MODES) + 1}")
                 if mode == STATIC:
-                    skipped = skipped or too_large(found[IN_PLACE][0][0].reserved, available_memory())
+                    skipped = skipped or memory_warning(found[IN_PLACE][0][0].reserved, available_memory())
                 if mode != STATIC or not skipped:
                     found[mode].append(self.answer(rows_of, mode, n_ctx, depths, "--limit"))
         return tuple(row for mode in MODES for row in medians(found[mode])), skipped
@@ -225,7 +225,9 @@ class KvBench:
             mode, flash, seed = run
             other = ["1", "--other", str(others[mode])] if mode in others else [str(rounds)]
             more = "-fa", flash, "--seed", str(seed), "--rounds", *other
-            pairs = self.answer(lambda _, said: [read(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more)
+            pairs = self.answer(
+                lambda _, said: [from_plain(Pair, p) for p in said["pairs"]], mode, n_ctx, depths, *more
+            )
             return [replace(pair, round=pair.round + seed // 2) for pair in pairs]
 
         found = self.console.each("measuring speed", runs, measure, lambda run: f"{run[0]}, flash attention {run[1]}")

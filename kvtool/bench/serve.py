@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from kvtool.bench import plots
-from kvtool.bench.report import MIB, STATIC, Bar, Report, Table, mib, over
+from kvtool.bench.report import MIB, STATIC, Bar, Report, Table, mib, ratio
 from kvtool.errors import MeasureError, VerifyError
 from kvtool.machine import cores
 from kvtool.verify.models import Geometry
@@ -159,13 +159,13 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
     return Served(mode, *counts, *tokens, statistics.median(waits) if waits else None, max(waits, default=None), *sizes)
 
 
-def bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
+def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
     """What sharing a prompt has to save, against the same cache without; and that nobody is turned away."""
     _static, dynamic, *shared = rows
 
     def saved(what: str, name: str, most: float) -> Bar:
-        ratio = over(getattr(shared[0], name), getattr(dynamic, name)) if shared else None
-        return Bar(f"{what} / without sharing", SHARED, ratio, most=most)
+        found = ratio(getattr(shared[0], name), getattr(dynamic, name)) if shared else None
+        return Bar(f"{what} / without sharing", SHARED, found, most=most)
 
     return (
         *(Bar("requests that fail", row.mode, float(row.errors), most=0, note=row.error) for row in rows),

@@ -102,13 +102,13 @@ def _time(pairs: Sequence[Pair]) -> float | None:
     return statistics.median(p.test / p.base for p in pairs) if pairs else None
 
 
-def steady(pairs: Sequence[Pair]) -> float | None:
+def speed_without_growth(pairs: Sequence[Pair]) -> float | None:
     """Speed of the pairs without a growth."""
     time = _time([p for p in pairs if not p.n_grow])
     return 1 / time if time else None
 
 
-def whole(pairs: Sequence[Pair]) -> float:
+def overall_speed(pairs: Sequence[Pair]) -> float:
     """Speed with growths as often as they come."""
     grew = [p for p in pairs if p.n_grow]
     still, growing = _time([p for p in pairs if not p.n_grow]), _time(grew)
@@ -123,15 +123,15 @@ def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pa
     found = []
     for kind, depth in itertools.product(kinds, sorted({p.depth for p in pairs})):
         calls = [p for p in pairs if (p.kind, p.depth) == (kind, depth)]
-        if ratio := by_round(calls, whole):
+        if ratio := by_round(calls, overall_speed):
             grew, rounds = [p for p in calls if p.n_grow], {p.round for p in calls}
             call = mode, flash_attn, kind, depth, calls[0].n_tokens, statistics.median(p.base for p in calls)
-            figures = ratio, by_round(calls, steady), _time(grew)
+            figures = ratio, by_round(calls, speed_without_growth), _time(grew)
             found.append(Speed(*call, *figures, len(grew), len(calls), len(rounds)))
     return found
 
 
-def bars(speeds: Sequence[Speed]) -> list[Bar]:
+def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
     """For each comparison and kind of call the depth that decides: one that misses the bar, or has the lowest bound."""
     groups = itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind))
     found = [min(map(_bar, group), key=lambda b: (bool(b.met), b.low or 0.0)) for _key, group in groups]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.bench import plots
-from kvtool.bench.report import COPY, IN_PLACE, MIB, SPARE, STATIC, Bar, Report, Table, bytes_bar, mib, over
+from kvtool.bench.report import COPY, IN_PLACE, MIB, SPARE, STATIC, Bar, Report, Table, bytes_bar, mib, ratio
 from kvtool.bench.runs import KvBench
 from kvtool.console import Console
 from kvtool.machine import cores
@@ -56,7 +56,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Held:
+class BudgetCapacity:
     """What a budget held. type: at the end; committed, budget: bytes."""
 
     cache: str
@@ -76,7 +76,7 @@ class Loss:
     start: float
 
     @property
-    def more(self) -> float:
+    def kl_ratio(self) -> float:
         """Times as much as with the types from the start, but for what is nothing."""
         return max(0.0, self.changed - _NOTHING) / max(self.start, _NOTHING)
 
@@ -88,7 +88,7 @@ class TypesResult(Report):
     name, how, said = "types", HOW, "`-c {cells}`"
     cells: int
     changes: tuple[Change, ...]
-    held: tuple[Held, ...]
+    held: tuple[BudgetCapacity, ...]
     losses: tuple[Loss, ...]
 
     def pictures(self) -> dict[str, bytes]:
@@ -111,13 +111,13 @@ class TypesResult(Report):
     def tables(self) -> tuple[Table, ...]:
         changes = []
         for c in self.changes:
-            times = c.seconds, c.memcpy, over(c.seconds, c.memcpy)
+            times = c.seconds, c.memcpy, ratio(c.seconds, c.memcpy)
             changes.append((c.mode, c.types, *mib(c.before, c.after), *times, *mib(c.over_steady)))
         held = [(h.cache, h.tokens, h.type, *mib(h.committed, h.budget)) for h in self.held]
         losses = []
         for types, same in by_types(self.losses).items():
             medians = (statistics.median_high(getattr(loss, name) for loss in same) for name in ("changed", "start"))
-            losses.append((types, len(same), *medians, max(loss.more for loss in same)))
+            losses.append((types, len(same), *medians, max(loss.kl_ratio for loss in same)))
         return (
             ("Changes", ("cache", "types", ">MiB", ">then", ">s", ">memcpy s", ">ratio", ">over steady MiB"), changes),
             ("Budget", ("cache", ">tokens", "type", ">committed MiB", ">budget MiB"), held),
@@ -141,7 +141,7 @@ def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
     return found
 
 
-def changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
+def measure_changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
     """In place and by copy."""
 
     def change(mode: str) -> list[Change]:
@@ -150,26 +150,26 @@ def changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
     return tuple(itertools.chain(*bench.console.each("changing types", (IN_PLACE, COPY), change)))
 
 
-def held(bench: KvBench, budget: int, size: int) -> tuple[Held, ...]:
+def fill_budgets(bench: KvBench, budget: int, size: int) -> tuple[BudgetCapacity, ...]:
     """What a budget holds of cells that take `size` bytes in f16."""
     budget = max(1, budget // MIB) * MIB
     cells = 4 * budget // size  # more than fit in any type of the ladder
     fits = budget // size // 256 * 256  # llama.cpp pads a context to 256 cells
     kinds = {"f16": (), "ladder": ("--auto-quant", ",".join(LADDER))}
 
-    def fill(name: str) -> Held:
-        def full(_mode: str, said: Mapping[str, Any]) -> Held:
+    def fill(name: str) -> BudgetCapacity:
+        def full(_mode: str, said: Mapping[str, Any]) -> BudgetCapacity:
             point = said["points"][1]  # after the creation
-            return Held(name, point["depth"], point["type"], point["usage"]["committed"], budget)
+            return BudgetCapacity(name, point["depth"], point["type"], point["usage"]["committed"], budget)
 
         more = "--budget", str(budget // MIB), "-t", str(cores()), *kinds[name]  # not timed
         return bench.answer(full, IN_PLACE, cells, [cells], *more)
 
-    static = Held(STATIC, fits, LADDER[0], fits * size, budget)
+    static = BudgetCapacity(STATIC, fits, LADDER[0], fits * size, budget)
     return (static, *bench.console.each("filling a budget", list(kinds), fill))
 
 
-def losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple[Loss, ...], list[Finding]]:
+def measure_losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple[Loss, ...], list[Finding]]:
     """Of every toy that can have the types, by change of types; and what failed."""
     checks = [toy_check(toy, "types", "--quick", "--checks", _CHECK, kind="retype") for toy in toys]
     with console.progress(f"what is lost, on {len(checks)} models", len(checks)) as bar:
@@ -183,12 +183,12 @@ def losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple
     return tuple(lost), [finding for finding in found if finding.outcome is CheckOutcome.FAILED]
 
 
-def bars(
-    changes: Sequence[Change], held: Sequence[Held], losses: Sequence[Loss], failed: Sequence[Finding]
+def type_bars(
+    changes: Sequence[Change], held: Sequence[BudgetCapacity], losses: Sequence[Loss], failed: Sequence[Finding]
 ) -> tuple[Bar, ...]:
     """What was promised of changes and budgets. held: the static one first; failed: models that lost too much."""
     static, *dynamic = held
-    worst = max((loss.more for loss in losses), default=None)
+    worst = max((loss.kl_ratio for loss in losses), default=None)
     note = f"{failed[0].id}: {failed[0].reason}" if failed else ""
     return (
         *(  # one layer, and by copy what else the process may take
@@ -197,7 +197,7 @@ def bars(
             if c.after < c.before
         ),
         *(Bar("committed / budget", h.cache, h.committed / h.budget, most=1) for h in dynamic),
-        *(Bar("tokens / static", h.cache, over(h.tokens, static.tokens), least=1) for h in dynamic),
+        *(Bar("tokens / static", h.cache, ratio(h.tokens, static.tokens), least=1) for h in dynamic),
         Bar("KL of changed cells / from the start, worst", "ladder", worst, most=1.5),
         Bar("models that are worse", "ladder", float(len(failed)), most=0, note=note),
     )

@@ -14,7 +14,7 @@ from kvtool.bench.report import Report
 from kvtool.commands import build
 from kvtool.compile import cmake
 from kvtool.errors import DiskError, MeasureError, writing
-from kvtool.locks import alone
+from kvtool.locks import try_lock_dir
 from kvtool.options import BinDir, Env, refuse
 from kvtool.verify import checks, models
 from kvtool.worktree.status import read_applied
@@ -65,19 +65,19 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
     check, generator = (process.require_program(program.parent, name, MeasureError, "kvtool build") for name in _TOYS)
     bench = runs.KvBench(program, given or models.cache_model(models.QWEN35_27B, work), env.console)
     cells = max(2048, options.n_ctx // (16 if quick else 4))
-    changed = types.changes(bench, cells)
+    changed = types.measure_changes(bench, cells)
     if given:
-        held = types.held(bench, changed[0].before // 4, changed[0].before // cells)
+        held = types.fill_budgets(bench, changed[0].before // 4, changed[0].before // cells)
     else:
         large = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
-        held = types.held(large, types.BUDGET // (8 if quick else 1), types.LARGE_CELLS.bytes_per_cell())
+        held = types.fill_budgets(large, types.BUDGET // (8 if quick else 1), types.LARGE_CELLS.bytes_per_cell())
     with env.console.progress("making upstream's toy models", None) as bar:
         # verify's: they take close to a GiB
         toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))
     chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if quick else toys
-    lost, failed = types.losses(check, chosen, env.console)
+    lost, failed = types.measure_losses(check, chosen, env.console)
     name = given.name if given else models.QWEN35_27B.name
-    return types.TypesResult(name, types.bars(changed, held, lost, failed), "", cells, changed, held, lost)
+    return types.TypesResult(name, types.type_bars(changed, held, lost, failed), "", cells, changed, held, lost)
 
 
 def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
@@ -85,13 +85,13 @@ def _serve(env: Env, options: Options, program: Path, work: Path) -> Report:
 
     load = serve.Load(options.chats, *((2, 500, 25, 8) if options.quick else (2, 2000, 100, 16)))
     vocabulary = env.project.tree / "models" / models.VOCABULARY
-    model = options.model or models.spoken(models.cache_model(serve.GEOMETRY, work), vocabulary, work)
+    model = options.model or models.text_model(models.cache_model(serve.GEOMETRY, work), vocabulary, work)
     known = serve.SHARE in process.capture([program, "--help"], error=MeasureError, timeout=60).stdout
     modes = [mode for mode in serve.FLAGS if known or mode != serve.SHARED]
     chat = functools.partial(serve.serve, program, model, work, load)
     rows = tuple(env.console.each("talking to llama-server", modes, chat))
     skipped = "" if known else f"this llama-server has no {serve.SHARE}"
-    return serve.ServeResult(model.name, serve.bars(rows), skipped, load, rows)
+    return serve.ServeResult(model.name, serve.serve_bars(rows), skipped, load, rows)
 
 
 def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
@@ -106,7 +106,7 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
     whole = replace(kv_bench, model=given or models.cache_model(models.SMOLLM2_135M, work))
     speeds = whole.speeds(speed_ctx, speed_depths, rounds, unpatched)
     name = given.name if given else f"{models.QWEN35_27B.name} for memory, {models.SMOLLM2_135M.name} for speed"
-    held = (*runs.bars(found), *speed.bars(speeds))
+    held = (*runs.memory_bars(found), *speed.speed_bars(speeds))
     return runs.Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
 
 
@@ -143,7 +143,7 @@ def command(env: Env, options: Options) -> Report:
     program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
     applied = read_applied(env.project.tree)
     work = models.workplace(env.project, "bench", applied=applied is not None)
-    with alone(work, MeasureError, "bench is running"):
+    with try_lock_dir(work, MeasureError, "bench is running"):
         measure = _serve if options.serve else _types if options.types else _measure
         found = measure(env, options, program, work)
     tag, took = applied.tag if applied else "", time.monotonic() - started

@@ -139,7 +139,9 @@ class BisectAt(Result, command="bisect"):
         console.line(f"{self.commit[:12]}: {self.patch} is {self.outcome}: {self.verdict}")
 
 
-def run(project: Project, console: Console, patch: str, good: str, bad: str, mirror: str | None = None) -> BisectResult:
+def bisect_tags(
+    project: Project, console: Console, patch: str, good: str, bad: str, mirror: str | None = None
+) -> BisectResult:
     """Search the upstreams of the lock between two of them, in either direction."""
     context = SeriesContext(project, console, mirror)
     patch_named(load_patches(project), patch)
@@ -173,7 +175,7 @@ def run(project: Project, console: Console, patch: str, good: str, bad: str, mir
     return BisectResult(patch, good, bad, tags[holds], tags[fails], suspects, why, trials)
 
 
-def run_at(project: Project, console: Console, patch: str, revision: str, mirror: Path) -> BisectAt:
+def judge_commit(project: Project, console: Console, patch: str, revision: str, mirror: Path) -> BisectAt:
     """Judge one commit of a repository with history."""
     git = Git(expanded(mirror))
     if not git.repo.is_dir() or not git.ok("rev-parse", "--git-dir"):
@@ -224,9 +226,11 @@ def command(
         if good or bad:
             raise BisectAbort("--at judges one commit, --good and --bad are two ends", next_step="kvtool bisect --help")
         try:  # whatever goes wrong is no verdict on the commit
-            return run_at(env.project, env.console, patch, at, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or "."))
+            return judge_commit(
+                env.project, env.console, patch, at, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or ".")
+            )
         except KvtoolError as err:
             raise BisectAbort(err.what, why=err.why, next_step=err.next_step, output=err.output) from err
     if not bad:
         raise UsageError("--bad is missing", next_step="kvtool bisect ID --good TAG --bad TAG, or --at REV")
-    return run(env.project, env.console, patch, good or load_lock(env.project.lock).current, bad, mirror)
+    return bisect_tags(env.project, env.console, patch, good or load_lock(env.project.lock).current, bad, mirror)

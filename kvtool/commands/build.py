@@ -127,7 +127,7 @@ def command(env: Env, options: Options) -> Built:
             toolchain.require_npm()
         planned = make_plan(project, options, tools)
         require_applied(project)
-        outcome = builder.run(planned, env.console)
+        outcome = builder.build_tree(planned, env.console)
     return Built(
         **vars(outcome),
         tree=planned.tree,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from kvtool.canary import SCHEMA, Breakage, Step, StepName, newest, of_error, of_patches, of_verified
+from kvtool.canary import SCHEMA, Breakage, CanaryStep, StepName, newest, of_error, of_patches, of_verified
 from kvtool.commands import build, init, rebase, verify
 from kvtool.compile import toolchain
 from kvtool.console import Console
@@ -41,7 +41,7 @@ class CanaryResult(Result, command="canary"):
     tree: str
     locked: str
     key: str
-    steps: tuple[Step, ...]
+    steps: tuple[CanaryStep, ...]
     breakages: tuple[Breakage, ...]
     patches: tuple[PatchReport, ...]
 
@@ -87,7 +87,7 @@ class _Run:
     lock: Lock
     tag: str
     inside: Env
-    steps: list[Step] = field(default_factory=list)
+    steps: list[CanaryStep] = field(default_factory=list)
     breakages: tuple[Breakage, ...] = ()
     patches: tuple[PatchReport, ...] = ()
     error: KvtoolError | None = None
@@ -98,10 +98,10 @@ class _Run:
         actions = (self._fetch, self._rebase, self._build, self._verify)
         wanted = True
         for name, action in zip(StepName, actions, strict=True):
-            self.steps.append(self._step(name, action) if wanted else Step(name, CheckOutcome.SKIPPED))
+            self.steps.append(self._step(name, action) if wanted else CanaryStep(name, CheckOutcome.SKIPPED))
             wanted = wanted and self.error is None and name is not self.options.last
 
-    def _step(self, name: StepName, action: Callable[[], str]) -> Step:
+    def _step(self, name: StepName, action: Callable[[], str]) -> CanaryStep:
         """One step; action returns a summary, or raises, or sets self.error."""
         started, summary, log = time.monotonic(), "", ""
         try:
@@ -112,7 +112,7 @@ class _Run:
             summary = summary or self.error.what
             log = "\n".join(self.error.output.strip().splitlines()[-40:])
         outcome = CheckOutcome.FAILED if self.error else CheckOutcome.PASSED
-        return Step(name, outcome, round(time.monotonic() - started, 1), summary, log)
+        return CanaryStep(name, outcome, round(time.monotonic() - started, 1), summary, log)
 
     def _fetch(self) -> str:
         cache = Cache(self.project.cache)

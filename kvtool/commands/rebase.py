@@ -77,11 +77,11 @@ def _check(options: Options) -> None:
 def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: str) -> RebaseResult:
     """What became of each patch; behind each hunk that found no place stands upstream's commit."""
     locked, name = context.lock.upstream(), done.stop.id if done.stop else ""
-    history = History.between(context.mirror, locked, upstream)
+    history = History.open(context.mirror, locked, upstream)
 
     def behind(hunk: FailedHunk) -> FailedHunk:
         gone = tuple(line for line in hunk.expected if line not in hunk.found) or hunk.expected
-        return replace(hunk, behind=history.behind(hunk.path, gone) if history else NONE)
+        return replace(hunk, behind=history.blame(hunk.path, gone) if history else NONE)
 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
     told = RebaseResult(upstream.tag, locked.tag, context.project.tree, outcome, stopped_at=name, patches=patches)

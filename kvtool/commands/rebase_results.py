@@ -7,7 +7,7 @@ from kvtool import markdown
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
-from kvtool.process import public, quote
+from kvtool.process import quote, redact_urls
 from kvtool.project import PROOF
 from kvtool.replay.apply import FailedHunk, PatchReport, conflict_error
 from kvtool.result import FileChange, PatchOutcome, Result
@@ -43,7 +43,7 @@ class RebaseResult(Result, command="rebase"):
     kept: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mirror", public(self.mirror))
+        object.__setattr__(self, "mirror", redact_urls(self.mirror))
 
     @property
     def failure(self) -> KvtoolError | None:

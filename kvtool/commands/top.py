@@ -35,9 +35,9 @@ class TopResult(Result, command="top"):
 def _look(server: "Server", view: View, awaited: type[NetworkError]) -> View:
     """The view after one more look. awaited: what is not the end of it."""
     try:
-        return view.seen(server.read(), time.monotonic())
+        return view.with_reading(server.read(), time.monotonic())
     except awaited as err:
-        return view.missed(err, time.monotonic())
+        return view.with_failure(err, time.monotonic())
 
 
 def _watch(server: "Server", console: Console, interval: float) -> Reading:

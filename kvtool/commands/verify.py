@@ -16,7 +16,7 @@ from kvtool.commands import build
 from kvtool.compile import cmake, toolchain
 from kvtool.console import Console
 from kvtool.errors import DiskError, UsageError, VerifyError, must_be_writable, writing
-from kvtool.locks import alone
+from kvtool.locks import try_lock_dir
 from kvtool.machine import available_memory, cores
 from kvtool.options import BACKENDS, BinDir, Env, Flags, Jobs, Preset, refuse
 from kvtool.project import PROOF, Project
@@ -93,7 +93,7 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
     targets = (*named.targets(kinds, env.project.cpp), *more)
     wanted = build.Options(backend=backend, preset=options.preset, targets=targets)
     built = build.command(env, wanted)
-    with alone(built.build_dir, VerifyError, "is building"):
+    with try_lock_dir(built.build_dir, VerifyError, "is building"):
         yield built.bin_dir
 
 
@@ -171,10 +171,10 @@ class Verification:
         """The drafts that upstream's tree knows: one that shares the cells of its target, and an MTP layer."""
         planned: list[Check] = []
         if (self.project.tree / "src" / "models" / "gemma4-assistant.cpp").is_file():
-            target, draft = drafts.pair(self.work)
+            target, draft = drafts.draft_pair(self.work)
             planned.append(plan.draft("gemma4", target, "-md", str(draft)))
         for toy in checks.named_toys(toys, (drafts.MTP_TOY,)):
-            planned.append(plan.draft(f"{toy.stem}-mtp", drafts.mtp(toy, self.work), "--mtp"))
+            planned.append(plan.draft(f"{toy.stem}-mtp", drafts.mtp_model(toy, self.work), "--mtp"))
         return planned
 
     def _matrix(self, toys: Sequence[Path], tag: str) -> list[Finding]:
@@ -206,7 +206,7 @@ class Verification:
         vocabulary = self.project.tree / "models" / models.VOCABULARY
         if wanted and not vocabulary.is_file():
             raise VerifyError("upstream's vocabulary file is missing", why=f"{vocabulary} does not exist")
-        title, spoken = "making models that speak", lambda toy: models.spoken(toy, vocabulary, self.work)
+        title, spoken = "making models that speak", lambda toy: models.text_model(toy, vocabulary, self.work)
         made = self.console.each(title, wanted, spoken, lambda toy: toy.stem)
         return {toy.stem: model for toy, model in zip(wanted, made, strict=True)}
 
@@ -224,7 +224,7 @@ class Verification:
             script = conversation.QUICK_SCRIPT if self.options.quick else conversation.FULL_SCRIPT
             return conversation.serve(check, program, work, script)
         if check.kind == "parts":
-            return parts.parts(check, program, work)
+            return parts.check_load_unload(check, program, work)
         return texts.completion(check, program, work)
 
     def _memory(self) -> list[Finding]:
@@ -261,7 +261,9 @@ def command(env: Env, options: Options) -> Verified:
     tag = applied.tag if applied else load_lock(project.lock).current
     work = models.workplace(project, "verify", applied=applied is not None)
     with (
-        alone(work, VerifyError, "verify is running"),  # first: a second verify is told this, not that one builds
+        try_lock_dir(
+            work, VerifyError, "verify is running"
+        ),  # first: a second verify is told this, not that one builds
         programs(env, options, kinds) as bin_dir,
         devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
     ):

@@ -12,7 +12,7 @@ from kvtool.compile import ninja
 from kvtool.compile.cmake import PAGE_ON, Plan
 from kvtool.console import Console
 from kvtool.errors import BuildError, UsageError
-from kvtool.locks import alone
+from kvtool.locks import try_lock_dir
 
 _STAMP = "kvtool-configure.json"
 
@@ -32,13 +32,13 @@ class Outcome:
     no_page: str = ""
 
 
-def run(planned: Plan, console: Console) -> Outcome:
+def build_tree(planned: Plan, console: Console) -> Outcome:
     """Configure when something changed, then build. BuildError with the failing command's own output.
 
     The build directory is locked: two builds in it at once would spoil each other.
     """
     planned.build_dir.mkdir(parents=True, exist_ok=True)
-    with alone(planned.build_dir, BuildError, "is building or verifying"):
+    with try_lock_dir(planned.build_dir, BuildError, "is building or verifying"):
         configured = _configure(planned, console)
         targets = _existing_targets(planned)
         stats = planned.build_dir / "ccache.stats"

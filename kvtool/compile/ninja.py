@@ -26,7 +26,7 @@ _PAGE = re.compile(r"^[-\s]*UI: (.*)")
 _TAIL_LINES = 40
 
 
-class Step(NamedTuple):
+class BuildStep(NamedTuple):
     """One finished step: done of total, and ninja's description of it."""
 
     done: int
@@ -50,10 +50,10 @@ class OutputParser:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._lines: deque[str] | list[str] = self.tail  # where the next one belongs
 
-    def feed(self, line: str) -> Step | None:
+    def feed(self, line: str) -> BuildStep | None:
         if status := _STATUS.match(line):
             self._lines = self.tail
-            step = Step(int(status[1]), int(status[2]), status[3].strip())
+            step = BuildStep(int(status[1]), int(status[2]), status[3].strip())
             # [0/1] announces that CMake runs again; it is not a finished step
             self.steps += 1 if step.done else 0
             self.compiled += step.description.startswith("Building ")

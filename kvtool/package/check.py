@@ -28,7 +28,7 @@ def check(archive: Path, vocabulary: Path) -> None:
         model = models.cache_model(_SMALL, work, models.CONTEXT)
         compared = Check("kv-check/package", "kv-check", model, args=("--quick",))
         _passed(runner.kv_check(compared, _program(folder, "kv-check")))
-        speaker = models.spoken(model, vocabulary, work)
+        speaker = models.text_model(model, vocabulary, work)
         asked = Check("completion/package", "completion", speaker)
         _passed(texts.completion(asked, _program(folder, "llama-completion"), work))
         _serves(folder, speaker, work)

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvtool.result import read
+from kvtool.result import from_plain
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -97,7 +97,7 @@ def memory_of(name: str, said: dict[str, Any]) -> Memory:
     """What /props says of one context. Raises TypeError where it says something else."""
     known = {field.name for field in fields(Memory)}
     more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
-    return read(Memory, {**said, "context": name, "more": more})
+    return from_plain(Memory, {**said, "context": name, "more": more})
 
 
 def slot_of(said: dict[str, Any]) -> Slot:

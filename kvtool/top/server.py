@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from kvtool.errors import MeasureError, NetworkError, UsageError
-from kvtool.result import read
+from kvtool.result import from_plain
 from kvtool.top.reading import DEFAULT_URL, Budget, Memory, Reading, State, memory_of, slot_of
 
 SECONDS = 10.0  # to wait for an answer; the server gives it also while it computes
@@ -49,7 +49,7 @@ class Server(contextlib.ExitStack):
             state = State.ASLEEP if props["is_sleeping"] else State.AWAKE
             said = self._get("/slots") if props["endpoint_slots"] and state == State.AWAKE else ()
             slots = tuple(map(slot_of, said)) if props["endpoint_slots"] else None
-            budget = read(Budget, props["kv_budget"]) if "kv_budget" in props else None
+            budget = from_plain(Budget, props["kv_budget"]) if "kv_budget" in props else None
             return Reading(state, _model(props), str(props["build_info"]), memory, slots, budget)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
             raise MeasureError(

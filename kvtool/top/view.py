@@ -45,7 +45,7 @@ class View:
     trouble: KvtoolError | None = None
     since: float = 0.0
 
-    def seen(self, reading: Reading, now: float) -> Self:
+    def with_reading(self, reading: Reading, now: float) -> Self:
         """The server has answered."""
         told = [f"it answers again after {now - self.since:.0f} s"] if self.trouble else []
         speeds = None
@@ -55,7 +55,7 @@ class View:
             speeds = {slot.id: _speed(past.get(slot.id), slot, now - self.at) for slot in reading.slots or ()}
         return replace(self, reading=reading, at=now, speeds=speeds, events=self._with(told), trouble=None)
 
-    def missed(self, err: KvtoolError, now: float) -> Self:
+    def with_failure(self, err: KvtoolError, now: float) -> Self:
         """The server has not answered."""
         if self.trouble:
             return replace(self, trouble=err)

@@ -18,7 +18,7 @@ import filelock
 from kvtool.console import Console
 from kvtool.errors import DiskError, LockError, writing
 from kvtool.gitcmd import Git
-from kvtool.locks import guard
+from kvtool.locks import lock_file
 from kvtool.upstream.lock import Upstream
 
 # why git cannot read what may well be whole
@@ -50,7 +50,7 @@ class Cache:
     @contextlib.contextmanager
     def locked(self, console: Console) -> Iterator[Path]:
         """Hold the cache; yields an empty scratch directory that is removed at the end."""
-        with guard(self.root / "cache.lock", console, "the cache"):
+        with lock_file(self.root / "cache.lock", console, "the cache"):
             self._sweep()
             with writing(str(self.root)):
                 scratch = tempfile.TemporaryDirectory(dir=self.tmp, ignore_cleanup_errors=True)

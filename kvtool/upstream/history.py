@@ -1,4 +1,4 @@
-"""Which upstream commit is behind a conflict, where somebody has llama.cpp's history."""
+"""Find the upstream commit that caused a conflict, if the user has a clone with the history of llama.cpp."""
 
 import os
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ NONE = "not known: this copy of upstream has no history between the two tags"
 
 @dataclass(frozen=True)
 class History:
-    """A repository (a mirror with history) that has both tags, one an ancestor of the other. span: what is between."""
+    """A repository that has both tags, one an ancestor of the other."""
 
     git: Git
-    span: str
+    span: str  # revision range between the two tags
 
     @classmethod
-    def between(cls, mirror: str | None, old: Upstream, new: Upstream) -> Self | None:
-        """None when the mirror (or KVTOOL_UPSTREAM) is not a local repository that has both, as the lock pins them."""
+    def open(cls, mirror: str | None, old: Upstream, new: Upstream) -> Self | None:
+        """Return None unless the mirror (or KVTOOL_UPSTREAM) is a local repository with both tags as in the lock."""
         mirror = mirror or os.environ.get("KVTOOL_UPSTREAM")
         place = expanded(mirror) if mirror else None
         if place is None or not place.is_dir():
@@ -32,8 +32,8 @@ class History:
         ways = (ends, ends[::-1])
         return next((cls(git, "..".join(way)) for way in ways if git.ok("merge-base", "--is-ancestor", *way)), None)
 
-    def behind(self, path: str, lines: tuple[str, ...]) -> str:
-        """The newest commit that took away (or brought back) the first of these lines of a file, "" when none did."""
+    def blame(self, path: str, lines: tuple[str, ...]) -> str:
+        """Return the newest commit that removed or added the first of these lines that has one, or ""."""
         for line in filter(None, map(str.strip, lines)):
             if len(line) > _LONGEST:
                 continue

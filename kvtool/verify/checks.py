@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kvtool.result import CheckOutcome, last_document
+from kvtool.result import CheckOutcome, parse_last_json_line
 
 Kind = Literal["kv-check", "retype", "completion", "bench", "server", "parts", "memory", "unit", "preset"]
 
@@ -155,7 +155,7 @@ def toys_like(toys: Iterable[Path], globs: str) -> list[Path]:
     return [toy for toy in toys if any(fnmatch.fnmatch(toy.stem, glob) for glob in (globs or "*").split(","))]
 
 
-def longer(toy: Path, sequences: str = "1") -> tuple[str, ...]:
+def long_fill_args(toy: Path, sequences: str = "1") -> tuple[str, ...]:
     """Arguments with which a toy grows by copy, beside what one has that grows anyhow. sequences: as the matrix names
     them."""
     return _LONGER.get(sequences, ()) if toy.stem == COMPRESSED else ()
@@ -205,7 +205,7 @@ def has_layers_that_grow(log: str) -> bool:
 def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
     """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
     check = replace(check, group=memory_class(log) or check.group)
-    end, data = {"log": log[-2000:]}, last_document(stdout)
+    end, data = {"log": log[-2000:]}, parse_last_json_line(stdout)
     if data is None or data.get("status") not in STATUSES:
         if returncode < 0 or returncode > 2:
             signal = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

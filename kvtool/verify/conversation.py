@@ -23,7 +23,7 @@ BATCHED = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 STATIC_RUNS = 6  # at most, while a batched dynamic answer is still unmatched
 
 
-class Step(NamedTuple):
+class Exchange(NamedTuple):
     """One line of a transcript: what was asked, what came back. Two runs are equal when their steps are."""
 
     name: str
@@ -48,16 +48,16 @@ SLOTS = 4
 CELLS = 8192  # over all slots: 2048 each, eight times the start
 
 
-def converse(server: LlamaServer, script: Script, own: str, other: str, at_once: bool) -> list[Step]:
+def converse(server: LlamaServer, script: Script, own: str, other: str, at_once: bool) -> list[Exchange]:
     """Run the script; at_once: a round's requests together, or one after the other.
 
     own, other: slot files to write and to read; the other one was written by another server.
     """
-    steps: list[Step] = []
+    steps: list[Exchange] = []
 
     def ask(name: str, *requests: Request) -> None:
         answers = together(server.complete, requests) if at_once else tuple(server.complete(r) for r in requests)
-        steps.extend(Step(f"{name}, slot {r.slot}", a) for r, a in zip(requests, answers, strict=True))
+        steps.extend(Exchange(f"{name}, slot {r.slot}", a) for r, a in zip(requests, answers, strict=True))
 
     def texts(offset: int, suffix: str = "") -> list[str]:
         return [prompt(10 * offset + slot, 300 + 150 * slot) + suffix for slot in range(SLOTS)]
@@ -71,11 +71,11 @@ def converse(server: LlamaServer, script: Script, own: str, other: str, at_once:
     saved = server.slot("save", 2, own)
     server.slot("erase", 2)
     restored = server.slot("restore", 2, own)
-    steps.append(Step("slot saved and restored", (int(saved["n_saved"]), int(restored["n_restored"]))))
+    steps.append(Exchange("slot saved and restored", (int(saved["n_saved"]), int(restored["n_restored"]))))
     continued = texts(last, " and then they went")[2]
     ask("after its own slot file", Request(continued, 32, 2))
     restored = server.slot("restore", 3, other)
-    steps.append(Step("slot file of the other kind", (int(restored["n_restored"]),)))
+    steps.append(Exchange("slot file of the other kind", (int(restored["n_restored"]),)))
     ask("after the other kind's slot file", Request(continued, 32, 3))
     if script.shift:
         ask("beyond the end of the slot", Request(prompt(77, 300), CELLS // SLOTS + 200, 1))
@@ -83,7 +83,7 @@ def converse(server: LlamaServer, script: Script, own: str, other: str, at_once:
 
 
 class _Run(NamedTuple):
-    steps: tuple[Step, ...]
+    steps: tuple[Exchange, ...]
     log: str
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtool.verify import models
-from kvtool.verify.models import Geometry, attention_keys, fingerprint, write_model, written
+from kvtool.verify.models import Geometry, attention_keys, cached_model, fingerprint, write_model
 
 _PATTERN = (True, False)  # which layers have a window
 _TARGET = Geometry("gemma4", layers=len(_PATTERN), kv_heads=2, head_size=64, embd=128, ffn=192, vocab=128)
@@ -19,7 +19,7 @@ _WINDOW, _CONTEXT = 32, 8192
 MTP_TOY = "qwen35-dense"
 
 
-def pair(work: Path) -> tuple[Path, Path]:
+def draft_pair(work: Path) -> tuple[Path, Path]:
     """A target and its draft, written once. Only tests of the shared cells need them, so verify makes no others."""
     keys = _keys(_DRAFT, embedding_length_out=_TARGET.embd, nextn_predict_layers=_DRAFT.layers)
     into, out = (_DRAFT.embd, 2 * _TARGET.embd), (_TARGET.embd, _DRAFT.embd)
@@ -30,20 +30,20 @@ def pair(work: Path) -> tuple[Path, Path]:
     )
 
 
-def mtp(toy: Path, work: Path) -> Path:
+def mtp_model(toy: Path, work: Path) -> Path:
     """A copy of Qwen3.5's toy (MTP_TOY) with an MTP layer; written once.
 
     The layer is the last one's, which has attention, once more, and what leads into it. Raises VerifyError when the toy
     cannot be read.
     """
     out = work / f"{toy.stem}-mtp-{fingerprint([toy, Path(__file__)])}.gguf"
-    return written(out, lambda path: _write_mtp(toy, path))
+    return cached_model(out, lambda path: _write_mtp(toy, path))
 
 
 def _write_mtp(toy: Path, out: Path) -> None:
     from gguf import GGUFValueType, GGUFWriter
 
-    body = models.read(toy)
+    body = models.read_model(toy)
     arch = body.fields["general.architecture"].contents()
     n_layer = body.fields[f"{arch}.block_count"].contents()
     embd = body.fields[f"{arch}.embedding_length"].contents()
@@ -66,7 +66,7 @@ def _write_mtp(toy: Path, out: Path) -> None:
     shapes = {"eh_proj": (embd, 2 * embd), "enorm": (embd,), "hnorm": (embd,), "shared_head_norm": (embd,)}
     for name, shape in shapes.items():
         writer.add_tensor(f"blk.{n_layer}.nextn.{name}.weight", models.random_weight(name, shape))
-    models.finish(writer)
+    models.seal(writer)
 
 
 def _keys(of: Geometry, **more: int) -> dict[str, Any]:

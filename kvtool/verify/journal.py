@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvtool.result import CheckOutcome, plain, read
+from kvtool.result import CheckOutcome, from_plain, to_plain
 from kvtool.verify.checks import Check, Finding
 
 
@@ -27,7 +27,7 @@ class Journal:
         """Keep a finding; written when this returns."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as out:
-            out.write(f"\n{json.dumps(plain(finding))}\n")  # ends a line that was cut off
+            out.write(f"\n{json.dumps(to_plain(finding))}\n")  # ends a line that was cut off
 
     def forget(self) -> None:
         """The run is complete and told: the next one starts anew."""
@@ -37,7 +37,7 @@ class Journal:
 def _read(file: Path) -> Iterator[Finding]:
     for line in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            found = read(Finding, json.loads(line))
+            found = from_plain(Finding, json.loads(line))
             # a reason beside "passed" says what was left out, or done in another way
             if found.outcome is CheckOutcome.PASSED and not found.reason:
                 yield found

@@ -46,7 +46,7 @@ _PREFIX = "matrix"
 
 
 def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[str], which: str) -> Check:
-    more = (*MORE.get(toy.stem, ()), *(() if storage == "inplace" else checks.longer(toy, sequences)))
+    more = (*MORE.get(toy.stem, ()), *(() if storage == "inplace" else checks.long_fill_args(toy, sequences)))
     name = f"{_PREFIX}/{cache}/{sequences}/{storage}"
     return checks.toy_check(toy, name, *args, *more, "--quick", "--checks", which)
 

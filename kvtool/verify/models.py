@@ -122,7 +122,7 @@ def _generate(generator: Path, out: Path, on_progress: Callable[[int], None]) ->
         )
 
 
-def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
+def text_model(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
     """A copy of the toy that speaks the vocabulary's tokens, its weights drawn from the seed; cached by content.
 
     Raises VerifyError when either file is not what it should be.
@@ -131,10 +131,10 @@ def spoken(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
     if not out.is_file():
         for stale in set(work.glob(f"spoken-{toy.stem}-????????????.gguf")) - {out}:  # another process may be making it
             stale.unlink(missing_ok=True)
-    return written(out, lambda path: _graft(toy, vocabulary, path, seed))
+    return cached_model(out, lambda path: _graft(toy, vocabulary, path, seed))
 
 
-def written(out: Path, write: Callable[[Path], None]) -> Path:
+def cached_model(out: Path, write: Callable[[Path], None]) -> Path:
     """Let `write` make the file under another name, then rename: a killed run leaves nothing that looks finished."""
     if out.is_file():
         return out
@@ -148,7 +148,7 @@ def written(out: Path, write: Callable[[Path], None]) -> Path:
     return out
 
 
-def read(path: Path) -> Any:
+def read_model(path: Path) -> Any:
     """A GGUFReader. Raises VerifyError when the file is none."""
     from gguf import GGUFReader  # numpy behind it takes 0.1 s to import: only verify pays
 
@@ -175,7 +175,7 @@ def copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
 def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
     from gguf import GGUFWriter
 
-    body, words = read(toy), read(vocabulary)
+    body, words = read_model(toy), read_model(vocabulary)
     try:
         arch = body.fields["general.architecture"].contents()
         n_vocab = len(words.fields["tokenizer.ggml.tokens"].contents())
@@ -190,7 +190,7 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
     for tensor in body.tensors:
         if not tensor.name.endswith((".scale", ".input_scale")):  # optional, and they shrink what attention says
             writer.add_tensor(tensor.name, _weights(tensor, n_vocab, seed))
-    finish(writer)
+    seal(writer)
 
 
 def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
@@ -263,9 +263,9 @@ def write_model(
         for name, shape in shapes.items():
             weight = random_weight(name, shape)
             writer.add_tensor(name, weight.astype("float16") if half and len(shape) > 1 else weight)
-        finish(writer)
+        seal(writer)
 
-    return written(out, write)
+    return cached_model(out, write)
 
 
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
@@ -284,7 +284,7 @@ def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
     return write_model(out, "llama", keys, named, half=True)
 
 
-def finish(writer: Any) -> None:
+def seal(writer: Any) -> None:
     """Write everything that a GGUFWriter was given, and close its file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -8,7 +8,7 @@ from typing import get_args
 from kvtool.errors import UsageError
 from kvtool.series.series import Patch, patch_named
 from kvtool.verify.checks import Check, Finding, Kind, passed, skipped
-from kvtool.verify.trial import LOG, Failed, run, trial
+from kvtool.verify.trial import LOG, Failed, run_trial, trial
 
 CHECK_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(Kind) if kind != "unit")
 PRESET = "apple-metal-release"
@@ -58,7 +58,7 @@ def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
 @trial
 def unit(check: Check) -> Finding:
     """One C++ unit test, the check's model; it passes when it ends with exit code 0."""
-    done = run(check, [check.model])
+    done = run_trial(check, [check.model])
     if done.returncode == 0:
         return passed(check, "exit code 0")
     log = (done.stdout + done.stderr)[-LOG:]
@@ -71,7 +71,7 @@ def preset(check: Check, cmake: Path | None) -> Finding:
     """Whether CMake can read a tree's presets, and the one for Metal is there (its condition may hide it here)."""
     if cmake is None:
         return skipped(check, "cmake is not installed; kvtool doctor says how to get it")
-    done = run(check, [cmake, "--list-presets"], cwd=check.model)
+    done = run_trial(check, [cmake, "--list-presets"], cwd=check.model)
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["cmake gave no reason"])[0]
         raise Failed("preset-fails", f"cmake cannot read CMakePresets.json: {said}")

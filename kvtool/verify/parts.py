@@ -25,7 +25,7 @@ class _Said(NamedTuple):
 
 
 @trial
-def parts(check: Check, binary: Path, work: Path) -> Finding:
+def check_load_unload(check: Check, binary: Path, work: Path) -> Finding:
     """A text and an answer about an image, with the projector and the draft in every state that has them."""
     if LAZY[0] not in run_side(check, [binary, "--help"], dynamic=False).stdout:
         return skipped(check, "this llama-server cannot load and unload a projector")

@@ -4,7 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvtool.verify.checks import CHEAP_TOYS, CLASS_TOYS, WINDOW_TOYS, Check, longer, named_toys, toy_check, toy_checks
+from kvtool.verify.checks import (
+    CHEAP_TOYS,
+    CLASS_TOYS,
+    WINDOW_TOYS,
+    Check,
+    long_fill_args,
+    named_toys,
+    toy_check,
+    toy_checks,
+)
 from kvtool.verify.conversation import BATCHED
 
 TRAINED = "llama-dense"
@@ -28,7 +37,7 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool 
     # Both cross 256, 512 and 1024 cells; the long run splits its batches in more ways and fills twice as much.
     planned = toy_checks(toys, flash=("on",))
     if by_copy:
-        planned = [replace(check, args=(*check.args, *longer(check.model))) for check in planned]
+        planned = [replace(check, args=(*check.args, *long_fill_args(check.model))) for check in planned]
     planned += toy_checks(toys, short, flash=("off",))
     planned += toy_checks(named_toys(toys, WINDOW_TOYS), ("--swa-full", *short))
     trained = named_toys(toys, (TRAINED,))

@@ -9,7 +9,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from kvtool.verify.models import fingerprint, read, write_model
+from kvtool.verify.models import fingerprint, read_model, write_model
 
 EMBD, LAYERS = 64, 2
 _HEADS, _FFN, _IMAGE, _PATCH, _HIDDEN = 4, 96, 32, 8, 16384
@@ -23,7 +23,7 @@ def projector(model: Path, work: Path) -> Path:
 
 
 def width_of(model: Path) -> int:
-    fields = read(model).fields
+    fields = read_model(model).fields
     return int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
 
 

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeAlias
 
-from kvtool.machine import too_large
+from kvtool.machine import memory_warning
 from kvtool.verify.checks import MEMORY_CONTEXT, Check, Finding, judge_kv_check, judge_memory, skipped
 from kvtool.verify.devices import IN_MEMORY, Lane
 from kvtool.verify.models import QWEN35_27B
-from kvtool.verify.trial import LOG, Failed, answer, run, trial
+from kvtool.verify.trial import LOG, Failed, answer, run_trial, trial
 
 OnFinding: TypeAlias = Callable[[Check, Finding], None]
 _GRACE = 30.0  # seconds for what kv-check does beside its two sides
@@ -32,7 +32,7 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
     limit = str(max(1, int(check.timeout)))
     argv: list[str | Path] = [binary, "-m", check.model, *check.args, *f"-t 1 -v --timeout {limit}".split()]
     with lane() as device:
-        done = run(check, [*argv, *device], timeout=2 * check.timeout + _GRACE, on_tick=look)
+        done = run_trial(check, [*argv, *device], timeout=2 * check.timeout + _GRACE, on_tick=look)
     return judge_kv_check(check, done.returncode, done.stdout, done.stderr)
 
 
@@ -85,14 +85,14 @@ def memory(check: Check, binary: Path, available: int | None) -> Finding:
     dynamic = _resident(check, binary, dynamic=True)
     if dynamic is None:
         return skipped(check, "resident memory is not known on this system")
-    why = too_large(cache, available)
+    why = memory_warning(cache, available)
     return judge_memory(check, None if why else _resident(check, binary, dynamic=False), dynamic, cache, why)
 
 
 def _resident(check: Check, binary: Path, *, dynamic: bool) -> int | None:
     """What a context adds to the resident memory; None where that is not known."""
     argv: list[str | Path] = [binary, "-m", check.model, *f"--memory -c {MEMORY_CONTEXT}".split()]
-    done = run(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
+    done = run_trial(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
     said, log = answer(done), {"log": done.stderr[-LOG:]}
     try:
         before, added, status = int(said["rss_before"]), int(said["rss_context"]), said["status"]

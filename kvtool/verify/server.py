@@ -19,7 +19,7 @@ import httpx_sse
 from kvtool import process
 from kvtool.errors import VerifyError
 from kvtool.machine import kib_of
-from kvtool.result import read
+from kvtool.result import from_plain
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -133,7 +133,7 @@ class LlamaServer(contextlib.ExitStack):
         always = {"temperature": 0.0, "seed": 1, "cache_prompt": True, "ignore_eos": True, "return_tokens": True}
         data = self.post("/completion", {**asked, **always, "logit_bias": _NO_BYTES})
         try:
-            return read(Answer, {**data, **data.get("timings", {})})
+            return from_plain(Answer, {**data, **data.get("timings", {})})
         except (KeyError, TypeError) as err:
             raise self._failed("llama-server's answer is not a completion", f"{type(err).__name__}: {err}") from err
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from kvtool import process
 from kvtool.errors import VerifyError
-from kvtool.result import last_document
+from kvtool.result import parse_last_json_line
 from kvtool.verify.checks import Check, Finding, failed
 
 LOG = 2000  # characters of a failed program's log to keep
@@ -40,7 +40,7 @@ def trial(judge: _Trial) -> _Trial:
     return cast(_Trial, timed)
 
 
-def run(check: Check, argv: Sequence[str | Path], **more: Any) -> process.Completed:
+def run_trial(check: Check, argv: Sequence[str | Path], **more: Any) -> process.Completed:
     """Run a program for a check, with as much time as that has; more: as process.capture takes it."""
     try:
         return process.capture(argv, check=False, error=VerifyError, **{"timeout": check.timeout, **more})
@@ -50,7 +50,7 @@ def run(check: Check, argv: Sequence[str | Path], **more: Any) -> process.Comple
 
 def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> process.Completed:
     """One of the two runs of a comparison, which must succeed."""
-    done = run(check, argv, **more)
+    done = run_trial(check, argv, **more)
     if done.returncode != 0:
         side, flag = ("dynamic", "with") if dynamic else ("static", "without")
         said = f"{Path(argv[0]).stem} {flag} the flag ended with exit code {done.returncode}"
@@ -61,7 +61,7 @@ def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more:
 def answer(done: process.Completed) -> dict[str, Any]:
     """What a program says in its last line. "ok" counts only if it ended well, too: it says so before it gives its
     memory back, and may crash there."""
-    doc = last_document(done.stdout)
+    doc = parse_last_json_line(done.stdout)
     if doc is None:
         return {"status": "garbage", "reason": f"no document on its output, exit code {done.returncode}"}
     if doc.get("status") == "ok" and done.returncode != 0:

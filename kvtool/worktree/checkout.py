@@ -22,7 +22,7 @@ from kvtool.gitcmd import IDENTITY, Git, Scratch, folders, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.replay.apply import Applied, PatchReport, Replayed, applied_of
 from kvtool.replay.rebase_plan import SeriesContext
-from kvtool.result import read
+from kvtool.result import from_plain
 from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache, ref_of
 from kvtool.upstream.lock import Upstream, load_lock
@@ -237,7 +237,7 @@ def finish_interrupted(git: Git) -> None:
     await_git(git.repo)
     try:
         data = json.loads(journal.read_text(encoding="utf-8"))
-        applied, old = read(Applied, data["applied"]), str(data["from"])
+        applied, old = from_plain(Applied, data["applied"]), str(data["from"])
     except (ValueError, TypeError, KeyError, AttributeError):
         journal.unlink()  # the machine went down before it was on the disk: the ordinary checks decide
         return

@@ -12,7 +12,7 @@ from kvtool.errors import TreeError
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.replay.apply import Applied, PatchReport, commits_of
-from kvtool.result import PatchOutcome, read
+from kvtool.result import PatchOutcome, from_plain
 from kvtool.series.patchfile import changed_rows
 from kvtool.series.series import LoadedPatch, load_series
 from kvtool.upstream.lock import Lock, load_lock
@@ -109,7 +109,7 @@ def write_json(path: Path, data: object, *, private: bool = False) -> None:
 def read_journal(path: Path, kind: type[_T], next_step: str) -> _T | None:
     """What write_json() wrote, None where there is nothing. TreeError when it cannot be understood."""
     try:
-        return read(kind, json.loads(path.read_text(encoding="utf-8")))
+        return from_plain(kind, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as err:

@@ -14,7 +14,7 @@ from kvtool.errors import DiskError, TreeError, writing
 from kvtool.gitcmd import Git
 from kvtool.project import Project
 from kvtool.replay.apply import Applied
-from kvtool.result import FileChange, read
+from kvtool.result import FileChange, from_plain
 from kvtool.series.changes import Change, put_file
 from kvtool.worktree.checkout import await_git, branch_of, finish_interrupted, move_checkout, run_checkout
 from kvtool.worktree.rebase_state import RebaseState, state_path, write_state
@@ -130,7 +130,7 @@ def finish_rebase(project: Project, git: Git, console: Console, state: RebaseSta
     tree, stage = project.tree, Stage(project, "rebase")
     stage.refuse_edited()
     plan = stage.plan
-    applied = read(Applied, plan["applied"])
+    applied = from_plain(Applied, plan["applied"])
     finish_interrupted(git)
     head = git.line("rev-parse", "HEAD")
     if head not in (state.at, applied.head):
@@ -164,6 +164,6 @@ def roll_back(project: Project, git: Git, console: Console, state: RebaseState) 
     if branch != f"refs/heads/{state.branch}":  # unless somebody has moved it since
         back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)
         git.run("update-ref", *back, state.to, check=False)
-    write_applied(tree, read(Applied, plan["before"]))
+    write_applied(tree, from_plain(Applied, plan["before"]))
     state_path(tree).unlink()
     stage.clear()

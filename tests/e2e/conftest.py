@@ -21,7 +21,7 @@ import pytest
 
 from kvtool.compile import cmake
 from kvtool.console import Console
-from kvtool.locks import guard
+from kvtool.locks import lock_file
 from kvtool.verify import models
 from kvtool.verify.projector import projector
 
@@ -98,7 +98,7 @@ class Real:
         return self.speaking(self.toys / f"{toy}.gguf")
 
     def speaking(self, model: Path) -> Path:
-        return models.spoken(model, self.tree / "models" / models.VOCABULARY, self.work)
+        return models.text_model(model, self.tree / "models" / models.VOCABULARY, self.work)
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
@@ -121,7 +121,7 @@ def real() -> Real:
 
     One process of pytest after the other: a second build at once is refused, and all use the same toys.
     """
-    with guard(ROOT / "report" / "e2e.lock", Console(quiet=True), "the build of these tests"):
+    with lock_file(ROOT / "report" / "e2e.lock", Console(quiet=True), "the build of these tests"):
         toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
         here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
         made = Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")

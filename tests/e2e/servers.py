@@ -92,7 +92,7 @@ def part(server: LlamaServer, name: str, action: str, **more: Any) -> dict[str, 
 
 def weights(model: Path) -> int:
     """MiB of them, rounded up; the file has a vocabulary besides."""
-    return -(-sum(int(tensor.n_bytes) for tensor in models.read(model).tensors) // (1024 * 1024))
+    return -(-sum(int(tensor.n_bytes) for tensor in models.read_model(model).tensors) // (1024 * 1024))
 
 
 @contextlib.contextmanager

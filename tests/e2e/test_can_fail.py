@@ -104,7 +104,7 @@ def lab(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.Tem
     assert compiler is not None
     watch = out / "watch.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", watch, Path(__file__).parent / "watch.c", "-ldl"], check=True)
-    made = Lab(real, out, watch, drafts.pair(real.work), models.cache_model(models.QWEN35_27B, real.work))
+    made = Lab(real, out, watch, drafts.draft_pair(real.work), models.cache_model(models.QWEN35_27B, real.work))
     chosen = [
         item for item in request.session.items if isinstance(item, pytest.Function) and "lab" in item.fixturenames
     ]

@@ -26,7 +26,7 @@ def drafting(real: Real, storage: str, *args: str | Path) -> None:
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("args", KINDS[:-1])  # upstream's draft has no streams
 def test_a_draft_that_shares_the_cells_of_its_target(real: Real, storage: str, args: tuple[str, ...]) -> None:
-    target, draft = drafts.pair(real.work)
+    target, draft = drafts.draft_pair(real.work)
     drafting(real, storage, "-m", target, "-md", draft, *args)
 
 
@@ -35,5 +35,5 @@ def test_a_draft_that_shares_the_cells_of_its_target(real: Real, storage: str, a
 def test_an_mtp_layer_whose_cells_grow_beside_those_of_its_target(
     real: Real, storage: str, args: tuple[str, ...]
 ) -> None:
-    model = drafts.mtp(real.toys / f"{drafts.MTP_TOY}.gguf", real.work)
+    model = drafts.mtp_model(real.toys / f"{drafts.MTP_TOY}.gguf", real.work)
     drafting(real, storage, "-m", model, "--mtp", *args)

@@ -13,7 +13,7 @@ import pytest
 
 from kvtool import process
 from kvtool.errors import VerifyError
-from kvtool.result import last_document
+from kvtool.result import parse_last_json_line
 from kvtool.verify.server import Answer, LlamaServer, Request, llama_server
 from kvtool.verify.texts import growths, prompt
 from tests.e2e.conftest import Real
@@ -46,7 +46,7 @@ def test_no_memory_for_the_start_of_one_of_two_caches(real: Real, toy: str, monk
     for fail in range(1, 13):
         monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", str(fail))
         done = process.capture([real.bin / "kv-check", "-m", toy_file, *args], check=False, error=VerifyError)
-        said = last_document(done.stdout) or {}
+        said = parse_last_json_line(done.stdout) or {}
         refused = "returned 0 on the static side, 1 on the dynamic side" in str(said.get("reason"))  # a growth failed
         assert said.get("status") == "same" or refused, (fail, said.get("reason"))
 

@@ -65,7 +65,7 @@ def test_a_type_that_the_model_cannot_have(real: Real, tmp_path: Path) -> None:
 
 
 def test_a_draft_that_only_runs_beside_its_target_is_not_planned_with(real: Real, tmp_path: Path) -> None:
-    target, draft = map(real.speaking, drafts.pair(real.work))
+    target, draft = map(real.speaking, drafts.draft_pair(real.work))
     args = (*PLAIN, "-md", draft, "--spec-type", "draft-mtp", "--kv-budget", "8")
     with serving(real, target, tmp_path / "log", *args) as server:
         until_logged(server, "planning without the draft")

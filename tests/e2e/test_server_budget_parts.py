@@ -130,13 +130,13 @@ def in_two_files(model: Path, out: Path) -> Path:
     """The first of them."""
     from gguf import GGUFWriter
 
-    reader = models.read(model)
+    reader = models.read_model(model)
     arch = reader.fields["general.architecture"].contents()
     writer = GGUFWriter(out / "split.gguf", arch, split_max_tensors=len(reader.tensors) // 2 + 1)
     models.copy_keys(reader, writer, lambda _name: True)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    models.finish(writer)
+    models.seal(writer)
     return out / "split-00001-of-00002.gguf"
 
 

@@ -26,7 +26,7 @@ WORDS = 850  # of the prompt
 def kind_of(real: Real, kind: str) -> tuple[Path, tuple[str | Path, ...]]:
     """A model, and what names its draft."""
     if kind == "draft-mtp":
-        return drafts.mtp(real.spoken(drafts.MTP_TOY), real.work), ()
+        return drafts.mtp_model(real.spoken(drafts.MTP_TOY), real.work), ()
     model = real.spoken("llama-dense")
     return model, ("-md", model)  # drafts for itself: all that it drafts is accepted
 

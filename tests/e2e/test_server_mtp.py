@@ -20,7 +20,7 @@ MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4")
 @pytest.fixture(scope="module")
 def layered(real: Real) -> Path:
     """A model with an MTP layer."""
-    return drafts.mtp(real.spoken(drafts.MTP_TOY), real.work)
+    return drafts.mtp_model(real.spoken(drafts.MTP_TOY), real.work)
 
 
 def test_mtp_layers_go_and_come(real: Real, layered: Path, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_pat
 
 def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
     """It comes and goes, and they stay."""
-    target, draft = map(real.speaking, drafts.pair(real.work))
+    target, draft = map(real.speaking, drafts.draft_pair(real.work))
     text = prompt(1, 200)
     with serving(real, target, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 1000)["content"]

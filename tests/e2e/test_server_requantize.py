@@ -201,7 +201,7 @@ def test_a_draft_goes_and_comes_between(real: Real, model: Path, tmp_path: Path)
 
 
 def test_an_mtp_layer(real: Real, tmp_path: Path) -> None:
-    model = drafts.mtp(real.spoken(drafts.MTP_TOY), real.work)
+    model = drafts.mtp_model(real.spoken(drafts.MTP_TOY), real.work)
     with serving(real, model, tmp_path / "log", *ONE, "--spec-type", "draft-mtp", "--kv-dynamic") as server:
         completion(server, TEXT, 50)
         requantize(server, **both("q8_0"))

@@ -36,7 +36,9 @@ NGRAM = ("--spec-ngram-simple-size-n", "1", "--spec-ngram-simple-size-m", "6")
 def test_what_is_decoded_a_second_time(real: Real, kinds: str, tmp_path: Path) -> None:
     """A target that cannot go back decodes again what it accepted of a draft, also of one of another kind."""
     model = real.spoken("qwen35-dense")
-    other = models.spoken(real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2)
+    other = models.text_model(
+        real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2
+    )
     text, few = prompt(1, 100), {"grammar": "root ::= [a-d]*"}  # n-grams that come again
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 400, **few)["content"]

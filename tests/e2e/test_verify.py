@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvtool.machine import cores
-from kvtool.result import plain
+from kvtool.result import to_plain
 from kvtool.verify import checks, plan, report, runner
 from kvtool.verify.devices import IN_MEMORY
 from tests.e2e.conftest import ROOT, Real, kvtool
@@ -43,7 +43,7 @@ def kv_checks(real: Real, quick: tuple[int, dict[str, Any]]) -> list[dict[str, A
     ]
     found = runner.kv_checks(planned, real.bin / "kv-check", (IN_MEMORY,) * cores())
     (ROOT / "report" / "kv-check.xml").write_text(report.as_junit(found), "utf-8")
-    return [*known, *plain(found)]
+    return [*known, *to_plain(found)]
 
 
 @pytest.mark.timeout(1800)

@@ -14,7 +14,7 @@ import pytest
 from kvtool import canary
 from kvtool.commands.rebase_results import RebaseResult
 from kvtool.gitcmd import sealed_environment
-from kvtool.process import public
+from kvtool.process import redact_urls
 from kvtool.upstream import sources
 from kvtool.upstream.lock import load_lock
 from tests.conftest import Tiny, git
@@ -166,7 +166,7 @@ def test_a_login_is_in_no_source(project: Tiny, monkeypatch: pytest.MonkeyPatch)
     assert canary.newest(lock, "https://me:s3@cret@host/x") == ("b1", "https://host/x", "")
     ((name, _),) = sources._attempts(lock, lock.upstream(), "https://s3cret@host/x")
     assert name == "mirror https://host/x"
-    assert public("git@host:x ssh://git@host/x https://host/a@b") == "git@host:x ssh://git@host/x https://host/a@b"
+    assert redact_urls("git@host:x ssh://git@host/x https://host/a@b") == "git@host:x ssh://git@host/x https://host/a@b"
 
 
 def test_unreachable_url(project: Tiny, kvtool, tmp_path: Path) -> None:

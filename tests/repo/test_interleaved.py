@@ -135,7 +135,7 @@ def test_what_is_edited_while_an_export_works_stays(
         file.write_text(file.read_text() + "\n# mine\n")
         return found
 
-    monkeypatch.setattr("kvtool.commands.export.changes", meanwhile)
+    monkeypatch.setattr("kvtool.commands.export.plan_export", meanwhile)
     ran = kvtool("export", "--json")
     assert ran.code == 4 and path in ran.json["error"]["what"], ran
     assert file.read_text().endswith("# mine\n")

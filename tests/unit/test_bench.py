@@ -14,7 +14,7 @@ from kvtool.bench.runs import Benched
 from kvtool.commands import bench
 from kvtool.console import Console
 from kvtool.errors import DiskError, MeasureError, MissingToolError, UsageError
-from kvtool.locks import alone
+from kvtool.locks import try_lock_dir
 from kvtool.options import Env
 from kvtool.project import Project
 from kvtool.verify import models
@@ -209,7 +209,7 @@ def test_the_upstream_is_the_applied_one_or_none_is_named(place: Path, monkeypat
 def test_two_benchmarks_at_once_are_refused(place: Path) -> None:
     work = project(place).cache / "bench"
     work.mkdir(parents=True)
-    with alone(work, MeasureError, "bench is running"), pytest.raises(MeasureError, match="another kvtool"):
+    with try_lock_dir(work, MeasureError, "bench is running"), pytest.raises(MeasureError, match="another kvtool"):
         run(place)
 
 

@@ -25,20 +25,22 @@ def test_the_interval_is_students_over_the_rounds() -> None:
 
 def test_more_pairs_do_not_make_up_for_rounds() -> None:
     few = [pair(i, 1.0, time) for i, time in enumerate((0.95, 1.0, 1.05))]
-    assert speed.by_round(few * 50, speed.steady) == speed.by_round(few, speed.steady)
+    assert speed.by_round(few * 50, speed.speed_without_growth) == speed.by_round(few, speed.speed_without_growth)
 
 
 def test_a_pair_that_was_disturbed_changes_nothing() -> None:
     calm = [pair(0, 1.0, 1.0)] * 9
-    assert speed.whole([*calm, pair(0, 1.0, 30.0)]) == 1.0
+    assert speed.overall_speed([*calm, pair(0, 1.0, 30.0)]) == 1.0
 
 
 def test_growths_weigh_as_often_as_they_come() -> None:
     some = [pair(0, 1.0, 1.0), pair(0, 1.0, 3.0, added=100)]
-    assert speed.steady(some) == 1.0
-    assert speed.whole(some) == pytest.approx(1 / 1.02)  # 2 more in one of 100 calls
-    assert speed.whole([pair(0, 1.0, 1.0, n_tokens=50), pair(0, 1.0, 3.0, 100, 50)]) == pytest.approx(1 / 2)
-    assert speed.whole([pair(0, 1.0, 2.0, added=8, n_tokens=64)]) == pytest.approx(1 / 2)  # more often than once a call
+    assert speed.speed_without_growth(some) == 1.0
+    assert speed.overall_speed(some) == pytest.approx(1 / 1.02)  # 2 more in one of 100 calls
+    assert speed.overall_speed([pair(0, 1.0, 1.0, n_tokens=50), pair(0, 1.0, 3.0, 100, 50)]) == pytest.approx(1 / 2)
+    assert speed.overall_speed([pair(0, 1.0, 2.0, added=8, n_tokens=64)]) == pytest.approx(
+        1 / 2
+    )  # more often than once a call
 
 
 def test_what_had_a_growth_every_time_has_no_steady_speed() -> None:
@@ -72,7 +74,7 @@ def test_the_depth_that_decides_is_the_one_that_misses() -> None:
         ratio = Figure(value, low, value)
         return speed.Speed("copy", True, "generate", depth, 1, 1.0, ratio, None, None, 0, 4, 4)
 
-    found = speed.bars([at(250, 1.0, 0.98), at(1000, 0.985, 0.984), at(3000, 1.0, 0.99)])[0]
+    found = speed.speed_bars([at(250, 1.0, 0.98), at(1000, 0.985, 0.984), at(3000, 1.0, 0.99)])[0]
     assert found.note == "at 1000" and found.met is False
 
 
@@ -94,10 +96,10 @@ def sample(mode: str, points: list[tuple[str, int, int, int]]) -> list[runs.Row]
 def test_memory_that_is_freed_but_kept_counts_as_peak_and_as_left() -> None:
     static = sample("static", [("created", 0, 1000, 1000), ("depth", 4, 1020, 1000), ("after-clear", 1, 1020, 1000)])
     hoards = sample("in-place", [("created", 0, 30, 20), ("depth", 4, 920, 400), ("after-clear", 1, 580, 20)])
-    found = {b.name: b.value for b in runs.bars([*hoards, *static])}
+    found = {b.name: b.value for b in runs.memory_bars([*hoards, *static])}
     assert found["peak over steady"] == 930 - 20 - 400
     assert found["KV resident after clear and a decode"] == 580 - 20
-    assert {b.name: b.value for b in runs.bars(hoards)}["peak over steady"] == 10
+    assert {b.name: b.value for b in runs.memory_bars(hoards)}["peak over steady"] == 10
 
 
 def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:

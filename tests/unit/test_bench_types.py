@@ -76,9 +76,9 @@ def test_what_is_lost_is_told_for_each_model_that_can_have_the_types(place: Path
         for model in ("llama-dense", "gemma3-dense", "no-cache")
         for types in ("f16 to q8_0", "q8_0 to f16")
     ]
-    assert found.losses[0].more == pytest.approx(14 / 15) and found.losses[1].more == 0, "1e-9 is nothing"
+    assert found.losses[0].kl_ratio == pytest.approx(14 / 15) and found.losses[1].kl_ratio == 0, "1e-9 is nothing"
     assert all(bar.met for bar in found.bars) and found.failure is None
-    assert Loss("x", "f16 to q8_0", 0.5, 0.0).more > 1.5 and Loss("x", "f16 to q8_0", 1e-9, 0.0).more == 0
+    assert Loss("x", "f16 to q8_0", 0.5, 0.0).kl_ratio > 1.5 and Loss("x", "f16 to q8_0", 1e-9, 0.0).kl_ratio == 0
 
 
 def test_quick_takes_a_few_models(place: Path) -> None:

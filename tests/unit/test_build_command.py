@@ -83,7 +83,7 @@ def test_what_another_program_wrote_need_not_be_utf_8(project: Path, monkeypatch
     monkeypatch.setattr(builder, "_existing_targets", lambda *_: ())
     monkeypatch.setattr(builder, "_no_page", lambda *_: "")
     monkeypatch.setattr(builder, "_build", lambda *_: (plan.build_dir / "ccache.stats").write_bytes(stats) and parser)
-    assert builder.run(plan, Console()).cache_hits == 1
+    assert builder.build_tree(plan, Console()).cache_hits == 1
 
 
 def test_json_contract(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

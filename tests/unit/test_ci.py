@@ -297,7 +297,9 @@ def test_on_an_older_upstream_toys_that_it_cannot_load_say_nothing(
 ) -> None:
     for name in (*toys, "of-no-class"):
         (tmp_path / f"{name}.gguf").touch()
-    monkeypatch.setattr(models, "spoken", lambda toy, _words, work: fakes.model(work, f"{toys[toy.stem]}@{toy.stem}"))
+    monkeypatch.setattr(
+        models, "text_model", lambda toy, _words, work: fakes.model(work, f"{toys[toy.stem]}@{toy.stem}")
+    )
     bin_dir = fakes.programs(tmp_path / "bin")
     assert loaded("older_toys").main(bin_dir, tmp_path / "words.gguf", tmp_path) == code
 

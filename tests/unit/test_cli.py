@@ -15,7 +15,7 @@ import pytest
 
 from kvtool import cli, console, errors, project
 from kvtool.errors import KvtoolError, UsageError
-from kvtool.result import PatchOutcome, Result, plain
+from kvtool.result import PatchOutcome, Result, to_plain
 
 
 def every_error() -> list[type[KvtoolError]]:
@@ -146,7 +146,7 @@ def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch
     for other in (("bisect",), ("bisect", "id", "--nope"), ("bisect", "id", "--good")):
         assert kvtool(*other).code == 2, other
     monkeypatch.setattr(console.Console, "result", lambda *_: 1 / 0)
-    monkeypatch.setattr("kvtool.commands.bisect.run_at", lambda *_: None)
+    monkeypatch.setattr("kvtool.commands.bisect.judge_commit", lambda *_: None)
     assert kvtool("bisect", "id", "--at", "HEAD").code == 128
 
 
@@ -231,7 +231,7 @@ def test_result_as_json() -> None:
     }
     assert json.loads(json.dumps(doc)) == doc
     assert Sample((), True).to_json()["error"]["code"] == "usage"
-    assert plain({Path("x"): {1}}) == {"x": [1]}
+    assert to_plain({Path("x"): {1}}) == {"x": [1]}
 
 
 # The fields of each command's document. A script somewhere reads them: add, do not rename.

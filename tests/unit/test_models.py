@@ -123,7 +123,7 @@ def _close(writer: Any) -> None:
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     toy, words = write_toy(tmp_path / "toy.gguf"), write_vocabulary(tmp_path / "vocab.gguf")
-    return models.spoken(toy, words, tmp_path / "work")
+    return models.text_model(toy, words, tmp_path / "work")
 
 
 def tensors(path: Path) -> dict[str, Any]:
@@ -162,9 +162,9 @@ def test_weights_are_scaled_so_that_a_signal_survives(made: Path) -> None:
 
 def test_the_same_seed_gives_the_same_file_and_another_another(tmp_path: Path, made: Path) -> None:
     toy, words = tmp_path / "toy.gguf", tmp_path / "vocab.gguf"
-    again = models.spoken(toy, words, tmp_path / "elsewhere")
+    again = models.text_model(toy, words, tmp_path / "elsewhere")
     assert again.read_bytes() == made.read_bytes()
-    other = models.spoken(toy, words, tmp_path / "elsewhere", seed=2)
+    other = models.text_model(toy, words, tmp_path / "elsewhere", seed=2)
     assert other.read_bytes() != made.read_bytes()
     assert not again.exists()  # one generation of a model is kept
 
@@ -172,10 +172,10 @@ def test_the_same_seed_gives_the_same_file_and_another_another(tmp_path: Path, m
 def test_a_spoken_model_is_made_once_and_again_when_the_toy_changes(tmp_path: Path, made: Path) -> None:
     toy, words = tmp_path / "toy.gguf", tmp_path / "vocab.gguf"
     before = made.stat().st_mtime_ns
-    assert models.spoken(toy, words, tmp_path / "work") == made
+    assert models.text_model(toy, words, tmp_path / "work") == made
     assert made.stat().st_mtime_ns == before
     write_toy(toy, n_vocab=5)
-    assert models.spoken(toy, words, tmp_path / "work") != made
+    assert models.text_model(toy, words, tmp_path / "work") != made
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all, but long enough to look like one"])
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_model_is_an_error_and_leaves_nothing(tmp_path: Path, 
     toy = tmp_path / "toy.gguf"
     toy.write_bytes(content)
     with pytest.raises(VerifyError, match="is not a readable GGUF file"):
-        models.spoken(toy, write_vocabulary(tmp_path / "vocab.gguf"), tmp_path / "work")
+        models.text_model(toy, write_vocabulary(tmp_path / "vocab.gguf"), tmp_path / "work")
     assert list((tmp_path / "work").iterdir()) == []
 
 
@@ -193,7 +193,7 @@ def test_a_vocabulary_without_tokens_is_an_error(tmp_path: Path) -> None:
     writer.add_bos_token_id(1)
     _close(writer)
     with pytest.raises(VerifyError, match="lacks the key"):
-        models.spoken(write_toy(tmp_path / "toy.gguf"), empty, tmp_path / "work")
+        models.text_model(write_toy(tmp_path / "toy.gguf"), empty, tmp_path / "work")
 
 
 def test_the_cache_model_has_the_geometry_of_the_real_one(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_whole_model_has_its_heads_and_words(tmp_path: Path) -> None:
 
 
 def test_a_draft_that_shares_cells_has_its_targets_geometry_and_no_keys(tmp_path: Path) -> None:
-    pair = drafts.pair(tmp_path)
+    pair = drafts.draft_pair(tmp_path)
     target, draft = (GGUFReader(path).fields for path in pair)
     for key in ("block_count", "attention.key_length", "attention.sliding_window", "attention.sliding_window_pattern"):
         assert target[f"gemma4.{key}"].contents() == draft[f"gemma4-assistant.{key}"].contents()
@@ -229,7 +229,7 @@ def test_a_draft_that_shares_cells_has_its_targets_geometry_and_no_keys(tmp_path
     with_keys = [{name for name in tensors(path) if "attn_k" in name} for path in pair]
     assert len(with_keys[0]) == 4 and not with_keys[1]
     before = pair[0].stat().st_mtime_ns
-    assert drafts.pair(tmp_path) == pair and pair[0].stat().st_mtime_ns == before
+    assert drafts.draft_pair(tmp_path) == pair and pair[0].stat().st_mtime_ns == before
 
 
 def test_an_mtp_layer_is_the_last_one_once_more_and_what_leads_into_it(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_an_mtp_layer_is_the_last_one_once_more_and_what_leads_into_it(tmp_path:
     for layer, name in enumerate(("ssm_a", "attn_k.weight")):
         writer.add_tensor(f"blk.{layer}.{name}", np.full((16,), layer, dtype=np.float32))
     _close(writer)
-    made = drafts.mtp(toy, tmp_path)
+    made = drafts.mtp_model(toy, tmp_path)
     fields, weights = GGUFReader(made).fields, tensors(made)
     assert (fields["qwen35.block_count"].contents(), fields["qwen35.nextn_predict_layers"].contents()) == (3, 1)
     assert fields["qwen35.attention.recurrent_layers"].contents() == [True, False, False]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvtool.compile.ninja import OutputParser, Step, parse_targets, short
+from kvtool.compile.ninja import BuildStep, OutputParser, parse_targets, short
 
 
-def feed(text: str) -> tuple[OutputParser, list[Step]]:
+def feed(text: str) -> tuple[OutputParser, list[BuildStep]]:
     parser = OutputParser()
     steps = [step for line in text.splitlines() if (step := parser.feed(line))]
     return parser, steps
@@ -16,9 +16,9 @@ def feed(text: str) -> tuple[OutputParser, list[Step]]:
 def test_counters_and_descriptions() -> None:
     parser, steps = feed("[1/3] Building CXX object a.cpp.o\n[2/3] Building C object b.c.o\n[3/3] Linking CXX x\n")
     assert steps == [
-        Step(1, 3, "Building CXX object a.cpp.o"),
-        Step(2, 3, "Building C object b.c.o"),
-        Step(3, 3, "Linking CXX x"),
+        BuildStep(1, 3, "Building CXX object a.cpp.o"),
+        BuildStep(2, 3, "Building C object b.c.o"),
+        BuildStep(3, 3, "Linking CXX x"),
     ]
     assert (parser.steps, parser.failed, parser.message) == (3, {}, "")
 

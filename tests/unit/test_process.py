@@ -190,6 +190,6 @@ def test_a_program_may_start_in_a_thread_and_under_nohup() -> None:
 
 def test_observer_sees_each_command() -> None:
     seen: list[str] = []
-    process.observe(lambda argv: seen.append(process.quote(argv)))
+    process.on_command(lambda argv: seen.append(process.quote(argv)))
     process.capture([PY, "-c", "print('a b')"])
     assert len(seen) == 1 and seen[0].endswith("""-c 'print('"'"'a b'"'"')'""")

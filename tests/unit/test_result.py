@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvtool import markdown
-from kvtool.result import CheckOutcome, plain, read
+from kvtool.result import CheckOutcome, from_plain, to_plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +28,17 @@ WHOLE = Whole((Part(CheckOutcome.PASSED), Part(CheckOutcome.FAILED, ("a", "b")))
 
 
 def test_what_was_written_is_read_back() -> None:
-    assert read(Whole, json.loads(json.dumps(plain(WHOLE)))) == WHOLE
+    assert from_plain(Whole, json.loads(json.dumps(to_plain(WHOLE)))) == WHOLE
 
 
 def test_what_is_new_or_has_a_default_may_be_missing_and_what_is_old_may_stay() -> None:
-    assert read(Part, {"outcome": "passed", "unheard": 1}) == Part(CheckOutcome.PASSED)
+    assert from_plain(Part, {"outcome": "passed", "unheard": 1}) == Part(CheckOutcome.PASSED)
 
 
 @pytest.mark.parametrize("data", [{}, [], None, 3, {"outcome": "splendid"}, {"outcome": "passed", "names": 1}])
 def test_anything_else_is_an_error(data: object) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        read(Part, data)
+        from_plain(Part, data)
 
 
 def test_a_cell_cannot_end_a_column() -> None:

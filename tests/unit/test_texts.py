@@ -169,12 +169,12 @@ def test_a_projector_and_a_draft_come_and_go_in_a_cache_that_grows(
     monkeypatch.setattr(parts, "projector", lambda model, _work: model)
     binary = fakes.program(tmp_path / "llama-server", f"print({parts.LAZY!r})")
     check = Check("server/x/parts", "parts", fakes.model(tmp_path, "good"))
-    assert parts.parts(check, binary, tmp_path).status == status
+    assert parts.check_load_unload(check, binary, tmp_path).status == status
 
 
 def test_a_server_that_cannot_even_print_its_help_fails(tmp_path: Path) -> None:
     binary = fakes.program(tmp_path / "llama-server", "import os; os.abort()")
-    found = parts.parts(Check("server/x/parts", "parts", tmp_path), binary, tmp_path)
+    found = parts.check_load_unload(Check("server/x/parts", "parts", tmp_path), binary, tmp_path)
     assert (found.status, found.outcome) == ("static-fails", CheckOutcome.FAILED)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvtool import cli, console
-from kvtool.result import plain
+from kvtool.result import to_plain
 from kvtool.top import server as asking
 from kvtool.top.reading import Phase
 from tests.unit.tops import (
@@ -57,8 +57,8 @@ def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
                 },
             ],
             "slots": [
-                {**plain(slot(0)), "task": -1},
-                plain(slot(1, Phase.GENERATING, cells=192, task=7, reused=50, prompt=100, generated=42)),
+                {**to_plain(slot(0)), "task": -1},
+                to_plain(slot(1, Phase.GENERATING, cells=192, task=7, reused=50, prompt=100, generated=42)),
             ],
             "budget": None,
         },

@@ -90,17 +90,19 @@ def test_sleep_and_waking_are_told() -> None:
     ],
 )
 def test_tokens_per_second(before: Slot, now: Slot, prompt: float, generated: float) -> None:
-    view = View("url").seen(reading(before), 1.0)
+    view = View("url").with_reading(reading(before), 1.0)
     assert view.speeds is None
-    assert view.seen(reading(now), 3.0).speeds == {0: Speed(prompt, generated)}
+    assert view.with_reading(reading(now), 3.0).speeds == {0: Speed(prompt, generated)}
 
 
 def test_no_time_between_two_looks_and_a_gap() -> None:
     busy = slot(0, Phase.GENERATING, generated=4)
-    assert View("url").seen(reading(busy), 1.0).seen(reading(busy), 1.0).speeds == {0: Speed()}
-    gone = View("url").seen(reading(busy), 1.0).missed(NetworkError("gone"), 2.0)
+    assert View("url").with_reading(reading(busy), 1.0).with_reading(reading(busy), 1.0).speeds == {0: Speed()}
+    gone = View("url").with_reading(reading(busy), 1.0).with_failure(NetworkError("gone"), 2.0)
     assert gone.speeds is None and gone.events[0][1] == "it does not answer: gone"
-    back = gone.missed(NetworkError("still gone"), 9.0).seen(reading(slot(0, Phase.GENERATING, generated=44)), 11.0)
+    back = gone.with_failure(NetworkError("still gone"), 9.0).with_reading(
+        reading(slot(0, Phase.GENERATING, generated=44)), 11.0
+    )
     assert back.speeds == {0: Speed(0, 4)}, "over the whole gap"
     assert [text for _, text in back.events] == ["it answers again after 9 s", "it does not answer: gone"]
 
@@ -108,7 +110,7 @@ def test_no_time_between_two_looks_and_a_gap() -> None:
 def test_old_events_are_forgotten() -> None:
     view = View("url")
     for n in range(300):
-        view = view.seen(reading(grow_total=n), n)
+        view = view.with_reading(reading(grow_total=n), n)
     assert len(view.events) == 100 and "grew once" in view.events[0][1]
 
 
@@ -134,10 +136,10 @@ LARGE |= dict.fromkeys(("reserved_bytes", "committed_bytes", "used_bytes"), 1024
 def full(slots: int, events: int = 0) -> View:
     """A view of large numbers."""
     working = [slot(n, Phase.GENERATING, n_ctx=10**7, cells=10**7, reused=10**7, prompt=10**7) for n in range(slots)]
-    view = View("http://127.0.0.1:8080").seen(reading(*working, **LARGE), 0.0)
+    view = View("http://127.0.0.1:8080").with_reading(reading(*working, **LARGE), 0.0)
     later = [dataclasses.replace(slot, generated=99999) for slot in working]
     grown = tuple(("12:00:00", f"event {n}") for n in range(events))
-    return dataclasses.replace(view.seen(reading(*later, **LARGE), 1.0), events=grown)
+    return dataclasses.replace(view.with_reading(reading(*later, **LARGE), 1.0), events=grown)
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -151,7 +153,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_what_a_server_calls_itself_cannot_break_the_picture() -> None:
-    view = View("url").seen(dataclasses.replace(reading(), model="a\x1b[2J\nb\ud800" + "長" * 99), 0.0)
+    view = View("url").with_reading(dataclasses.replace(reading(), model="a\x1b[2J\nb\ud800" + "長" * 99), 0.0)
     line = draw(view, 80)[0]
     assert texts([line])[0].startswith("url  a?[2J?b?長")
     out = io.StringIO()
@@ -177,7 +179,7 @@ def test_what_a_server_calls_itself_cannot_break_the_picture() -> None:
 )
 def test_the_bar_shows_all_that_is_there(used: int, committed: int, reserved: int, bar: str) -> None:
     sizes: dict[str, Any] = {"used_bytes": used, "committed_bytes": committed, "reserved_bytes": reserved}
-    line = texts(draw(View("url").seen(reading(**sizes), 0.0), 26))[3]
+    line = texts(draw(View("url").with_reading(reading(**sizes), 0.0), 26))[3]
     assert line == f"target  {bar}{100 * committed / reserved if reserved else 0:6.1f} %"
 
 
@@ -190,9 +192,9 @@ def test_speeds_stand_beside_the_slots_and_add_up() -> None:
 def test_the_types_stand_below_the_numbers() -> None:
     types: dict[str, Any] = {"type_k": "q8_0", "type_v": "q4_0"}
     for n, shown in ((0, ""), (1, ", changed once"), (3, ", changed 3 times")):
-        lines = texts(draw(View("url").seen(reading(**types, retype_total=n), 0.0), 80))
+        lines = texts(draw(View("url").with_reading(reading(**types, retype_total=n), 0.0), 80))
         assert f"        types: K q8_0, V q4_0{shown}" in lines
-    assert not any("types" in line for line in texts(draw(View("url").seen(reading(), 0.0), 80)))
+    assert not any("types" in line for line in texts(draw(View("url").with_reading(reading(), 0.0), 80)))
 
 
 def test_a_budget_and_what_was_given_up_for_it(fake: Fake, kvtool: Any) -> None:
@@ -210,7 +212,7 @@ def test_a_budget_and_what_was_given_up_for_it(fake: Fake, kvtool: Any) -> None:
 @pytest.mark.parametrize("height", [12, 24, 60])
 def test_a_low_terminal_shows_those_that_work_and_the_last_events(height: int) -> None:
     idle, busy = [slot(n) for n in range(60)], slot(60, Phase.GENERATING, generated=1)
-    view = dataclasses.replace(View("url").seen(reading(*idle, busy), 0.0), events=(("12:00:00", "last"),) * 9)
+    view = dataclasses.replace(View("url").with_reading(reading(*idle, busy), 0.0), events=(("12:00:00", "last"),) * 9)
     lines = texts(draw(view, 80, height))
     assert len(lines) == height
     slots = [line for line in lines if " idle " in line or " generating " in line]
@@ -232,7 +234,7 @@ def test_the_picture_in_the_docs_is_of_this_version() -> None:
     """Else: python ci/top_picture.py"""
     svg = (Path(__file__).parents[2] / "docs" / "top.svg").read_text("utf-8")
     shown = " ".join(html.unescape(" ".join(re.findall(r"<text [^>]*>([^<]*)</text>", svg))).split())
-    *_, memory, sizes, cells, grown, _, columns, _ = texts(draw(View("url").seen(reading(slot(0)), 0.0), 100))
+    *_, memory, sizes, cells, grown, _, columns, _ = texts(draw(View("url").with_reading(reading(slot(0)), 0.0), 100))
     for line in (sizes, cells, grown, columns):
         words = [word for word in re.split(r"[\d.]+ (?:[MG]iB|B)?|once|times", line) if word.strip(" ▓█░")]
         assert all(" ".join(word.split()).strip("▓█░ ,") in shown for word in words), line

@@ -28,6 +28,6 @@ def speaking(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = directory / "llama.cpp" / "models" / models.VOCABULARY
     vocabulary.parent.mkdir(parents=True)
     vocabulary.write_bytes(b"GGUF")
-    monkeypatch.setattr(models, "spoken", lambda toy, _vocabulary, work: fakes.model(work, f"good@{toy.stem}"))
+    monkeypatch.setattr(models, "text_model", lambda toy, _vocabulary, work: fakes.model(work, f"good@{toy.stem}"))
     monkeypatch.setattr(models, "cache_model", lambda _geometry, work: fakes.model(work, "slim"))
-    monkeypatch.setattr(drafts, "mtp", lambda toy, work: fakes.model(work, f"same@{toy.stem}-mtp"))
+    monkeypatch.setattr(drafts, "mtp_model", lambda toy, work: fakes.model(work, f"same@{toy.stem}-mtp"))
