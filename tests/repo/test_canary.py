@@ -117,7 +117,7 @@ def test_a_conflict_ends_it_with_exit_3(good: Tiny, kvtool: Any) -> None:
     assert ran.json["error"]["next"] == "kvtool rebase b100"
     (broken,) = ran.json["breakages"]
     assert (broken["step"], broken["patch"], broken["file"]) == ("rebase", "use", "src/a.cpp")
-    assert "hunk 1 of 1" in broken["what"] and "function_1" in broken["where"]
+    assert "hunk 1 of 1" in broken["what"] and "function_2" in broken["where"]
     out = kvtool("canary", "b100").out
     assert ran.json["key"] in out and "use" in out
 

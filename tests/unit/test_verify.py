@@ -229,7 +229,7 @@ def test_an_interrupt_leaves_no_program_behind(
     driver.write_text(
         "import sys\nfrom pathlib import Path\nfrom kvtool import cli\nfrom kvtool.verify import models\n"
         "from tests import fakes\n"
-        "models.spoken = lambda toy, words, work: fakes.model(work, 'never-ready')\n"
+        "models.text_model = lambda toy, words, work: fakes.model(work, 'never-ready')\n"
         "sys.argv[1:] = ['verify', '--bin', 'bin', *sys.argv[1:]]\ncli.main()\n"
     )
     vocabulary = here / "llama.cpp" / "models" / models.VOCABULARY
