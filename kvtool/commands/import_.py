@@ -15,11 +15,11 @@ from kvtool.errors import UsageError, writing
 from kvtool.gitcmd import Git, Scratch, scratch_repository
 from kvtool.locks import hold_tree
 from kvtool.options import Env, Mirror, refuse
-from kvtool.process import public
+from kvtool.process import redact_urls
 from kvtool.project import Project, expanded, place_of
 from kvtool.replay.fork import ForkBase, ForkPatch, ForkPlan, find_base, plan_import
 from kvtool.replay.importing import ImportedPatch, commit_patches, import_changes, refuse_missing
-from kvtool.replay.rebase_plan import Workshop
+from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import Result
 from kvtool.series.changes import Change, put_file
 from kvtool.series.incoming import read_patches
@@ -112,13 +112,13 @@ def _open_fork(where: str, console: Console) -> Iterator[Git]:
         raise UsageError(f"there is no {where}", next_step="name the fork by its path or its URL")
     with tempfile.TemporaryDirectory(prefix="kvtool-import-") as folder:
         git = Git(Path(folder))
-        with console.progress(f"cloning {public(where)}") as bar:
+        with console.progress(f"cloning {redact_urls(where)}") as bar:
             bar.set_total(200)
             phases = ("Receiving objects", "Resolving deltas")
             clone = ("clone", "--bare", "--progress", "--", place_of(where), "fork.git")
             done = git.watch(*clone, bar=bar, phases=phases)
         if done.returncode != 0:
-            raise explain_failure(done.stdout, public(where))
+            raise explain_failure(done.stdout, redact_urls(where))
         yield Git(Path(folder) / "fork.git")
 
 
@@ -173,7 +173,7 @@ class _Importer:
 
     def __init__(self, env: Env, mirror: str | None, *, dry_run: bool, squash: bool) -> None:
         self.project, self.console = env.project, env.console
-        self.shop = Workshop(self.project, self.console, mirror)
+        self.context = SeriesContext(self.project, self.console, mirror)
         self.dry_run, self.squash = dry_run, squash
 
     def each(self, text: str, items: Sequence[_T]) -> Iterator[_T]:
@@ -188,17 +188,17 @@ class _Importer:
         with _open_fork(where, self.console) as fork:
             head = fork.resolve(f"{revision}^{{commit}}")
             if head is None:
-                what = f"{public(where)} has no commit {revision}"
+                what = f"{redact_urls(where)} has no commit {revision}"
                 raise UsageError(what, next_step="name a branch, a tag or a commit of the fork: --rev REV")
-            base = find_base(fork, head, self.shop.lock, base_name)
+            base = find_base(fork, head, self.context.lock, base_name)
             if base is None:
-                upstream = self.shop.find(base_name or "")
+                upstream = self.context.find(base_name or "")
                 base = ForkBase(upstream.tag, upstream.tree, upstream.date, "", "--base")
-                base = find_base(fork, head, self.shop.lock, upstream.tag) or base
-            name = Path(public(where).rstrip("/")).name.removesuffix(".git") or "the fork"
-            with scratch_repository(fork.repo, self.shop.cache.repo) as scratch:
+                base = find_base(fork, head, self.context.lock, upstream.tag) or base
+            name = Path(redact_urls(where).rstrip("/")).name.removesuffix(".git") or "the fork"
+            with scratch_repository(fork.repo, self.context.cache.repo) as scratch:
                 if not base.commit:
-                    self.shop.base(self.shop.lock.upstream(base.tag))
+                    self.context.base(self.context.lock.upstream(base.tag))
                 each: Callable[[str, Sequence[str]], Iterable[str]] = self.each
                 plan = plan_import(scratch, base, head, name, squash=self.squash, each=each)
                 notes = list(plan.notes)
@@ -210,14 +210,14 @@ class _Importer:
                     notes.append(f"submodules are carried as commit ids only: {', '.join(plan.links)}")
                 plan = replace(plan, notes=tuple(notes))
                 why = f"Imported from {name}"
-                return self._finish(scratch, plan, public(where), lambda p: _reason(why, p))
+                return self._finish(scratch, plan, redact_urls(where), lambda p: _reason(why, p))
 
     def import_patches(self, place: Path, base_name: str | None) -> ImportResult:
         patches = read_patches(place)
-        upstream = self.shop.find(base_name) if base_name else self.shop.lock.upstream()
-        commit = self.shop.base(upstream)
+        upstream = self.context.find(base_name) if base_name else self.context.lock.upstream()
+        commit = self.context.base(upstream)
         base = ForkBase(upstream.tag, upstream.tree, upstream.date, commit, "--base" if base_name else "upstream.lock")
-        with scratch_repository(self.shop.cache.repo) as scratch:
+        with scratch_repository(self.context.cache.repo) as scratch:
             head, names, empty = commit_patches(scratch, base, patches)
             if not names:
                 raise UsageError(f"the patches of {place} change nothing")
@@ -236,13 +236,13 @@ class _Importer:
             for line in summary:
                 self.console.step(line)
         base = plan.base
-        if base.tag not in self.shop.lock.upstreams:
-            self.shop.lock = with_upstream(self.shop.lock, base.tag, base.tree, base.date)
-        upstream = self.shop.lock.upstream(base.tag)
+        if base.tag not in self.context.lock.upstreams:
+            self.context.lock = with_upstream(self.context.lock, base.tag, base.tree, base.date)
+        upstream = self.context.lock.upstream(base.tag)
         refuse_missing(scratch, plan)
-        commit = adopt_base(self.shop.cache, scratch, upstream, self.console)
+        commit = adopt_base(self.context.cache, scratch, upstream, self.console)
         each: Callable[[str, Sequence[ForkPatch]], Iterable[ForkPatch]] = self.each
-        todo, imported = import_changes(self.shop, scratch, commit, plan, why, each)
+        todo, imported = import_changes(self.context, scratch, commit, plan, why, each)
         _refuse_others(self.project, todo)
         if not self.dry_run:
             with hold_tree(self.project, self.console):

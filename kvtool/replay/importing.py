@@ -9,10 +9,10 @@ from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Scratch
 from kvtool.project import read_text
 from kvtool.replay.apply import Builder, applied_of, replay
-from kvtool.replay.export import changes, fold
+from kvtool.replay.export import plan_export, squash_fixups
 from kvtool.replay.fork import ForkBase, ForkPatch, ForkPlan
-from kvtool.replay.rebase_plan import Workshop
-from kvtool.series.changes import Change, written
+from kvtool.replay.rebase_plan import SeriesContext
+from kvtool.series.changes import Change, preview_project
 from kvtool.series.incoming import IncomingPatch
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, find_wrong_count
 from kvtool.series.series import new_id
@@ -96,7 +96,7 @@ def refuse_missing(scratch: Scratch, plan: ForkPlan) -> None:
 
 
 def import_changes(
-    shop: Workshop,
+    context: SeriesContext,
     scratch: Scratch,
     base: str,
     plan: ForkPlan,
@@ -110,7 +110,7 @@ def import_changes(
     """
     first, made = _build(scratch, base, plan, each)
     mails = _mails(scratch, first, made)
-    project, taken, found = shop.project, set[str](), list[Change]()
+    project, taken, found = context.project, set[str](), list[Change]()
     imported: list[ImportedPatch] = []
     for (patch, _), mail in zip(made, mails, strict=True):
         name = new_id(patch.name_for_id or patch.subject, taken)
@@ -124,9 +124,9 @@ def import_changes(
     reasons = {patch.id: why(source) for patch, (source, _) in zip(imported, made, strict=True)}
     series = edit_series(read_text(project.series), list(reasons), reasons, set())
     found.append(Change("patches/series.toml", "change", series.encode()))
-    lock = pin(read_text(project.lock), shop.lock, plan.base.tag)
+    lock = pin(read_text(project.lock), context.lock, plan.base.tag)
     found.append(Change("patches/upstream.lock", "change", lock.encode()))
-    _check(shop, scratch, base, plan, found)
+    _check(context, scratch, base, plan, found)
     return tuple(found), tuple(imported)
 
 
@@ -162,18 +162,18 @@ def _mails(scratch: Scratch, first: str, made: Sequence[tuple[ForkPatch, str]]) 
     return [file.read_bytes() for file in files]
 
 
-def _check(shop: Workshop, scratch: Scratch, base: str, plan: ForkPlan, found: Sequence[Change]) -> None:
+def _check(context: SeriesContext, scratch: Scratch, base: str, plan: ForkPlan, found: Sequence[Change]) -> None:
     """Raise KvtoolError unless the files give the fork's tree, and export leaves them as they are."""
-    preview = shop.of(written(shop.project, found, scratch.place()))
-    upstream = shop.lock.upstream(plan.base.tag)
+    preview = context.with_project(preview_project(context.project, found, scratch.place()))
+    upstream = context.lock.upstream(plan.base.tag)
     series = preview.series(upstream)
     replayed = replay(scratch, base, series)
     if not replayed.complete or replayed.tree != plan.tree:
         bad = next((report.id for report in replayed.reports if not report.commit), "")
         raise _bug("the imported series does not give the fork's tree", f"patch {bad!r} was not applied" if bad else "")
     applied = applied_of(series, replayed, pinned=False)
-    folded = fold(scratch, Path(plan.base.tag), applied, replayed.head, series)
-    if drift := changes(preview.project, scratch, folded, series, {}):
+    folded = squash_fixups(scratch, Path(plan.base.tag), applied, replayed.head, series)
+    if drift := plan_export(preview.project, scratch, folded, series, {}):
         changed = ", ".join(change.path for change in drift[:5])
         raise _bug("the imported series does not export unchanged", f"export would change {changed}")
 
