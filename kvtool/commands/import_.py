@@ -1,6 +1,7 @@
 """`kvtool import`: turn a fork, or patches of another tool, into the series of an empty project."""
 
 import contextlib
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -173,7 +174,7 @@ class _Importer:
 
     def __init__(self, env: Env, mirror: str | None, *, dry_run: bool, squash: bool) -> None:
         self.project, self.console = env.project, env.console
-        self.context = SeriesContext(self.project, self.console, mirror)
+        self.context = SeriesContext(self.project, self.console, mirror or os.environ.get("KVTOOL_UPSTREAM"))
         self.dry_run, self.squash = dry_run, squash
 
     def each(self, text: str, items: Sequence[_T]) -> Iterator[_T]:
@@ -212,12 +213,22 @@ class _Importer:
                 why = f"Imported from {name}"
                 return self._finish(scratch, plan, redact_urls(where), lambda p: _reason(why, p))
 
+    def _local_mirror(self) -> Git | None:
+        """Return the mirror if it is a repository on this machine: any of its commits can be the base."""
+        place = expanded(self.context.mirror) if self.context.mirror else None
+        return Git(place) if place and place.is_dir() else None
+
     def import_patches(self, place: Path, base_name: str | None) -> ImportResult:
         patches = read_patches(place)
-        upstream = self.context.find(base_name) if base_name else self.context.lock.upstream()
-        commit = self.context.base(upstream)
-        base = ForkBase(upstream.tag, upstream.tree, upstream.date, commit, "--base" if base_name else "upstream.lock")
-        with scratch_repository(self.context.cache.repo) as scratch:
+        mirror = self._local_mirror()
+        commit = mirror.resolve(f"{base_name}^{{commit}}") if mirror and base_name else None
+        base = find_base(mirror, commit, self.context.lock, base_name) if mirror and commit else None
+        if base is None:
+            upstream = self.context.find(base_name) if base_name else self.context.lock.upstream()
+            commit = self.context.base(upstream)
+            how = "--base" if base_name else "upstream.lock"
+            base = ForkBase(upstream.tag, upstream.tree, upstream.date, commit, how)
+        with scratch_repository(self.context.cache.repo, *([mirror.repo] if mirror else [])) as scratch:
             head, names, empty = commit_patches(scratch, base, patches)
             if not names:
                 raise UsageError(f"the patches of {place} change nothing")

@@ -94,8 +94,10 @@ def _named_base(git: Git, head: str, lock: Lock, wanted: str) -> ForkBase | None
 def _base_at(git: Git, commit: str, lock: Lock, found_by: str, name: str = "") -> ForkBase:
     tree, date = git.line("show", "--no-patch", "--format=%T %cs", commit).split()
     tag = next((up.tag for up in lock.upstreams.values() if up.tree == tree), "")
-    if not tag and name and usable_tag(name) and git.resolve(f"refs/tags/{name}^{{commit}}") == commit:
-        tag = name
+    if not tag:  # a tag of upstream's is a better name than a commit id
+        there = git.line("tag", "--points-at", commit).split()
+        tag = next((one for one in there if one == name or re.fullmatch(r"b\d+", one)), "")
+        tag = tag if usable_tag(tag) else ""
     return ForkBase(tag or commit, tree, date, commit, found_by)
 
 

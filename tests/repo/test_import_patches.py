@@ -159,3 +159,18 @@ def test_folder_without_patches_is_explained(
     write_files(tmp_path / "q", files)
     ran = kvtool("import", "--patches", tmp_path / "q", "--json")
     assert ran.code == 2 and what in ran.json["error"]["what"], ran
+
+
+def test_commit_of_a_local_mirror_is_a_base(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+    """As Ollama's Makefile.sync names its upstream: a short commit id, without a tag."""
+    (empty.upstream / "src/b.h").write_text("struct other {};\n")
+    git(empty.upstream, "commit", "-qam", "untagged")
+    base = git(empty.upstream, "rev-parse", "HEAD")
+    git(work, "fetch", "-q", "origin")
+    git(work, "checkout", "-q", base)
+    write_files(tmp_path / "q", {"one.diff": edit(work, "src/b.h", "other", "another")})
+    ran = imported(empty, kvtool, work, tmp_path / "q", "--base", base[:9])
+    assert ran.json["base"] == base
+    git(empty.upstream, "tag", "b77", base)
+    ran = kvtool("import", "--patches", tmp_path / "q", "--base", base[:9], "--json", "--project", empty.root)
+    assert ran.code == 2, "there is a series by now"
