@@ -244,9 +244,9 @@ def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResu
             done = context.rehearse(scratch, upstream, choices=state.choices)
         if stop := done.stop:
             git.fetch(scratch.repo, *filter(None, (stop.parent, stop.commit, stop.origin)))
-            rebase_state.stop_at(git, context.console, state, stop)
+            state = rebase_state.stop_at(git, context.console, state, stop)
             result = _told(context, upstream, done, "stopped")
-            return replace(result, filled_in=rebase_state.rerere_resolved(git))
+            return replace(result, filled_in=rebase_state.rerere_resolved(state))
         changes, applied = plan_rebase(context, scratch, upstream, done)
         write_range_diff(project.tree, scratch, context.lock.current, done)
         git.fetch(scratch.repo, applied.head)

@@ -35,10 +35,13 @@ class FailedHunk:
     wanted: tuple[str, ...] = ()  # the lines that the hunk produces
     found: tuple[str, ...] = ()  # the lines of the new upstream in that place
     behind: str = ""  # upstream commit that changed the lines, if its history is available
+    cause: str = ""  # the kind of conflict in one or two words, such as "renamed identifier"
+    diff: tuple[str, ...] = ()  # from the expected lines to upstream's lines, with context
 
     @classmethod
-    def of(cls, hunk: Hunk, reason: str) -> Self:
-        return cls(hunk.path, hunk.number, hunk.total, f"{hunk.header} {hunk.function}".strip(), reason)
+    def of(cls, hunk: Hunk, reason: str, cause: str = "") -> Self:
+        header = f"{hunk.header} {hunk.function}".strip()
+        return cls(hunk.path, hunk.number, hunk.total, header, reason, cause=cause)
 
     def __str__(self) -> str:
         hunk = f" hunk {self.number} of {self.total} ({self.header})" if self.number else ""

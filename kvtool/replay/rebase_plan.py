@@ -210,6 +210,7 @@ class _PatchMover:
         self.reports: list[PatchReport] = []
         self.stop: ConflictStop | None = None
         self._origins, self._choices, self._missing = origins, choices, MissingLines()
+        self._to_merge: dict[str, str] = {}  # by patch, the commit that a person has to merge
 
     def move(self, loaded: LoadedPatch) -> None:
         start, parent = time.monotonic(), self.builder.commit
@@ -218,7 +219,8 @@ class _PatchMover:
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
         if self.stop is None and report.needs_user:
             commit = report.commit or (parent if report.lost else "")  # it lost all that it had
-            self.stop = ConflictStop(loaded.patch.id, parent, origin.id if origin else "", commit)
+            merge = self._to_merge.get(loaded.patch.id) or (origin.id if origin else "")
+            self.stop = ConflictStop(loaded.patch.id, parent, merge, commit)
 
     def _move(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
         name = loaded.patch.id
@@ -261,7 +263,9 @@ class _PatchMover:
             return replay_patch(self.builder, loaded, self._missing, strict=True)
         attempt = cherry_pick(self.builder, origin)
         if attempt.tree is None:
-            return self._missing.record_failure(self.builder, name, origin.diff, attempt.failed)
+            self._to_merge[name] = attempt.commit
+            report = self._missing.record_failure(self.builder, name, origin.diff, attempt.failed)
+            return replace(report, moved=attempt.notes)
         if attempt.tree == self.builder.tree:
             return PatchReport(name, PatchOutcome.MERGED)
         return self._take(loaded, attempt.tree, attempt.notes, origin)

@@ -14,23 +14,22 @@ a twin. Two checks find such a hunk:
 If upstream rewrote a line that the hunk needs, the map has no entry for it. The function must then be the same, and
 exactly one place in it must fit the hunk.
 
-If upstream only inserted lines where the hunk inserts lines, the hunk belongs after them, provided that both
-insertions are complete statements.
+A hunk whose lines upstream added by itself, elsewhere in the file, is wrong as well: the lines would be there twice.
 """
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtool.series.patchfile import Block, Piece
-from kvtool.series.source import SourceFile, words
+from kvtool.series.source import SourceFile, squeezed, words
 
 Lines = Sequence[bytes]  # with their line ends
 
 UNTOLD = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
-_ENTRY = re.compile(rb"\s*/\*\s*\.\w+\s*=\s*\*/")  # comment that names the member of a positional initializer
+_NEAR = 20  # lines that count as the same place outside of functions
 _HEAD = re.compile(rb"[A-Za-z_$]|\[\[")  # git's rule for the function in a hunk's heading, and attributes
 
 
@@ -156,69 +155,56 @@ def check_placement(
     `target` and `result` are the new file before and after the patch; `moved` maps the lines of `base` to `target`.
     Lines are compared by their keys, so a line that was only re-aligned is the same line.
     """
-    shared = [_shared(piece, moved) for piece in pieces]
-    stand = [_keyed(piece, base, patched, piece.lead if at else 0) for piece, at in zip(pieces, shared, strict=True)]
+    stand = [_keyed(piece, base, patched) for piece in pieces]
     expected = [next(iter(_mapped(piece, moved)), None) for piece in stand]
     landed = find_placements(target.keys, result.keys, stand, expected)
     if landed is None:
         return tuple(HunkPlacement(piece, UNTOLD) for piece in pieces)
-    fresh, judged = target.words - base.words, list[HunkPlacement]()
-    for piece, keyed, place, at in zip(pieces, stand, shared, landed, strict=True):
+    known = {squeezed(line) for line in base.lines}
+    fresh = {squeezed(line): number for number, line in enumerate(target.lines) if squeezed(line) not in known}
+    judged = list[HunkPlacement]()
+    for piece, keyed, at in zip(pieces, stand, landed, strict=True):
         placement = _note_new_branch(_judge(keyed, at, base, target, moved), at, base, target)
-        judged.append(_note_duplicate(_judge_shared(replace(placement, piece=piece), place, patched, target), fresh))
+        judged.append(_refuse_duplicate(replace(placement, piece=piece), at, target, fresh))
     return tuple(judged)
 
 
-def _note_duplicate(placement: HunkPlacement, fresh: set[bytes]) -> HunkPlacement:
-    """Add a note if upstream added every line that the hunk inserts, in another place of the file."""
-    mine = words(placement.piece.after) - words(placement.piece.before)
-    if not mine or not mine <= fresh or placement.wrong or placement.note:
+_DISTINCTIVE = 8  # characters without white space that make an equal line more than a coincidence
+
+
+def _refuse_duplicate(
+    placement: HunkPlacement, at: int, target: SourceFile, fresh: Mapping[bytes, int]
+) -> HunkPlacement:
+    """Call a hunk wrong if upstream itself now has the lines that the hunk inserts, at another place or beside it.
+
+    `fresh` maps the lines that upstream added to the file, without white space, to their numbers.
+    """
+    if placement.wrong:
         return placement
-    return replace(placement, note="look at it: upstream has put in the same lines, at another place")
+    piece = placement.piece
+    before = {squeezed(line) for line in piece.before}
+    mine = {squeezed(line) for line in words(piece.after)} - before
+    twice = mine & set(fresh)
+    if not twice:
+        return placement
+    number = min(fresh[line] for line in twice)
+    if twice == mine:
+        return replace(placement, wrong=f"upstream has put in the same lines by itself, in line {number + 1}")
+    within = target.function_at(at) or range(max(at - _NEAR, 0), at + len(piece.before) + _NEAR)
+    if any(fresh[line] in within and len(line) >= _DISTINCTIVE for line in twice):
+        return replace(placement, wrong=f"upstream has put in some of the same lines by itself, in line {number + 1}")
+    note = f"look at it: upstream has put in some of the same lines, in line {number + 1}"
+    return placement if placement.note else replace(placement, note=note)
 
 
-def _keyed(piece: Piece, base: SourceFile, patched: SourceFile, skip: int) -> Piece:
-    """Return the hunk with keys for lines, without its first `skip` lines, which are context.
+def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
+    """Return the hunk with keys for lines.
 
     The keys are those of the whole file, because a line alone does not show what is inside a string.
     """
-    before = base.keys[piece.start + skip : piece.start + len(piece.before)]
-    after = patched.keys[piece.made + skip : piece.made + len(piece.after)]
-    return replace(piece, start=piece.start + skip, before=tuple(before), after=tuple(after), lead=piece.lead - skip)
-
-
-def _shared(piece: Piece, moved: LineMap) -> range:
-    """Return the lines that upstream inserted exactly where the hunk inserts lines, or an empty range.
-
-    The hunk belongs after these lines, so only its trailing context gives its place.
-    """
-    inserts = len(piece.before) == piece.lead + piece.trail and piece.lead and piece.trail
-    at = piece.start + piece.lead
-    above, below = moved.line(at - 1), moved.line(at)
-    if not inserts or above is None or below is None or below == above + 1:
-        return range(0)
-    return range(above + 1, below)
-
-
-def _judge_shared(placement: HunkPlacement, shared: range, patched: SourceFile, target: SourceFile) -> HunkPlacement:
-    """Judge a hunk that inserts lines where upstream inserted lines, too.
-
-    It is wrong unless both insertions are complete and share no line. A note asks the user to review it.
-    """
-    if not shared or placement.wrong:
-        return placement
-    piece = placement.piece
-    mine = range(piece.made + piece.lead, piece.made + len(piece.after) - piece.trail)
-    theirs = target.lines[shared.start : shared.stop]
-    if words(theirs) & words(patched.lines[mine.start : mine.stop]):
-        return replace(placement, wrong="upstream put some of the same lines in at the same place")
-    if any(_ENTRY.match(line) for line in (*theirs, *patched.lines[mine.start : mine.stop])):
-        why = "both put entries into an initializer that goes by position: they must stand as in what it initializes"
-        return replace(placement, wrong=why)
-    if not (target.is_complete(shared.start, shared.stop) and patched.is_complete(mine.start, mine.stop)):
-        return replace(placement, wrong="upstream put in lines at the same place, and one of the two is not whole")
-    note = f"merged, look at it: it stands behind {len(theirs)} lines that upstream put in at the same place"
-    return replace(placement, note=note)
+    before = base.keys[piece.start : piece.start + len(piece.before)]
+    after = patched.keys[piece.made : piece.made + len(piece.after)]
+    return replace(piece, before=tuple(before), after=tuple(after))
 
 
 def _mapped(piece: Piece, moved: LineMap) -> list[int]:

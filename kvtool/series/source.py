@@ -9,7 +9,7 @@ there was none, and it must not change inside a string or character literal.
 import functools
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import PurePosixPath
 
@@ -22,7 +22,6 @@ _TOKEN = re.compile(
 )
 _HIDDEN = bytes.maketrans(b" \t", b"\0\1")  # replaces white space in a literal, which is significant
 _BLANK = re.compile(rb"[^\n]")
-_WORD = re.compile(rb"[^ \t\r\n]+")
 _BRACKETS = {b"(": b")", b"[": b"]", b"{": b"}"}
 _SCOPE = re.compile(rb"[][(){}]|^[ \t]*#[ \t]*(?:if|el|endif)\w*", re.MULTILINE)
 _LABEL = re.compile(rb"[ \t]*(?:case\b.*|\w+[ \t]*):(?!:)")
@@ -30,9 +29,6 @@ _CONTROL = rb"(?:if|for|while|switch|else|do|try|catch|return|case|default|goto|
 # Match the first line of a function as git does for the heading of a hunk, except labels.
 _TOP = re.compile(rb"(?:[A-Za-z_$]|\[\[)(?:.*[^:\s])?\s*$")
 _MEMBER = re.compile(rb"(?: {1,4}|\t)(?!" + _CONTROL + rb")[A-Za-z_~][^;]*\([^;]*$")
-_GOES_ON = re.compile(
-    rb"\s*(?:(?:else|catch|while)\b|[.,?:|=<>%/)]|&&|->)"
-)  # a line that continues the statement before it
 
 
 def split_lines(text: bytes) -> list[bytes]:
@@ -126,39 +122,6 @@ class SourceFile:
                     says = b" ".join(directive[1].split())
                     still_open[number] = b"#else of " + above if says == b"else" else b"#" + says.removeprefix(b"el")
         return found
-
-    def columns(self, number: int, other: "SourceFile", there: int) -> dict[int, int]:
-        """Map the column of each token of a line to its column in another file; {} if a line has tabs."""
-        old, new = self._hidden[number], other._hidden[there]
-        if b"\t" in old + new:
-            return {}
-        starts = ([word.start() for word in _WORD.finditer(line)] for line in (old, new))
-        return dict(zip(*starts, strict=True))
-
-    def with_alignment(self, number: int, columns: Mapping[int, int]) -> bytes:
-        """Return a line with its tokens moved by `columns` (old column: new column); other tokens follow them."""
-        line, shape = self.lines[number], self._hidden[number]
-        made, end = b"", 0
-        for token in _WORD.finditer(shape) if b"\t" not in shape else ():
-            gap, column = token.start() - end, columns.get(token.start(), -1)
-            width = column - len(made) if gap and column > len(made) else gap
-            made += b" " * width + line[token.start() : token.end()]
-            end = token.end()
-        return made + line[end:]
-
-    def is_complete(self, start: int, stop: int) -> bool:
-        """Return True if lines [start, stop) are complete statements or complete entries of a list.
-
-        The lines before and after them are then in the same block, whatever is inserted between. Only C is understood:
-        the result is False for every other file.
-        """
-        code = b"".join(self._code[start:stop])
-        text = code.strip()
-        if not self.is_code or {start, stop} & self._inside or _GOES_ON.match(text) or not _balanced(code):
-            return False
-        last = text.rpartition(b"\n")[2].lstrip()
-        ends = text == b"" or text.endswith((b";", b"}", b",")) or (last.startswith(b"#") and last[-1:] != b"\\")
-        return ends and not any(_LABEL.match(line) for line in self._code[start:stop])
 
     def function_at(self, number: int) -> range | None:
         """Return the lines of the function around a line, or None if there is no function.
@@ -274,3 +237,8 @@ def _balanced(code: bytes) -> bool:
 def words(lines: Sequence[bytes]) -> set[bytes]:
     """Return the lines with a letter or a digit, without the white space around them."""
     return {line.strip() for line in lines if re.search(rb"[A-Za-z0-9]", line)}
+
+
+def squeezed(line: bytes) -> bytes:
+    """Return a line without any white space: two lines that differ only in white space become equal."""
+    return b"".join(line.split())

@@ -13,22 +13,41 @@ Nobody's edits are thrown away: before the checkout moves on or back, what it ho
 """
 
 import contextlib
+import hashlib
 import re
-from collections.abc import Iterator
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kvtool.console import Console
 from kvtool.errors import ConflictError, TreeError
-from kvtool.gitcmd import Git
-from kvtool.replay.merge import parse_unmerged
+from kvtool.gitcmd import Git, scratch_repository
+from kvtool.replay.merge import SUBMODULE, merge_trees, parse_unmerged
 from kvtool.replay.rebase_plan import Choices, ConflictStop, Rehearsal, Resolution
 from kvtool.worktree.checkout import await_git, put_back, reject_untracked, run_checkout
 from kvtool.worktree.status import kvtool_dir, read_journal, write_json
 
 KEPT_REFS = "refs/kvtool/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false")
-_MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |$)", re.MULTILINE)
+_SIZE = 7  # characters of a conflict marker, unless an attribute says otherwise
+_PROSE = (".md", ".rst", ".txt", ".adoc")  # where a line of equal signs underlines a heading
+
+
+@dataclass(frozen=True)
+class FileConflict:
+    """A file in conflict, as git left it.
+
+    size: characters of its conflict markers
+    digest: SHA-256 of the file; "" if git wrote none
+    filled: whether git resolved it as it was resolved before (rerere)
+    """
+
+    path: str
+    size: int = _SIZE
+    digest: str = ""
+    filled: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,7 @@ class RebaseState:
     to: str = ""
     stop: ConflictStop = field(default_factory=ConflictStop)
     choices: Choices = field(default_factory=Choices)
+    conflicts: tuple[FileConflict, ...] = ()  # of the stop, as git left them
 
     @property
     def back(self) -> tuple[str, ...]:
@@ -75,11 +95,12 @@ def stop_at(git: Git, console: Console, state: RebaseState, stop: ConflictStop) 
     reject_untracked(git, state.at, to)
     if stop.origin:
         reject_untracked(git, f"{stop.origin}^", stop.origin)
-    state = write_state(git.repo, replace(state, phase="stopping", to=to, stop=stop))
+    state = write_state(git.repo, replace(state, phase="stopping", to=to, stop=stop, conflicts=()))
     run_checkout(git, console, "--detach", to)
     if stop.origin and not stop.commit:
         git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)  # conflicts: that is what it is for
-    return write_state(git.repo, replace(state, phase="stopped", at=to))
+        _complete_conflicts(git, stop)
+    return write_state(git.repo, replace(state, phase="stopped", at=to, conflicts=_conflicts_now(git)))
 
 
 @contextlib.contextmanager
@@ -106,13 +127,20 @@ def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
             why=f"HEAD does not come from {parent[:10]}",
             next_step=f"git -C {git.repo} checkout --detach {parent[:10]} and resolve there, or kvtool rebase --abort",
         )
-    if marked := _files_with_markers(git, parent):
+    if marked := _files_with_markers(git, state):
         raise ConflictError(
             f"patch {state.stop.id!r} is not resolved yet",
             why=f"conflict markers are left in {', '.join(marked)}",
             next_step="edit them, then kvtool rebase --continue",
         )
-    if left := _untouched_conflicts(git):
+    if modules := sorted(name for name, stages in _unmerged(git).items() if _is_submodule(stages)):
+        raise ConflictError(
+            f"patch {state.stop.id!r} is not resolved yet",
+            why=f"the patch and upstream each name another commit of the submodule {', '.join(modules)}",
+            next_step=f"name the right one: git -C {git.repo} update-index --cacheinfo 160000,COMMIT,{modules[0]}\n"
+            "then kvtool rebase --continue",
+        )
+    if left := _untouched_conflicts(git, state):
         raise ConflictError(
             f"patch {state.stop.id!r} is not resolved yet",
             why=f"one side has no such file, or it is binary, and it is as git left it: {', '.join(left)}",
@@ -139,7 +167,9 @@ def stash_as_commit(git: Git) -> str:
             why=f"{lock} exists",
             next_step=f"if none is running: rm {lock}, and run kvtool again",
         )
-    git.run("add", "--update", ":/")
+    hidden = [f":(exclude,top,literal){path}" for path in _absent_submodules(git)]
+    git.run("add", "--sparse", "--update", "--", ":/", *hidden)
+    _settle_index(git)
     content = git.line("write-tree")
     head = git.line("rev-parse", "HEAD")
     if content != git.resolve("HEAD^{tree}"):
@@ -161,41 +191,134 @@ def stash_ref(git: Git, state: RebaseState, at: str) -> str:
     return ref if at != state.at and git.resolve(ref) else ""
 
 
-def rerere_resolved(git: Git) -> tuple[str, ...]:
-    """The conflicts that rerere resolved as they were resolved before: unmerged, and without markers."""
-    there = {name for name in _unmerged(git) if (git.repo / name).is_file() and not _count_markers(git.repo / name)}
-    return tuple(sorted(there - set(_untouched_conflicts(git))))
+def rerere_resolved(state: RebaseState) -> tuple[str, ...]:
+    """Return the files whose conflict rerere resolved as it was resolved before."""
+    return tuple(sorted(conflict.path for conflict in state.conflicts if conflict.filled))
 
 
-def _files_with_markers(git: Git, parent: str) -> list[str]:
-    """Files of the patch that still hold conflict markers which are not upstream's own."""
-    names = {*git.entries("diff", "--name-only", "-z", parent), *_unmerged(git)}
-    theirs = git.blobs(*(f"{parent}:{name}" for name in names))
-    counts = {name: len(_MARKER.findall(text)) for name, (_, text) in zip(names, theirs, strict=True)}
-    return sorted(name for name, count in counts.items() if _count_markers(git.repo / name) > count)
+# --- what is in conflict -----------------------------------------------------------------------------------------
+
+
+def _complete_conflicts(git: Git, stop: ConflictStop) -> None:
+    """Write the conflicts that git cherry-pick resolved by itself, because an attribute such as merge=union says so."""
+    with scratch_repository(git.repo, below=kvtool_dir(git.repo)) as scratch:
+        _, unmerged = merge_trees(scratch, f"{stop.parent}^{{tree}}", f"{stop.origin}^", stop.origin)
+    there = _unmerged(git)
+    for path, stages in unmerged.items():
+        if path in there or set(stages) != {"1", "2", "3"} or _is_submodule(stages):
+            continue
+        entries = [f"0 {'0' * 40}\t{path}\0"]
+        entries += [f"{mode} {blob} {stage}\t{path}\0" for stage, (mode, blob) in sorted(stages.items())]
+        git.run("update-index", "-z", "--index-info", input="".join(entries))
+        with tempfile.TemporaryDirectory(dir=kvtool_dir(git.repo)) as name:
+            sides = [Path(name) / label for label in ("HEAD", "base", "patch")]
+            for side, stage in zip(sides, "213", strict=True):
+                side.write_bytes(git.raw("cat-file", "blob", stages[stage][1]))
+            labels = [word for side in sides for word in ("-L", side.name)]
+            size = f"--marker-size={_marker_size(git, path)}"
+            (git.repo / path).write_bytes(
+                git.run("merge-file", "-p", "--diff3", size, *labels, *sides, check=False).raw
+            )
+
+
+def _conflicts_now(git: Git) -> tuple[FileConflict, ...]:
+    """Return the conflicts of the checkout, as git left them."""
+    found: list[FileConflict] = []
+    for path, stages in _unmerged(git).items():
+        file, size = git.repo / path, _marker_size(git, path)
+        text = file.read_bytes() if file.is_file() and not file.is_symlink() else None
+        if text is None or _is_submodule(stages):
+            found.append(FileConflict(path, size))
+            continue
+        if not _marker_counts(text, size)["<"] and _marker_counts(text, size + 1)["<"]:
+            size += 1  # git does so for a file that both sides renamed
+        sides = [git.raw("cat-file", "blob", blob) for _, blob in stages.values()]
+        textual = len(sides) == 3 and not any(b"\0" in side for side in sides) and text not in sides[1:]
+        filled = textual and not _marker_counts(text, size)["<"]
+        found.append(FileConflict(path, size, hashlib.sha256(text).hexdigest(), filled))
+    return tuple(found)
+
+
+def _marker_size(git: Git, path: str) -> int:
+    """Return the number of characters of the markers that git writes into a file (conflict-marker-size)."""
+    value = git.entries("check-attr", "-z", "conflict-marker-size", "--", path)[-1]
+    return int(value) if value.isdigit() and int(value) else _SIZE
+
+
+def _marker_counts(text: bytes, size: int) -> Counter[str]:
+    """Count the lines that look like a conflict marker of a size, by their character."""
+    marker = re.compile(rb"^([<|>=])\1{%d}(?!\1)( |\r?$)" % (size - 1), re.MULTILINE)
+    found = (match for match in marker.finditer(text) if match[1] != b"=" or match[2] != b" ")
+    return Counter(match[1].decode() for match in found)
+
+
+def _files_with_markers(git: Git, state: RebaseState) -> list[str]:
+    """Return the files that still contain conflict markers, apart from lines that only look like one and are right."""
+    known = {conflict.path: conflict.size for conflict in state.conflicts}
+    sizes = sorted({_SIZE, *known.values()})
+    names = sorted({*git.entries("diff", "--name-only", "-z", state.stop.parent), *_unmerged(git), *known})
+    return [
+        name for name in names if any(_has_markers(git, state.stop, name, n) for n in _sizes_of(name, known, sizes))
+    ]
+
+
+def _sizes_of(name: str, known: Mapping[str, int], sizes: Sequence[int]) -> Sequence[int]:
+    return (known[name],) if name in known else sizes
+
+
+def _has_markers(git: Git, stop: ConflictStop, name: str, size: int) -> bool:
+    """Tell whether a file has more markers than upstream's file and the patch's file give reason for."""
+    file = git.repo / name
+    if not file.is_file() or file.is_symlink():
+        return False
+    counts = _marker_counts(file.read_bytes(), size)
+    if not counts:
+        return False
+    trees = (stop.parent, stop.origin, f"{stop.origin}^") if stop.origin else (stop.parent,)
+    texts = git.blobs(*(f"{tree}:{name}" for tree in trees))
+    ours, theirs, base = ([_marker_counts(text, size) for _, text in texts] + [Counter(), Counter()])[:3]
+    kinds = "<|>" if name.endswith(_PROSE) else "<|>="
+    return any(counts[kind] > max(ours[kind], theirs[kind], ours[kind] + theirs[kind] - base[kind]) for kind in kinds)
 
 
 def _unmerged(git: Git) -> dict[str, dict[str, tuple[str, str]]]:
     return parse_unmerged(git.entries("ls-files", "-u", "-z"))
 
 
-def _untouched_conflicts(git: Git) -> list[str]:
-    """Conflicts that git can put no markers into (one side has no such file, or it is binary), as git left them."""
-    found: list[str] = []
-    for name, stages in _unmerged(git).items():
-        if not (git.repo / name).is_file():
-            continue
-        texts = {number: git.raw("cat-file", "blob", blob) for number, (_, blob) in stages.items()}
-        sides = [texts[number] for number in "23" if number in texts]
-        told = git.line("check-attr", "merge", "--", name).endswith((": unset", ": binary"))
-        unmarked = told or len(sides) == 1 or any(b"\0" in text for text in texts.values())
-        if unmarked and sides and (git.repo / name).read_bytes() == sides[0]:
-            found.append(name)
-    return found
+def _is_submodule(stages: Mapping[str, tuple[str, str]]) -> bool:
+    return SUBMODULE in (mode for mode, _ in stages.values())
 
 
-def _count_markers(file: Path) -> int:
-    return len(_MARKER.findall(file.read_bytes())) if file.is_file() and not file.is_symlink() else 0
+def _untouched_conflicts(git: Git, state: RebaseState) -> list[str]:
+    """Return the files in conflict that are still as git wrote them, without markers (one side has none, or binary)."""
+    there = _unmerged(git)
+    open_ones = (c for c in state.conflicts if c.path in there and c.digest and not c.filled)
+    return [c.path for c in open_ones if (git.repo / c.path).is_file() and _digest(git.repo / c.path) == c.digest]
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _absent_submodules(git: Git) -> list[str]:
+    """Return the submodules that are not checked out: git add cannot look at them."""
+    entries = (entry.partition("\t") for entry in git.entries("ls-files", "-s", "-z"))
+    paths = {path for meta, _, path in entries if meta.startswith(SUBMODULE)}
+    return sorted(path for path in paths if not _has_commit(git.repo / path))
+
+
+def _has_commit(folder: Path) -> bool:
+    return (folder / ".git").exists() and Git(folder).resolve("HEAD^{commit}") is not None
+
+
+def _settle_index(git: Git) -> None:
+    """Take upstream's side of what is still in conflict: a submodule, or a file that git add could not look at."""
+    entries: list[str] = []
+    for path, stages in _unmerged(git).items():
+        entries.append(f"0 {'0' * 40}\t{path}\0")
+        entries += [f"{mode} {blob}\t{path}\0" for mode, blob in [stages["2"]]] if "2" in stages else []
+    if entries:
+        git.run("update-index", "-z", "--index-info", input="".join(entries))
 
 
 def recover(git: Git, state: RebaseState) -> RebaseState:

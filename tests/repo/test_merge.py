@@ -1,4 +1,4 @@
-"""What is no conflict: lines that upstream only re-aligned, lines put in at one place. And what is one all the same."""
+"""Carry one patch onto another upstream: what is there already, what conflicts and why, and where hunks belong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pick(tmp_path: Path) -> Pick:
     """pick(base, patched, upstream, path="f.cpp"): the file with the patch of base on upstream, None for a conflict."""
     repo = tmp_path / "repo"
     repo.mkdir()
-    git(repo, "init", "-q")
+    git(repo, "init", "-q", "--bare")
 
     def commit(path: str, text: str, *parent: str) -> str:
         blob = subprocess.run(
@@ -64,84 +64,67 @@ def test_files_by_name_in_one_call(tmp_path: Path) -> None:
     assert repo.blobs(*(f"{tree}:{name}" for name in names)) == there
 
 
-# --- only re-aligned ----------------------------------------------------------------------------------------------
+# --- what upstream already has ------------------------------------------------------------------------------------
 
-
-def test_the_patch_takes_the_new_alignment(pick: Pick) -> None:
-    upstream = BASE.replace("one =", "one   =").replace("two =", "two   =")
-    text, done = pick(BASE, PATCH, upstream)
-    assert text == upstream.replace("= 1;\n", "= 1;\n    int new   = 3;\n")
-    assert done.notes == (
-        "f.cpp: merged, look at it: upstream re-aligned lines there; 1 of the patch's took the new alignment",
-    )
-
-
-def test_a_line_that_the_patch_replaces(pick: Pick) -> None:
-    text, _ = pick(BASE, BASE.replace("one = 1;", "one = 11; // new"), BASE.replace("int one =", "int     one   ="))
-    assert text == BASE.replace("int one = 1;", "int     one   = 11; // new")
-
-
-def test_each_line_follows_the_one_it_replaces(pick: Pick) -> None:
-    upstream = BASE.replace("one =", "one  =").replace("two =", "two    =")
-    text, _ = pick(BASE, BASE.replace("= 1;", "= a;").replace("= 2;", "= b;"), upstream)
-    assert text == upstream.replace("= 1;", "= a;").replace("= 2;", "= b;")
-
-
-def test_a_block_that_was_put_one_deeper(pick: Pick) -> None:
-    upstream = BASE.replace("    int one", "    {\n        int one").replace(
-        "    int two = 2;", "        int two = 2;\n    }"
-    )
-    text, _ = pick(BASE, PATCH, upstream)
-    assert text == upstream.replace("= 1;\n", "= 1;\n        int new = 3;\n")
-
-
-def test_tabs_are_merged_but_not_guessed(pick: Pick) -> None:
-    upstream = BASE.replace("    int one", "\tint one").replace("    int two", "\tint two")
-    text, _ = pick(BASE, PATCH, upstream)
-    assert text == upstream.replace("= 1;\n", "= 1;\n    int new = 3;\n")
-
-
-def test_white_space_at_the_end_of_a_line(pick: Pick) -> None:
-    base, patch = (text.replace("= 1;", "= 1;  ") for text in (BASE, PATCH))
-    assert pick(base, patch, BASE)[0] == PATCH
-
-
-def test_an_apostrophe_in_a_comment_hides_nothing(pick: Pick) -> None:
-    base, patch = (text.replace("= 1;", "= 1; // don't").replace("= 2;", "= 2; // won't") for text in (BASE, PATCH))
-    assert "new   =" in str(pick(base, patch, base.replace("one =", "one   ="))[0])
-
-
-@pytest.mark.parametrize("path", ["f.py", "Makefile", "CMakeLists.txt", "f.yml", "f"])
-def test_white_space_that_may_mean_something_there(pick: Pick, path: str) -> None:
-    text, done = pick(BASE, PATCH, BASE.replace("    int one", "        int one"), path)
-    assert text is None and done.failed
+TWO = BASE + "\nint g(int n) {\n    int four = 4;\n    return n;\n}\n"
+BOTH = TWO.replace("one = 1;\n", "one = 1;\n    total += n;\n").replace("four = 4;", "four = 44;")
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('const char * a = "x y";', 'const char * a = "x  y";'),
-        ("char a = ' ';", "char a = '  ';"),
-        ('auto a = R"(\n  a  b\n)";', 'auto a = R"(\n  a b\n)";'),
-        ('auto a = R"x(")\n  a b\n)x";', 'auto a = R"x(")\n    a b\n)x";'),
-        ('auto a = "x\\\n  y";', 'auto a = "x\\\n    y";'),
-        ("#define F (x)", "#define F(x)"),
-        ("a = b - 1;", "a = b -1;"),
-        ("#define F x \\\n  y", "#define F x \\ \n  y"),
-        ("  a();", "a();"),
-    ],
+    "line", ["    total += n;", "    total  += n;", "    total += n; ", "  total += n;", "\ttotal\t+=  n;"]
 )
-def test_white_space_that_means_something(pick: Pick, old: str, new: str) -> None:
-    """The line beside the patch changed, so the merge must not pass it off as the same one."""
-    for base in (f"{old}\nint end;\n", f"int top;\n{old}\n"):
-        patched = base.replace(f"{old}\n", f"{old}\nint more;\n" if "end" in base else f"int more;\n{old}\n")
-        text, done = pick(base, patched, base.replace(old, new))
-        assert text is None or "re-aligned" not in str(done.notes)
+def test_hunk_that_upstream_has_with_other_white_space_is_not_repeated(pick: Pick, line: str) -> None:
+    patched = BASE.replace("one = 1;\n", "one = 1;\n    total += n;\n")
+    upstream = BASE.replace("one = 1;\n", f"one = 1;\n{line}\n")
+    assert pick(BASE, patched, upstream)[0] == upstream
+    text, done = pick(TWO, BOTH, TWO.replace("one = 1;\n", f"one = 1;\n{line}\n"))
+    assert text == TWO.replace("one = 1;\n", f"one = 1;\n{line}\n").replace("four = 4;", "four = 44;")
+    assert done.notes == ("f.cpp hunk 1: upstream already has it",)
+    for path in ("f.py", "f.txt", "CMakeLists.txt", "Makefile"):
+        text, _ = pick(BASE, patched, upstream, path)
+        assert text == (upstream if line == "    total += n;" else None)
 
 
-def test_what_changed_besides_the_alignment_is_a_conflict(pick: Pick) -> None:
-    text, done = pick(BASE, BASE.replace("= 1;", "= 11;"), BASE.replace("one = 1;", "one   = 12;"))
-    assert text is None and done.failed
+@pytest.mark.parametrize("line", ["total+=n;", "    total += n;\n    log(n);", "    log(n);\n    total  += n;"])
+def test_hunk_that_upstream_has_in_another_form_is_a_conflict(pick: Pick, line: str) -> None:
+    patched = BASE.replace("one = 1;\n", "one = 1;\n    total += n;\n")
+    text, done = pick(BASE, patched, BASE.replace("one = 1;\n", f"one = 1;\n{line}\n"))
+    assert text is None and done.failed[0].cause == "already upstream"
+
+
+@pytest.mark.parametrize("old", ["    return n;\n", "    int two = 2;\n    return n;\n"])
+def test_hunk_that_upstream_has_elsewhere_is_a_conflict(pick: Pick, old: str) -> None:
+    """The lines would be in the file twice."""
+    patched = BASE.replace("int one = 1;\n", "int one = 1;\n    int fresh = 3;\n    call(fresh);\n")
+    for more in (
+        "    int fresh = 3;\n    call(fresh);\n",
+        "    int  fresh = 3;\n    call(fresh);\n",
+        "    call(fresh);\n",
+    ):
+        text, done = pick(BASE, patched, BASE.replace(old, old.replace("    return", more + "    return")))
+        assert text is None and "the same lines" in done.failed[0].reason
+
+
+def test_line_that_only_the_patch_re_aligns_is_not_lost(pick: Pick) -> None:
+    patched = BASE.replace("one = 1", "one   = 1")
+    assert pick(BASE, patched, "// top\n" + BASE)[0] == "// top\n" + patched
+    assert pick(BASE, patched, patched)[0] == patched
+    text, done = pick(BASE, patched, BASE.replace("one = 1", "one    = 1"))
+    assert text is None and done.failed[0].cause == "white space"
+
+
+def test_report_names_the_hunks_that_have_markers(pick: Pick) -> None:
+    """The hunk that merged, and the hunk that upstream has, are not in the report."""
+    names = ("one", "two", "three", "four")
+    base = "".join(f"int {name}(int n) {{\n    n += 1;\n    return {name};\n}}\n\n" for name in names)
+    patched = base
+    for name in names:
+        patched = patched.replace(f"return {name};", f"return {name} + n;")
+    upstream = base.replace("return one;", "return one + n;").replace("return three;", "return other;")
+    upstream = upstream.replace("return four;", "return  four  ;")
+    text, done = pick(base, patched, upstream)
+    assert text is None and [hunk.number for hunk in done.failed] == [3, 4]
+    assert done.notes == ("f.cpp hunk 1: upstream already has it",)
 
 
 # --- put in at one place -----------------------------------------------------------------------------------------
@@ -151,107 +134,49 @@ def upstream_puts(*lines: str, base: str = BASE) -> str:
     return base.replace("int one = 1;\n", "int one = 1;\n" + "".join(f"{line}\n" for line in lines))
 
 
-def test_both_stay_and_upstreams_are_first(pick: Pick) -> None:
-    text, done = pick(BASE, PATCH, upstream_puts("    int theirs = 4;", "    int also = 5;"))
-    assert text == upstream_puts("    int theirs = 4;", "    int also = 5;", "    int new = 3;")
-    assert done.notes == ("f.cpp: merged, look at it: it stands behind 2 lines that upstream put in at the same place",)
+@pytest.mark.parametrize(
+    "theirs", ["break;", "return n;", "goto end;", "throw 1;", "continue;", "}", "#else", "int a;"]
+)
+@pytest.mark.parametrize("path", ["f.cpp", "f.py"])
+def test_two_insertions_at_one_place_are_a_conflict(pick: Pick, theirs: str, path: str) -> None:
+    for mine, other in ((upstream_puts("    mine();"), upstream_puts(theirs)), (upstream_puts(theirs), PATCH)):
+        text, done = pick(BASE, mine, other, path)
+        assert text is None and done.failed[0].cause == "inserted lines"
 
 
-def test_both_where_the_lines_around_were_re_aligned(pick: Pick) -> None:
-    upstream = upstream_puts("    int its   = 4;").replace("one =", "one   =").replace("two =", "two   =")
-    text, done = pick(BASE, PATCH, upstream)
-    assert text == upstream.replace("= 4;\n", "= 4;\n    int new   = 3;\n")
-    assert len(done.notes) == 2
-
-
-def test_two_functions_at_one_place(pick: Pick) -> None:
+def test_two_functions_at_one_place_are_a_conflict(pick: Pick) -> None:
     base = BASE + "\n" + BASE.replace("f(", "g(")
     patch, theirs = (f"int {name}() {{\n    return {name[-1]};\n}}\n\n" for name in ("h1", "h2"))
-    text, done = pick(base, base.replace("int g", patch + "int g"), base.replace("int g", theirs + "int g"))
-    assert text == base.replace("int g", theirs + patch + "int g") and done.notes
+    text, _ = pick(base, base.replace("int g", patch + "int g"), base.replace("int g", theirs + "int g"))
+    assert text is None
 
 
-def test_a_comment_that_upstream_began_and_ended(pick: Pick) -> None:
-    """Each is a comment line by itself; what stands between them would be one as well."""
-    base = BASE.replace("two = 2;\n", "two = 2;\n    // old */\n")
-    text, done = pick(
-        base, PATCH.replace("two = 2;\n", "two = 2;\n    // old */\n"), upstream_puts("    /*", base=base)
-    )
-    assert text is None and "is not whole" in done.failed[0].reason
+# --- the cause of a conflict --------------------------------------------------------------------------------------
+
+CALL = BASE.replace("    int two = 2;\n", "    int two = compute(n, one);\n")
+WANTED = CALL.replace("compute(n, one)", "compute(n + 1, one)")
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("upstream", "cause", "reason"),
     [
-        ["    if (n) {"],
-        ["    if (n)"],
-        ["    }", "    {"],
-        ["    for (;;)", "        n++;", "    do"],
-        ["#ifdef X"],
-        ["#endif", "#ifdef X"],
-        ["#else"],
-        ["private:"],
-        ["    case 2:"],
-        ["    case 2: n++;"],
-        ["    call(n,", '    ")",'],
-        ["    n ="],
-        ["    /* what follows", "    int x; "],
-        ["    // goes on \\"],
+        (CALL.replace("\n", "\r\n"), "line ends", "upstream's lines end in CR LF now"),
+        (CALL.replace("two = compute", "two  =  compute"), "white space", "only the white space"),
+        (CALL.replace("compute(", "reckon("), "renamed identifier", "renamed compute to reckon"),
+        (CALL.replace("    int two = compute(n, one);\n", ""), "deleted lines", "removed a line"),
+        (CALL.replace("compute(n, one)", "compute(n + 1, one) + 1"), "changed lines", "changed the same lines"),
+        (CALL.replace("compute(n, one)", "table[n] * one"), "changed lines", "changed the same lines"),
     ],
-    ids=lambda lines: " ".join(lines),
 )
-def test_what_upstream_put_in_is_not_whole(pick: Pick, lines: list[str]) -> None:
-    text, done = pick(BASE, PATCH, upstream_puts(*lines))
-    assert text is None and "is not whole" in done.failed[0].reason
-
-
-@pytest.mark.parametrize(
-    "line", ["    else", "    else { n++; }", "    + 1,", "    . f(),", "    if (n)", "    ) {", "a:"]
-)
-def test_what_the_patch_puts_in_is_not_whole(pick: Pick, line: str) -> None:
-    text, done = pick(BASE, upstream_puts(line), upstream_puts("    int theirs = 4;"))
-    assert (text is None) == (line != "    + 1,")
-    assert text or "is not whole" in done.failed[0].reason
-
-
-def test_upstream_took_a_part_of_the_patch(pick: Pick) -> None:
-    patched = upstream_puts("    int new = 3;", "    int more = 4;")
-    text, done = pick(BASE, patched, upstream_puts("    int   new = 30;", "    int more = 4;"))
-    assert text is None and "some of the same lines" in done.failed[0].reason
-    text, done = pick(BASE, patched, patched)
-    assert text == patched
-
-
-def test_a_line_beside_them_that_upstream_touched(pick: Pick) -> None:
-    for old, new in (("one = 1;", "one = 10;"), ("two = 2;", "two = 20;")):
-        text, done = pick(BASE, PATCH, upstream_puts("    int theirs = 4;").replace(old, new))
-        assert text is None and done.failed
-
-
-def test_a_line_that_the_patch_touches_as_well(pick: Pick) -> None:
-    text, done = pick(BASE, PATCH.replace("two = 2;", "two = 20;"), upstream_puts("    int theirs = 4;"))
-    assert text is None and done.failed
-
-
-def test_lines_in_another_order(pick: Pick) -> None:
-    swapped = BASE.replace("    int one = 1;\n    int two = 2;\n", "    int two = 2;\n    int one = 1;\n")
-    text, done = pick(BASE, PATCH, swapped)
-    assert text is None and done.failed
-
-
-@pytest.mark.parametrize("path", ["f.py", "f.md", "CMakeLists.txt"])
-def test_only_in_c(pick: Pick, path: str) -> None:
-    text, done = pick(BASE, PATCH, upstream_puts("    int theirs = 4;"), path)
-    assert text is None and done.failed
-
-
-def test_which_of_several_braces_is_which_is_not_guessed(pick: Pick) -> None:
-    """Without their white space they are one line; upstream took the first one away, and re-aligned none."""
-    base = "int f() {\n    if (a) {\n        if (b) {\n            c();\n        }\n    }\n    return 1;\n}\n"
-    patched = base.replace("        }\n    }\n", "        }\n    new_one();\n    }\n")
-    upstream = base.replace("        }\n    }\n", "    }\n")
-    text, _ = pick(base, patched, upstream)
-    assert text in (None, upstream.replace("    }\n", "    new_one();\n    }\n"))
+def test_conflict_names_its_cause(pick: Pick, upstream: str, cause: str, reason: str) -> None:
+    text, done = pick(CALL, WANTED, upstream)
+    assert text is None
+    (hunk,) = done.failed
+    assert (hunk.cause, reason in hunk.reason) == (cause, True), hunk
+    removed, added = ([row[1:] for row in hunk.diff if row[0] == sign] for sign in "-+")
+    if cause != "line ends":
+        assert set(removed) <= set(CALL.splitlines()) and set(added) <= set(upstream.splitlines())
+        assert len(hunk.diff) <= 2 * 3 + len(removed) + len(added)
 
 
 # --- whatever upstream does --------------------------------------------------------------------------------------
@@ -344,14 +269,6 @@ def test_code_that_upstream_switched_off(pick: Pick, start: str, end: str, what:
     assert text is not None
 
 
-def test_upstream_put_the_same_lines_in_at_another_place(pick: Pick) -> None:
-    upstream = BASE.replace("    return n;\n", "    int new = 3;\n    return n;\n")
-    text, done = pick(BASE, PATCH, upstream)
-    assert text is not None and done.notes == (
-        "f.cpp: look at it: upstream has put in the same lines, at another place",
-    )
-
-
 def test_an_attribute_before_a_function(pick: Pick) -> None:
     top = "int e() {\n    return 0;\n}\n\n"
     upstream = top + BASE.replace("int f(", "[[nodiscard]] int f(")
@@ -365,7 +282,7 @@ def test_a_statement_that_upstream_made_conditional(pick: Pick, head: str, inden
     """What stands behind it would not be, and was indented as if it were."""
     upstream = BASE.replace("    int one = 1;\n", f"    {head}\n    {indent}int one = 1;\n")
     text, done = pick(BASE, PATCH, upstream)
-    assert text is None and "without braces" in done.failed[0].reason
+    assert text is None and (indent or "without braces" in done.failed[0].reason)
     base, patched = (side.replace("    int one", f"    {head}\n        int one") for side in (BASE, PATCH))
     text, _ = pick(base, patched, "int e;\n" + base)
     assert text == "int e;\n" + patched, "it was so before"

@@ -38,7 +38,7 @@ def test_conflict_in_a_renamed_file_names_its_hunk_alone(stopped: Tiny, kvtool: 
     hunks = {patch["id"]: patch["failed"] for patch in ran.json["patches"]}
     assert {hunk["path"] for failed in hunks.values() for hunk in failed} == {name}
     assert [hunk["number"] for hunk in hunks["block"]] == [1]
-    assert hunks["block"][0]["reason"] == "upstream's lines there are not what the patch expects"
+    assert hunks["block"][0]["cause"] == "changed lines"
     assert hunks["block"][0]["found"][0] == "    int y = x + 44;"
 
 
@@ -73,7 +73,7 @@ def test_function_in_another_file_is_found(project: Tiny, kvtool: Any) -> None:
     release(project, "v4", ("src/a.cpp", far, ""))
     ran = kvtool("rebase", "v4", "--dry-run", "--json")
     (hunk,) = ran.json["patches"][2]["failed"]
-    assert hunk["path"] == "src/a.cpp" and hunk["reason"].endswith("; a line of it is in src/far.cpp:3 now")
+    assert hunk["path"] == "src/a.cpp" and hunk["reason"] == "upstream moved a line of it to src/far.cpp:3"
 
 
 def test_place_that_was_refused_and_left_is_told(project: Tiny, kvtool: Any) -> None:

@@ -138,15 +138,6 @@ def test_copy_behind_a_function_that_is_as_it_was(tmp_path: Path) -> None:
     assert not found.wrong
 
 
-def test_entries_that_go_by_position(tmp_path: Path) -> None:
-    base = "s f() {\n    s res = {\n        /*.a =*/ 1,\n        /*.z =*/ 9,\n    };\n    return res;\n}\n"
-    patched = base.replace("        /*.z", "        /*.mine =*/ 2,\n        /*.z")
-    target = base.replace("        /*.z", "        /*.theirs =*/ 3,\n        /*.z")
-    result = target.replace("        /*.z", "        /*.mine =*/ 2,\n        /*.z")
-    (found,) = judge(tmp_path, patched, target, result, base)
-    assert "goes by position" in found.wrong
-
-
 @pytest.mark.parametrize(
     ("line", "function"),
     [
