@@ -332,6 +332,16 @@ void llama_kv_dynamic_cache::set_shift(int32_t * data, int64_t i_row, int32_t sh
     }
 }
 
+bool llama_kv_dynamic_cache::has_types() const {
+    return !owner && !kv.layers.empty();
+}
+
+std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::types() const {
+    const auto & layer = kv.layers.front();
+
+    return { layer.k->type, layer.v ? layer.v->type : layer.k->type };
+}
+
 //
 // llama_kv_cache
 //

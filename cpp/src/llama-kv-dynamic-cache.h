@@ -165,7 +165,7 @@ public:
     // whether cells can change their types on this upstream
     static bool can_retype();
 
-    // false: none of its own, or none that could change
+    // false: it has no cells of its own
     bool has_types() const;
 
     std::pair<ggml_type, ggml_type> types() const;

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -165,6 +166,45 @@ bool llama_kv_dynamic_cache::has_size_like(const llama_kv_dynamic_cache & other)
 
 bool llama_kv_dynamic_cache::has_gaps() const {
     return by_copy && storage->reads_below();
+}
+
+// the scheduler puts the copy in the place of the view, which no node reads then
+std::unordered_set<const ggml_tensor *> llama_kv_dynamic_cache::read_elsewhere(ggml_cgraph * gf) const {
+    const auto is_view = [this](const ggml_tensor * node) {
+        const bool has_kernel = node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
+
+        return !has_kernel && std::any_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+            return node->view_src && (node->view_src == layer.k || node->view_src == layer.v);
+        });
+    };
+
+    std::unordered_set<const ggml_tensor *> views;
+
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+
+        if (is_view(node)) {
+            views.insert(node);
+        }
+        for (const ggml_tensor * src : node->src) {
+            views.erase(src);
+        }
+    }
+
+    return views;
+}
+
+bool llama_kv_dynamic_cache::reads_gaps_elsewhere(ggml_cgraph * gf) const {
+    const auto views = read_elsewhere(gf);
+
+    return std::any_of(views.begin(), views.end(), [&](const ggml_tensor * view) {
+        const ggml_tensor * t = view->view_src;
+
+        // attention's have heads there
+        const bool is_all = view->op == GGML_OP_VIEW && view->ne[1] == t->ne[1]*t->ne[2];
+
+        return kv.n_stream > 1 || is_all;
+    });
 }
 
 //

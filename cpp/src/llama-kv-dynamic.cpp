@@ -257,3 +257,13 @@ bool llama_kv_dynamic::finish_update() try {
     LLAMA_LOG_WARN("%s: not enough host memory to go on\n", __func__);
     return false;
 }
+
+std::pair<ggml_type, ggml_type> llama_kv_dynamic::types() const {
+    for (const auto * cache : caches) {
+        if (cache->has_types()) {
+            return cache->types();
+        }
+    }
+
+    return { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
+}

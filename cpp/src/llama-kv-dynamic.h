@@ -49,6 +49,7 @@
 // program that loads the library can have it, also one that knows nothing of the parameter
 bool llama_kv_dynamic_default();
 
+struct llama_memory_budget;
 class llama_batch_allocr;
 class llama_kv_dynamic_cache;
 

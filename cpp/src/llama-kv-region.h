@@ -6,7 +6,7 @@
 //   - K, and V with flash attention: a strip of n_rows rows per stream
 //   - transposed V: n_embd_gqa strips per stream, with an element of each row
 
-#include "llama-kv-convert.h"
+#include "llama-kv-lines.h"
 #include "llama-kv-pages.h"
 #include "llama-kv-rows.h"
 #include "llama-kv-storage.h"

@@ -27,7 +27,7 @@
 // a rollback by re-allocation (allocates when memory has just run out); the live size in the strides where pages come and go
 // (each growth would move all rows of all streams but the first, and transposed V as a whole).
 
-#include "llama-kv-convert.h"
+#include "llama-kv-lines.h"
 #include "llama-kv-growth.h"
 #include "llama-kv-layout.h"
 #include "llama-kv-rows.h"

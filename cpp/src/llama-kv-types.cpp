@@ -29,16 +29,6 @@
 // llama_kv_dynamic
 //
 
-std::pair<ggml_type, ggml_type> llama_kv_dynamic::types() const {
-    for (const auto * cache : caches) {
-        if (cache->has_types()) {
-            return cache->types();
-        }
-    }
-
-    return { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
-}
-
 int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const {
     if (!llama_kv_is_type(type_k) || !llama_kv_is_type(type_v)) {
         return LLAMA_MEMORY_TYPE_UNKNOWN;
@@ -252,16 +242,6 @@ bool llama_kv_dynamic_cache::can_retype() {
     return has_init_rot<llama_kv_cache>(0);
 }
 
-bool llama_kv_dynamic_cache::has_types() const {
-    return can_retype() && !owner && !kv.layers.empty();
-}
-
-std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::types() const {
-    const auto & layer = kv.layers.front();
-
-    return { layer.k->type, layer.v ? layer.v->type : layer.k->type };
-}
-
 int32_t llama_kv_dynamic_cache::check_types(ggml_type type_k, ggml_type type_v) const {
     for (const auto & layer : kv.layers) {
         const auto is_split = [](const ggml_tensor * t, ggml_type type, uint32_t n_head) {
@@ -312,32 +292,6 @@ void llama_kv_dynamic_cache::pretend_types(ggml_type type_k, ggml_type type_v) {
     init_rot(kv, type_k, type_v, 0);
 }
 
-// the scheduler puts the copy in the place of the view, which no node reads then
-std::unordered_set<const ggml_tensor *> llama_kv_dynamic_cache::read_elsewhere(ggml_cgraph * gf) const {
-    const auto is_view = [this](const ggml_tensor * node) {
-        const bool has_kernel = node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_TRANSPOSE;
-
-        return !has_kernel && std::any_of(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
-            return node->view_src && (node->view_src == layer.k || node->view_src == layer.v);
-        });
-    };
-
-    std::unordered_set<const ggml_tensor *> views;
-
-    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-        const ggml_tensor * node = ggml_graph_node(gf, i);
-
-        if (is_view(node)) {
-            views.insert(node);
-        }
-        for (const ggml_tensor * src : node->src) {
-            views.erase(src);
-        }
-    }
-
-    return views;
-}
-
 bool llama_kv_dynamic_cache::transposes_v(ggml_cgraph * gf) const {
     for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
         const ggml_tensor * node = ggml_graph_node(gf, i);
@@ -350,19 +304,6 @@ bool llama_kv_dynamic_cache::transposes_v(ggml_cgraph * gf) const {
     }
 
     return false;
-}
-
-bool llama_kv_dynamic_cache::reads_gaps_elsewhere(ggml_cgraph * gf) const {
-    const auto views = read_elsewhere(gf);
-
-    return std::any_of(views.begin(), views.end(), [&](const ggml_tensor * view) {
-        const ggml_tensor * t = view->view_src;
-
-        // attention's have heads there
-        const bool is_all = view->op == GGML_OP_VIEW && view->ne[1] == t->ne[1]*t->ne[2];
-
-        return kv.n_stream > 1 || is_all;
-    });
 }
 
 //

@@ -1,8 +1,6 @@
 # the dynamic KV cache, included by CMakeLists.txt. apart from the files that are compiled in batches, which share names of helpers
 
 set(LLAMA_KV_DYNAMIC_SOURCES
-    llama-kv-budget.cpp
-    llama-kv-convert.cpp
     llama-kv-dynamic-cache.cpp
     llama-kv-dynamic-copies.cpp
     llama-kv-dynamic-grow.cpp
@@ -15,26 +13,37 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-growth.cpp
     llama-kv-layout.cpp
     llama-kv-limits.cpp
-    llama-kv-pages-device.cpp
+    llama-kv-lines.cpp
     llama-kv-pages-host.cpp
     llama-kv-pages.cpp
     llama-kv-region.cpp
-    llama-kv-rotation.cpp
     llama-kv-rows.cpp
     llama-kv-seq-usage.cpp
     llama-kv-storage-copy.cpp
     llama-kv-storage-inplace.cpp
-    llama-kv-types.cpp
     llama-kv-usage.cpp)
 
-# not every upstream has the patch that calls it
-file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-cache.h has_retype REGEX init_rot)
-if (has_retype)
-    list(APPEND LLAMA_KV_DYNAMIC_SOURCES llama-kv-types-state.cpp)
+# other layers, which a tree can lack: changes of type and budgets, then the pages of devices
+if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-types.cpp)
+    list(APPEND LLAMA_KV_DYNAMIC_SOURCES
+        llama-kv-budget.cpp
+        llama-kv-convert.cpp
+        llama-kv-rotation.cpp
+        llama-kv-types.cpp
+        llama-kv-types-state.cpp)
+else()
+    list(APPEND LLAMA_KV_DYNAMIC_SOURCES llama-kv-no-types.cpp)
+endif()
+
+if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-pages-device.cpp)
+    list(APPEND LLAMA_KV_DYNAMIC_SOURCES llama-kv-pages-device.cpp)
+else()
+    list(APPEND LLAMA_KV_DYNAMIC_SOURCES llama-kv-no-device.cpp)
 endif()
 
 set_source_files_properties(${LLAMA_KV_DYNAMIC_SOURCES} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 target_sources(llama PRIVATE ${LLAMA_KV_DYNAMIC_SOURCES})
 
-install(FILES ${PROJECT_SOURCE_DIR}/include/llama-kv.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+file(GLOB LLAMA_KV_HEADERS ${PROJECT_SOURCE_DIR}/include/llama-kv*.h)
+install(FILES ${LLAMA_KV_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

@@ -2,18 +2,25 @@
 
 set(KV_TESTS_DIR ${CMAKE_CURRENT_LIST_DIR})
 
+# a test of another layer can be missing
 function(kv_test name)
+    if (NOT EXISTS ${KV_TESTS_DIR}/test-kv-${name}.cpp)
+        return()
+    endif()
+
     add_executable(test-kv-${name} ${KV_TESTS_DIR}/test-kv-${name}.cpp)
     target_link_libraries(test-kv-${name} PRIVATE llama)
     target_compile_features(test-kv-${name} PRIVATE cxx_std_17)
 
     add_test(NAME test-kv-${name} COMMAND test-kv-${name})
     set_property(TEST test-kv-${name} PROPERTY LABELS kvtool)
+
+    # what it is made of besides
+    target_sources(test-kv-${name} PRIVATE ${ARGN})
 endfunction()
 
 # of kv-check
-kv_test(reference)
-target_sources(test-kv-reference PRIVATE ${KV_TESTS_DIR}/../tools/kv-check/reference.cpp)
+kv_test(reference ${KV_TESTS_DIR}/../tools/kv-check/reference.cpp ${KV_TESTS_DIR}/../tools/kv-check/values.cpp)
 
 # on Windows, what is tested has no names outside of a shared library
 if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
@@ -25,14 +32,12 @@ if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(types)
 
     # in place on a device
-    kv_test(storage-device)
-    target_sources(test-kv-storage-device PRIVATE ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
+    kv_test(storage-device ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
 
     # device memory that comes and goes: not every upstream has the patch for it
     file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cuda/common.cuh has_pages REGEX GGML_CUDA_PAGES)
     if (has_pages)
-        kv_test(device)
-        target_sources(test-kv-device PRIVATE ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
+        kv_test(device ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
 
         # with a driver of its own. where the real one is built, its functions have the same names
         if (NOT GGML_CUDA AND NOT GGML_HIP AND NOT GGML_MUSA)

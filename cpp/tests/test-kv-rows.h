@@ -2,7 +2,7 @@
 
 // rows in other types, for the tests of a storage that changes them
 
-#include "../src/llama-kv-convert.h"
+#include "../src/llama-kv-lines.h"
 
 #include "test-kv.h"
 

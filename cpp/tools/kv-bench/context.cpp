@@ -69,9 +69,12 @@ bench_model::~bench_model() {
 // bench_context
 //
 
-bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api), params(params),
-    budget(params.budget > 0 ? llama_memory_budget_init(params.budget*size_t(1024*1024), params.auto_quant.data(), params.auto_quant.size()) : nullptr,
-            llama_memory_budget_free) {
+bench_context::bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic) : api(model.api), params(params)
+#ifdef KV_BENCH_TYPES
+    , budget(params.budget > 0 ? llama_memory_budget_init(params.budget*size_t(1024*1024), params.auto_quant.data(), params.auto_quant.size()) : nullptr,
+            llama_memory_budget_free)
+#endif
+{
     llama_context_params cparams = api.llama_context_default_params();
 
     const uint32_t n_batch = std::max(params.n_ubatch, params.n_prompt);
@@ -94,10 +97,17 @@ bench_context::bench_context(const bench_model & model, const kv_bench_params & 
         throw std::runtime_error("the context cannot be created");
     }
 
+#ifdef KV_BENCH_TYPES
     if (kv_dynamic && budget && !llama_memory_budget_add(budget.get(), ctx)) {
         api.llama_free(ctx);
         throw std::runtime_error("this libllama knows no budget");
     }
+#else
+    if (params.budget > 0) {
+        api.llama_free(ctx);
+        throw std::runtime_error("this build has no budgets, they are of the layer \"types\"");
+    }
+#endif
 
     mem = api.llama_get_memory(ctx);
     if (mem == nullptr) {
@@ -132,6 +142,7 @@ void bench_context::clear() {
     n_past = 0;
 }
 
+#ifdef KV_BENCH_TYPES
 ggml_type bench_context::type() const {
     ggml_type type_k, type_v;
     llama_get_memory_type(ctx, &type_k, &type_v);
@@ -149,6 +160,15 @@ double bench_context::retype(ggml_type type) {
 
     return seconds;
 }
+#else
+ggml_type bench_context::type() const {
+    return params.type_k;
+}
+
+double bench_context::retype(ggml_type) {
+    throw std::runtime_error("this build cannot change the types of the cells, that is of the layer \"types\"");
+}
+#endif
 
 llama_memory_usage bench_context::usage() const {
     return api.llama_get_memory_usage ? api.llama_get_memory_usage(ctx) : llama_memory_usage {};

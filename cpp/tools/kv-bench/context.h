@@ -15,6 +15,11 @@
 #include <memory>
 #include <string>
 
+// budgets and changes of type are of another layer, which a tree can lack
+#if __has_include("llama-kv-types.h")
+#    define KV_BENCH_TYPES
+#endif
+
 // Seconds of processor time of this process: with one thread what a call takes on an idle machine, whatever else runs on it. With
 // a device seconds of the clock: what it does takes no processor time.
 double seconds_of(const kv_bench_params & params);
@@ -86,7 +91,9 @@ class bench_context {
     const llama_api &       api;
     const kv_bench_params & params;
 
+#ifdef KV_BENCH_TYPES
     std::unique_ptr<llama_memory_budget, decltype(&llama_memory_budget_free)> budget;
+#endif
 
     llama_context * ctx;
     llama_memory_t  mem;

@@ -146,7 +146,7 @@ static bool parse_checks(const std::string & str, std::vector<std::string> & res
             end = str.size();
         }
         const std::string name = str.substr(pos, end - pos);
-        if (name == "retype") {
+        if (name == "retype" && kv_check_find_scenario("retype-bits")) {
             for (const auto & def : kv_check_scenarios()) {
                 if (kv_check_is_retype(def.name)) {
                     res.push_back(def.name);

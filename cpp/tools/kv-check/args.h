@@ -1,6 +1,6 @@
 #pragma once
 
-#include "reference.h"
+#include "values.h"
 
 #include "llama.h"
 

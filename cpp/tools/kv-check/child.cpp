@@ -1,16 +1,25 @@
 #include "child.h"
 
-#include "fake-device.h"
 #include "scenarios.h"
 #include "session.h"
 
 #include "ggml-backend.h"
+
+// of the layer of devices
+#if __has_include("fake-device.h")
+#    include "fake-device.h"
+#else
+static void fake_device_add(size_t, size_t, bool) {
+    throw std::runtime_error("--fake-device: this build has no such device, it is of the layer \"device\"");
+}
+#endif
 
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 #ifndef _WIN32

@@ -9,11 +9,6 @@
 #include <memory>
 #include <stdexcept>
 
-std::string to_string(const cell_types & types) {
-    const std::string k = ggml_type_name(types.k);
-    return types.k == types.v ? k : k + "/" + ggml_type_name(types.v);
-}
-
 size_t state_part::data() const {
     switch (kind) {
         case rows:    return at + sizeof(int32_t) + sizeof(uint64_t);

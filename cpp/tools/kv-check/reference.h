@@ -3,21 +3,13 @@
 // What a change of the types of the KV cells must leave behind, computed from the bytes of a saved state and by nothing that the
 // change itself uses: see README.md, "The reference"
 
+#include "values.h"
+
 #include "ggml.h"
 
 #include <cstdint>
 #include <string>
 #include <vector>
-
-struct cell_types {
-    ggml_type k = GGML_TYPE_F16;
-    ggml_type v = GGML_TYPE_F16;
-
-    bool operator==(const cell_types & other) const { return k == other.k && v == other.v; }
-};
-
-// "q8_0" or "q8_0/f16"
-std::string to_string(const cell_types & types);
 
 // of the context that a state was saved from: a state does not say where its parts end
 struct state_shape {

@@ -4,7 +4,7 @@
 // change is made by hand before the same batch: the answers are equal, bit for bit, so nothing but the precision of the cells tells
 // them apart, and that at no other place.
 
-#include "scenarios.h"
+#include "scenarios-types.h"
 
 #include <algorithm>
 #include <memory>
@@ -26,7 +26,7 @@ memory_budget make_budget(size_t n_bytes, const std::vector<ggml_type> & ladder)
 }
 
 session_params with_budget(session_params sp, const memory_budget & budget) {
-    sp.budget = budget.get();
+    kv_check_set_budget(sp, budget.get());
     return sp;
 }
 
@@ -200,7 +200,7 @@ void copy_beyond(side & s, session_params sp, const std::vector<ggml_type> & lad
 
 } // namespace
 
-void kv_check_retype_budget(side & s) {
+static void kv_check_retype_budget(side & s) {
     session_params sp = kv_check_base(s);
 
     const std::vector<ggml_type> ladder = make_ladder(s, sp);
@@ -265,3 +265,7 @@ void kv_check_retype_budget(side & s) {
         copy_beyond(s, sp, ladder);
     }
 }
+
+static const kv_check_registration scenarios({
+    { "retype-budget",   kv_check_retype_budget,   "retype-budget", false },
+});

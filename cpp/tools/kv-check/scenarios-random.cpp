@@ -8,7 +8,7 @@
 // (--fake-device), or without one that of the system, as allocations that fail.
 
 #include "resident.h"
-#include "scenarios.h"
+#include "scenarios-types.h"
 #include "short-of-memory.h"
 
 #include "ggml-backend.h"
@@ -237,7 +237,7 @@ class walk {
 
 session_params beside(session_params sp, llama_memory_budget * budget, bool dynamic) {
     sp.dynamic = dynamic;
-    sp.budget  = dynamic ? budget : nullptr;
+    kv_check_set_budget(sp, dynamic ? budget : nullptr);
     return sp;
 }
 
@@ -619,7 +619,7 @@ void walk::restore(const saved_state & from, llama_seq_id seq) {
 
 } // namespace
 
-void kv_check_random(side & s) {
+static void kv_check_random(side & s) {
     const uint32_t n_walks = s.params.quick ? 4 : 50;
     const uint32_t n       = 60;
 
@@ -652,3 +652,7 @@ void kv_check_random(side & s) {
     s.out.measure("operations", n_walks*n);
     s.out.measure("refused",    n_refused);
 }
+
+static const kv_check_registration scenarios({
+    { "random",          kv_check_random,          "random", false },
+});

@@ -3,7 +3,7 @@
 // What comes out is compared with a reference that shares no code with the change (reference.h), and the static side with the
 // dynamic one, as everywhere. Both sides run code of this series here: a failure of the static side counts.
 
-#include "scenarios.h"
+#include "scenarios-types.h"
 #include "short-of-memory.h"
 
 #include <algorithm>
@@ -53,23 +53,6 @@ std::string to_string(const retype_chain & chain) {
     }
     return res;
 }
-
-state_shape shape_of(const side & s, const session_params & sp) {
-    state_shape res;
-    res.arch   = s.arch;
-    res.hybrid = s.is_hybrid;
-    res.seqs   = sp.n_seqs;
-    res.cells  = llama_model_n_swa(s.model) > 0 ? UINT32_MAX : sp.n_cells; // a window may have more, for its batch
-    return res;
-}
-
-} // namespace
-
-state_parts kv_check_state_of(const side & s, const session_params & sp, session & c) {
-    return state_parse(shape_of(s, sp), c.state_get());
-}
-
-namespace {
 
 // less in a quick run
 uint32_t n_cells_of(const side & s, uint32_t n) {
@@ -213,7 +196,7 @@ void fill_unevenly(side & s, session & c, uint32_t n) {
 } // namespace
 
 // every byte of the saved state
-void kv_check_retype_bits(side & s) {
+static void kv_check_retype_bits(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);
         fill_unevenly(s, c, n_cells_of(s, 400));
@@ -225,7 +208,7 @@ void kv_check_retype_bits(side & s) {
 }
 
 // after a shift, and while one is pending: the rotation of positions comes before that of the basis
-void kv_check_retype_shift(side & s) {
+static void kv_check_retype_shift(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name + ".done");
         if (!c.can_shift("at creation")) {
@@ -264,7 +247,7 @@ void kv_check_retype_shift(side & s) {
 }
 
 // the sequences go on: as in a context that had the types from the start and was given the same cells
-void kv_check_retype_generate(side & s) {
+static void kv_check_retype_generate(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);
         c.fill(n_cells_of(s, 220));
@@ -308,7 +291,7 @@ void kv_check_retype_generate(side & s) {
 }
 
 // a state from before the change is converted when it is read, and one from after it where the types are those of before
-void kv_check_retype_restore(side & s) {
+static void kv_check_retype_restore(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
         sp.n_seqs  = 3;
@@ -363,7 +346,7 @@ void kv_check_retype_restore(side & s) {
 }
 
 // a growth after the change gives what the change after the growth gives
-void kv_check_retype_grow(side & s) {
+static void kv_check_retype_grow(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
         sp.n_seqs  = 2;
@@ -483,7 +466,7 @@ void nothing(session &) {
 
 // the reference by itself: over the cells that it converts, a model answers as well as with that type from the start, and in any
 // other basis it does not. Nothing here changes the types of a context
-void kv_check_retype_basis(side & s) {
+static void kv_check_retype_basis(side & s) {
     std::map<std::string, double> worst; // error with another basis against that with the right one, the largest over all chains
 
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
@@ -535,7 +518,7 @@ void kv_check_retype_basis(side & s) {
 }
 
 // a changed context is off from f16 by no more than one that has the type from the start
-void kv_check_retype_quality(side & s) {
+static void kv_check_retype_quality(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
 
@@ -561,7 +544,7 @@ void kv_check_retype_quality(side & s) {
 
 // the device fails in the middle of a change, in a library that was broken for it: no sequence goes on as if its cells were there,
 // until it is removed
-void kv_check_lost(side & s) {
+static void kv_check_lost(side & s) {
     const struct {
         const char * what;
         void      (* f)(llama_memory_t);
@@ -604,7 +587,7 @@ void kv_check_lost(side & s) {
 }
 
 // the device has no kernel that writes such cells (--fake-device MIB,KIB,f16): the change is refused. a context cannot be created so
-void kv_check_no_kernel(side & s) {
+static void kv_check_no_kernel(side & s) {
     session c(s, kv_check_base(s), "no-kernel");
     c.fill(kv_check_n_fill(s.params));
     const auto before = c.state_get();
@@ -619,7 +602,7 @@ void kv_check_no_kernel(side & s) {
 }
 
 // an allocation fails (--fail): all has changed or nothing has, and the context goes on
-void kv_check_retype_fail(side & s) {
+static void kv_check_retype_fail(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
         throw check_skipped("no allocation is to fail (--fail, --limit)");
     }
@@ -652,3 +635,44 @@ void kv_check_retype_fail(side & s) {
         c.generate(2);
     });
 }
+
+//
+// what the sessions need for it
+//
+
+int32_t session::try_retype(const cell_types & types) {
+    s.out.event(TRACE_OURS, "", 1);
+    return llama_set_memory_type(ctx, types.k, types.v);
+}
+
+int32_t session::retype(const cell_types & types) {
+    const int32_t rc = try_retype(types);
+    s.out.value(name + ".retype(" + to_string(types) + ")", rc);
+    return rc;
+}
+
+cell_types session::types() const {
+    cell_types res;
+    llama_get_memory_type(ctx, &res.k, &res.v);
+    return res;
+}
+
+void kv_check_set_budget(session_params & sp, llama_memory_budget * budget) {
+    sp.on_create = nullptr;
+    if (budget) {
+        sp.on_create = [budget](llama_context * ctx) { return llama_memory_budget_add(budget, ctx); };
+    }
+}
+
+static const kv_check_registration scenarios({
+    { "retype-bits",     kv_check_retype_bits,     "retype-bits", false },
+    { "retype-shift",    kv_check_retype_shift,    "retype-shift", false },
+    { "retype-generate", kv_check_retype_generate, "retype-generate", false },
+    { "retype-restore",  kv_check_retype_restore,  "retype-restore", false },
+    { "retype-grow",     kv_check_retype_grow,     "retype-grow", false },
+    { "retype-basis",    kv_check_retype_basis,    "retype-basis", false },
+    { "retype-quality",  kv_check_retype_quality,  "retype-quality", false },
+    { "retype-fail",     kv_check_retype_fail,     "retype-fail", false },
+    { "lost",            kv_check_lost,            "lost", false },
+    { "no-kernel",       kv_check_no_kernel,       "no-kernel", false },
+});

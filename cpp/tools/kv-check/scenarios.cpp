@@ -60,6 +60,19 @@ session_params kv_check_base(const side & s) {
     return res;
 }
 
+static state_shape shape_of(const side & s, const session_params & sp) {
+    state_shape res;
+    res.arch   = s.arch;
+    res.hybrid = s.is_hybrid;
+    res.seqs   = sp.n_seqs;
+    res.cells  = llama_model_n_swa(s.model) > 0 ? UINT32_MAX : sp.n_cells; // a window may have more, for its batch
+    return res;
+}
+
+state_parts kv_check_state_of(const side & s, const session_params & sp, session & c) {
+    return state_parse(shape_of(s, sp), c.state_get());
+}
+
 static session_params base(const side & s) {
     return kv_check_base(s);
 }
@@ -684,50 +697,47 @@ static void check_full(side & s) {
     c.fill(3, false);
 }
 
-const std::vector<kv_check_scenario> & kv_check_scenarios() {
-    static const std::vector<kv_check_scenario> res = {
-        { "prompt",             check_prompt,             "prompt"       },
-        { "generate",           check_generate,           "generate"     },
-        { "unread",             check_unread,             "unread"       },
-        { "tail",               check_tail,               "tail"         },
-        { "copy",               check_copy,               "copy"         },
-        { "copy-part",          check_copy_part,          "copy-part"    },
-        { "shift",              check_shift,              "shift"        },
-        { "state-self",         check_state_self,         "state-self"   },
-        { "state-into-dynamic", check_state_into_dynamic, "state-self"   },
-        { "state-into-static",  check_state_into_static,  "state-self"   },
-        { "state-seq",          check_state_seq,          "state-seq"    },
-        { "clear",              check_clear,              "clear"        },
-        { "keep",               check_keep,               "keep"         },
-        { "uneven",             check_uneven,             "uneven"       },
-        { "shrink",             check_shrink,             "shrink"       },
-        { "shrink-full",        check_shrink_full,        "shrink-full"  },
-        { "full",               check_full,               "full"         },
-        { "fragmented",         check_fragmented,         "fragmented"   },
+// the scenarios of the layers that this program is made of
+static std::vector<kv_check_scenario> & table() {
+    static std::vector<kv_check_scenario> res = {
+        { "prompt",             check_prompt,             "prompt" },
+        { "generate",           check_generate,           "generate" },
+        { "unread",             check_unread,             "unread" },
+        { "tail",               check_tail,               "tail" },
+        { "copy",               check_copy,               "copy" },
+        { "copy-part",          check_copy_part,          "copy-part" },
+        { "shift",              check_shift,              "shift" },
+        { "state-self",         check_state_self,         "state-self" },
+        { "state-into-dynamic", check_state_into_dynamic, "state-self" },
+        { "state-into-static",  check_state_into_static,  "state-self" },
+        { "state-seq",          check_state_seq,          "state-seq" },
+        { "clear",              check_clear,              "clear" },
+        { "keep",               check_keep,               "keep" },
+        { "uneven",             check_uneven,             "uneven" },
+        { "shrink",             check_shrink,             "shrink" },
+        { "shrink-full",        check_shrink_full,        "shrink-full", false },
+        { "full",               check_full,               "full" },
+        { "fragmented",         check_fragmented,         "fragmented" },
         { "state-refuse",       check_state_refuse,       "state-refuse" },
-        { "state-file",         check_state_file,         "state-file"   },
+        { "state-file",         check_state_file,         "state-file" },
         { "state-device",       check_state_device,       "state-device" },
-        { "div",                check_div,                "div"          },
-        { "draft",              kv_check_draft,           "draft"        },
-        { "no-memory",          kv_check_no_memory,       "no-memory"    },
-        { "pages",              kv_check_pages,           "pages"        },
-        { "rows",               kv_check_rows,            "rows"         },
-        { "retype-bits",        kv_check_retype_bits,     "retype-bits"     },
-        { "retype-shift",       kv_check_retype_shift,    "retype-shift"    },
-        { "retype-generate",    kv_check_retype_generate, "retype-generate" },
-        { "retype-restore",     kv_check_retype_restore,  "retype-restore"  },
-        { "retype-grow",        kv_check_retype_grow,     "retype-grow"     },
-        { "retype-basis",       kv_check_retype_basis,    "retype-basis"    },
-        { "retype-quality",     kv_check_retype_quality,  "retype-quality"  },
-        { "retype-fail",        kv_check_retype_fail,     "retype-fail"     },
-        { "retype-budget",      kv_check_retype_budget,   "retype-budget"   },
-        { "lost",               kv_check_lost,            "lost"         },
-        { "no-kernel",          kv_check_no_kernel,       "no-kernel"    },
-        { "train",              kv_check_train,           "train"        },
-        { "usage",              kv_check_usage,           "usage"        },
-        { "random",             kv_check_random,          "random"       },
+        { "div",                check_div,                "div" },
+        { "draft",              kv_check_draft,           "draft" },
+        { "no-memory",          kv_check_no_memory,       "no-memory" },
+        { "pages",              kv_check_pages,           "pages" },
+        { "rows",               kv_check_rows,            "rows" },
+        { "train",              kv_check_train,           "train" },
+        { "usage",              kv_check_usage,           "usage" },
     };
     return res;
+}
+
+kv_check_registration::kv_check_registration(std::initializer_list<kv_check_scenario> scenarios) {
+    table().insert(table().end(), scenarios.begin(), scenarios.end());
+}
+
+const std::vector<kv_check_scenario> & kv_check_scenarios() {
+    return table();
 }
 
 bool kv_check_is_retype(const std::string & name) {
@@ -735,9 +745,7 @@ bool kv_check_is_retype(const std::string & name) {
 }
 
 bool kv_check_is_default(const std::string & name) {
-    static const std::vector<std::string> only_named = { "random", "shrink-full", "lost", "no-kernel" };
-
-    return !kv_check_is_retype(name) && std::find(only_named.begin(), only_named.end(), name) == only_named.end();
+    return kv_check_find_scenario(name)->is_default;
 }
 
 const kv_check_scenario * kv_check_find_scenario(const std::string & name) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include "reference.h"
 #include "session.h"
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,13 @@ struct kv_check_scenario {
     // the check whose static run this one's dynamic run is compared with: saving and restoring is one
     // computation for a static cache, and three for a dynamic one
     const char * reference;
+
+    bool is_default = true; // runs without being named
+};
+
+// adds scenarios when the program starts. the file that has them can be missing: it is of another layer
+struct kv_check_registration {
+    explicit kv_check_registration(std::initializer_list<kv_check_scenario> scenarios);
 };
 
 const std::vector<kv_check_scenario> & kv_check_scenarios();
@@ -30,29 +39,16 @@ bool kv_check_is_default(const std::string & name);
 // the context that the command line asks for
 session_params kv_check_base(const side & s);
 
-// its saved state
+// its saved state, taken apart
 state_parts kv_check_state_of(const side & s, const session_params & sp, session & c);
 
 // in files of their own
 void kv_check_draft    (side & s);
 void kv_check_no_memory(side & s);
 void kv_check_pages    (side & s);
-void kv_check_random   (side & s);
 void kv_check_rows     (side & s);
 void kv_check_train    (side & s);
 void kv_check_usage    (side & s);
-
-void kv_check_retype_bits    (side & s);
-void kv_check_retype_shift   (side & s);
-void kv_check_retype_generate(side & s);
-void kv_check_retype_restore (side & s);
-void kv_check_retype_grow    (side & s);
-void kv_check_retype_basis   (side & s);
-void kv_check_retype_quality (side & s);
-void kv_check_retype_fail    (side & s);
-void kv_check_retype_budget  (side & s);
-void kv_check_lost           (side & s);
-void kv_check_no_kernel      (side & s);
 
 // cells per stream that the long checks fill
 uint32_t kv_check_n_fill(const kv_check_params & params);

@@ -59,7 +59,7 @@ session::session(side & s, const session_params & sp, const std::string & name) 
     if (ctx == nullptr) {
         throw check_failed("the context cannot be created: " + s.last_error);
     }
-    if (sp.budget && !llama_memory_budget_add(sp.budget, ctx) && sp.dynamic) {
+    if (sp.on_create && !sp.on_create(ctx) && sp.dynamic) {
         llama_free(ctx);
         throw check_skipped("this upstream has no budget");
     }
@@ -320,23 +320,6 @@ void session::clear(bool data) {
 bool session::can_shift(const std::string & label) {
     const bool res = llama_memory_can_shift(mem);
     s.out.value(name + ".can_shift " + label, res);
-    return res;
-}
-
-int32_t session::try_retype(const cell_types & types) {
-    s.out.event(TRACE_OURS, "", 1);
-    return llama_set_memory_type(ctx, types.k, types.v);
-}
-
-int32_t session::retype(const cell_types & types) {
-    const int32_t rc = try_retype(types);
-    s.out.value(name + ".retype(" + to_string(types) + ")", rc);
-    return rc;
-}
-
-cell_types session::types() const {
-    cell_types res;
-    llama_get_memory_type(ctx, &res.k, &res.v);
     return res;
 }
 

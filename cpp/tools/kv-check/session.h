@@ -1,11 +1,11 @@
 #pragma once
 
 #include "args.h"
-#include "reference.h"
 #include "trace.h"
 
 #include "llama-kv.h"
 
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -64,7 +64,7 @@ struct session_params {
 
     cell_types types; // of the cells
 
-    llama_memory_budget * budget = nullptr; // has to outlive the session
+    std::function<bool(llama_context *)> on_create; // called with the new context. false: what the check needs is not here
 
     uint32_t n_streams() const { return unified ? 1 : n_seqs; }
 };
@@ -127,7 +127,8 @@ class session {
     void clear(bool data);
     bool can_shift(const std::string & label);
 
-    // other types for the cells. From the first call on the static side runs code of this series, too: its failures count
+    // other types for the cells, see scenarios-types.cpp. From the first call on the static side runs code of this series, too: its
+    // failures count
     int32_t    retype(const cell_types & types);
     int32_t    try_retype(const cell_types & types); // of which nothing is written down
     cell_types types() const;

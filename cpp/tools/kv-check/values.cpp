@@ -47,3 +47,8 @@ bool parse_flash_attn(const std::string & str, llama_flash_attn_type & res) {
     res = on ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     return true;
 }
+
+std::string to_string(const cell_types & types) {
+    const std::string k = ggml_type_name(types.k);
+    return types.k == types.v ? k : k + "/" + ggml_type_name(types.v);
+}

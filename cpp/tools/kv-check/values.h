@@ -5,6 +5,16 @@
 #include <cstdint>
 #include <string>
 
+struct cell_types {
+    ggml_type k = GGML_TYPE_F16;
+    ggml_type v = GGML_TYPE_F16;
+
+    bool operator==(const cell_types & other) const { return k == other.k && v == other.v; }
+};
+
+// "q8_0" or "q8_0/f16"
+std::string to_string(const cell_types & types);
+
 // values of command line options, for kv-check and kv-bench; false if str is not one
 
 bool parse_u32       (const char * str, uint32_t & res); // at most INT32_MAX

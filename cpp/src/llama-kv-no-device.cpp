@@ -1,0 +1,12 @@
+// In place of the layer "device", where a tree does not have it: no device has pages. compiled by llama-kv.cmake if
+// llama-kv-pages-device.cpp is missing
+
+#include "llama-kv-pages.h"
+
+size_t llama_kv_pages_size_device(ggml_backend_buffer_type_t) {
+    return 0;
+}
+
+llama_kv_paged_buffer llama_kv_pages_reserve_device(ggml_backend_buffer_type_t, size_t) {
+    return {};
+}
