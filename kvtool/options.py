@@ -68,6 +68,14 @@ Mirror = Annotated[
     str | None,
     Option("--mirror", metavar="PATH|URL", help="A git repository to take upstream from (or KVTOOL_UPSTREAM)."),
 ]
+Groups = Annotated[
+    tuple[str, ...],
+    Option(
+        "--group",
+        metavar="ID",
+        help="Only this group of series.toml and those that it depends on; may be repeated [all groups].",
+    ),
+]
 BinDir = Annotated[Path | None, Option("--bin", metavar="DIR", help="Take the programs in DIR; build nothing.")]
 
 

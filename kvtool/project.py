@@ -2,14 +2,15 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import platformdirs
 
 from kvtool.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
-PROOF = Path("tools/kv-check")  # of a patched tree and of cpp/: what proves the dynamic cache. other series have none
+# The folder of a patched tree, and of cpp/, with the program that proves the dynamic cache. Other series have none.
+PROOF = PurePosixPath("tools/kv-check")
 PACKAGED = _PACKAGE / "_data"  # what an installed wheel carries; an editable install has it beside the package
 
 

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from kvtool.console import Console
 from kvtool.errors import KvtoolError
-from kvtool.options import Env, Mirror, Tag
+from kvtool.options import Env, Groups, Mirror, Tag
+from kvtool.project import Project
 from kvtool.replay.apply import PatchReport, conflict_error, upstream_lines
 from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import PatchOutcome, Result
+from kvtool.series.groups import close_groups
+from kvtool.series.series import load_groups
 from kvtool.worktree import checkout
 
 
@@ -17,7 +20,8 @@ class ApplyResult(Result, command="apply"):
     """outcome: created | moved | unchanged | conflict.
 
     head: the last commit, "" after a conflict; changed_files: files written in the tree; upstream_lines: changed lines
-    in upstream's own files; patches: a report each, in order.
+    in upstream's own files; patches: a report each, in order; groups: the groups of the series that the tree has, empty
+    for all.
     """
 
     tag: str
@@ -28,6 +32,7 @@ class ApplyResult(Result, command="apply"):
     changed_files: int
     upstream_lines: int
     patches: tuple[PatchReport, ...]
+    groups: tuple[str, ...] = ()
 
     @property
     def failure(self) -> KvtoolError | None:
@@ -48,8 +53,9 @@ class ApplyResult(Result, command="apply"):
             return
         note = "nothing to do" if self.outcome == "unchanged" else f"{self.changed_files} files written"
         there = sum(report.outcome is not PatchOutcome.SKIPPED for report in self.patches)
+        of_groups = f" of {', '.join(self.groups)}" if self.groups else ""
         console.line(
-            f"llama.cpp {self.tag} with {there} patches ({self.upstream_lines} changed lines in upstream's "
+            f"llama.cpp {self.tag} with {there} patches{of_groups} ({self.upstream_lines} changed lines in upstream's "
             f"files) at {self.tree}: {note}"
         )
 
@@ -69,23 +75,34 @@ def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
             console.line(f"  {report.id}: {hunk}", "red")
 
 
-def command(env: Env, tag: Tag = None, mirror: Mirror = None) -> ApplyResult:
+def choose_groups(project: Project, console: Console, named: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the named groups and their dependencies, and print which were added; empty for the whole series."""
+    chosen = close_groups(load_groups(project), named)
+    if added := [group for group in chosen if group not in named]:
+        console.step(f"adding {', '.join(added)}: {', '.join(named)} depends on it")
+    return chosen
+
+
+def command(env: Env, tag: Tag = None, mirror: Mirror = None, groups: Groups = ()) -> ApplyResult:
     """Make the patched tree: upstream, the files of cpp/, one commit per patch.
 
     Fetches upstream if it is not in the cache. Files that do not change keep their time stamps, so nothing else is
     rebuilt; a second call changes nothing. Commit ids are the same on every machine. Uncommitted work and commits that
     are not of the series are never overwritten. If a patch does not apply, the tree stays as it was and every patch's
-    outcome is shown.
+    outcome is shown. With --group, the tree has only the patches and the files of cpp/ of some groups; build, verify,
+    status and export then work on these. Without it, the tree has the whole series again.
 
         kvtool apply
         kvtool apply b11063 --tree ~/older
+        kvtool apply --group core --tree ~/core-only
 
     Exit codes: 3 a patch does not apply, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
     project, console = env.project, env.console
-    context = SeriesContext(project, console, mirror)
+    context = SeriesContext(project, console, mirror, choose_groups(project, console, groups))
     upstream = context.lock.upstream(tag)
     base = context.base(upstream)  # what takes long comes before the tree is locked
     done = checkout.ensure_tree(context, upstream, pinned=tag is not None)
     head, lines = done.applied.head if done.applied else "", upstream_lines(done.patches)
-    return ApplyResult(upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)
+    result = (upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)
+    return ApplyResult(*result, groups=context.groups)

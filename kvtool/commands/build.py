@@ -17,7 +17,7 @@ from kvtool.machine import cores
 from kvtool.options import Backend, Env, Jobs, Preset
 from kvtool.project import Project
 from kvtool.result import Result
-from kvtool.worktree.status import require_applied
+from kvtool.worktree.status import carried_files, require_applied
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].extras if known is None else known
     return cmake.Plan(
-        *(project.tree, project.cpp, tools, options.backend, options.preset, platform.system()),
+        *(project.tree, tools, options.backend, options.preset, platform.system()),
         options.jobs or cores(),
+        tests=cmake.unit_test_targets(carried_files(project)),
         chosen=options.targets,
         defines=parse_defines(options.defines),
         with_page=page,

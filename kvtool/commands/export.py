@@ -8,13 +8,14 @@ from typing import Annotated
 
 from typer import Option
 
+from kvtool.commands.apply import choose_groups
 from kvtool.console import Console
-from kvtool.errors import DriftError, KvtoolError, TreeError, UsageError, writing
+from kvtool.errors import ConflictError, DriftError, KvtoolError, TreeError, UsageError, writing
 from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
-from kvtool.options import Env, refuse
-from kvtool.project import Project
-from kvtool.replay.apply import Applied, applied_of, commits_of
+from kvtool.options import Env, Groups, refuse
+from kvtool.project import Project, read_text
+from kvtool.replay.apply import Applied, Replayed, applied_of, commits_of, conflict_error, replay
 from kvtool.replay.export import FoldedSeries, only_drops_patches, plan_export, squash_fixups
 from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import FileChange, Result
@@ -22,8 +23,9 @@ from kvtool.series.changes import Change, preview_project
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS
 from kvtool.series.series import Series
 from kvtool.upstream.cache import Cache
+from kvtool.upstream.lock import Upstream
 from kvtool.worktree.checkout import finish_interrupted, scratch_below
-from kvtool.worktree.status import TreeState, dirty_tree_error, tree_state, write_applied
+from kvtool.worktree.status import TreeState, apply_command, dirty_tree_error, tree_state, write_applied
 from kvtool.worktree.transaction import Stage
 
 _MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
@@ -89,7 +91,7 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     if applied is None or state.operation or state.dirty:
         # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
         raise dirty_tree_error(replace(state, interrupted=""))
-    stage, context = Stage(project, "export"), SeriesContext(project, console)
+    stage, context = Stage(project, "export"), SeriesContext(project, console, groups=applied.groups)
     upstream = context.lock.upstream(applied.tag)
     context.known[upstream.tag] = applied.base
     series = context.series(upstream)
@@ -106,11 +108,11 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
 
 
 def _both_changed(state: TreeState, applied: Applied) -> TreeError:
-    git = f"git -C {state.path}"
+    git, again = f"git -C {state.path}", apply_command(applied.groups)
     redo = (
-        "kvtool apply"
+        again
         if state.head == applied.head
-        else f"{git} branch mine && {git} reset --hard {applied.head[:10]} && kvtool apply && "
+        else f"{git} branch mine && {git} reset --hard {applied.head[:10]} && {again} && "
         f"{git} cherry-pick {applied.head[:10]}..mine, then kvtool export"
     )
     what = "patches/ or cpp/ changed since the tree was made"
@@ -123,6 +125,8 @@ def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[
     series, replayed = context.series(source.series.upstream), context.build(scratch, source.series.upstream)
     if not replayed.complete or replayed.tree != folded.tree:
         raise KvtoolError("the exported series does not give the tree back", why="this is a bug; nothing was written")
+    if context.groups:
+        _require_whole(context.with_groups(()), source.series.upstream, scratch)
     git = Git(project.tree)
     git.fetch(scratch.repo, replayed.head)
     source.stage.save(todo)
@@ -137,6 +141,45 @@ def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[
     write_applied(project.tree, applied_of(series, replayed, pinned=source.applied.pinned))
     source.stage.clear()
     return replayed.head
+
+
+def _require_whole(context: SeriesContext, upstream: Upstream, scratch: Scratch) -> None:
+    """ConflictError if a change made in a tree with some groups keeps the patches of the others from applying."""
+    if error := conflict_error(context.build(scratch, upstream).reports, upstream.tag):
+        raise ConflictError(
+            f"after this change, {error.what}",
+            why=f"the patch is of a group that the tree does not have; {error.why}",
+            next_step="make the change in a tree with the whole series: kvtool apply --tree DIR",
+        )
+
+
+def _group_commits(source: _Source, todo: tuple[Change, ...], groups: tuple[str, ...], scratch: Scratch) -> Replayed:
+    """Build the commits of some groups alone, for somebody who reviews only these.
+
+    The first commit has the files of cpp/. Its message is the first section of the page of the last group.
+    """
+    project, applied = source.context.project, source.applied
+    if missing := [group for group in groups if applied.groups and group not in applied.groups]:
+        raise UsageError(
+            f"{project.tree} does not have the group {missing[0]!r}",
+            next_step=apply_command((*applied.groups, *missing)),
+        )
+    if applied.tree != source.context.lock.upstream().tree:
+        raise UsageError(f"--group needs a tree on llama.cpp {source.context.lock.current}", next_step="kvtool apply")
+    context = source.context.with_project(preview_project(project, todo, scratch.place())).with_groups(groups)
+    series = context.series(source.series.upstream)
+    done = replay(scratch, applied.base, series, _message_of(project, groups))
+    if error := conflict_error(done.reports, applied.tag):
+        raise error
+    return done
+
+
+def _message_of(project: Project, groups: tuple[str, ...]) -> str:
+    """Return the message of the commit with the new files of some groups."""
+    page = project.patches / f"{groups[-1]}.md"
+    text = read_text(page) if page.is_file() else ""
+    section = re.search(r"\A#[^\n]*\n+(.*?)(?=^#|^\||\Z)", text, re.DOTALL | re.MULTILINE)
+    return f"{', '.join(groups)}: add the new files\n\n{section[1].strip() if section else ''}".rstrip() + "\n"
 
 
 def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
@@ -165,6 +208,7 @@ def command(
         Path | None,
         Option("--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."),
     ] = None,
+    groups: Groups = (),
 ) -> ExportResult:
     """Take the commits of the patched tree back into patches/ and cpp/.
 
@@ -176,11 +220,16 @@ def command(
         kvtool export
         kvtool export --check
         kvtool export --mailbox ~/series
+        kvtool export --mailbox ~/core --group core    # what upstream would review
 
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """
     project, console = env.project, env.console
-    refuse("export", (check and mailbox, "--check and --mailbox exclude each other"))
+    refuse(
+        "export",
+        (check and mailbox, "--check and --mailbox exclude each other"),
+        (groups and not mailbox, "--group needs --mailbox: export takes back all groups that the tree has"),
+    )
     if not (check or mailbox):
         project.refuse_packaged()
     if not (project.tree / ".git").is_dir():
@@ -194,10 +243,12 @@ def command(
         source = _open(project, console, scratch)
         applied, head = source.applied, source.state.head
         folded = squash_fixups(scratch, project.tree, applied, head, source.series)
+        chosen = choose_groups(project, console, groups)
+        todo = () if mailbox and not chosen else plan_export(project, scratch, folded, source.series, source.was)
         if mailbox:
-            mails = _write_mailbox(scratch, applied.base, folded.head, mailbox)
-            return ExportResult(applied.tag, project.tree, folded.head, False, (), mails)
-        todo = plan_export(project, scratch, folded, source.series, source.was)
+            last = _group_commits(source, todo, chosen, scratch).head if chosen else folded.head
+            mails = _write_mailbox(scratch, applied.base, last, mailbox)
+            return ExportResult(applied.tag, project.tree, last, False, (), mails)
         files = tuple(FileChange(change.path, change.action) for change in todo)
         head = head if check else _write(project, source, folded, todo, scratch)
         return ExportResult(applied.tag, project.tree, head, check, files, ())

@@ -39,8 +39,9 @@ def command(env: Env) -> LintResult:
 
     series.toml against the files: every patch listed and there, nothing else in patches/, a reason for each, from and
     until in order, a pull request where one is claimed, tests that exist. Each patch: it parses, its hunk counts are
-    true, one line of context, no white space errors, no CR LF, a subject that is a command. Each group of them: fewer
-    changed lines in upstream's files than goal_lines, if series.toml has that. cpp/: no path that an upstream has.
+    true, one line of context, no white space errors, no CR LF, a subject that is a command. If series.toml has groups:
+    each patch and each file of cpp/ belongs to one of them, and fewer changed lines in upstream's files than goal_lines
+    for each, if series.toml has that. cpp/: no path that an upstream has.
 
     Nothing is applied and nothing written. Every finding is told, with file:line, what it is and what to do.
 

@@ -24,7 +24,7 @@ from kvtool.upstream.lock import Upstream, load_lock, with_upstream
 from kvtool.worktree import checkout, rebase_state, transaction
 from kvtool.worktree.checkout import base_ref, branch_of, fetch_base, scratch_below
 from kvtool.worktree.rebase_state import RebaseState, range_diff_path, write_range_diff
-from kvtool.worktree.status import dirty_tree_error, require_applied, tree_state
+from kvtool.worktree.status import dirty_tree_error, read_applied, require_applied, tree_state
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
         raise dirty_tree_error(tree_state(project))
     assert options.tag is not None
     upstream, locked, tag = context.find(options.tag), context.lock.upstream(), options.tag
-    brought = checkout.ensure_tree(context, locked, pinned=False)
+    held = read_applied(project.tree)
+    brought = checkout.ensure_tree(context.with_groups(held.groups if held else ()), locked, pinned=False)
     if brought.applied is None:
         raise conflict_error(brought.patches, locked.tag) or KvtoolError("the series does not apply")
     with hold_tree(project, console):
@@ -168,7 +169,7 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
             date=upstream.date,
             head=there.head,
             branch=there.branch,
-            digest=brought.applied.digest,
+            digest=context.series(locked).digest,
             mirror=context.mirror or "",
             at=there.head,
             choices=options.choices,
@@ -247,7 +248,8 @@ def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResu
             state = rebase_state.stop_at(git, context.console, state, stop)
             result = _told(context, upstream, done, "stopped")
             return replace(result, filled_in=rebase_state.rerere_resolved(state))
-        changes, applied = plan_rebase(context, scratch, upstream, done)
+        held = read_applied(project.tree)
+        changes, applied = plan_rebase(context, scratch, upstream, done, held.groups if held else ())
         write_range_diff(project.tree, scratch, context.lock.current, done)
         git.fetch(scratch.repo, applied.head)
     # the user may have created the branch since the rebase began
@@ -270,7 +272,8 @@ def command(env: Env, options: Options) -> Result:
     checked against what became of the lines around it. A conflict (exit 3) stops in the patched tree with the markers
     in the files, and names patch, file and hunk, and how every later patch fares. Resolve it there, and --continue;
     or --skip, --drop, --abort. A patch that lost changes stops it too, until --accept-shrink. The lock moves only when
-    everything has its place; a kill at any moment is finished, or undone, by --continue or --abort.
+    everything has its place; a kill at any moment is finished, or undone, by --continue or --abort. A rebase moves
+    every group of the series, as they share one lock. A tree with some groups has these again at the end.
 
         kvtool rebase b11063
         kvtool rebase b12000 --mirror ~/src/llama.cpp --dry-run --keep-going

@@ -11,7 +11,7 @@ from kvtool.options import Env
 from kvtool.project import read_text
 from kvtool.replay.apply import PatchReport, upstream_lines
 from kvtool.result import Result
-from kvtool.series.series import Patch, goal_lines, load_patches, new_files
+from kvtool.series.series import Patch, files_of_groups, goal_lines, load_patches
 from kvtool.upstream.lock import load_lock
 from kvtool.worktree.status import PatchReason, dirty_tree_error, explain_patches, tree_state
 
@@ -23,8 +23,9 @@ class StatusResult(Result, command="status"):
     tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
     upstream_lines: changed lines in upstream's own files; groups: how many of them each group of patches has, by name,
     "" for what is in none; goal_lines: what series.toml wants each of them below, 0: it says nothing; new_files: files
-    of cpp/; unlisted: patch files that series.toml does not name; patches: as they were applied; reasons: why each
-    patch of the project is what it is now (neither while a rebase waits for a person).
+    of cpp/ that belong into the tree; unlisted: patch files that series.toml does not name; patches: as they were
+    applied; reasons: why each patch of the project is what it is now (neither while a rebase waits for a person); only:
+    the groups that the tree was made with, empty for all.
     """
 
     state: str
@@ -44,6 +45,7 @@ class StatusResult(Result, command="status"):
     unlisted: tuple[str, ...]
     patches: tuple[PatchReport, ...]
     reasons: tuple[PatchReason, ...] = ()
+    only: tuple[str, ...] = ()
 
     def render(self, console: Console) -> None:
         style = {"clean": "green", "not-applied": "yellow"}.get(self.state, "red")
@@ -56,6 +58,8 @@ class StatusResult(Result, command="status"):
             if reason.state != "applied" or "; " in reason.why:
                 console.line(f"  {reason.id}: {reason.state}: {reason.why}", "yellow")
         if self.tag:
+            if self.only:
+                console.line(f"only the groups {', '.join(self.only)}; kvtool apply adds the others")
             counted = ", ".join(f"{name or 'without a group'} {lines}" for name, lines in self.groups)
             if self.goal_lines:
                 counted = f"goal < {self.goal_lines} a group: {counted}"
@@ -91,7 +95,7 @@ def command(env: Env) -> StatusResult:
     error = None if state.name == "clean" else dirty_tree_error(state)
     # while a rebase waits for a person, what was applied before is not what the tree holds
     applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
-    patches = applied.patches if applied else ()
+    patches, only = (applied.patches, applied.groups) if applied else ((), ())
     return StatusResult(
         state=state.name,
         tag=applied.tag if applied else "",
@@ -106,8 +110,9 @@ def command(env: Env) -> StatusResult:
         upstream_lines=upstream_lines(patches),
         groups=_groups(listed, patches),
         goal_lines=goal_lines(read_text(project.series), str(project.series)),
-        new_files=len(new_files(project.cpp)),
+        new_files=len(files_of_groups(project, only)),
         unlisted=tuple(sorted(unlisted)),
         patches=patches,
         reasons=explain_patches(project, lock, applied) if applied else (),
+        only=only,
     )

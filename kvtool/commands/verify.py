@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 from typer import Option
@@ -26,7 +26,7 @@ from kvtool.verify import checks, conversation, devices, drafts, matrix, models,
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from kvtool.verify.report import Verified, as_junit, class_rows
-from kvtool.worktree.status import read_applied
+from kvtool.worktree.status import carried_files, read_applied
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
 _PLACES = {**BACKENDS, "rpc": "The CPU's build, with the cache in a ggml-rpc-server on loopback."}
@@ -77,7 +77,13 @@ def kinds_of(project: Project, options: Options) -> frozenset[str]:
     """What is to be run, by the names that series.toml has for it."""
     if options.patch:
         return named.tests_of(load_patches(project), options.patch, project.cpp)
-    return frozenset(("kv-check",) if options.matrix or options.models else _COMPARISONS)
+    applied = read_applied(project.tree)
+    groups = applied.groups if applied else ()
+    kinds = named.kinds_for(("kv-check",) if options.matrix or options.models else _COMPARISONS, groups)
+    if not kinds:
+        why = f"verify compares static and dynamic caches, and the tree has only {', '.join(groups)}"
+        raise UsageError("there is nothing to verify in this tree", why=why, next_step="kvtool apply")
+    return frozenset(kinds)
 
 
 @contextlib.contextmanager
@@ -87,7 +93,7 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
         yield options.bin_dir.absolute()
         return
     backend, more = ("cpu", (cmake.RPC_SERVER,)) if options.backend == "rpc" else (options.backend, ())
-    if "kv-check" in kinds and not (env.project.cpp / PROOF).is_dir():
+    if "kv-check" in kinds and not any(PROOF in PurePosixPath(file).parents for file in carried_files(env.project)):
         why = f"it is about the dynamic cache, and cpp/{PROOF}, which proves that, is not there"
         raise UsageError("this series brings nothing to verify", why=why, next_step="kvtool build builds it")
     targets = (*named.targets(kinds, env.project.cpp), *more)

@@ -4,10 +4,11 @@ Pure: nothing here runs anything, so that `kvtool build --dry-run` and the tests
 builder.py runs a plan.
 """
 
+import fnmatch
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -124,17 +125,18 @@ class Toolchain:
 class Plan:
     """One build, and from that what runs, where, with which additions to the environment.
 
-    chosen: the targets that the user named, so that an unknown one is an error; defines: the user's own -D, which win;
-    with_page: llama-server has its web page if there is an npm to make it; page_required: without it is an error.
+    tests: the C++ unit tests that cpp/ brings to the tree; chosen: the targets that the user named, so that an unknown
+    one is an error; defines: the user's own -D, which win; with_page: llama-server has its web page if there is an npm
+    to make it; page_required: without it is an error.
     """
 
     tree: Path
-    cpp: Path
     tools: Toolchain
     backend: str
     preset: str
     system: str
     jobs: int
+    tests: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     defines: Mapping[str, str] = field(default_factory=dict)
     with_page: bool = False
@@ -151,8 +153,7 @@ class Plan:
             return self.chosen
         if PRESETS[self.preset].portable:  # the tests call the CPU's library, which programs here load when they start
             return (*USER_TARGETS, *PORTABLE_TARGETS, *VERIFY_TARGETS)
-        tests = sorted(path.stem for path in (self.cpp / "tests").glob("test-kv-*.cpp"))
-        return (*USER_TARGETS, *VERIFY_TARGETS, *tests)
+        return (*USER_TARGETS, *VERIFY_TARGETS, *self.tests)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -209,6 +210,11 @@ class Plan:
     def key(self) -> str:
         """Changes when the build directory must be configured again; has the command that does."""
         return json.dumps([self.configure, {name: os.environ.get(name, "") for name in _CMAKE_ENV}])
+
+
+def unit_test_targets(files: Iterable[str]) -> tuple[str, ...]:
+    """Return the C++ unit tests among some files of cpp/, by the names of their targets."""
+    return tuple(sorted(Path(file).stem for file in files if fnmatch.fnmatchcase(file, "tests/test-kv-*.cpp")))
 
 
 def build_dir(tree: Path, backend: str = "cpu", preset: str = "release") -> Path:

@@ -1,6 +1,6 @@
 """Lint of a whole project: series.toml, the lock, patches/, cpp/, each alone and against each other."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 from kvtool.errors import KvtoolError
@@ -8,6 +8,7 @@ from kvtool.lint import LintFinding
 from kvtool.lint.entries import SeriesText, lint_entries, parse_entries
 from kvtool.lint.mail import lint_patch
 from kvtool.project import Project, read_text
+from kvtool.series.groups import Group, owners_of, parse_groups
 from kvtool.series.patchfile import Mail, diff_size, parse_diff
 from kvtool.series.series import Patch, goal_lines, new_files
 from kvtool.upstream.cache import Cache
@@ -33,8 +34,12 @@ def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFi
     lines = SeriesText(text, SERIES)
     patches, problems = parse_entries(tables, lines)
     mailed = _mails(project, patches, lines, paths, found)
-    found += [*problems, *lint_entries(patches, lock, known_tests, lines), *_unlisted(project, tables)]
+    found += [*problems, *lint_entries(patches, lock, known_tests, lines)]
     found += [*_subjects(mailed, lines), *_moves(mailed)]
+    groups = _loaded(lambda: parse_groups(text, SERIES), found, SERIES, "group", "correct the table")
+    if groups is not None:
+        found += [*_ungrouped(patches, groups, lines), *_owners(groups, paths)]
+    found += _unlisted(project, tables, groups or ())
     if lock is not None:
         goal = _loaded(lambda: goal_lines(text, SERIES), found, SERIES, "entry", "correct it")
         found += [*(_size(mailed, lock, goal) if goal else ()), *_in_upstream(project, lock, paths)]
@@ -96,8 +101,35 @@ def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
             brought |= {(file.path, line): patch.id for line in added}
 
 
-def _unlisted(project: Project, tables: list[object]) -> Iterator[LintFinding]:
+def _ungrouped(patches: dict[int, Patch], groups: Sequence[Group], lines: SeriesText) -> Iterator[LintFinding]:
+    """Find patches without a group of series.toml; they would be missing from every tree made with --group."""
+    known = [group.id for group in groups]
+    for number, patch in patches.items():
+        if patch.group and patch.group not in known:
+            todo = f"name one of {', '.join(known)}" if known else "add a [[group]] table, or remove the key"
+            yield lines.finding(number, "group", "group", f"{patch.id}: there is no group {patch.group!r}", todo)
+        elif known and not patch.group:
+            what = f"{patch.id} belongs to no group"
+            yield lines.finding(number, "id", "group", what, f"add group = one of {', '.join(known)}")
+
+
+def _owners(groups: Sequence[Group], paths: Sequence[str]) -> Iterator[LintFinding]:
+    """Find files of cpp/ that do not belong to exactly one group, and patterns that no file matches."""
+    for path in paths if groups else ():
+        owners = owners_of(groups, path)
+        if len(owners) != 1:
+            what = f"it belongs to {' and '.join(owners)}" if owners else "it belongs to no group"
+            yield LintFinding(f"cpp/{path}", 0, "group", what, "change `files` of the groups in patches/series.toml")
+    for group in groups:
+        for pattern in group.files:
+            if not any(Group(group.id, files=(pattern,)).has_file(path) for path in paths):
+                what = f"group {group.id}: no file of cpp/ matches {pattern!r}"
+                yield LintFinding(SERIES, 0, "group", what, "remove the pattern")
+
+
+def _unlisted(project: Project, tables: list[object], groups: Sequence[Group]) -> Iterator[LintFinding]:
     listed = {str(t.get("file") or f"{t.get('id')}.patch") for t in tables if isinstance(t, dict)}
+    listed |= {f"{group.id}.md" for group in groups}  # the page of a group
     for path in sorted(project.patches.iterdir()):
         if path.name in _BELONG or path.name in listed or path.name.startswith("."):
             continue

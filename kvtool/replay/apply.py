@@ -16,7 +16,7 @@ from kvtool.series.patchfile import DIFF_FLAGS, Authored, Hunk, Mail, diff_size,
 from kvtool.series.series import LoadedPatch, NewFile, Series
 from kvtool.series.source import split_lines
 
-_NEW_FILES_SUBJECT = "kvtool: add the files of cpp/"
+NEW_FILES_MESSAGE = "kvtool: add the files of cpp/\n"
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,13 @@ class Applied:
     head: str  # commit
     pinned: bool = False  # the user named the tag, so a new `current` in the lock does not make the tree stale
     patches: tuple[PatchReport, ...] = ()  # in the order of the series
+    groups: tuple[str, ...] = ()  # groups of the series that the tree has, empty for all
 
 
 def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
     """Describe a replayed series for state.json."""
-    up = series.upstream
-    return Applied(up.tag, up.tree, series.digest, replayed.base, replayed.head, pinned, replayed.reports)
+    up, result = series.upstream, (replayed.base, replayed.head, pinned, replayed.reports)
+    return Applied(up.tag, up.tree, series.digest, *result, series.groups)
 
 
 class Builder:
@@ -158,7 +159,7 @@ class Builder:
         self.tree = self.git.line("rev-parse", f"{commit}^{{tree}}")
         self.reset()
 
-    def commit_files(self, files: tuple[NewFile, ...]) -> None:
+    def commit_files(self, files: tuple[NewFile, ...], message: str = NEW_FILES_MESSAGE) -> None:
         """Commit the files of cpp/, if any. UsageError if upstream has one of the paths, as a file or a folder."""
         theirs = self.git.paths(self.tree)
         taken = theirs | folders(theirs)
@@ -167,7 +168,7 @@ class Builder:
                 raise self._taken_error(file)
         if odd := next((f for f in files if "\n" in f.path), None):
             raise UsageError(f"{odd.source} has a line break in its name")
-        self.commit_blobs(blobs_of(self.git, files))
+        self.commit_blobs(blobs_of(self.git, files), message)
 
     def _taken_error(self, file: NewFile) -> UsageError:
         """Return the error for a file of cpp/ at a path that upstream has."""
@@ -185,10 +186,10 @@ class Builder:
             next_step="change upstream's file with a patch, or choose another name",
         )
 
-    def commit_blobs(self, blobs: Sequence[Blob]) -> None:
+    def commit_blobs(self, blobs: Sequence[Blob], message: str = NEW_FILES_MESSAGE) -> None:
         """Commit new files, if any."""
         self.add_blobs(blobs)
-        self.commit_index(f"{_NEW_FILES_SUBJECT}\n")
+        self.commit_index(message)
 
     def add_blobs(self, blobs: Sequence[Blob]) -> None:
         """Add files to the index."""
@@ -245,10 +246,13 @@ class Builder:
         return self.commit
 
 
-def replay(scratch: Scratch, base: str, series: Series) -> Replayed:
-    """Build base + files of cpp/ + each wanted patch. Equal input gives equal commit ids on every machine."""
+def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES_MESSAGE) -> Replayed:
+    """Build base + files of cpp/ + each wanted patch. Equal input gives equal commit ids on every machine.
+
+    message: of the commit with the files of cpp/
+    """
     builder = Builder(scratch, base)
-    builder.commit_files(series.files)
+    builder.commit_files(series.files, message)
     missing = MissingLines()
     reports = tuple(replay_patch(builder, loaded, missing) for loaded in series.patches)
     return Replayed(base, builder.commit, builder.tree, reports)

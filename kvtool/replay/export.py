@@ -17,13 +17,24 @@ from pathlib import Path
 from kvtool.errors import ConflictError, KvtoolError, TreeError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.project import Project, read_text
-from kvtool.replay.apply import Applied, Blob, Builder, Commit, applied_of, blobs_of, commits_of, replay
+from kvtool.replay.apply import (
+    Applied,
+    Blob,
+    Builder,
+    Commit,
+    applied_of,
+    blobs_of,
+    commits_of,
+    conflict_error,
+    replay,
+)
 from kvtool.replay.paths import patch_paths, read_tree
 from kvtool.replay.rebase_plan import Rehearsal, SeriesContext
 from kvtool.result import PatchOutcome
 from kvtool.series.changes import Change, preview_project
+from kvtool.series.groups import Group, last_of, owners_of
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, hunk_headings, parse_diff, parse_mail
-from kvtool.series.series import LoadedPatch, Series, new_files, new_id
+from kvtool.series.series import LoadedPatch, Series, files_of_groups, load_groups, new_id
 from kvtool.series.series_toml import edit_series, set_limits
 from kvtool.upstream.lock import Upstream, pin
 
@@ -96,7 +107,7 @@ def only_drops_patches(
     return (
         list(made) == list(wanted)
         and not any(commit.subject in subjects for commit in commits_of(scratch, applied.base, head))
-        and not _cpp_changes(project, scratch, _new_blobs(scratch, applied.base, applied.head))
+        and not _cpp_changes(project, scratch, _new_blobs(scratch, applied.base, applied.head), series.groups)
         and not _mail_changes(scratch, wanted, {name: commit for name, commit in made.items() if commit}, (), was)
     )
 
@@ -228,15 +239,21 @@ def plan_export(
             added[name] = subject
         made[name] = patch.made
     gone = [patch.id for patch in folded.patches if patch.id and not patch.made]
-    found = [*_cpp_changes(project, scratch, folded.files), *_mail_changes(scratch, by_id, made, gone, was)]
-    found += _text_change(project.series, edit_series(read_text(project.series), list(made), added, set(gone)))
+    group = last_of(series.known_groups, series.groups)
+    found = [
+        *_cpp_changes(project, scratch, folded.files, series.groups),
+        *_mail_changes(scratch, by_id, made, gone, was),
+    ]
+    found += _text_change(project.series, edit_series(read_text(project.series), list(made), added, set(gone), group))
     return _in_write_order(found)
 
 
 def plan_rebase(
-    context: SeriesContext, scratch: Scratch, upstream: Upstream, done: Rehearsal
+    context: SeriesContext, scratch: Scratch, upstream: Upstream, done: Rehearsal, groups: Sequence[str] = ()
 ) -> tuple[tuple[Change, ...], Applied]:
     """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
+
+    groups: those that the tree is to have, empty for all. The rebase itself always moves the whole series.
 
     A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
     (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one and the patch
@@ -256,10 +273,17 @@ def plan_rebase(
     found += _text_change(project.series, set_limits(read_text(project.series), dropped, limits))
     found += _text_change(project.lock, pin(read_text(project.lock), lock, done.tag))
     todo = _in_write_order(found)
-    series = context.with_project(preview_project(project, todo, scratch.place())).series(upstream)
+    preview = preview_project(project, todo, scratch.place())
+    series = context.with_project(preview).series(upstream)
     replayed = replay(scratch, done.base, series)
     if not replayed.complete or replayed.tree != done.tree:
         raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
+    if groups:
+        series = context.with_groups(groups).with_project(preview).series(upstream)
+        replayed = replay(scratch, done.base, series)
+        if error := conflict_error(replayed.reports, done.tag):
+            error.next_step = "make a tree with the whole series, and rebase there: kvtool apply"
+            raise error
     return todo, applied_of(series, replayed, pinned=False)
 
 
@@ -278,9 +302,10 @@ def _text_change(file: Path, text: str) -> list[Change]:
     return [Change(f"patches/{file.name}", "change", text.encode())] if text != read_text(file) else []
 
 
-def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Change]:
-    """What makes cpp/ these files."""
-    ours = {blob.path: blob for blob in blobs_of(git, new_files(project.cpp))}
+def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob], groups: Sequence[str]) -> list[Change]:
+    """Return the changes that give cpp/ these files. groups: the groups of the tree; other files are not touched."""
+    ours = {blob.path: blob for blob in blobs_of(git, files_of_groups(project, groups))}
+    _refuse_foreign(load_groups(project), groups, blobs)
     found: list[Change] = []
     for blob in blobs:
         known = ours.pop(blob.path, None)
@@ -288,6 +313,19 @@ def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob]) -> list[Chan
             content = git.raw("cat-file", "blob", blob.id)
             found.append(Change(f"cpp/{blob.path}", "change" if known else "add", content, blob.mode == "100755"))
     return found + [Change(f"cpp/{path}", "remove", None) for path in ours]
+
+
+def _refuse_foreign(known: Sequence[Group], groups: Sequence[str], blobs: Sequence[Blob]) -> None:
+    """TreeError if a tree with some groups has a file that belongs to none of them: the next tree would lack it."""
+    mine = [group for group in known if group.id in groups]
+    for blob in blobs if groups else ():
+        if not any(group.has_file(blob.path) for group in mine):
+            owners = owners_of(known, blob.path)
+            raise TreeError(
+                f"cpp/{blob.path} does not belong to this tree",
+                why=f"it is a file of {', '.join(owners) or 'no group'}, and the tree has {', '.join(groups)} only",
+                next_step=f"add a pattern for it to `files` of {groups[-1]} in patches/series.toml, or rename the file",
+            )
 
 
 def _mail_changes(
@@ -298,7 +336,7 @@ def _mail_changes(
     was: Mapping[str, bytes],
 ) -> list[Change]:
     """The patch files that have to change. made: the commit of each patch, new ones among them; gone: those that have
-    none any more; was: as in changes()."""
+    none any more; was: as in plan_export()."""
     found: list[Change] = []
     for name, commit in made.items():
         loaded = by_id.get(name)

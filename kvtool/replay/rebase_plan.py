@@ -11,7 +11,7 @@ import contextlib
 import copy
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Self
@@ -101,11 +101,14 @@ class SeriesContext:
     """A project's series on the upstreams of a lock: as it is on the locked one, moved from there to any other.
 
     lock: the project's, which may come to know more; known: base commits by tag, fetched when they are asked for.
-    listed: the tags that the project's lock has.
+    listed: the tags that the project's lock has; groups: the groups that every series here has, empty for all.
     """
 
-    def __init__(self, project: Project, console: Console, mirror: str | None = None) -> None:
+    def __init__(
+        self, project: Project, console: Console, mirror: str | None = None, groups: Sequence[str] = ()
+    ) -> None:
         self.project, self.console, self.mirror = project, console, mirror and place_of(mirror)
+        self.groups = tuple(groups)
         self.lock, self.cache = load_lock(project.lock), Cache(project.cache)
         self.known: dict[str, str] = {}
         self.listed = frozenset(self.lock.upstreams)
@@ -114,6 +117,12 @@ class SeriesContext:
         """The same for another copy of the project."""
         other = copy.copy(self)
         other.project = project
+        return other
+
+    def with_groups(self, groups: Sequence[str]) -> Self:
+        """Return the same for some groups of the series."""
+        other = copy.copy(self)
+        other.groups = tuple(groups)
         return other
 
     def find(self, tag: str) -> Upstream:
@@ -135,7 +144,7 @@ class SeriesContext:
         return sources.ensure(self.cache, self.lock, upstream, self.console, self.mirror).commit
 
     def series(self, upstream: Upstream) -> Series:
-        return load_series(self.project, self.lock, upstream)
+        return load_series(self.project, self.lock, upstream, self.groups)
 
     def rehearse(
         self,
@@ -166,7 +175,7 @@ class SeriesContext:
         commits = {commit.id: commit for commit in commits_of(scratch, locked.base, locked.head)}
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
         told = choices is None or upstream.tag in self.listed
-        unsure = {} if told else undecided_patches(series.patches, self.lock, upstream)
+        unsure = {} if told else undecided_patches(series, self.lock, upstream)
         mover = _PatchMover(Builder(scratch, there), origins, choices or Choices(), unsure)
         mover.builder.commit_files(series.files)
         for loaded in series.patches:

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvtool.errors import UsageError
 from kvtool.project import Project, read_text
+from kvtool.series.groups import Group, close_groups, parse_groups
 from kvtool.series.patchfile import Mail, find_wrong_count, parse_diff, parse_mail
 from kvtool.upstream.lock import Lock, Upstream, read_tables
 
@@ -34,7 +35,7 @@ class Patch:
     since: str = ""  # first tag that needs the patch, "" for no limit
     until: str = ""  # first tag that no longer needs the patch, "" for no limit
     tests: tuple[str, ...] = ()
-    group: str = ""  # feature that the patch belongs to, "" for the main feature of the series
+    group: str = ""  # [[group]] that the patch belongs to, "" for none
 
     def wanted(self, lock: Lock, upstream: Upstream) -> bool:
         """Return True if from/until include this upstream, in the order of the lock."""
@@ -68,6 +69,8 @@ class Series:
     files: tuple[NewFile, ...]
     patches: tuple[LoadedPatch, ...]
     digest: str  # hash of everything that decides the resulting commits
+    groups: tuple[str, ...] = ()  # groups that the patches and files are of, empty for the whole series
+    known_groups: tuple[Group, ...] = ()  # every group of series.toml
 
 
 def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
@@ -132,6 +135,11 @@ def load_patches(project: Project) -> tuple[Patch, ...]:
     return parse_series(read_text(project.series), str(project.series))
 
 
+def load_groups(project: Project) -> tuple[Group, ...]:
+    """Read the groups of series.toml; nothing if it has no [[group]] table."""
+    return parse_groups(read_text(project.series), str(project.series))
+
+
 def goal_lines(text: str, where: str = "series.toml") -> int:
     """Return `goal_lines` of series.toml: the limit of changed upstream lines for a group, 0 for none."""
     goal = read_tables(text, "patch", where)[0].get("goal_lines", 0)
@@ -170,8 +178,20 @@ def new_files(cpp: Path) -> tuple[NewFile, ...]:
     return tuple(sorted(found, key=lambda f: f.path))
 
 
-def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
-    """Read the whole series for one upstream. UsageError for an unreadable patch file or a duplicate subject."""
+def files_of_groups(project: Project, chosen: Collection[str]) -> tuple[NewFile, ...]:
+    """Return the files of cpp/ that belong to some groups; every file if no group is chosen."""
+    files = new_files(project.cpp)
+    groups = [group for group in load_groups(project) if group.id in chosen]
+    return tuple(file for file in files if any(group.has_file(file.path) for group in groups)) if chosen else files
+
+
+def load_series(project: Project, lock: Lock, upstream: Upstream, groups: Sequence[str] = ()) -> Series:
+    """Read the series for one upstream, or only some groups and the groups that they depend on.
+
+    UsageError for an unreadable patch file, a duplicate subject or an unknown group.
+    """
+    known = load_groups(project)
+    chosen = close_groups(known, groups)
     patches: list[LoadedPatch] = []
     for patch in load_patches(project):
         path = project.patches / patch.file
@@ -189,8 +209,9 @@ def load_series(project: Project, lock: Lock, upstream: Upstream) -> Series:
             why="export tells commits apart by their subject",
             next_step="give one of them another, in the Subject: line of its file",
         )
-    files = new_files(project.cpp)
-    return Series(upstream, files, tuple(patches), _series_digest(upstream, files, tuple(patches)))
+    here = tuple(loaded for loaded in patches if not chosen or loaded.patch.group in chosen)
+    files = files_of_groups(project, chosen)
+    return Series(upstream, files, here, _series_digest(upstream, files, here), chosen, known)
 
 
 def _refuse_wrong_count(mail: Mail, path: Path) -> None:
@@ -216,20 +237,21 @@ def _series_digest(upstream: Upstream, files: tuple[NewFile, ...], patches: tupl
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
 
 
-def undecided_patches(patches: Sequence[LoadedPatch], lock: Lock, upstream: Upstream) -> dict[str, str]:
+def undecided_patches(series: Series, lock: Lock, upstream: Upstream) -> dict[str, str]:
     """Return the patches whose from/until limits cannot be decided for an upstream that is not in the lock.
 
     The value is the next tag in the lock. Such a patch starts or ends at that tag, but the upstream change it reacts to
-    may have landed anywhere before it. Patches of a group are excluded, because a feature may start later than the
-    upstream code it needs. A patch is also excluded if it replaces a patch that ends at that tag.
+    may have landed anywhere before it. Patches of a group that depends on another are excluded, because a feature may
+    start later than the upstream code it needs. A patch is also excluded if it replaces a patch that ends at that tag.
     """
+    alone, patches = {"", *(group.id for group in series.known_groups if not group.depends)}, series.patches
     tag = next((known.tag for known in lock.upstreams.values() if known.order == upstream.order + 1), None)
     ending = [loaded for loaded in patches if tag and loaded.patch.until == tag and loaded.wanted]
     theirs = {file.path for loaded in ending for file in parse_diff(loaded.mail.diff)}
     beginning = [
         loaded
         for loaded in patches
-        if tag and loaded.patch.since == tag and not loaded.patch.group
+        if tag and loaded.patch.since == tag and loaded.patch.group in alone
         if theirs.isdisjoint(file.path for file in parse_diff(loaded.mail.diff))
     ]
     return {loaded.patch.id: str(tag) for loaded in (*ending, *beginning)}

@@ -31,19 +31,22 @@ class Section:
     id: str = ""
 
 
-def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collection[str]) -> str:
+def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collection[str], group: str = "") -> str:
     """Return the text with new entries in their place, without those that are gone, reordered only if necessary.
 
     order: the ids of the patches of the tree
     added: the subject of each new patch, by id
+    group: the group of the new patches, "" for none; a new patch then stays next to the patch that it follows
     """
     listed, known = _entries(text)
-    known |= {name: _new_entry(name, subject) for name, subject in added.items()}
+    known |= {name: _new_entry(name, subject, group) for name, subject in added.items()}
     result = list(order)
     for name in listed:  # a patch that this upstream skips stays after the patch that it followed
         if name not in order and name not in gone:
             before = listed[: listed.index(name)]
             at = max((result.index(b) + 1 for b in before if b in result), default=0)
+            while group and at < len(result) and result[at] in added:
+                at += 1
             result.insert(at, name)
     if result == listed:
         return text
@@ -172,8 +175,9 @@ def _with_key(entry: str, key: str, value: str) -> str:
     return "\n".join(lines)
 
 
-def _new_entry(name: str, subject: str) -> str:
-    return _entry_text({"id": name, "why": subject, "tests": []})
+def _new_entry(name: str, subject: str, group: str) -> str:
+    of_group = {"group": group} if group else {}
+    return _entry_text({"id": name, **of_group, "why": subject, "tests": []})
 
 
 def _entry_text(entry: Mapping[str, Any]) -> str:

@@ -37,6 +37,15 @@ def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[
     return frozenset(patch.tests)
 
 
+# The group of series.toml that a kind of check needs in the tree. Every other kind needs the flag, which is in `core`.
+NEEDED_GROUP = {"retype": "types", "parts": "server"}
+
+
+def kinds_for(kinds: Collection[str], groups: Collection[str]) -> tuple[str, ...]:
+    """Return the kinds of check that apply to a tree with some groups; all of them for the whole series."""
+    return tuple(kind for kind in kinds if not groups or NEEDED_GROUP.get(kind, "core") in groups)
+
+
 # What each kind of check over toys runs.
 PROGRAMS = {
     "kv-check": "kv-check",

@@ -141,8 +141,8 @@ def _update(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
     if state.operation or state.interrupted:
         raise dirty_tree_error(state)
     if before.digest == series.digest and before.tag == series.upstream.tag and state.head == before.head:
-        if pinned != before.pinned:
-            before = replace(before, pinned=pinned)
+        if (pinned, series.groups) != (before.pinned, before.groups):
+            before = replace(before, pinned=pinned, groups=series.groups)
             write_applied(git.repo, before)
         return TreeUpdate("unchanged", before, before.patches)
     if state.dirty:

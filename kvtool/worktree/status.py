@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ from kvtool.project import Project
 from kvtool.replay.apply import Applied, PatchReport, commits_of
 from kvtool.result import PatchOutcome, from_plain
 from kvtool.series.patchfile import changed_rows
-from kvtool.series.series import LoadedPatch, load_series
+from kvtool.series.series import LoadedPatch, files_of_groups, load_groups, load_series
 from kvtool.upstream.lock import Lock, load_lock
 
 _T = TypeVar("_T")
@@ -85,7 +85,12 @@ def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
     take = "take them into patches/ and cpp/: kvtool export; or leave them on a branch: "
     take += f"{git} branch mine && {git} reset --hard {end}"
     yield "commits", state.head != state.applied.head, "there are commits that are not of the series", why, take
-    yield "stale", state.stale, "it is not what the project says", state.stale, _APPLY
+    yield "stale", state.stale, "it is not what the project says", state.stale, apply_command(state.applied.groups)
+
+
+def apply_command(groups: Sequence[str]) -> str:
+    """Return the command that updates a tree with these groups of the series."""
+    return " ".join((_APPLY, *(f"--group {group}" for group in groups)))
 
 
 def kvtool_dir(tree: Path) -> Path:
@@ -182,9 +187,20 @@ def _stale(project: Project, applied: Applied) -> str:
         return f"patches/upstream.lock says {lock.current}, the tree is {applied.tag}"
     if applied.tag not in lock.upstreams:
         return f"patches/upstream.lock does not know {applied.tag} any more"
-    if load_series(project, lock, lock.upstream(applied.tag)).digest != applied.digest:
+    known = {group.id for group in load_groups(project)}
+    if gone := [group for group in applied.groups if group not in known]:
+        return f"patches/series.toml has no group {gone[0]!r} any more"
+    if load_series(project, lock, lock.upstream(applied.tag), applied.groups).digest != applied.digest:
         return "patches/ or cpp/ changed since the last apply"
     return ""
+
+
+def carried_files(project: Project) -> frozenset[str]:
+    """Return the paths of the files of cpp/ that the tree has, or will have if nothing is applied."""
+    applied = read_applied(project.tree)
+    known = {group.id for group in load_groups(project)}
+    groups = [group for group in applied.groups if group in known] if applied else []
+    return frozenset(file.path for file in files_of_groups(project, groups))
 
 
 def require_applied(project: Project) -> TreeState:
@@ -228,7 +244,9 @@ def explain_patches(project: Project, lock: Lock, applied: Applied) -> tuple[Pat
     """One for each patch of the project, in order, then those that only the tree has; none for an unknown tag."""
     if applied.tag not in lock.upstreams:
         return ()
-    git, series = Git(project.tree), load_series(project, lock, lock.upstream(applied.tag))
+    known = {group.id for group in load_groups(project)}
+    groups = [group for group in applied.groups if group in known]
+    git, series = Git(project.tree), load_series(project, lock, lock.upstream(applied.tag), groups)
     reports = {report.id: report for report in applied.patches}
     made = commits_of(git, applied.base, applied.head) if git.resolve(f"{applied.head}^{{commit}}") else ()
     changed = {commit.id: changed_rows(commit.diff) for commit in made}

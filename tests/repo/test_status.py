@@ -81,7 +81,7 @@ def test_reason_and_tests_do_not_make_it_stale(project: Tiny, kvtool) -> None:
 def test_state_on_disk_is_json(project: Tiny, kvtool) -> None:
     kvtool("apply")
     data = json.loads((project.state / "state.json").read_text())
-    assert set(data) == {"tag", "tree", "digest", "base", "head", "pinned", "patches"}
+    assert set(data) == {"tag", "tree", "digest", "base", "head", "pinned", "patches", "groups"}
 
 
 def test_a_stopped_rebase_shows_no_table_of_before(stopped: Tiny, kvtool) -> None:

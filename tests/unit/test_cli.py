@@ -238,9 +238,9 @@ def test_result_as_json() -> None:
 CONTRACT = {
     "init.InitResult": "project patches new_files files",
     "fetch.FetchResult": "tag tree commit source cache freed",
-    "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches",
+    "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches groups",
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines groups "
-    "goal_lines new_files unlisted patches reasons",
+    "goal_lines new_files unlisted patches reasons only",
     "export.ExportResult": "tag tree head check files mailbox",
     "diff.DiffResult": "before after same patches diff",
     "bisect.BisectResult": "patch good bad last_good first_bad suspects why trials",

@@ -11,13 +11,12 @@ import pytest
 from kvtool.compile import cmake
 
 TREE = Path("/t")
-CPP = Path("/nothing")
 TOOLS = ("ccache", "flags", "npm", "https")
 
 
 def make(backend: str, preset: str = "release", **more: object) -> cmake.Plan:
     tools = {"cmake": "cmake", "ninja": "ninja", **{name: more.pop(name) for name in TOOLS if name in more}}
-    given = {"cpp": CPP, "system": "Linux", "jobs": 2, **more}
+    given = {"system": "Linux", "jobs": 2, **more}
     return cmake.Plan(TREE, tools=cmake.Toolchain(**tools), backend=backend, preset=preset, **given)  # type: ignore[arg-type]
 
 
@@ -99,12 +98,17 @@ def test_https_is_in_what_people_run_and_not_in_a_portable_build_for_macs() -> N
     assert not https("release", defines={"LLAMA_OPENSSL": "OFF"}), "the user's word wins"
 
 
-def test_default_targets_take_our_unit_tests_from_cpp(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    for name in ("test-kv-growth.cpp", "test-kv-alloc.cpp", "helper.cpp", "test-kv.h"):
-        (tmp_path / "tests" / name).touch()
-    ours = make("cpu", cpp=tmp_path).targets[len(cmake.USER_TARGETS) + len(cmake.VERIFY_TARGETS) :]
-    assert ours == ("test-kv-alloc", "test-kv-growth")
+def test_default_targets_have_the_unit_tests_of_cpp() -> None:
+    files = (
+        "tests/test-kv-growth.cpp",
+        "tests/test-kv-alloc.cpp",
+        "tests/helper.cpp",
+        "tests/test-kv.h",
+        "src/test-kv-x.cpp",
+    )
+    tests = cmake.unit_test_targets(files)
+    assert tests == ("test-kv-alloc", "test-kv-growth")
+    assert make("cpu", tests=tests).targets[-2:] == tests
 
 
 @pytest.mark.parametrize(("system", "rpath"), [("Linux", "$ORIGIN"), ("Darwin", "@loader_path"), ("Windows", None)])
