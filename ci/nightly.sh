@@ -8,12 +8,13 @@
 #   soak      random requests for an hour, and whether the memory of all that came and went is back
 #   older     the series on every older upstream: built, and quickly verified
 #   page      a chat through llama-server's web page
+#   layers    the core alone, then core and types: built in a tree with no other layer, and quickly verified
 #   cross     macOS, Windows and Linux arm64 from here
 #   vulkan    growth by copy in device memory, on Vulkan's software driver; vulkan-full: a model of each memory class, all checks
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU; hip: with ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, late, soak, upstream, older, page, cross, vulkan, vulkan-full, cuda or hip}
+what=${1:?what: full, matrix, traps, asan, tsan, late, soak, upstream, older, page, layers, cross, vulkan, vulkan-full, cuda or hip}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -95,6 +96,15 @@ lock = load_lock(Path("patches/upstream.lock")); print(*(tag for tag in reversed
 page)
     kvtool build --ui
     python ci/page.py llama.cpp/build/cpu-release/bin llama.cpp/models/ggml-vocab-llama-spm.gguf ;;
+layers)
+    for layer in core types; do
+        tree=$PWD/report/$layer
+        kvtool apply --group "$layer" --tree "$tree"
+        kvtool build --no-ui --tree "$tree"
+        kvtool verify --quick --tree "$tree" --json >"report/$layer.json"
+        ctest --test-dir "$tree/build/cpu-release" --label-regex '^kvtool$' --no-tests=error --output-on-failure
+        rm -rf "$tree"
+    done ;;
 cross)
     kvtool build --no-ui
     bash ci/cross.sh ;;
