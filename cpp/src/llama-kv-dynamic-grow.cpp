@@ -3,6 +3,7 @@
 #include "llama-kv-dynamic-cache.h"
 
 #include "llama-impl.h"
+#include "llama-kv-log.h"
 
 #include <algorithm>
 #include <new>
@@ -100,7 +101,7 @@ bool llama_kv_dynamic_cache::grow(bool ahead) try {
 
     const auto rows = next(ahead);
 
-    LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, storage->rows().size(), rows.size());
+    LLAMA_LOG_INFO("%s: " LLAMA_KV_LOG_RESIZE "\n", __func__, storage->rows().size(), rows.size());
 
     n_used_before = n_used();
     before        = storage->rows();
@@ -183,7 +184,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
     }
 
     for (const auto & [cache, rows, n_used] : plans) {
-        LLAMA_LOG_INFO("%s: resizing KV cache from %u to %u cells\n", __func__, cache->storage->rows().size(), rows.size());
+        LLAMA_LOG_INFO("%s: " LLAMA_KV_LOG_RESIZE "\n", __func__, cache->storage->rows().size(), rows.size());
 
         cache->dyn->synchronize();
 

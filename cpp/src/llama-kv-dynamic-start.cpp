@@ -5,6 +5,7 @@
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-kv-compat.h"
+#include "llama-kv-log.h"
 #include "llama-kv-pages.h"
 #include "llama-model.h"
 
@@ -128,7 +129,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
 void llama_kv_dynamic_cache::take_storage(std::unique_ptr<llama_kv_storage> from) {
     storage = std::move(from);
 
-    LLAMA_LOG_INFO("%s: dynamic KV cache: start = %u cells, max = %u cells, grows %s\n", __func__,
+    LLAMA_LOG_INFO("%s: " LLAMA_KV_LOG_START ", max = %u cells, grows %s\n", __func__,
             storage->rows().size(), n_max_cells*kv.n_stream, storage->has_size() ? "by copy" : "in place");
 }
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kvtool.contract import START_LINE, line_pattern
 from kvtool.result import CheckOutcome, parse_last_json_line
 
 Kind = Literal["kv-check", "retype", "completion", "bench", "server", "parts", "memory", "unit", "preset"]
@@ -190,7 +191,7 @@ def memory_class(log: str) -> str:
     return next((name for name, words in _CLASS_WORDS.items() if all(word in log for word in words)), "")
 
 
-_DYNAMIC = re.compile(r"dynamic KV cache: start = .*?llama_kv_cache: size = .*?, +(\d+) layers", re.DOTALL)
+_DYNAMIC = re.compile(line_pattern(START_LINE) + r".*?llama_kv_cache: size = .*?, +(\d+) layers", re.DOTALL)
 
 
 def has_layers_that_grow(log: str) -> bool:
@@ -198,7 +199,7 @@ def has_layers_that_grow(log: str) -> bool:
 
     A cache whose layers were all given to a window cache grows without a byte: nothing would have been tested.
     """
-    layers = [int(n) for n in _DYNAMIC.findall(log)]
+    layers = [int(n) for _cells, n in _DYNAMIC.findall(log)]
     return not layers or any(layers)
 
 

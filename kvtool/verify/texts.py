@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtool.contract import RESIZE_LINE, line_pattern
 from kvtool.process import Completed
 from kvtool.verify.checks import Check, Finding, passed
 from kvtool.verify.trial import LOG, Failed, run_side, trial
 
 FLAG = "--kv-dynamic"
 VARIABLE = {"LLAMA_ARG_KV_DYNAMIC": "1"}
-GREW = re.compile(r"resizing KV cache from (\d+) to (\d+) cells")
+GREW = re.compile(line_pattern(RESIZE_LINE))
 
 _WORDS = (
     "the of and to in is that for it was on are as with his they at be this from have or by one had not but what all "

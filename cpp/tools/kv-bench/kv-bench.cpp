@@ -2,6 +2,7 @@
 
 #include "api.h"
 #include "args.h"
+#include "fields.h"
 #include "json.h"
 #include "memory.h"
 #include "turns.h"
@@ -15,56 +16,56 @@
 #include <vector>
 
 static void write_usage(json_line & out, const llama_memory_usage & usage) {
-    out.begin_object("usage");
-    out.num("reserved",  (int64_t) usage.reserved);
-    out.num("committed", (int64_t) usage.committed);
-    out.num("used",      (int64_t) usage.used);
-    out.num("n_cells",      usage.n_cells);
-    out.num("n_cells_max",  usage.n_cells_max);
-    out.num("n_cells_used", usage.n_cells_used);
-    out.num("n_grow",   usage.n_grow);
-    out.num("n_shrink", usage.n_shrink);
-    out.num("n_bytes_copied", (int64_t) usage.n_bytes_copied);
-    out.num("t_grow_us",     usage.t_grow_us);
-    out.num("t_grow_max_us", usage.t_grow_max_us);
+    out.begin_object(field::usage);
+    out.num(field::reserved,  (int64_t) usage.reserved);
+    out.num(field::committed, (int64_t) usage.committed);
+    out.num(field::used,      (int64_t) usage.used);
+    out.num(field::n_cells,      usage.n_cells);
+    out.num(field::n_cells_max,  usage.n_cells_max);
+    out.num(field::n_cells_used, usage.n_cells_used);
+    out.num(field::n_grow,   usage.n_grow);
+    out.num(field::n_shrink, usage.n_shrink);
+    out.num(field::n_bytes_copied, (int64_t) usage.n_bytes_copied);
+    out.num(field::t_grow_us,     usage.t_grow_us);
+    out.num(field::t_grow_max_us, usage.t_grow_max_us);
     out.end_object();
 }
 
 static void write_memory(json_line & out, const memory_result & res) {
-    out.real("create_seconds", res.create_seconds).num("rss_before", res.rss_before).flag("peak_exact", res.peak_exact);
-    out.num("device_before", res.device_before);
+    out.real(field::create_seconds, res.create_seconds).num(field::rss_before, res.rss_before).flag(field::peak_exact, res.peak_exact);
+    out.num(field::device_before, res.device_before);
 
-    out.begin_array("points");
+    out.begin_array(field::points);
     for (const point_result & p : res.points) {
         out.begin_object();
-        out.str("name", p.name).num("depth", p.depth).num("rss", p.rss).num("peak", p.peak);
-        out.num("device", p.device).num("device_peak", p.device_peak);
-        out.str("type", p.type < GGML_TYPE_COUNT ? ggml_type_name(p.type) : "");
-        out.real("seconds", p.seconds).real("memcpy", p.memcpy_seconds);
+        out.str(field::name, p.name).num(field::depth, p.depth).num(field::rss, p.rss).num(field::peak, p.peak);
+        out.num(field::device, p.device).num(field::device_peak, p.device_peak);
+        out.str(field::type, p.type < GGML_TYPE_COUNT ? ggml_type_name(p.type) : "");
+        out.real(field::seconds, p.seconds).real(field::memcpy, p.memcpy_seconds);
         write_usage(out, p.usage);
         out.end_object();
     }
     out.end_array();
 
-    out.begin_array("growths");
+    out.begin_array(field::growths);
     for (const auto & [call, limit] : res.growths) {
         out.begin_object();
-        out.num("depth", call.depth).num("n_grow", call.n_grow).real("seconds", call.grow_seconds);
-        out.num("n_bytes_copied", (int64_t) call.n_bytes_copied).num("n_bytes_added", (int64_t) call.n_bytes_added);
-        out.real("memcpy", limit.memcpy_seconds).real("commit", limit.commit_seconds);
+        out.num(field::depth, call.depth).num(field::n_grow, call.n_grow).real(field::seconds, call.grow_seconds);
+        out.num(field::n_bytes_copied, (int64_t) call.n_bytes_copied).num(field::n_bytes_added, (int64_t) call.n_bytes_added);
+        out.real(field::memcpy, limit.memcpy_seconds).real(field::commit, limit.commit_seconds);
         out.end_object();
     }
     out.end_array();
 }
 
 static void write_turns(json_line & out, const kv_bench_params & params, const std::vector<pair_result> & pairs) {
-    out.str("other", params.other);
-    out.begin_array("pairs");
+    out.str(field::other, params.other);
+    out.begin_array(field::pairs);
     for (const pair_result & p : pairs) {
         out.begin_object();
-        out.num("round", p.round).str("kind", p.kind).num("depth", p.depth).num("n_past", p.test.depth).num("n_tokens", p.test.n_tokens);
-        out.real("base", p.base_seconds).real("test", p.test.seconds);
-        out.num("n_grow", p.test.n_grow).num("n_added", p.test.n_cells_added).real("grow_seconds", p.test.grow_seconds);
+        out.num(field::round, p.round).str(field::kind, p.kind).num(field::depth, p.depth).num(field::n_past, p.test.depth).num(field::n_tokens, p.test.n_tokens);
+        out.real(field::base, p.base_seconds).real(field::test, p.test.seconds);
+        out.num(field::n_grow, p.test.n_grow).num(field::n_added, p.test.n_cells_added).real(field::grow_seconds, p.test.grow_seconds);
         out.end_object();
     }
     out.end_array();
@@ -100,18 +101,18 @@ static bool measure(json_line & out, const kv_bench_params & params) {
                 write_turns(out, params, turns_measure(params, model, model));
             } else {
                 const memory_result res = memory_measure(params, model);
-                out.num("n_layer", llama_model_n_layer(model.model));
+                out.num(field::n_layer, llama_model_n_layer(model.model));
                 write_memory(out, res);
             }
         }
     } catch (const cache_full &) {
-        out.str("status", "fails").str("reason", "the cache is full");
+        out.str(field::status, "fails").str(field::reason, "the cache is full");
         return false;
     } catch (const std::exception & err) {
-        out.str("status", "fails").str("reason", err.what() + (log.last.empty() ? "" : ": " + log.last));
+        out.str(field::status, "fails").str(field::reason, err.what() + (log.last.empty() ? "" : ": " + log.last));
         return false;
     }
-    out.str("status", "ok").str("reason", "");
+    out.str(field::status, "ok").str(field::reason, "");
     return true;
 }
 
@@ -129,11 +130,11 @@ int main(int argc, char ** argv) {
 
     json_line out;
     out.begin_object();
-    out.num("version", 2).str("model", params.model).flag("kv_dynamic", params.kv_dynamic);
-    out.str("device", params.device).str("storage", storage != nullptr ? storage : "").num("n_ctx", params.n_ctx).num("n_ubatch", params.n_ubatch);
-    out.num("n_threads", params.n_threads);
-    out.str("flash_attn", params.flash_attn == LLAMA_FLASH_ATTN_TYPE_ENABLED ? "on" : params.flash_attn == LLAMA_FLASH_ATTN_TYPE_DISABLED ? "off" : "auto");
-    out.str("type_k", ggml_type_name(params.type_k)).str("type_v", ggml_type_name(params.type_v));
+    out.num(field::version, 2).str(field::model, params.model).flag(field::kv_dynamic, params.kv_dynamic);
+    out.str(field::device, params.device).str(field::storage, storage != nullptr ? storage : "").num(field::n_ctx, params.n_ctx).num(field::n_ubatch, params.n_ubatch);
+    out.num(field::n_threads, params.n_threads);
+    out.str(field::flash_attn, params.flash_attn == LLAMA_FLASH_ATTN_TYPE_ENABLED ? "on" : params.flash_attn == LLAMA_FLASH_ATTN_TYPE_DISABLED ? "off" : "auto");
+    out.str(field::type_k, ggml_type_name(params.type_k)).str(field::type_v, ggml_type_name(params.type_v));
 
     const bool ok = measure(out, params);
 

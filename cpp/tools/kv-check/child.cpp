@@ -1,5 +1,6 @@
 #include "child.h"
 
+#include "../../src/llama-kv-log.h"
 #include "scenarios.h"
 #include "session.h"
 
@@ -53,12 +54,12 @@ static std::string trimmed(const std::string & text) {
 static void log_line(ggml_log_level level, const std::string & line) {
     unsigned a = 0;
     unsigned b = 0;
-    if (const char * str = strstr(line.c_str(), "resizing KV cache from ")) {
-        if (sscanf(str, "resizing KV cache from %u to %u cells", &a, &b) == 2) {
+    if (const char * str = strstr(line.c_str(), LLAMA_KV_LOG_RESIZE_BEGIN)) {
+        if (sscanf(str, LLAMA_KV_LOG_RESIZE, &a, &b) == 2) {
             g_log.out->event(TRACE_GROWTH, "", a, b);
         }
-    } else if (const char * str = strstr(line.c_str(), "dynamic KV cache: start = ")) {
-        if (sscanf(str, "dynamic KV cache: start = %u cells", &a) == 1) {
+    } else if (const char * str = strstr(line.c_str(), LLAMA_KV_LOG_START_BEGIN)) {
+        if (sscanf(str, LLAMA_KV_LOG_START, &a) == 1) {
             const auto at = line.find("grows ");
             g_log.out->event(TRACE_START, at == std::string::npos ? "" : trimmed(line.substr(at + strlen("grows "))), a);
         }

@@ -1,6 +1,8 @@
 #include "memory.h"
 
+#include "../../src/llama-kv-log.h"
 #include "child.h"
+#include "fields.h"
 #include "json.h"
 #include "resident.h"
 #include "session.h"
@@ -23,8 +25,8 @@ static void log_callback(ggml_log_level level, const char * text, void * user_da
     if (log.verbose) {
         fputs(text, stderr);
     }
-    if (const char * str = strstr(text, "dynamic KV cache: start = ")) {
-        sscanf(str, "dynamic KV cache: start = %u cells", &log.cells_start);
+    if (const char * str = strstr(text, LLAMA_KV_LOG_START_BEGIN)) {
+        sscanf(str, LLAMA_KV_LOG_START, &log.cells_start);
     }
     if (level == GGML_LOG_LEVEL_ERROR) {
         log.error = text;
@@ -36,11 +38,11 @@ static void log_callback(ggml_log_level level, const char * text, void * user_da
 
 // the fields of llama_memory_usage under their own names, kv_bytes is what is committed
 static void write_usage(json_line & out, const llama_memory_usage & usage) {
-    out.num("kv_bytes", (int64_t) usage.committed);
-    out.num("reserved", (int64_t) usage.reserved).num("committed", (int64_t) usage.committed).num("used", (int64_t) usage.used);
-    out.num("n_cells", usage.n_cells).num("n_cells_max", usage.n_cells_max).num("n_cells_used", usage.n_cells_used);
-    out.num("n_grow", usage.n_grow).num("n_shrink", usage.n_shrink).num("n_bytes_copied", (int64_t) usage.n_bytes_copied);
-    out.num("t_grow_us", usage.t_grow_us).num("t_grow_max_us", usage.t_grow_max_us);
+    out.num(field::kv_bytes, (int64_t) usage.committed);
+    out.num(field::reserved, (int64_t) usage.reserved).num(field::committed, (int64_t) usage.committed).num(field::used, (int64_t) usage.used);
+    out.num(field::n_cells, usage.n_cells).num(field::n_cells_max, usage.n_cells_max).num(field::n_cells_used, usage.n_cells_used);
+    out.num(field::n_grow, usage.n_grow).num(field::n_shrink, usage.n_shrink).num(field::n_bytes_copied, (int64_t) usage.n_bytes_copied);
+    out.num(field::t_grow_us, usage.t_grow_us).num(field::t_grow_max_us, usage.t_grow_max_us);
 }
 
 // upstream tags before no_alloc: they cannot measure without allocating
@@ -140,22 +142,22 @@ int memory_report(const kv_check_params & params) {
 
     json_line out;
     out.begin_object();
-    out.str("mode", "memory").str("model", params.model).flag("kv_dynamic", params.kv_dynamic);
-    out.num("n_ctx", ctx != nullptr ? (int64_t) llama_n_ctx(ctx) : 0).num("n_ubatch", params.n_ubatch);
-    out.num("seqs", params.n_seqs).flag("unified", params.unified).str("type_k", type_k).str("type_v", type_v);
-    out.str("device", params.device.empty() ? "CPU" : params.device);
-    out.str("status", ctx != nullptr ? (filled ? "ok" : "fill-fails") : model != nullptr ? "context-fails" : "load-fails");
-    out.str("reason", ctx != nullptr && filled ? "" : log.error);
-    out.num("cells_start", ctx == nullptr ? 0 : log.cells_start > 0 ? (int64_t) log.cells_start : (int64_t) llama_n_ctx_seq(ctx));
+    out.str(field::mode, "memory").str(field::model, params.model).flag(field::kv_dynamic, params.kv_dynamic);
+    out.num(field::n_ctx, ctx != nullptr ? (int64_t) llama_n_ctx(ctx) : 0).num(field::n_ubatch, params.n_ubatch);
+    out.num(field::seqs, params.n_seqs).flag(field::unified, params.unified).str(field::type_k, type_k).str(field::type_v, type_v);
+    out.str(field::device, params.device.empty() ? "CPU" : params.device);
+    out.str(field::status, ctx != nullptr ? (filled ? "ok" : "fill-fails") : model != nullptr ? "context-fails" : "load-fails");
+    out.str(field::reason, ctx != nullptr && filled ? "" : log.error);
+    out.num(field::cells_start, ctx == nullptr ? 0 : log.cells_start > 0 ? (int64_t) log.cells_start : (int64_t) llama_n_ctx_seq(ctx));
     write_usage(out, usage);
-    out.num("rss_before", rss_before).num("rss_after", rss_after).num("rss_context", rss_after - rss_before);
-    out.real("create_seconds", seconds);
+    out.num(field::rss_before, rss_before).num(field::rss_after, rss_after).num(field::rss_context, rss_after - rss_before);
+    out.real(field::create_seconds, seconds);
     if (ctx != nullptr && params.n_fill > 0) {
         llama_memory_clear(llama_get_memory(ctx), true);
         decode(ctx, 0, 1, 0);
 
-        out.num("rss_filled", rss_filled).num("rss_cleared", resident_bytes());
-        out.num("committed_cleared", (int64_t) llama_get_memory_usage(ctx).committed);
+        out.num(field::rss_filled, rss_filled).num(field::rss_cleared, resident_bytes());
+        out.num(field::committed_cleared, (int64_t) llama_get_memory_usage(ctx).committed);
     }
     out.end_object();
     printf("%s\n", out.text().c_str());

@@ -1,5 +1,6 @@
 #include "report.h"
 
+#include "fields.h"
 #include "json.h"
 #include "scenarios.h"
 
@@ -308,24 +309,24 @@ run_result report_compare(const std::vector<std::string> & checks, const trace &
 
 static void json_check(json_line & out, const check_result & check) {
     out.begin_object();
-    out.str("name", check.name).str("status", check.status);
-    out.num("decodes", check.n_decodes).num("decodes_differ", check.n_differ).num("values", check.n_values).flag("grown", check.grown);
+    out.str(field::name, check.name).str(field::status, check.status);
+    out.num(field::decodes, check.n_decodes).num(field::decodes_differ, check.n_differ).num(field::values, check.n_values).flag(field::grown, check.grown);
     if (check.diff.found) {
-        out.begin_object("first_diff");
-        out.num("decode", check.diff.decode).num("row", check.diff.row).num("index", check.diff.index);
-        out.real("static", check.diff.val_static).real("dynamic", check.diff.val_dynamic);
+        out.begin_object(field::first_diff);
+        out.num(field::decode, check.diff.decode).num(field::row, check.diff.row).num(field::index, check.diff.index);
+        out.real(field::static_, check.diff.val_static).real(field::dynamic, check.diff.val_dynamic);
         out.end_object();
     } else {
-        out.null("first_diff");
+        out.null(field::first_diff);
     }
     if (!check.measured.empty()) {
-        out.begin_object("measured");
+        out.begin_object(field::measured);
         for (const auto & val : check.measured) {
             out.real(val.first.c_str(), val.second);
         }
         out.end_object();
     }
-    out.str("reason", check.reason).real("seconds", check.seconds);
+    out.str(field::reason, check.reason).real(field::seconds, check.seconds);
     out.end_object();
 }
 
@@ -334,35 +335,35 @@ std::string report_json(const kv_check_params & params, const run_result & res, 
 
     json_line out;
     out.begin_object();
-    out.str("model", params.model).str("arch", res.arch);
+    out.str(field::model, params.model).str(field::arch, res.arch);
     if (params.flash_attn == LLAMA_FLASH_ATTN_TYPE_AUTO) {
-        out.str("fa", "auto");
+        out.str(field::fa, "auto");
     } else {
-        out.flag("fa", params.flash_attn == LLAMA_FLASH_ATTN_TYPE_ENABLED);
+        out.flag(field::fa, params.flash_attn == LLAMA_FLASH_ATTN_TYPE_ENABLED);
     }
-    out.str("type_k", ggml_type_name(params.type_k)).str("type_v", ggml_type_name(params.type_v));
-    out.num("seqs", params.n_seqs).flag("unified", params.unified).flag("swa_full", params.swa_full);
-    out.num("n_ctx", (int64_t) kv_check_n_cells(params)*n_streams).num("n_ubatch", params.n_ubatch);
-    out.str("device", params.device.empty() ? "CPU" : params.device);
-    out.str("status", res.status).str("reason", res.reason);
-    out.flag("grown", res.n_growths > 0).flag("fallback", params.fallback).str("storage", res.storage);
+    out.str(field::type_k, ggml_type_name(params.type_k)).str(field::type_v, ggml_type_name(params.type_v));
+    out.num(field::seqs, params.n_seqs).flag(field::unified, params.unified).flag(field::swa_full, params.swa_full);
+    out.num(field::n_ctx, (int64_t) kv_check_n_cells(params)*n_streams).num(field::n_ubatch, params.n_ubatch);
+    out.str(field::device, params.device.empty() ? "CPU" : params.device);
+    out.str(field::status, res.status).str(field::reason, res.reason);
+    out.flag(field::grown, res.n_growths > 0).flag(field::fallback, params.fallback).str(field::storage, res.storage);
 
-    out.begin_array("growths");
+    out.begin_array(field::growths);
     for (const auto & growth : res.growths) {
         out.begin_array().num(nullptr, growth.first).num(nullptr, growth.second).end_array();
     }
     out.end_array();
-    out.num("n_growths", res.n_growths).num("n_shrinks", res.n_shrinks).num("failed_allocations", res.n_injected);
-    out.num("cells_start", res.cells_start).num("cells_end", res.cells_end);
+    out.num(field::n_growths, res.n_growths).num(field::n_shrinks, res.n_shrinks).num(field::failed_allocations, res.n_injected);
+    out.num(field::cells_start, res.cells_start).num(field::cells_end, res.cells_end);
 
-    out.begin_array("checks");
+    out.begin_array(field::checks);
     for (const auto & check : res.checks) {
         json_check(out, check);
     }
     out.end_array();
 
-    out.begin_object("kv_bytes").num("static", res.kv_bytes_static).num("dynamic_start", res.kv_bytes_dynamic).end_object();
-    out.real("seconds", seconds);
+    out.begin_object(field::kv_bytes).num(field::static_, res.kv_bytes_static).num(field::dynamic_start, res.kv_bytes_dynamic).end_object();
+    out.real(field::seconds, seconds);
     out.end_object();
     return out.text();
 }
