@@ -77,6 +77,7 @@ class Console:
         self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "", places: str = ""
     ) -> None:
         self.json, self.quiet, self.verbose, self.command, self._places = json, quiet, verbose, command, places
+        self.upstream = "llama.cpp"  # name of the project's upstream, set when the project is found
         self._out = _Stream(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
         self._err = _Stream(file=sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         process.on_command((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)

@@ -28,7 +28,9 @@ class Env:
 
     @functools.cached_property
     def project(self) -> Project:
-        return self._find()
+        found = self._find()
+        self.console.upstream = found.name
+        return found
 
 
 class Flags(NamedTuple):
@@ -98,7 +100,12 @@ def env_of(
         ),
     ] = None,
     tree: Annotated[
-        Path | None, Option("--tree", metavar="DIR", help="Patched tree (or KVTOOL_TREE) [llama.cpp in the project].")
+        Path | None,
+        Option(
+            "--tree",
+            metavar="DIR",
+            help="Patched tree (or KVTOOL_TREE) [folder llama.cpp of the project].",
+        ),
     ] = None,
 ) -> Env:
     """What every command takes, as it arrives there."""

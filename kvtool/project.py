@@ -1,6 +1,8 @@
 """Where things are: the project (patches/ and cpp/), the patched tree, the user-wide cache."""
 
 import os
+import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -8,6 +10,7 @@ import platformdirs
 
 from kvtool.errors import UsageError
 
+LLAMA_CPP = "llama.cpp"  # the upstream that build, verify and bench support
 _PACKAGE = Path(__file__).resolve().parent
 # The folder of a patched tree, and of cpp/, with the program that proves the dynamic cache. Other series have none.
 PROOF = PurePosixPath("tools/kv-check")
@@ -21,6 +24,7 @@ class Project:
     root: Path
     tree: Path
     cache: Path
+    name: str = LLAMA_CPP  # the upstream project
 
     @property
     def patches(self) -> Path:
@@ -37,6 +41,15 @@ class Project:
     @property
     def lock(self) -> Path:
         return self.patches / "upstream.lock"
+
+    def require_llama_cpp(self, command: str) -> None:
+        """Raise UsageError for a command that knows no upstream but llama.cpp."""
+        if self.name != LLAMA_CPP:
+            raise UsageError(
+                f"kvtool {command} supports only llama.cpp",
+                why=f"the upstream of this project is {self.name}",
+                next_step=f"use {self.name}'s own tools in {self.tree}",
+            )
 
     def refuse_packaged(self) -> None:
         """For what writes patches/ and cpp/: those that came with an installation are nobody's to change."""
@@ -103,8 +116,18 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
     packaged data has no place for a tree, so there it is ./llama.cpp. Raises UsageError when there is no project.
     """
     root = _root(start)
-    checkout = _named("KVTOOL_TREE", tree) or (Path.cwd() if root == PACKAGED else root) / "llama.cpp"
-    return Project(root, checkout.resolve(), user_cache())
+    name = _name_of(root)
+    checkout = _named("KVTOOL_TREE", tree) or (Path.cwd() if root == PACKAGED else root) / name
+    return Project(root, checkout.resolve(), user_cache(), name)
+
+
+def _name_of(root: Path) -> str:
+    """Return the name of a project's upstream; commands that read the lock report what is wrong with it."""
+    try:
+        name = tomllib.loads(read_text(root / "patches/upstream.lock")).get("name", LLAMA_CPP)
+    except (UsageError, tomllib.TOMLDecodeError):
+        return LLAMA_CPP
+    return name if isinstance(name, str) and re.fullmatch(r"\w[\w.+-]*", name) else LLAMA_CPP
 
 
 def read_text(path: Path) -> str:

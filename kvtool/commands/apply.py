@@ -33,10 +33,11 @@ class ApplyResult(Result, command="apply"):
     upstream_lines: int
     patches: tuple[PatchReport, ...]
     groups: tuple[str, ...] = ()
+    upstream: str = "llama.cpp"  # name of the upstream project
 
     @property
     def failure(self) -> KvtoolError | None:
-        error = conflict_error(self.patches, self.tag)
+        error = conflict_error(self.patches, f"{self.upstream} {self.tag}")
         if error and any(hunk.expected for report in self.patches for hunk in report.failed):  # it was to be moved
             error.next_step = (
                 f"kvtool rebase {self.tag} stops there with the conflict in the files; the tree is as it was"
@@ -55,7 +56,7 @@ class ApplyResult(Result, command="apply"):
         there = sum(report.outcome is not PatchOutcome.SKIPPED for report in self.patches)
         of_groups = f" of {', '.join(self.groups)}" if self.groups else ""
         console.line(
-            f"llama.cpp {self.tag} with {there} patches{of_groups} ({self.upstream_lines} changed lines in upstream's "
+            f"{console.upstream} {self.tag} with {there} patches{of_groups} ({self.upstream_lines} changed lines in upstream's "
             f"files) at {self.tree}: {note}"
         )
 
@@ -105,4 +106,4 @@ def command(env: Env, tag: Tag = None, mirror: Mirror = None, groups: Groups = (
     done = checkout.ensure_tree(context, upstream, pinned=tag is not None)
     head, lines = done.applied.head if done.applied else "", upstream_lines(done.patches)
     result = (upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)
-    return ApplyResult(*result, groups=context.groups)
+    return ApplyResult(*result, groups=context.groups, upstream=project.name)

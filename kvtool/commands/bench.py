@@ -137,6 +137,7 @@ def command(env: Env, options: Options) -> Report:
     """
     started = time.monotonic()
     _check(options)
+    env.project.require_llama_cpp("bench")
     name = "llama-server" if options.serve else cmake.BENCH_TARGET
     targets = (name, *_TOYS) if options.types else (name,)
     bin_dir = options.bin_dir or build.command(env, build.Options(targets=targets)).bin_dir

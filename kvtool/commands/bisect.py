@@ -181,7 +181,7 @@ def judge_commit(project: Project, console: Console, patch: str, revision: str, 
     if not git.repo.is_dir() or not git.ok("rev-parse", "--git-dir"):
         raise UsageError(
             f"{mirror} is not a git repository on this machine",
-            next_step="run it inside a clone of llama.cpp, or name one: --mirror PATH",
+            next_step=f"run it inside a clone of {project.name}, or name one: --mirror PATH",
         )
     commit = git.resolve(f"{revision}^{{commit}}")
     if commit is None:

@@ -119,6 +119,7 @@ def command(env: Env, options: Options) -> Built:
         kvtool build -D GGML_LTO=ON --target llama-server
     """
     project, started = env.project, time.monotonic()
+    project.require_llama_cpp("build")
     if options.dry_run:
         planned = make_plan(project, options, toolchain.for_dry_run(options.backend))
         outcome = builder.Outcome(planned.targets)

@@ -14,9 +14,9 @@ from kvtool.canary import SCHEMA, Breakage, CanaryStep, StepName, newest, of_err
 from kvtool.commands import build, init, rebase, verify
 from kvtool.compile import toolchain
 from kvtool.console import Console
-from kvtool.errors import ConflictError, KvtoolError, must_be_writable
+from kvtool.errors import ConflictError, KvtoolError, UsageError, must_be_writable
 from kvtool.options import BACKENDS, Env, Mirror, refuse
-from kvtool.project import Project, read_text
+from kvtool.project import LLAMA_CPP, Project, read_text
 from kvtool.replay.apply import PatchReport
 from kvtool.result import CheckOutcome, Result
 from kvtool.upstream import sources
@@ -47,7 +47,7 @@ class CanaryResult(Result, command="canary"):
 
     def render(self, console: Console) -> None:
         origin = {"given": ""}.get(self.tag_from, f", the newest tag according to {self.tag_from}")
-        console.line(f"llama.cpp {self.tag}{origin}")
+        console.line(f"{console.upstream} {self.tag}{origin}")
         if self.tag_why:
             console.line(f"  the remote could not be asked: {self.tag_why}", "yellow")
         rows = [(step.name, step.outcome, f"{step.seconds:.1f}", step.summary) for step in self.steps]
@@ -157,6 +157,12 @@ def command(env: Env, options: Options) -> CanaryResult:
     project, console = env.project, env.console
     names = ", ".join(BACKENDS)
     refuse("canary", (options.backend not in BACKENDS, f"no backend is called {options.backend}: there are {names}"))
+    if options.last not in (StepName.FETCH, StepName.REBASE) and project.name != LLAMA_CPP:
+        what, why = (
+            "kvtool canary builds and verifies only llama.cpp",
+            f"the upstream of this project is {project.name}",
+        )
+        raise UsageError(what, why=why, next_step="kvtool canary --to rebase")
     toolchain.require_git()  # what this machine lacks is no breakage
     if options.report is not None:
         must_be_writable(options.report.absolute())

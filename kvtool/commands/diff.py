@@ -37,7 +37,7 @@ class DiffResult(Result, command="diff"):
 
 def _title(state: Snapshot) -> str:
     at = f"{state.revision[:10]} on " if state.revision else ""
-    return f"{state.name} ({at}llama.cpp {state.tag})"
+    return f"{state.name} ({at}{state.tag})"
 
 
 def _snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:

@@ -59,7 +59,7 @@ class ExportResult(Result, command="export"):
             folder = self.mailbox[0].parent
             console.line(f"{len(self.mailbox)} mails in {folder}: git am --keep-cr {folder}/*.patch")
         elif not self.files:
-            console.line(f"patches/ and cpp/ say what the tree says (llama.cpp {self.tag})")
+            console.line(f"patches/ and cpp/ say what the tree says ({console.upstream} {self.tag})")
         elif not self.check:
             for file in self.files:
                 console.line(f"  {file.action:<7} {file.path}")

@@ -31,7 +31,7 @@ class FetchResult(Result, command="fetch"):
 
     def render(self, console: Console) -> None:
         how = "already in the cache" if self.source == "cache" else f"fetched from {self.source}"
-        console.line(f"llama.cpp {self.tag}: {how}, tree {self.tree[:12]} as locked")
+        console.line(f"{console.upstream} {self.tag}: {how}, tree {self.tree[:12]} as locked")
         if self.freed:
             console.line(f"{self.freed / 1e6:.0f} MB of other upstreams removed from {self.cache}")
 

@@ -1,19 +1,22 @@
 """`kvtool init`: a project of the user's own."""
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import tomlkit
 from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.errors import UsageError, writing
-from kvtool.options import Env
+from kvtool.options import Env, refuse
 from kvtool.process import quote
-from kvtool.project import Project, expanded
+from kvtool.project import LLAMA_CPP, Project, expanded, place_of
 from kvtool.result import Result
 from kvtool.series.series import load_patches, new_files
+from kvtool.upstream.lock import is_usable_name
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 # beside patches/ and cpp/: where each template goes
@@ -40,22 +43,63 @@ class InitResult(Result, command="init"):
         series = f"{self.patches} patches, {self.new_files} new files" if self.patches else "an empty series"
         console.line(f"{self.project}: {series}")
         there = quote(["cd", self.project])
-        console.line(f"next: {there} && git init && git add . && git commit -m 'Start', then make build")
+        begin = "make build" if console.upstream == LLAMA_CPP else "kvtool rebase TAG (or kvtool import FORK)"
+        console.line(f"next: {there} && git init && git add . && git commit -m 'Start', then {begin}")
         console.line(f"in {_FILES['workflow.yml']}, KVTOOL says where GitHub gets kvtool: it is for you to fill in")
 
 
-def create(source: Project, place: Path, *, empty: bool = False) -> tuple[Project, tuple[str, ...]]:
-    """A project like `source`; UsageError when something of it is there already, and then nothing is written.
+@dataclass(frozen=True)
+class OtherUpstream:
+    """A repository other than llama.cpp, for a project without patches."""
 
-    With what was written beside patches/ and cpp/: a README.md that is there stays.
+    name: str  # name in messages, and folder of the patched tree
+    remote: str  # git URL that has every tag
+
+    def text(self, template: str) -> str:
+        """Return a template with name and remote filled in."""
+        text = template.replace("{name}", self.name)
+        return text.replace("{remote}", tomlkit.item(self.remote).as_string())
+
+    def guide(self, text: str) -> str:
+        """Return the guide to patches/ for this upstream."""
+        for old, new in _IN_GUIDE.items():
+            text = text.replace(old, new)
+        return self.text(text)
+
+
+# Parts of the guide (patches/README.md) that are about llama.cpp alone, and what replaces them.
+_IN_GUIDE = {
+    "    kvtool build && kvtool verify\n": "",
+    "src/llama-context.cpp": "FILE",
+    f"github.com/ggml-org/{LLAMA_CPP}": "github.com/OWNER/{name}",
+    LLAMA_CPP: "{name}",
+}
+
+
+def create(
+    source: Project, place: Path, *, empty: bool = False, other: OtherUpstream | None = None
+) -> tuple[Project, tuple[str, ...]]:
+    """Make a project like `source`, and return it with the files written beside patches/ and cpp/.
+
+    other: make an empty project for another upstream. UsageError if a part of a project is there already; then nothing
+    is written. An existing README.md is kept.
     """
     root = expanded(place).absolute()
-    made_here = {"patches", "cpp", "llama.cpp", *_FILES.values()} - {_MAY_BE_THERE}
+    name = other.name if other else source.name
+    made_here = {"patches", "cpp", name, *_FILES.values()} - {_MAY_BE_THERE}
     if there := sorted(name for name in made_here if (root / name).exists()):
         raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
-    made = Project(root, root / "llama.cpp", source.cache)
+    made = Project(root, root / name, source.cache, name)
     with writing(str(root), "name another place"):
-        if empty:
+        if other:
+            made.patches.mkdir(parents=True)
+            lock = (_TEMPLATES / "other/upstream.lock").read_text(encoding="utf-8")
+            made.lock.write_text(other.text(lock), encoding="utf-8", newline="\n")
+            if (guide := source.patches / "README.md").exists():
+                text = other.guide(guide.read_text(encoding="utf-8"))
+                (made.patches / guide.name).write_text(text, encoding="utf-8")
+            shutil.copyfile(_TEMPLATES / "series.toml", made.series)
+        elif empty:
             made.patches.mkdir(parents=True)
             shutil.copyfile(source.lock, made.lock)
             if (guide := source.patches / "README.md").exists():
@@ -66,16 +110,46 @@ def create(source: Project, place: Path, *, empty: bool = False) -> tuple[Projec
             if source.cpp.is_dir():
                 shutil.copytree(source.cpp, made.cpp, ignore=shutil.ignore_patterns("__pycache__"))
         wanted = {n: target for n, target in _FILES.items() if target != _MAY_BE_THERE or not (root / target).exists()}
-        for name, target in wanted.items():
-            (root / target).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(_TEMPLATES / name, root / target)
+        for template, target in wanted.items():
+            _fill_in(root / target, other or OtherUpstream(name, ""), template)
     return made, tuple(wanted.values())
+
+
+def _fill_in(target: Path, other: OtherUpstream, template: str) -> None:
+    """Write a template, the one for other upstreams if the project has one and there is such a template."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    special = _TEMPLATES / "other" / template
+    if other.name != LLAMA_CPP and special.exists():
+        text = other.text(special.read_text(encoding="utf-8"))
+    else:
+        text = (_TEMPLATES / template).read_text(encoding="utf-8")
+        text = text.replace(f"/{LLAMA_CPP}\n", f"/{other.name}\n")  # .gitignore
+    target.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _other_upstream(remote: str, name: str | None) -> OtherUpstream:
+    """Return the upstream that the user named. UsageError for a name that cannot be a folder."""
+    name = name or re.split(r"[/:]", remote.rstrip("/"))[-1].removesuffix(".git")
+    if not is_usable_name(name):
+        why = "it names the folder of the patched tree: letters, digits, and . _ - inside"
+        raise UsageError(
+            f"{name!r} cannot be the name of an upstream", why=why, next_step="choose one with --name NAME"
+        )
+    return OtherUpstream(name, place_of(remote))
 
 
 def command(
     env: Env,
     place: Annotated[Path, Argument(metavar="DIR", help="The new project; made if it is not there.")],
     empty: Annotated[bool, Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
+    remote: Annotated[
+        str | None,
+        Option("--remote", metavar="URL", help="With --empty: git repository of another upstream than llama.cpp."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        Option("--name", metavar="NAME", help="With --remote: name of that upstream [the last part of the URL]."),
+    ] = None,
 ) -> InitResult:
     """Make a project of your own: a patch series, with a Makefile and a workflow for GitHub.
 
@@ -84,9 +158,20 @@ def command(
 
         kvtool init my-llama
         kvtool init my-fork --empty
+        kvtool init my-zlib --empty --remote https://github.com/madler/zlib --name zlib
+
+    With --remote, the series is about that repository instead: messages and the folder of the patched tree have its
+    name, and nothing of llama.cpp is fetched or listed. `kvtool rebase TAG` or `kvtool import` chooses its first tag.
+    build, verify, bench and package support only llama.cpp.
 
     Exit codes: 2 the directory has patches/, cpp/, llama.cpp/ or one of the files that init writes already: Makefile,
     .gitignore, .gitattributes, .github/workflows/kvtool.yml. A README.md that is there stays.
     """
-    made, written = create(env.project, place, empty=empty)
+    refuse(
+        "init",
+        (remote and not empty, "--remote needs --empty: the patches of this series are for llama.cpp"),
+        (name and not remote, "--name needs --remote"),
+    )
+    made, written = create(env.project, place, empty=empty, other=_other_upstream(remote, name) if remote else None)
+    env.console.upstream = made.name
     return InitResult(made.root, len(load_patches(made)), len(new_files(made.cpp)), written)

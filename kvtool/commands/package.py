@@ -80,6 +80,7 @@ def command(env: Env, options: Options) -> Packaged:
     Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
     """
     project, console = env.project, env.console
+    project.require_llama_cpp("package")
     started = time.monotonic()
     wanted = build.Options(options.backend, options.preset, jobs=options.jobs, ui=options.ui)
     built = build.command(env, wanted)

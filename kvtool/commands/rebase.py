@@ -17,10 +17,11 @@ from kvtool.project import Project
 from kvtool.replay.apply import FailedHunk, conflict_error
 from kvtool.replay.export import plan_rebase
 from kvtool.replay.rebase_plan import Choices, Rehearsal, SeriesContext
-from kvtool.result import PatchOutcome, Result
+from kvtool.result import FileChange, PatchOutcome, Result
+from kvtool.series.changes import Change, put_file
 from kvtool.series.series import load_patches, patch_named
 from kvtool.upstream.history import NONE, History
-from kvtool.upstream.lock import Upstream, load_lock, with_upstream
+from kvtool.upstream.lock import Upstream, load_lock, pin, with_upstream
 from kvtool.worktree import checkout, rebase_state, transaction
 from kvtool.worktree.checkout import base_ref, branch_of, fetch_base, scratch_below
 from kvtool.worktree.rebase_state import RebaseState, range_diff_path, write_range_diff
@@ -85,6 +86,7 @@ def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: 
 
     patches = tuple(replace(report, failed=tuple(map(behind, report.failed))) for report in done.reports)
     told = RebaseResult(upstream.tag, locked.tag, context.project.tree, outcome, stopped_at=name, patches=patches)
+    told = replace(told, upstream=context.lock.name)
     told = replace(told, seconds=round(done.seconds, 3), mirror=context.mirror or "")
     return replace(told, older=_older(context, upstream, done), astray=done.astray)
 
@@ -150,11 +152,13 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
     if rebase_state.read_state(project.tree):
         raise dirty_tree_error(tree_state(project))
     assert options.tag is not None
+    if not context.lock.current:
+        return _choose_first(context, options.tag)
     upstream, locked, tag = context.find(options.tag), context.lock.upstream(), options.tag
     held = read_applied(project.tree)
     brought = checkout.ensure_tree(context.with_groups(held.groups if held else ()), locked, pinned=False)
     if brought.applied is None:
-        raise conflict_error(brought.patches, locked.tag) or KvtoolError("the series does not apply")
+        raise conflict_error(brought.patches, locked.label) or KvtoolError("the series does not apply")
     with hold_tree(project, console):
         there = require_applied(project)
         if tag == locked.tag:
@@ -175,6 +179,23 @@ def begin(project: Project, console: Console, options: Options) -> RebaseResult:
             choices=options.choices,
         )
         return _advance(context, git, state)
+
+
+def _choose_first(context: SeriesContext, tag: str) -> RebaseResult:
+    """Pin the first upstream of a project that has none, and make its tree; on failure the lock is as it was."""
+    project, upstream = context.project, context.find(tag)
+    before = project.lock.read_bytes()
+    change = Change("patches/upstream.lock", "change", pin(before.decode("utf-8"), context.lock, tag).encode())
+    put_file(project.lock, change)
+    try:
+        done = checkout.ensure_tree(SeriesContext(project, context.console, context.mirror), upstream, pinned=False)
+        if done.applied is None:
+            raise conflict_error(done.patches, upstream.label) or KvtoolError("the series does not apply")
+    except BaseException:
+        put_file(project.lock, replace(change, content=before))
+        raise
+    files = (FileChange(change.path, change.action),)
+    return RebaseResult(tag, "", project.tree, "rebased", done.applied.head, files=files, patches=done.patches)
 
 
 def resume(project: Project, console: Console, options: Options) -> RebaseResult:
@@ -241,7 +262,7 @@ def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResu
     for tag in (context.lock.current, state.tag):
         context.known[tag] = git.line("rev-parse", f"{base_ref(tag)}^{{commit}}")
     with scratch_below(project.tree, project.tree) as scratch:
-        with context.console.progress(f"moving the series to llama.cpp {state.tag}"):
+        with context.console.progress(f"moving the series to {context.lock.name} {state.tag}"):
             done = context.rehearse(scratch, upstream, choices=state.choices)
         if stop := done.stop:
             git.fetch(scratch.repo, *filter(None, (stop.parent, stop.commit, stop.origin)))

@@ -8,7 +8,7 @@ from kvtool.commands.apply import render_patches
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
 from kvtool.process import quote, redact_urls
-from kvtool.project import PROOF
+from kvtool.project import LLAMA_CPP, PROOF
 from kvtool.replay.apply import FailedHunk, PatchReport, conflict_error
 from kvtool.result import FileChange, PatchOutcome, Result
 
@@ -41,13 +41,14 @@ class RebaseResult(Result, command="rebase"):
     older: str = ""
     astray: tuple[str, ...] = ()
     kept: str = ""
+    upstream: str = "llama.cpp"  # name of the upstream project
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mirror", redact_urls(self.mirror))
 
     @property
     def failure(self) -> KvtoolError | None:
-        error = conflict_error(self.patches, self.tag) if self.stopped_at else None
+        error = conflict_error(self.patches, f"{self.upstream} {self.tag}") if self.stopped_at else None
         if error is not None:
             lost = next(report for report in self.patches if report.needs_user).lost
             error.next_step = self._next_after_loss() if lost else self._next_after_conflict()
@@ -95,18 +96,22 @@ class RebaseResult(Result, command="rebase"):
         if self.outcome == "aborted":
             console.line(f"the rebase onto {self.tag} is given up; tree and project are as before")
         elif self.outcome == "unchanged":
-            console.line(f"the series is on llama.cpp {self.tag} already")
+            console.line(f"the series is on {console.upstream} {self.tag} already")
         elif self.outcome == "rehearsed" and not self.stopped_at:
             console.line(
-                f"every patch has its place on llama.cpp {self.tag} ({self.seconds:.1f} s); nothing was changed"
+                f"every patch has its place on {console.upstream} {self.tag} ({self.seconds:.1f} s); "
+                "nothing was changed"
             )
         elif self.outcome == "rebased":
             for file in self.files:
                 console.line(f"  {file.action:<7} {file.path}")
-            console.line(f"the series is on llama.cpp {self.tag} now (it was on {self.previous}); tree: {self.tree}")
-            console.line(f"how each patch changed: {self.range_diff}")
+            before = f" (it was on {self.previous})" if self.previous else ""
+            console.line(f"the series is on {console.upstream} {self.tag} now{before}; tree: {self.tree}")
+            if self.range_diff:
+                console.line(f"how each patch changed: {self.range_diff}")
             proof = " && kvtool verify" if (self.tree / PROOF).is_dir() else ""
-            console.line(console.again(f"next: kvtool build{proof}, then commit patches/"))
+            build = f"kvtool build{proof}, then " if console.upstream == LLAMA_CPP else ""
+            console.line(console.again(f"next: {build}commit patches/"))
 
 
 def _render_hunk(console: Console, patch: str, hunk: FailedHunk) -> None:

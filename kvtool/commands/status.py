@@ -49,7 +49,7 @@ class StatusResult(Result, command="status"):
 
     def render(self, console: Console) -> None:
         style = {"clean": "green", "not-applied": "yellow"}.get(self.state, "red")
-        console.line(f"{self.state}: {self.tree}" + (f" (llama.cpp {self.tag})" if self.tag else ""), style)
+        console.line(f"{self.state}: {self.tree}" + (f" ({console.upstream} {self.tag})" if self.tag else ""), style)
         if self.state != "clean":
             console.line(f"  why:  {self.why}")
             console.line(f"  next: {self.next}")

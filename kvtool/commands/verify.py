@@ -260,6 +260,7 @@ def command(env: Env, options: Options) -> Verified:
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """
     project, console = env.project, env.console
+    project.require_llama_cpp("verify")
     started = time.monotonic()
     _check(options)
     kinds = kinds_of(project, options)

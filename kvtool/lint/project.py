@@ -163,5 +163,5 @@ def _in_upstream(project: Project, lock: Lock, paths: tuple[str, ...]) -> Iterat
     for tag, upstream in lock.upstreams.items():
         if paths and (commit := cache.base(upstream)):
             for path in sorted(cache.git.paths(commit) & set(paths)):
-                what = f"llama.cpp {tag} has {path} already"
+                what = f"{lock.name} {tag} has {path} already"
                 yield LintFinding(f"cpp/{path}", 0, "in-upstream", what, "choose another name")

@@ -352,7 +352,7 @@ def _moved(builder: Builder, mail: Mail, tree: str) -> list[tuple[str, str]]:
     ]
 
 
-def conflict_error(reports: tuple[PatchReport, ...], tag: str) -> KvtoolError | None:
+def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError | None:
     """Return the error for a replay that is not complete, or None. It names the first patch that needs the user."""
     bad = [report for report in reports if report.needs_user]
     if not bad:
@@ -360,7 +360,7 @@ def conflict_error(reports: tuple[PatchReport, ...], tag: str) -> KvtoolError | 
     first, *others = bad
     also = f"; also in the way: {', '.join(report.id for report in others)}" if others else ""
     return ConflictError(
-        f"patch {first.id!r} {f'loses {first.lost} on' if first.lost else 'does not go onto'} llama.cpp {tag}",
+        f"patch {first.id!r} {f'loses {first.lost} on' if first.lost else 'does not go onto'} {label}",
         why=("; ".join(map(str, first.failed)) or "the merge or the resolution left them out") + also,
         next_step="correct the patch (patches/README.md: resolve a conflict); the tree is as it was",
     )

@@ -76,7 +76,7 @@ def squash_fixups(scratch: Scratch, tree: Path, applied: Applied, head: str, ser
     ConflictError: a fixup that does not go into its patch because it needs a later one.
     """
     if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
-        raise TreeError(f"{tree}: HEAD does not come from llama.cpp {applied.tag}", next_step="kvtool status")
+        raise TreeError(f"{tree}: HEAD does not come from {series.upstream.label}", next_step="kvtool status")
     of_patches = patch_paths(scratch.paths(applied.base), read_tree(scratch, head))
     blobs = _new_blobs(scratch, applied.base, head)
     groups = _group_commits(scratch, tree, commits_of(scratch, applied.base, head), applied, series, of_patches)

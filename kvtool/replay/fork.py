@@ -76,7 +76,7 @@ def _named_base(git: Git, head: str, lock: Lock, wanted: str) -> ForkBase | None
     known = lock.upstreams.get(wanted)
     if known and (commit is None or git.resolve(f"{commit}^{{tree}}") != known.tree):
         commit = _commits_by_tree(git, head).get(known.tree, "")
-        return ForkBase(known.tag, known.tree, known.date, commit, "--base, in upstream.lock")
+        return ForkBase(known.tag, known.tree, known.date, commit, "--base")
     if commit is None:
         return None
     if not git.ok("merge-base", "--is-ancestor", commit, head):

@@ -166,7 +166,7 @@ class SeriesContext:
         here, there = self.base(old), self.base(upstream)
         start, series = time.monotonic(), self.series(upstream)
         locked = made or replay(scratch, here, self.series(old))
-        if error := conflict_error(locked.reports, old.tag):
+        if error := conflict_error(locked.reports, old.label):
             raise ConflictError(
                 f"the series does not apply to the upstream it is locked to: {error.what}",
                 why=error.why,
@@ -253,7 +253,7 @@ class _PatchMover:
                 return report
         needed = "not needed" if loaded.wanted else "needed"
         place = "its place is here" if here else "it has no place here"
-        note = f"look at it: it is {needed} from llama.cpp {self._unsure[name]} on, the lock's next one, and {place}"
+        note = f"look at it: it is {needed} from {self._unsure[name]} on, the lock's next one, and {place}"
         return replace(report, moved=(*report.moved, note))
 
     def _place(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:

@@ -78,13 +78,13 @@ class Cache:
         """Copy a tree out of `source` (a repository that has it) and name it. LockError when it is the wrong one."""
         if tree != upstream.tree:
             raise LockError(
-                f"this is not llama.cpp {upstream.tag}",
+                f"this is not {upstream.label}",
                 why=f"its tree is {tree}, patches/upstream.lock says {upstream.tree}",
                 next_step="fetch it from another source, or correct the lock if upstream really moved the tag",
             )
         ref = ref_of(upstream.tag)
         # no parent, and the identity and date of all of kvtool's commits: its id depends on tree and tag only
-        commit = source.line("commit-tree", tree, input=f"llama.cpp {upstream.tag}\n")
+        commit = source.line("commit-tree", tree, input=f"{upstream.label}\n")
         source.run("update-ref", ref, commit)
         if self.repo.exists():
             asked = self.git.run("rev-list", "--objects", "--all", "--quiet", check=False)

@@ -1,6 +1,7 @@
 """patches/upstream.lock: which upstream trees are known, how each is verified, where each can be had; its text with
 another one in it. Pure.
 
+    name = "llama.cpp"                     # upstream in messages, and the folder of the patched tree; this by default
     current = "v0.5.0"                     # what `kvtool fetch` and `kvtool apply` take by default
     remote = "https://github.com/ggml-org/llama.cpp"
 
@@ -64,6 +65,12 @@ class Upstream:
     date: str
     sources: tuple[Source, ...] = ()
     order: int = 0
+    name: str = "llama.cpp"
+
+    @property
+    def label(self) -> str:
+        """Return the name and the tag, for messages."""
+        return f"{self.name} {self.tag}"
 
 
 @dataclass(frozen=True)
@@ -73,10 +80,17 @@ class Lock:
     current: str
     remote: str
     upstreams: Mapping[str, Upstream]
+    name: str = "llama.cpp"  # name of the upstream project
 
     def upstream(self, tag: str | None = None) -> Upstream:
         """The entry of a tag (None: the current one); UsageError names the known ones."""
         wanted = self.current if tag is None else tag
+        if not wanted:
+            raise UsageError(
+                f"no state of {self.name} is chosen yet",
+                why="patches/upstream.lock has no entry",
+                next_step="choose the tag that the series begins with: kvtool rebase TAG",
+            )
         if wanted not in self.upstreams:
             raise UsageError(
                 f"unknown upstream tag {wanted!r}",
@@ -89,6 +103,11 @@ class Lock:
 def usable_tag(tag: str) -> bool:
     """Whether it may stand in a lock, a ref and a file name."""
     return bool(_TAG.fullmatch(tag)) and ".." not in tag and not tag.endswith((".", ".lock"))
+
+
+def is_usable_name(name: str) -> bool:
+    """Return whether the name of an upstream project can be a folder of the project and part of a message."""
+    return bool(_TAG.fullmatch(name)) and name not in ("patches", "cpp", "Makefile", "README.md")
 
 
 def _upstream(table: Any, order: int, where: str) -> Upstream:
@@ -125,17 +144,20 @@ def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
     """Parse and check; UsageError says which entry is wrong and how."""
     doc, entries = read_tables(text, "upstream", where)
     upstreams: dict[str, Upstream] = {}
+    name = doc.get("name", "llama.cpp")
+    if not isinstance(name, str) or not is_usable_name(name):
+        raise UsageError(f"{where}: name must be a folder's name", why=f"it is {name!r}")
     for order, table in enumerate(entries):
-        entry = _upstream(table, order, where)
+        entry = replace(_upstream(table, order, where), name=name)
         if entry.tag in upstreams:
             raise UsageError(f"{where}: {entry.tag} stands there twice")
         upstreams[entry.tag] = entry
     current, remote = doc.get("current"), doc.get("remote", "")
-    if not isinstance(current, str) or current not in upstreams:
+    if not isinstance(current, str) or (current not in upstreams and (current or upstreams)):
         raise UsageError(f"{where}: current = {current!r} has no [[upstream]] entry")
     if not isinstance(remote, str):
         raise UsageError(f"{where}: remote must be a string", why=f"it is {remote!r}")
-    return Lock(current, remote, upstreams)
+    return Lock(current, remote, upstreams, name)
 
 
 def load_lock(path: Path) -> Lock:
@@ -160,7 +182,7 @@ def place_of(lock: Lock, tag: str, date: str) -> int:
 def with_upstream(lock: Lock, tag: str, tree: str, date: str) -> Lock:
     """The lock with one more upstream, of which no package is known."""
     entries = list(lock.upstreams.values())
-    entries.insert(place_of(lock, tag, date), Upstream(tag, tree, date))
+    entries.insert(place_of(lock, tag, date), Upstream(tag, tree, date, name=lock.name))
     return replace(lock, upstreams={e.tag: replace(e, order=number) for number, e in enumerate(entries)})
 
 

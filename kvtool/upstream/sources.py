@@ -62,7 +62,7 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
             return Fetched(commit, "cache")
         failures: list[tuple[str, KvtoolError]] = []
         for number, (name, fetch) in enumerate(_attempts(lock, upstream, mirror)):
-            place, said = scratch / str(number), f"fetching llama.cpp {upstream.tag}: {name}"
+            place, said = scratch / str(number), f"fetching {upstream.label}: {name}"
             repo = Git.create(place / "repo.git")
             try:
                 with console.progress(said) as bar, writing(str(cache.root)):
@@ -97,7 +97,7 @@ def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str
         )
     with cache.locked(console) as scratch:
         repo = Git.create(scratch / "repo.git")
-        with console.progress(f"fetching llama.cpp {tag}: {redact_urls(url)}") as bar:
+        with console.progress(f"fetching {lock.name} {tag}: {redact_urls(url)}") as bar:
             tree = from_git(repo, url, Upstream(tag, "", ""), bar, is_mirror=True)
         date = repo.line("log", "-1", "--format=%cs", "FETCH_HEAD")
         grown = with_upstream(lock, tag, tree, date)
@@ -138,16 +138,16 @@ def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]])
     kind = next((type(err) for _, err in failures if isinstance(err, LockError)), NetworkError)
     install = [err.next_step for _, err in failures if isinstance(err, MissingToolError)]
     network = "check the network (npm, pip or git must reach their servers)"
-    clone = f"name a clone of llama.cpp: kvtool fetch {upstream.tag} --mirror PATH"
+    clone = f"name a clone of {upstream.name}: kvtool fetch {upstream.tag} --mirror PATH"
     return kind(
-        f"no source could deliver llama.cpp {upstream.tag}",
+        f"no source could deliver {upstream.label}",
         why=reasons,
         next_step="\n".join((*install, f"{network}, or {clone}")),
         output=output,
     )
 
 
-_OTHER_SOURCE = "check the network, or name a clone of llama.cpp: --mirror PATH"
+_OTHER_SOURCE = "check the network, or name a clone on this machine: --mirror PATH"
 
 
 def explain_failure(output: str, what: str = "", other_source: str = _OTHER_SOURCE) -> KvtoolError:

@@ -48,7 +48,8 @@ def ensure_tree(context: SeriesContext, upstream: Upstream, *, pinned: bool) -> 
     with hold_tree(context.project, context.console):
         if (current := load_lock(context.project.lock).current) != context.lock.current:
             raise TreeError(
-                f"another kvtool moved the project to llama.cpp {current} meanwhile", next_step="run the command again"
+                f"another kvtool moved the project to {context.lock.name} {current} meanwhile",
+                next_step="run the command again",
             )
         series = context.series(upstream)
         remove_leftovers(tree)
