@@ -77,6 +77,11 @@ def _flowing(doc: str) -> str:
     return "\n\n".join(part if part.startswith("    ") else part.replace("\n", " ") for part in paragraphs)
 
 
+def module_of(verb: str) -> str:
+    """Return the module of a command; a verb that is a word of Python has an underscore there."""
+    return f"kvtool.commands.{verb}_" if keyword.iskeyword(verb) else f"kvtool.commands.{verb}"
+
+
 def build_app(only: str = "") -> typer.Typer:
     """The typer app with every command, or with one (its imports are then all that is paid)."""
     app = typer.Typer(
@@ -100,8 +105,7 @@ def build_app(only: str = "") -> typer.Typer:
             raise typer.Exit(0)
 
     for verb in (only,) if only else COMMANDS:
-        name = f"{verb}_" if keyword.iskeyword(verb) else verb
-        module = importlib.import_module(f"kvtool.commands.{name}")
+        module = importlib.import_module(module_of(verb))
         app.command(verb)(_typer_command(module.command))
     return app
 

@@ -104,7 +104,7 @@ def env_of(
         Option(
             "--tree",
             metavar="DIR",
-            help="Patched tree (or KVTOOL_TREE) [folder llama.cpp of the project].",
+            help="Patched tree (or KVTOOL_TREE) [llama.cpp in the project].",
         ),
     ] = None,
 ) -> Env:

@@ -56,8 +56,8 @@ class ApplyResult(Result, command="apply"):
         there = sum(report.outcome is not PatchOutcome.SKIPPED for report in self.patches)
         of_groups = f" of {', '.join(self.groups)}" if self.groups else ""
         console.line(
-            f"{console.upstream} {self.tag} with {there} patches{of_groups} ({self.upstream_lines} changed lines in upstream's "
-            f"files) at {self.tree}: {note}"
+            f"{console.upstream} {self.tag} with {there} patches{of_groups} "
+            f"({self.upstream_lines} changed lines in upstream's files) at {self.tree}: {note}"
         )
 
 

@@ -288,6 +288,8 @@ def command(
 ) -> ImportResult:
     """Turn a fork, or patches of another tool, into the series of an empty project.
 
+    Make the project first: kvtool init my-fork --empty && cd my-fork.
+
     Commits of the fork become patches. After the last merge of upstream, each commit is one patch, and so is each merge
     of the fork's own branches. Earlier commits are moved onto the base; files on which that does not give the fork's
     content are squashed into one patch per folder. New files become files of cpp/. Patches carry hidden files, symbolic
@@ -299,7 +301,6 @@ def command(
     Before anything is written, import proves that the series gives the fork's tree byte for byte, and that export
     leaves it unchanged.
 
-        kvtool init my-fork --empty && cd my-fork
         kvtool import ~/src/my-llama.cpp --dry-run
         kvtool import https://github.com/me/llama.cpp --base b9093
         kvtool import --patches ~/src/ollama/llama/patches --base 1a2b3c4

@@ -238,9 +238,10 @@ def test_result_as_json() -> None:
 CONTRACT = {
     "init.InitResult": "project patches new_files files",
     "fetch.FetchResult": "tag tree commit source cache freed",
-    "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches groups",
+    "apply.ApplyResult": "tag tree outcome base head changed_files upstream_lines patches groups upstream",
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines groups "
     "goal_lines new_files unlisted patches reasons only",
+    "import_.ImportResult": "source head base found_by tree dry_run patches new_files only_new_files notes summary",
     "export.ExportResult": "tag tree head check files mailbox",
     "diff.DiffResult": "before after same patches diff",
     "bisect.BisectResult": "patch good bad last_good first_bad suspects why trials",
@@ -256,7 +257,7 @@ def test_fields_are_frozen(name: str) -> None:
     module, _, cls = name.partition(".")
     result = getattr(importlib.import_module(f"kvtool.commands.{module}"), cls)
     assert [f.name for f in dataclasses.fields(result) if f.name != "error"] == CONTRACT[name].split()
-    assert result.command == module
+    assert result.command == module.rstrip("_")
 
 
 # --- finding the project ------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def test_help_of_each_command_teaches(verb: str, kvtool: Any) -> None:
     text = " ".join(ran.out.replace("│", " ").split())
     assert ran.code == 0
     assert all(option in text for option in ("--json", "--project", "--tree", "--quiet", "--verbose"))
-    command = importlib.import_module(f"kvtool.commands.{verb}").command
+    command = importlib.import_module(cli.module_of(verb)).command
     assert len((command.__doc__ or "").strip().splitlines()) > 2, "one line is no teaching"
 
 
@@ -47,7 +47,7 @@ def bare(text: str) -> str:
 @pytest.mark.parametrize("verb", cli.COMMANDS)
 def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    command = importlib.import_module(f"kvtool.commands.{verb}").command
+    command = importlib.import_module(cli.module_of(verb)).command
     shown = bare(kvtool(verb, "--help").out)
     assert bare(inspect.getdoc(command) or "") in shown
     helps = [*helps_of(command), *helps_of(options.env_of)]
@@ -57,7 +57,7 @@ def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pyt
 
 @pytest.mark.parametrize("verb", cli.COMMANDS)
 def test_examples_can_be_pasted(verb: str) -> None:
-    doc = inspect.getdoc(importlib.import_module(f"kvtool.commands.{verb}").command) or ""
+    doc = inspect.getdoc(importlib.import_module(cli.module_of(verb)).command) or ""
     examples = [line.strip() for line in doc.splitlines() if line.startswith("    kvtool")]
     assert examples
     app = typer.main.get_command(cli.build_app(verb))
