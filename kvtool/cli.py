@@ -3,12 +3,12 @@
 A command is the function `command` of `kvtool/commands/<verb>.py` (import_.py for import), its verb in COMMANDS.
 Its docstring is the help: the first line is what `kvtool --help` lists, indented paragraphs are examples to be pasted.
 
-`command` takes `env: Env` first, then typer-annotated parameters, or a dataclass of them (options.py). The options that
-every command has (--json, --quiet, --verbose, --project, --tree) are added here and arrive as env. It returns a Result;
-it never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by Result.failure, and
-this module turns either into the exit code. env.project is looked up on first use, so a command that needs no project
-works anywhere. Import Env at run time, not under TYPE_CHECKING: the signature is evaluated. Import heavy libraries
-inside command(), not at the top: `kvtool --help` imports every command module, a command only its own.
+`command` is a plain typer function whose first parameter is `ctx: Context` (options.py). _Command adds the options of
+every command (--json, --quiet, --verbose, --project, --tree); env_of(ctx) returns what they mean. `command` returns a
+Result. It never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by
+Result.failure, and this module turns both into the exit code. env.project is searched for on first use, so a command
+that needs no project works anywhere. Import heavy libraries inside command(), not at the top: `kvtool --help` imports
+every command module, a command only its own.
 """
 
 import errno
@@ -20,7 +20,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -29,7 +28,7 @@ import typer
 from kvtool import __version__
 from kvtool.console import Console, end_output, escape
 from kvtool.errors import BisectAbort, DiskError, KvtoolError, UsageError
-from kvtool.options import env_of, taken_by
+from kvtool.options import SHARED, make_env
 from kvtool.result import Result
 
 # The order in which one uses them; `kvtool --help` lists them so.
@@ -47,32 +46,58 @@ EPILOG = (
 )
 
 
-_BEFORE = ("-q", "-v", *(f"--{parameter.name}" for parameter in taken_by(env_of).parameters))
+_BEFORE = ("-q", "-v", *(f"--{name}" for name in SHARED))
 
 
-def _typer_command(command: Callable[..., Result]) -> Callable[..., int]:
-    """Wrap a command: its own parameters plus the shared ones, returning the exit code."""
-    own, everywhere = taken_by(command), taken_by(env_of)
+def _shared_options() -> list[Any]:
+    """Return the options of make_env() as parameters of the parser."""
+    app = typer.Typer(add_completion=False)
+    app.command()(make_env)
+    return typer.main.get_command(app).params
 
-    def call(**given: Any) -> int:
-        env = env_of(**everywhere.value(given))
+
+class _Command(typer.core.TyperCommand):
+    """A command with the options that every command has. It renders its result and returns the exit code."""
+
+    def __init__(self, *args: Any, params: list[Any], **more: Any) -> None:
+        super().__init__(*args, params=[*params, *_shared_options()], **more)
+        parameters: list[Any] = self.params
+        for parameter in parameters:
+            parameter.help = escape(parameter.help or "")  # typer removes [text in brackets] as markup
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+
+    def invoke(self, ctx: Any) -> int:
+        env = make_env(**{name: ctx.params.pop(name) for name in SHARED})
+        ctx.obj = env
         try:
-            result = command(env, **own.value(given))
+            result: Result = super().invoke(ctx)
         except KvtoolError as err:
             err.next_step = env.console.again(err.next_step)
             raise
-        env.console.result(result)
+        show_result(env.console, result)
         return result.failure.exit_code if result.failure else 0
 
-    parsed = [*own.parameters, *everywhere.parameters]
-    call.__signature__ = inspect.Signature(parsed)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parsed}
-    call.__doc__ = escape(_flowing(inspect.getdoc(command) or ""))
-    return call
+
+def show_result(console: Console, result: Result) -> None:
+    """Print a result: as JSON, or for people, followed by its failure."""
+    failure = result.failure
+    if console.json:
+        document = result.to_json()
+        if failure is not None:
+            document["error"]["next"] = console.again(document["error"]["next"])
+        console.document(document)
+        return
+    if result.error not in (None, failure):
+        console.line(str(result.error), "red")
+    result.render(console)
+    if failure is not None:
+        failure.next_step = console.again(failure.next_step)
+        console.error(failure)
 
 
 def _flowing(doc: str) -> str:
-    """Prose that takes the terminal's width; an indented paragraph (examples, to be pasted) keeps its lines."""
+    """Join the lines of each paragraph, except indented paragraphs, which are examples to paste."""
     paragraphs = doc.split("\n\n")
     return "\n\n".join(part if part.startswith("    ") else part.replace("\n", " ") for part in paragraphs)
 
@@ -83,7 +108,7 @@ def module_of(verb: str) -> str:
 
 
 def build_app(only: str = "") -> typer.Typer:
-    """The typer app with every command, or with one (its imports are then all that is paid)."""
+    """Build the typer app with every command, or with one command to save the imports of the others."""
     app = typer.Typer(
         name="kvtool",
         help=(
@@ -105,8 +130,9 @@ def build_app(only: str = "") -> typer.Typer:
             raise typer.Exit(0)
 
     for verb in (only,) if only else COMMANDS:
-        module = importlib.import_module(module_of(verb))
-        app.command(verb)(_typer_command(module.command))
+        command = importlib.import_module(module_of(verb)).command
+        text = escape(_flowing(inspect.getdoc(command) or ""))
+        app.command(verb, cls=_Command, help=text)(command)
     return app
 
 

@@ -25,7 +25,6 @@ from rich.text import Text
 
 from kvtool import process
 from kvtool.errors import KvtoolError
-from kvtool.result import Result
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -149,21 +148,6 @@ class Console:
         plain = console.options.ascii_only
         with Live(console=console, screen=True, get_renderable=lambda: drawn(draw(*console.size), plain=plain)):
             yield
-
-    def result(self, result: Result) -> None:
-        """Render a result: as JSON, or for people (followed by its failure, if it is one)."""
-        if self.json:
-            document = result.to_json()
-            if result.failure is not None:
-                document["error"]["next"] = self.again(document["error"]["next"])
-            self.document(document)
-            return
-        if result.error not in (None, result.failure):
-            self.line(str(result.error), "red")
-        result.render(self)
-        if failure := result.failure:
-            failure.next_step = self.again(failure.next_step)
-            self.error(failure)
 
     def error(self, err: KvtoolError) -> None:
         """An error: one JSON document on stdout, or what / why / next on stderr."""

@@ -6,13 +6,10 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from kvtool.console import Console
 from kvtool.errors import KvtoolError
-
-if TYPE_CHECKING:
-    from kvtool.console import Console
-
 
 _T = TypeVar("_T")
 _PLAIN: Mapping[Any, Any] = {str: str, int: int, float: (int, float)}
@@ -130,6 +127,6 @@ class Result:
             doc["unwritten"] = str(self.error)
         return doc
 
-    def render(self, console: "Console") -> None:
+    def render(self, console: Console) -> None:
         """Print the result for a person with console.line() and console.table()."""
         raise NotImplementedError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvtool.console import Console
 from kvtool.errors import KvtoolError
-from kvtool.options import Env, Groups, Mirror, Tag
+from kvtool.options import Context, Groups, Mirror, Tag, env_of
 from kvtool.project import Project
 from kvtool.replay.apply import PatchReport, conflict_error, upstream_lines
 from kvtool.replay.rebase_plan import SeriesContext
@@ -84,7 +84,7 @@ def choose_groups(project: Project, console: Console, named: tuple[str, ...]) ->
     return chosen
 
 
-def command(env: Env, tag: Tag = None, mirror: Mirror = None, groups: Groups = ()) -> ApplyResult:
+def command(ctx: Context, tag: Tag = None, mirror: Mirror = None, groups: Groups = None) -> ApplyResult:
     """Make the patched tree: upstream, the files of cpp/, one commit per patch.
 
     Fetches upstream if it is not in the cache. Files that do not change keep their time stamps, so nothing else is
@@ -99,8 +99,9 @@ def command(env: Env, tag: Tag = None, mirror: Mirror = None, groups: Groups = (
 
     Exit codes: 3 a patch does not apply, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
+    env = env_of(ctx)
     project, console = env.project, env.console
-    context = SeriesContext(project, console, mirror, choose_groups(project, console, groups))
+    context = SeriesContext(project, console, mirror, choose_groups(project, console, tuple(groups or ())))
     upstream = context.lock.upstream(tag)
     base = context.base(upstream)  # what takes long comes before the tree is locked
     done = checkout.ensure_tree(context, upstream, pinned=tag is not None)

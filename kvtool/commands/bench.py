@@ -15,7 +15,7 @@ from kvtool.commands import build
 from kvtool.compile import cmake
 from kvtool.errors import DiskError, MeasureError, writing
 from kvtool.locks import try_lock_dir
-from kvtool.options import BinDir, Env, refuse
+from kvtool.options import BinDir, Context, Env, env_of, reject
 from kvtool.verify import checks, models
 from kvtool.worktree.status import read_applied
 
@@ -28,22 +28,22 @@ ROOM = 1024  # tokens that are decoded beyond a depth
 
 @dataclass(frozen=True)
 class Options:
-    quick: Annotated[bool, Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False
-    model: Annotated[Path | None, Option("--model", "-m", metavar="FILE", help="Instead of the one made here.")] = None
-    rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 12, or 4.")] = 0
-    n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT
-    baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None
-    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None
-    serve: Annotated[bool, Option("--serve", help="Chats with llama-server: what sharing a prompt saves.")] = False
-    chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: at once.")] = 8
-    types: Annotated[bool, Option("--types", help="Changes of the cells' types, a budget, and what is lost.")] = False
-    strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False
-    bin_dir: BinDir = None
+    quick: bool = False
+    model: Path | None = None
+    rounds: int = 0
+    n_ctx: int = CONTEXT
+    baseline: Path | None = None
+    out: Path | None = None
+    serve: bool = False
+    chats: int = 8
+    types: bool = False
+    strict: bool = False
+    bin_dir: Path | None = None
 
 
 def _check(options: Options) -> None:
     no_library = options.baseline and not (options.baseline / "libllama.so").is_file()
-    refuse(
+    reject(
         "bench",
         (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
         (options.chats < 2, "one chat has nobody to share with: --chats 2 or more"),
@@ -110,7 +110,44 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
     return runs.Benched(name, held, f"static, {skipped}" if skipped else "", n_ctx, repeats, rounds, found, speeds)
 
 
-def command(env: Env, options: Options) -> Report:
+def run_benchmark(env: Env, options: Options) -> Report:
+    """Build what is needed, measure, and write the report."""
+    started = time.monotonic()
+    _check(options)
+    env.project.require_llama_cpp("bench")
+    name = "llama-server" if options.serve else cmake.BENCH_TARGET
+    targets = (name, *_TOYS) if options.types else (name,)
+    bin_dir = options.bin_dir or build.build_project(env, build.Options(targets=targets)).bin_dir
+    program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
+    applied = read_applied(env.project.tree)
+    work = models.workplace(env.project, "bench", applied=applied is not None)
+    with try_lock_dir(work, MeasureError, "bench is running"):
+        measure = _serve if options.serve else _types if options.types else _measure
+        found = measure(env, options, program, work)
+    tag, took = applied.tag if applied else "", time.monotonic() - started
+    result = replace(found, tag=tag, strict=options.strict, seconds=took)
+    try:
+        if options.out:
+            result.write(options.out)
+    except DiskError as err:  # what was measured is told all the same
+        return replace(result, error=err)
+    return result
+
+
+def command(
+    ctx: Context,
+    quick: Annotated[bool, Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False,
+    model: Annotated[Path | None, Option("--model", "-m", metavar="FILE", help="Instead of the one made here.")] = None,
+    rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 12, or 4.")] = 0,
+    n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT,
+    baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None,
+    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None,
+    serve: Annotated[bool, Option("--serve", help="Chats with llama-server: what sharing a prompt saves.")] = False,
+    chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: at once.")] = 8,
+    types: Annotated[bool, Option("--types", help="Changes of the cells' types, a budget, and what is lost.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False,
+    bin_dir: BinDir = None,
+) -> Report:
     """Measure what the dynamic cache costs and saves.
 
     Builds what it needs and makes models of random weights. Memory: the cache geometry of Qwen3.5-27B; a static cache,
@@ -135,23 +172,17 @@ def command(env: Env, options: Options) -> Report:
 
     Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
     """
-    started = time.monotonic()
-    _check(options)
-    env.project.require_llama_cpp("bench")
-    name = "llama-server" if options.serve else cmake.BENCH_TARGET
-    targets = (name, *_TOYS) if options.types else (name,)
-    bin_dir = options.bin_dir or build.command(env, build.Options(targets=targets)).bin_dir
-    program = process.require_program(bin_dir.absolute(), name, MeasureError, f"kvtool build --target {name}")
-    applied = read_applied(env.project.tree)
-    work = models.workplace(env.project, "bench", applied=applied is not None)
-    with try_lock_dir(work, MeasureError, "bench is running"):
-        measure = _serve if options.serve else _types if options.types else _measure
-        found = measure(env, options, program, work)
-    tag, took = applied.tag if applied else "", time.monotonic() - started
-    result = replace(found, tag=tag, strict=options.strict, seconds=took)
-    try:
-        if options.out:
-            result.write(options.out)
-    except DiskError as err:  # what was measured is told all the same
-        return replace(result, error=err)
-    return result
+    options = Options(
+        quick=quick,
+        model=model,
+        rounds=rounds,
+        n_ctx=n_ctx,
+        baseline=baseline,
+        out=out,
+        serve=serve,
+        chats=chats,
+        types=types,
+        strict=strict,
+        bin_dir=bin_dir,
+    )
+    return run_benchmark(env_of(ctx), options)

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from kvtool.console import Console
 from kvtool.errors import BisectAbort, BisectBad, BisectSkip, KvtoolError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
-from kvtool.options import Env
+from kvtool.options import Context, env_of
 from kvtool.project import Project, expanded
 from kvtool.replay.apply import FailedHunk
 from kvtool.replay.rebase_plan import SeriesContext
@@ -196,7 +196,7 @@ def judge_commit(project: Project, console: Console, patch: str, revision: str, 
 
 
 def command(
-    env: Env,
+    ctx: Context,
     patch: Annotated[str, Argument(metavar="ID", help="A patch of series.toml.")],
     good: Annotated[str, Option("--good", metavar="TAG", help="Where it applies [the current upstream].")] = "",
     bad: Annotated[str, Option("--bad", metavar="TAG", help="Where it does not.")] = "",
@@ -222,6 +222,7 @@ def command(
 
     Exit codes: 0, or as above; 2 --good is not good, or --bad not bad.
     """
+    env = env_of(ctx)
     if at:
         if good or bad:
             raise BisectAbort("--at judges one commit, --good and --bad are two ends", next_step="kvtool bisect --help")

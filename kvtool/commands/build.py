@@ -14,7 +14,7 @@ from kvtool.compile import builder, cmake, toolchain
 from kvtool.console import Console
 from kvtool.errors import UsageError
 from kvtool.machine import cores
-from kvtool.options import Backend, Env, Jobs, Preset
+from kvtool.options import Context, Cpu, Cuda, Env, Jobs, Metal, Preset, Vulkan, choose_backend, env_of
 from kvtool.project import Project
 from kvtool.result import Result
 from kvtool.worktree.status import carried_files, require_applied
@@ -22,19 +22,13 @@ from kvtool.worktree.status import carried_files, require_applied
 
 @dataclass(frozen=True)
 class Options:
-    backend: Backend = "cpu"
-    preset: Preset = "release"
-    targets: Annotated[
-        tuple[str, ...],
-        Option("--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."),
-    ] = ()
-    jobs: Jobs = 0
-    defines: Annotated[
-        tuple[str, ...], Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins.")
-    ] = ()
-    # None: at first where npm is, for what people run; then as before
-    ui: Annotated[bool | None, Option("--ui/--no-ui", help="llama-server's web page [with npm, or as before].")] = None
-    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False
+    backend: str = "cpu"
+    preset: str = "release"
+    targets: tuple[str, ...] = ()
+    jobs: int = 0
+    defines: tuple[str, ...] = ()
+    ui: bool | None = None  # None: as in the last build; in a first build, if npm is installed
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,19 +99,8 @@ def parse_defines(given: Sequence[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in given)
 
 
-def command(env: Env, options: Options) -> Built:
-    """Build the patched llama.cpp.
-
-    Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
-    be moved as a whole; for another machine there is kvtool package. ccache is used when it is installed. Where npm is,
-    llama-server gets its web page from the tree's own sources (npm fetches what that needs from its registry, and takes
-    minutes); with --ui it is an error when that fails, and --no-ui holds until --ui. With OpenSSL's headers the
-    programs can speak https, which -hf needs.
-
-        kvtool build --metal            # llama-server and friends for a Mac's GPU
-        kvtool build --preset debug     # with assertions and for a debugger
-        kvtool build -D GGML_LTO=ON --target llama-server
-    """
+def build_project(env: Env, options: Options) -> Built:
+    """Build the patched tree of the project, or with dry_run return the commands."""
     project, started = env.project, time.monotonic()
     project.require_llama_cpp("build")
     if options.dry_run:
@@ -143,3 +126,45 @@ def command(env: Env, options: Options) -> Built:
         seconds=time.monotonic() - started,
         ui=planned.page,
     )
+
+
+def command(
+    ctx: Context,
+    cpu: Cpu = False,
+    metal: Metal = False,
+    cuda: Cuda = False,
+    vulkan: Vulkan = False,
+    preset: Preset = "release",
+    targets: Annotated[
+        list[str] | None,
+        Option("--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."),
+    ] = None,
+    jobs: Jobs = 0,
+    defines: Annotated[
+        list[str] | None, Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins.")
+    ] = None,
+    ui: Annotated[bool | None, Option("--ui/--no-ui", help="llama-server's web page [with npm, or as before].")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False,
+) -> Built:
+    """Build the patched llama.cpp.
+
+    Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
+    be moved as a whole; for another machine there is kvtool package. ccache is used when it is installed. Where npm is,
+    llama-server gets its web page from the tree's own sources (npm fetches what that needs from its registry, and takes
+    minutes); with --ui it is an error when that fails, and --no-ui holds until --ui. With OpenSSL's headers the
+    programs can speak https, which -hf needs.
+
+        kvtool build --metal            # llama-server and friends for a Mac's GPU
+        kvtool build --preset debug     # with assertions and for a debugger
+        kvtool build -D GGML_LTO=ON --target llama-server
+    """
+    options = Options(
+        backend=choose_backend(cpu=cpu, metal=metal, cuda=cuda, vulkan=vulkan),
+        preset=preset,
+        targets=tuple(targets or ()),
+        jobs=jobs,
+        defines=tuple(defines or ()),
+        ui=ui,
+        dry_run=dry_run,
+    )
+    return build_project(env_of(ctx), options)

@@ -15,7 +15,7 @@ from kvtool.commands import build, init, rebase, verify
 from kvtool.compile import toolchain
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, UsageError, must_be_writable
-from kvtool.options import BACKENDS, Env, Mirror, refuse
+from kvtool.options import BACKENDS, Context, Env, Mirror, env_of, reject
 from kvtool.project import LLAMA_CPP, Project, read_text
 from kvtool.replay.apply import PatchReport
 from kvtool.result import CheckOutcome, Result
@@ -66,15 +66,13 @@ _STEPS = ", ".join(StepName)
 
 @dataclass(frozen=True)
 class Options:
-    tag: Annotated[str, Argument(metavar="TAG", help="An upstream tag; the lock need not know it.")] = "latest"
-    mirror: Mirror = None
-    last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Stop after: {_STEPS}.")] = StepName.VERIFY
-    full: Annotated[bool, Option("--full", help="All of verify, not the quick part of it.")] = False
-    backend: Annotated[str, Option("--backend", metavar="NAME", help="The build to try.")] = "cpu"
-    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the JSON document too.")] = None
-    work: Annotated[
-        Path | None, Option("--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].")
-    ] = None
+    tag: str = "latest"
+    mirror: str | None = None
+    last: StepName = StepName.VERIFY
+    full: bool = False
+    backend: str = "cpu"
+    report: Path | None = None
+    work: Path | None = None
 
 
 @dataclass
@@ -131,32 +129,21 @@ class _Run:
         return f"{len(moved.patches)} patches, {sum(report.hunks for report in moved.patches)} hunks"
 
     def _build(self) -> str:
-        return f"{build.command(self.inside, build.Options(self.options.backend)).compiled} files compiled"
+        return f"{build.build_project(self.inside, build.Options(self.options.backend)).compiled} files compiled"
 
     def _verify(self) -> str:
-        done = verify.command(self.inside, verify.Options(quick=not self.options.full, backend=self.options.backend))
+        done = verify.verify_programs(
+            self.inside, verify.Options(quick=not self.options.full, backend=self.options.backend)
+        )
         self.error, self.breakages = done.failure, of_verified(done)
         return f"{len(done.findings) - len(done.failed)} of {len(done.findings)} checks passed ({done.mode})"
 
 
-def command(env: Env, options: Options) -> CanaryResult:
-    """Say whether the series still holds on an upstream tag, without touching anything.
-
-    fetch, rebase, build, verify --quick, in a project and a tree of their own. `latest` is the
-    newest tag of the remote, or of the lock when the remote cannot be reached; the report says which.
-
-    The report has a `key`: a hash of what is broken (step, patch, file, function or check), without tag and date. The
-    same breakage has the same key tomorrow, so CI opens one issue for it.
-
-        kvtool canary     # does the series hold on the newest llama.cpp?
-        kvtool canary b11600 --to rebase --mirror ~/src/llama.cpp
-        kvtool canary --report report/canary.json --json
-
-    Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
-    """
+def run_canary(env: Env, options: Options) -> CanaryResult:
+    """Run the steps in a project of their own, and write the report."""
     project, console = env.project, env.console
     names = ", ".join(BACKENDS)
-    refuse("canary", (options.backend not in BACKENDS, f"no backend is called {options.backend}: there are {names}"))
+    reject("canary", (options.backend not in BACKENDS, f"no backend is called {options.backend}: there are {names}"))
     if options.last not in (StepName.FETCH, StepName.REBASE) and project.name != LLAMA_CPP:
         what, why = (
             "kvtool canary builds and verifies only llama.cpp",
@@ -181,3 +168,41 @@ def command(env: Env, options: Options) -> CanaryResult:
     if options.report is not None:
         write_json(options.report.absolute(), result.to_json())
     return result
+
+
+def command(
+    ctx: Context,
+    tag: Annotated[str, Argument(metavar="TAG", help="An upstream tag; the lock need not know it.")] = "latest",
+    mirror: Mirror = None,
+    last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Stop after: {_STEPS}.")] = StepName.VERIFY,
+    full: Annotated[bool, Option("--full", help="All of verify, not the quick part of it.")] = False,
+    backend: Annotated[str, Option("--backend", metavar="NAME", help="The build to try.")] = "cpu",
+    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the JSON document too.")] = None,
+    work: Annotated[
+        Path | None, Option("--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].")
+    ] = None,
+) -> CanaryResult:
+    """Say whether the series still holds on an upstream tag, without touching anything.
+
+    fetch, rebase, build, verify --quick, in a project and a tree of their own. `latest` is the
+    newest tag of the remote, or of the lock when the remote cannot be reached; the report says which.
+
+    The report has a `key`: a hash of what is broken (step, patch, file, function or check), without tag and date. The
+    same breakage has the same key tomorrow, so CI opens one issue for it.
+
+        kvtool canary     # does the series hold on the newest llama.cpp?
+        kvtool canary b11600 --to rebase --mirror ~/src/llama.cpp
+        kvtool canary --report report/canary.json --json
+
+    Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
+    """
+    options = Options(
+        tag=tag,
+        mirror=mirror,
+        last=last,
+        full=full,
+        backend=backend,
+        report=report,
+        work=work,
+    )
+    return run_canary(env_of(ctx), options)

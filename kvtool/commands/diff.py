@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.gitcmd import Scratch, scratch_repository
-from kvtool.options import Env, Mirror
+from kvtool.options import Context, Mirror, env_of
 from kvtool.replay import compare
 from kvtool.replay.compare import Pair, Snapshot
 from kvtool.replay.rebase_plan import SeriesContext
@@ -51,7 +51,7 @@ def _snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
 
 
 def command(
-    env: Env,
+    ctx: Context,
     before: Annotated[str, Argument(metavar="A", help="A state, as above.")] = "HEAD",
     after: Annotated[str, Argument(metavar="B", help="Another one.")] = compare.WORKING,
     code: Annotated[bool, Option("--code", help="The patched files themselves, instead of the patches.")] = False,
@@ -70,6 +70,7 @@ def command(
 
     Exit code 0 also when they differ; `same` and `patches` in --json are for scripts.
     """
+    env = env_of(ctx)
     project, console = env.project, env.console
     context, names = SeriesContext(project, console, mirror), (before, after)
     repositories = [context.cache.repo]

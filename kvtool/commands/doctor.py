@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from typer import Option
+
 from kvtool.compile import toolchain
 from kvtool.compile.cmake import BACKENDS
 from kvtool.console import Console
 from kvtool.errors import KvtoolError, MissingToolError, UsageError
-from kvtool.options import Env, Flags
+from kvtool.options import Context, choose_backend, env_of
 from kvtool.project import user_cache
 from kvtool.result import Result
 
@@ -121,10 +123,15 @@ def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
     return Diagnosis(system, checks, {name: "; ".join(why) for name, why in lacks.items()})
 
 
-_GPUS = {name: f"Also what the {name} build needs." for name in ("metal", "cuda", "vulkan")}
+_HELP = "Also what the {} build needs."
 
 
-def command(env: Env, backend: Annotated[str, Flags(_GPUS)]) -> Diagnosis:
+def command(
+    ctx: Context,
+    metal: Annotated[bool, Option("--metal", help=_HELP.format("metal"))] = False,
+    cuda: Annotated[bool, Option("--cuda", help=_HELP.format("cuda"))] = False,
+    vulkan: Annotated[bool, Option("--vulkan", help=_HELP.format("vulkan"))] = False,
+) -> Diagnosis:
     """Say what this machine lacks to fetch, build and verify.
 
     Exit code 0 when `kvtool fetch`, apply, build and verify can run (on the CPU, or the backend that is named), else 7.
@@ -133,8 +140,9 @@ def command(env: Env, backend: Annotated[str, Flags(_GPUS)]) -> Diagnosis:
         kvtool doctor
         kvtool doctor --vulkan   # with the Vulkan headers, the loader and the shader compiler
     """
+    env = env_of(ctx)
     try:
         tree, cache = env.project.tree, env.project.cache
     except UsageError:  # a machine can be looked at from anywhere
         tree, cache = Path.cwd() / "llama.cpp", user_cache()
-    return diagnose(tree, cache, backend)
+    return diagnose(tree, cache, choose_backend(metal=metal, cuda=cuda, vulkan=vulkan))

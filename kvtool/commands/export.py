@@ -13,7 +13,7 @@ from kvtool.console import Console
 from kvtool.errors import ConflictError, DriftError, KvtoolError, TreeError, UsageError, writing
 from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
-from kvtool.options import Env, Groups, refuse
+from kvtool.options import Context, Env, Groups, env_of, reject
 from kvtool.project import Project, read_text
 from kvtool.replay.apply import Applied, Replayed, applied_of, commits_of, conflict_error, replay
 from kvtool.replay.export import FoldedSeries, only_drops_patches, plan_export, squash_fixups
@@ -201,31 +201,12 @@ def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, 
     return tuple(sorted(folder.iterdir()))
 
 
-def command(
-    env: Env,
-    check: Annotated[bool, Option("--check", help="Write nothing; exit 6 when something would be written.")] = False,
-    mailbox: Annotated[
-        Path | None,
-        Option("--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."),
-    ] = None,
-    groups: Groups = (),
+def export_series(
+    env: Env, *, check: bool = False, mailbox: Path | None = None, groups: tuple[str, ...] = ()
 ) -> ExportResult:
-    """Take the commits of the patched tree back into patches/ and cpp/.
-
-    Paths decide: an edit of a file that upstream has goes into a patch, any other file into cpp/. To change a patch,
-    commit in the tree with `git commit --fixup=<its commit>`; a commit with a subject of its own becomes a new patch.
-    Afterwards the tree's branch has the fixups folded in (its files are not touched). A patch that gives the same tree
-    as before keeps its bytes, and the bytes are the same under any git configuration.
-
-        kvtool export
-        kvtool export --check
-        kvtool export --mailbox ~/series
-        kvtool export --mailbox ~/core --group core    # what upstream would review
-
-    Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
-    """
+    """Take the commits of the tree into the project, or with mailbox write them as mails."""
     project, console = env.project, env.console
-    refuse(
+    reject(
         "export",
         (check and mailbox, "--check and --mailbox exclude each other"),
         (groups and not mailbox, "--group needs --mailbox: export takes back all groups that the tree has"),
@@ -252,3 +233,29 @@ def command(
         files = tuple(FileChange(change.path, change.action) for change in todo)
         head = head if check else _write(project, source, folded, todo, scratch)
         return ExportResult(applied.tag, project.tree, head, check, files, ())
+
+
+def command(
+    ctx: Context,
+    check: Annotated[bool, Option("--check", help="Write nothing; exit 6 when something would be written.")] = False,
+    mailbox: Annotated[
+        Path | None,
+        Option("--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."),
+    ] = None,
+    groups: Groups = None,
+) -> ExportResult:
+    """Take the commits of the patched tree back into patches/ and cpp/.
+
+    Paths decide: an edit of a file that upstream has goes into a patch, any other file into cpp/. To change a patch,
+    commit in the tree with `git commit --fixup=<its commit>`; a commit with a subject of its own becomes a new patch.
+    Afterwards the tree's branch has the fixups folded in (its files are not touched). A patch that gives the same tree
+    as before keeps its bytes, and the bytes are the same under any git configuration.
+
+        kvtool export
+        kvtool export --check
+        kvtool export --mailbox ~/series
+        kvtool export --mailbox ~/core --group core    # what upstream would review
+
+    Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
+    """
+    return export_series(env_of(ctx), check=check, mailbox=mailbox, groups=tuple(groups or ()))

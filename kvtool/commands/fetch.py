@@ -8,7 +8,7 @@ from typer import Option
 
 from kvtool.commands.fetch_model import ModelResult, fetch_model
 from kvtool.console import Console
-from kvtool.options import Env, Mirror, Tag, refuse
+from kvtool.options import Context, Mirror, Tag, env_of, reject
 from kvtool.result import Result
 from kvtool.upstream import sources
 from kvtool.upstream.cache import Cache
@@ -37,7 +37,7 @@ class FetchResult(Result, command="fetch"):
 
 
 def command(
-    env: Env,
+    ctx: Context,
     tag: Tag = None,
     mirror: Mirror = None,
     prune: Annotated[bool, Option("--prune", help="Then remove every other upstream from the cache.")] = False,
@@ -62,8 +62,9 @@ def command(
     Exit codes: 1 disk, 2 unknown tag or model, 5 damaged download or wrong tree, 9 nothing cached and no source
     reachable.
     """
+    env = env_of(ctx)
     if model:
-        refuse(
+        reject(
             "fetch", (tag or mirror or prune, "--model downloads a model, and the other arguments are for llama.cpp")
         )
         return fetch_model(env, model)

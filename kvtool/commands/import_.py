@@ -15,7 +15,7 @@ from kvtool.console import Console
 from kvtool.errors import UsageError, writing
 from kvtool.gitcmd import Git, Scratch, scratch_repository
 from kvtool.locks import hold_tree
-from kvtool.options import Env, Mirror, refuse
+from kvtool.options import Context, Env, Mirror, env_of, reject
 from kvtool.process import redact_urls
 from kvtool.project import Project, expanded, place_of
 from kvtool.replay.fork import ForkBase, ForkPatch, ForkPlan, find_base, plan_import
@@ -271,7 +271,7 @@ def _reason(start: str, patch: ForkPatch) -> str:
 
 
 def command(
-    env: Env,
+    ctx: Context,
     fork: Annotated[str | None, Argument(metavar="FORK", help="Path or URL of the fork's git repository.")] = None,
     patches: Annotated[
         Path | None,
@@ -308,7 +308,8 @@ def command(
     Exit codes: 2 the project has a series, or the base is not known, 3 a patch does not apply, 5 and 9 as in kvtool
     fetch.
     """
-    refuse(
+    env = env_of(ctx)
+    reject(
         "import",
         (not fork and not patches, "name a fork, or a folder with --patches"),
         (fork and patches, "a fork and --patches exclude each other"),

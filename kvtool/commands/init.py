@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.errors import UsageError, writing
-from kvtool.options import Env, refuse
+from kvtool.options import Context, env_of, reject
 from kvtool.process import quote
 from kvtool.project import LLAMA_CPP, Project, expanded, place_of
 from kvtool.result import Result
@@ -139,7 +139,7 @@ def _other_upstream(remote: str, name: str | None) -> OtherUpstream:
 
 
 def command(
-    env: Env,
+    ctx: Context,
     place: Annotated[Path, Argument(metavar="DIR", help="The new project; made if it is not there.")],
     empty: Annotated[bool, Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
     remote: Annotated[
@@ -167,7 +167,8 @@ def command(
     Exit codes: 2 the directory has patches/, cpp/, llama.cpp/ or one of the files that init writes already: Makefile,
     .gitignore, .gitattributes, .github/workflows/kvtool.yml. A README.md that is there stays.
     """
-    refuse(
+    env = env_of(ctx)
+    reject(
         "init",
         (remote and not empty, "--remote needs --empty: the patches of this series are for llama.cpp"),
         (name and not remote, "--name needs --remote"),

@@ -6,7 +6,7 @@ from kvtool.console import Console
 from kvtool.errors import KvtoolError, LintError
 from kvtool.lint import LintFinding
 from kvtool.lint.project import lint_project
-from kvtool.options import Env
+from kvtool.options import Context, env_of
 from kvtool.result import Result
 from kvtool.series.series import load_patches
 from kvtool.verify.named import known_tests
@@ -34,7 +34,7 @@ class LintResult(Result, command="lint"):
             console.line(f"{self.patches} patches, series.toml, upstream.lock and cpp/ agree")
 
 
-def command(env: Env) -> LintResult:
+def command(ctx: Context) -> LintResult:
     """Check the series: what a reviewer would say, before the reviewer says it.
 
     series.toml against the files: every patch listed and there, nothing else in patches/, a reason for each, from and
@@ -50,6 +50,7 @@ def command(env: Env) -> LintResult:
 
     Exit codes: 6 there is something to put right.
     """
+    env = env_of(ctx)
     project = env.project
     findings = lint_project(project, known_tests(project.cpp))
     broken = any(finding.rule in ("toml", "entry", "twice") for finding in findings)

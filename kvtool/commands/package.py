@@ -13,7 +13,7 @@ from kvtool.commands import build, export
 from kvtool.compile import toolchain
 from kvtool.console import Console
 from kvtool.gitcmd import Git
-from kvtool.options import Backend, Env, Jobs
+from kvtool.options import Context, Cpu, Cuda, Env, Jobs, Metal, Vulkan, choose_backend, env_of
 from kvtool.package import archive, contents
 from kvtool.project import Project
 from kvtool.result import Result
@@ -22,16 +22,12 @@ from kvtool.upstream.lock import load_lock
 
 @dataclass(frozen=True)
 class Options:
-    backend: Backend = "cpu"
-    preset: Annotated[
-        str, Option("--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one.")
-    ] = "dist"
-    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the archive goes.")] = Path("dist")
-    ui: Annotated[bool, Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True
-    check: Annotated[
-        bool, Option("--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, serve.")
-    ] = False
-    jobs: Jobs = 0
+    backend: str = "cpu"
+    preset: str = "dist"
+    out: Path = Path("dist")
+    ui: bool = True
+    check: bool = False
+    jobs: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,26 +62,15 @@ def _check(project: Project, console: Console, file: Path) -> None:
         raise
 
 
-def command(env: Env, options: Options) -> Packaged:
-    """Make an archive of the patched llama.cpp that runs on another machine.
-
-    Builds what is missing, then packs programs, libraries, licences, the series as mails for git am (patches/), a
-    manifest.json (upstream's tag and tree, the flags, the compiler) and SHA256SUMS. Name and layout are those of
-    upstream's release archives. The same build gives the same bytes.
-
-        kvtool package --check             # llama-TAG-bin-ubuntu-x64.tar.gz in dist/
-        kvtool package --metal             # on a Mac: llama-TAG-bin-macos-arm64.tar.gz
-        kvtool package --preset release    # for this machine's processor; quick after kvtool build
-
-    Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
-    """
+def make_package(env: Env, options: Options) -> Packaged:
+    """Build what is missing, and write the archive."""
     project, console = env.project, env.console
     project.require_llama_cpp("package")
     started = time.monotonic()
     wanted = build.Options(options.backend, options.preset, jobs=options.jobs, ui=options.ui)
-    built = build.command(env, wanted)
+    built = build.build_project(env, wanted)
     with tempfile.TemporaryDirectory(prefix="kvtool-mails-") as place:
-        series = export.command(env, mailbox=Path(place) / "patches")
+        series = export.export_series(env, mailbox=Path(place) / "patches")
         upstream = load_lock(project.lock).upstream(series.tag)
         plan = build.make_plan(project, wanted, toolchain.require(options.backend))
         entries = contents.gather(project, plan, built.targets, upstream, series.mailbox)
@@ -101,3 +86,42 @@ def command(env: Env, options: Options) -> Packaged:
     seconds = time.monotonic() - started
     size = file.stat().st_size
     return Packaged(file, size, digest, series.tag, built.backend, built.preset, names, options.check, seconds)
+
+
+def command(
+    ctx: Context,
+    cpu: Cpu = False,
+    metal: Metal = False,
+    cuda: Cuda = False,
+    vulkan: Vulkan = False,
+    preset: Annotated[
+        str, Option("--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one.")
+    ] = "dist",
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the archive goes.")] = Path("dist"),
+    ui: Annotated[bool, Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True,
+    check: Annotated[
+        bool, Option("--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, serve.")
+    ] = False,
+    jobs: Jobs = 0,
+) -> Packaged:
+    """Make an archive of the patched llama.cpp that runs on another machine.
+
+    Builds what is missing, then packs programs, libraries, licences, the series as mails for git am (patches/), a
+    manifest.json (upstream's tag and tree, the flags, the compiler) and SHA256SUMS. Name and layout are those of
+    upstream's release archives. The same build gives the same bytes.
+
+        kvtool package --check             # llama-TAG-bin-ubuntu-x64.tar.gz in dist/
+        kvtool package --metal             # on a Mac: llama-TAG-bin-macos-arm64.tar.gz
+        kvtool package --preset release    # for this machine's processor; quick after kvtool build
+
+    Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
+    """
+    options = Options(
+        backend=choose_backend(cpu=cpu, metal=metal, cuda=cuda, vulkan=vulkan),
+        preset=preset,
+        out=out,
+        ui=ui,
+        check=check,
+        jobs=jobs,
+    )
+    return make_package(env_of(ctx), options)

@@ -12,7 +12,7 @@ from kvtool.console import Console
 from kvtool.errors import KvtoolError, NetworkError, TreeError, UsageError
 from kvtool.gitcmd import Git, scratch_repository
 from kvtool.locks import hold_tree
-from kvtool.options import Env, Mirror, refuse
+from kvtool.options import Context, Env, Mirror, env_of, reject
 from kvtool.project import Project
 from kvtool.replay.apply import FailedHunk, conflict_error
 from kvtool.replay.export import plan_rebase
@@ -30,30 +30,17 @@ from kvtool.worktree.status import dirty_tree_error, read_applied, require_appli
 
 @dataclass(frozen=True)
 class Options:
-    tag: Annotated[str | None, Argument(metavar="TAG", help="Where to; the lock need not know it.")] = None
-    mirror: Mirror = None
-    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False
-    keep_going: Annotated[
-        bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
-    ] = False
-    all: Annotated[
-        bool, Option("--all", help="With --dry-run: onto every upstream of the lock; fetches what the cache lacks.")
-    ] = False
-    markdown: Annotated[
-        Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
-    ] = None
-    go_on: Annotated[bool, Option("--continue", help="Take the tree as the resolution and go on.")] = False
-    abort: Annotated[bool, Option("--abort", help="Give up; tree and project as they were.")] = False
-    skip: Annotated[
-        tuple[str, ...], Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
-    ] = ()
-    drop: Annotated[tuple[str, ...], Option("--drop", metavar="ID", help="Take a patch out of the series.")] = ()
-    accept: Annotated[
-        tuple[str, ...],
-        Option(
-            "--accept-shrink", metavar="ID", help="A patch may have fewer changes than before, on older upstreams, too."
-        ),
-    ] = ()
+    tag: str | None = None
+    mirror: str | None = None
+    dry_run: bool = False
+    keep_going: bool = False
+    all: bool = False
+    markdown: Path | None = None
+    go_on: bool = False
+    abort: bool = False
+    skip: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
 
     @property
     def choices(self) -> Choices:
@@ -62,7 +49,7 @@ class Options:
 
 def _check(options: Options) -> None:
     dry = options.dry_run
-    refuse(
+    reject(
         "rebase",
         (options.all and (options.tag or not dry), "--all takes no TAG and needs --dry-run"),
         (options.keep_going and not dry, "--keep-going needs --dry-run (a rebase tells of every patch, then stops)"),
@@ -286,7 +273,49 @@ def _finished(project: Project, written: transaction.CommittedRebase) -> RebaseR
     return replace(result, files=written.files, range_diff=range_diff_path(project.tree, previous, applied.tag))
 
 
-def command(env: Env, options: Options) -> Result:
+def run_rebase(env: Env, options: Options) -> Result:
+    """Rehearse, begin, continue or abort a rebase."""
+    project, console = env.project, env.console
+    _check(options)
+    toolchain.require_git()
+    if not options.dry_run:
+        project.refuse_packaged()
+    for name in options.choices.named if options.tag else ():
+        patch_named(load_patches(project), name)
+    if options.all:
+        return _span(project, console, options)
+    if options.dry_run:
+        return _dry_run(project, console, options)
+    return (begin if options.tag else resume)(project, console, options)
+
+
+def command(
+    ctx: Context,
+    tag: Annotated[str | None, Argument(metavar="TAG", help="Where to; the lock need not know it.")] = None,
+    mirror: Mirror = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Change nothing, not even the tree.")] = False,
+    keep_going: Annotated[
+        bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
+    ] = False,
+    all: Annotated[
+        bool, Option("--all", help="With --dry-run: onto every upstream of the lock; fetches what the cache lacks.")
+    ] = False,
+    markdown: Annotated[
+        Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
+    ] = None,
+    go_on: Annotated[bool, Option("--continue", help="Take the tree as the resolution and go on.")] = False,
+    abort: Annotated[bool, Option("--abort", help="Give up; tree and project as they were.")] = False,
+    skip: Annotated[
+        list[str] | None, Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
+    ] = None,
+    drop: Annotated[list[str] | None, Option("--drop", metavar="ID", help="Take a patch out of the series.")] = None,
+    accept: Annotated[
+        list[str] | None,
+        Option(
+            "--accept-shrink", metavar="ID", help="A patch may have fewer changes than before, on older upstreams, too."
+        ),
+    ] = None,
+) -> Result:
     """Move the series to another upstream: patches/, upstream.lock and the patched tree.
 
     The series is first replayed on the locked upstream, then each patch is merged onto the new one; where it landed is
@@ -302,15 +331,17 @@ def command(env: Env, options: Options) -> Result:
 
     Exit codes: 3 a patch needs a person, 4 the tree holds work of yours, 5 and 9 as in kvtool fetch.
     """
-    project, console = env.project, env.console
-    _check(options)
-    toolchain.require_git()
-    if not options.dry_run:
-        project.refuse_packaged()
-    for name in options.choices.named if options.tag else ():
-        patch_named(load_patches(project), name)
-    if options.all:
-        return _span(project, console, options)
-    if options.dry_run:
-        return _dry_run(project, console, options)
-    return (begin if options.tag else resume)(project, console, options)
+    options = Options(
+        tag=tag,
+        mirror=mirror,
+        dry_run=dry_run,
+        keep_going=keep_going,
+        all=all,
+        markdown=markdown,
+        go_on=go_on,
+        abort=abort,
+        skip=tuple(skip or ()),
+        drop=tuple(drop or ()),
+        accept=tuple(accept or ()),
+    )
+    return run_rebase(env_of(ctx), options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvtool.commands.apply import render_patches
 from kvtool.console import Console
-from kvtool.options import Env
+from kvtool.options import Context, env_of
 from kvtool.project import read_text
 from kvtool.replay.apply import PatchReport, upstream_lines
 from kvtool.result import Result
@@ -78,7 +78,7 @@ def _groups(listed: Sequence[Patch], reports: Sequence[PatchReport]) -> tuple[tu
     return tuple(sorted(lines.items()))
 
 
-def command(env: Env) -> StatusResult:
+def command(ctx: Context) -> StatusResult:
     """Say what the patched tree is: clean, or what is in the way, and what becomes of each patch.
 
     clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
@@ -88,6 +88,7 @@ def command(env: Env) -> StatusResult:
 
         kvtool status --json
     """
+    env = env_of(ctx)
     project = env.project
     lock, listed = load_lock(project.lock), load_patches(project)
     unlisted = {path.name for path in project.patches.glob("*.patch")} - {patch.file for patch in listed}

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from kvtool.console import Console
 from kvtool.errors import NetworkError, UsageError
-from kvtool.options import Env
+from kvtool.options import Context, env_of
 from kvtool.result import Result
 from kvtool.top.draw import draw
 from kvtool.top.reading import DEFAULT_URL, Reading
@@ -55,7 +55,7 @@ def _watch(server: "Server", console: Console, interval: float) -> Reading:
 
 
 def command(
-    env: Env,
+    ctx: Context,
     url: Annotated[str, Argument(metavar="URL", help="Where the server listens.")] = DEFAULT_URL,
     once: Annotated[bool, Option("--once", help="Look once and end, as with --json or without a terminal.")] = False,
     interval: Annotated[float, Option("--interval", "-i", metavar="SECONDS", help="Between two looks.")] = 1.0,
@@ -80,6 +80,7 @@ def command(
     --kv-dynamic, or is something else; 9 nobody answers, or it still loads. 0 also where it sleeps. While kvtool top
     watches, a server that goes away is waited for.
     """
+    env = env_of(ctx)
     from kvtool.top.server import Server
 
     console = env.console

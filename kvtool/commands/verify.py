@@ -18,7 +18,20 @@ from kvtool.console import Console
 from kvtool.errors import DiskError, UsageError, VerifyError, must_be_writable, writing
 from kvtool.locks import try_lock_dir
 from kvtool.machine import available_memory, cores
-from kvtool.options import BACKENDS, BinDir, Env, Flags, Jobs, Preset, refuse
+from kvtool.options import (
+    BinDir,
+    Context,
+    Cpu,
+    Cuda,
+    Env,
+    Jobs,
+    Metal,
+    Preset,
+    Vulkan,
+    choose_backend,
+    env_of,
+    reject,
+)
 from kvtool.project import PROOF, Project
 from kvtool.series.series import load_patches
 from kvtool.upstream.lock import load_lock
@@ -29,29 +42,23 @@ from kvtool.verify.report import Verified, as_junit, class_rows
 from kvtool.worktree.status import carried_files, read_applied
 
 _SWITCHES = ("LLAMA_", "GGML_", "CUDA_VISIBLE")  # what programs under test read of the environment
-_PLACES = {**BACKENDS, "rpc": "The CPU's build, with the cache in a ggml-rpc-server on loopback."}
+_RPC = "The CPU's build, with the cache in a ggml-rpc-server on loopback."
 _TEXTS = named.PROGRAMS.keys() - {"kv-check", "retype"}
 _COMPARISONS = (*named.PROGRAMS, "memory")  # what runs unless something is chosen
 
 
 @dataclass(frozen=True)
 class Options:
-    quick: Annotated[bool, Option("--quick", help="Minutes: one or two models per memory class.")] = False
-    matrix: Annotated[
-        bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
-    ] = False
-    markdown: Annotated[Path | None, Option("--markdown", metavar="FILE", help="Also write --matrix's table.")] = None
-    models: Annotated[
-        str, Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
-    ] = ""
-    patch: Annotated[
-        str, Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
-    ] = ""
-    jobs: Jobs = 0
-    junit: Annotated[Path | None, Option("--junit", metavar="FILE", help="Also write a JUnit report.")] = None
-    backend: Annotated[str, Flags(_PLACES)] = "cpu"
-    preset: Preset = "release"
-    bin_dir: BinDir = None
+    quick: bool = False
+    matrix: bool = False
+    markdown: Path | None = None
+    models: str = ""
+    patch: str = ""
+    jobs: int = 0
+    junit: Path | None = None
+    backend: str = "cpu"
+    preset: str = "release"
+    bin_dir: Path | None = None
 
     @property
     def mode(self) -> str:
@@ -60,8 +67,8 @@ class Options:
 
 
 def _check(options: Options) -> None:
-    """Before hours of work, and not after them."""
-    refuse(
+    """Reject bad option combinations before hours of work."""
+    reject(
         "verify",
         (options.quick and options.matrix, "--quick and --matrix are opposites"),
         (options.patch and options.matrix, "--patch and --matrix are two choices"),
@@ -98,7 +105,7 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
         raise UsageError("this series brings nothing to verify", why=why, next_step="kvtool build builds it")
     targets = (*named.targets(kinds, env.project.cpp), *more)
     wanted = build.Options(backend=backend, preset=options.preset, targets=targets)
-    built = build.command(env, wanted)
+    built = build.build_project(env, wanted)
     with try_lock_dir(built.build_dir, VerifyError, "is building"):
         yield built.bin_dir
 
@@ -240,25 +247,8 @@ class Verification:
             return [runner.memory(check, self.program("kv-check"), available_memory())]
 
 
-def command(env: Env, options: Options) -> Verified:
-    """Prove the dynamic cache equal to the static one.
-
-    Builds what it needs, then compares: kv-check (every logit of every decode, bit for bit) on upstream's toy models,
-    which are tiny and have random weights, with flash attention on and off; changes of the cells' types; drafts;
-    llama-completion, llama-bench and llama-server with and without --kv-dynamic; a projector and a draft that come and
-    go; the resident memory of a context with Qwen3.5-27B's cache.
-
-    The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a ggml-rpc-server
-    on loopback. --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
-
-        kvtool verify --quick             # an answer in minutes
-        kvtool verify --models 'gemma*'   # kv-check on some models only
-        kvtool verify --patch state       # the tests that series.toml names for it
-        kvtool verify --metal             # the same with the cache on a Mac's GPU
-        kvtool verify --matrix --rpc --markdown table.md
-
-    Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
-    """
+def verify_programs(env: Env, options: Options) -> Verified:
+    """Build what is needed, run the checks, and write the reports."""
     project, console = env.project, env.console
     project.require_llama_cpp("verify")
     started = time.monotonic()
@@ -268,9 +258,8 @@ def command(env: Env, options: Options) -> Verified:
     tag = applied.tag if applied else load_lock(project.lock).current
     work = models.workplace(project, "verify", applied=applied is not None)
     with (
-        try_lock_dir(
-            work, VerifyError, "verify is running"
-        ),  # first: a second verify is told this, not that one builds
+        # lock this first, so that a second verify reports a running verify and not a running build
+        try_lock_dir(work, VerifyError, "verify is running"),
         programs(env, options, kinds) as bin_dir,
         devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
     ):
@@ -289,3 +278,59 @@ def command(env: Env, options: Options) -> Verified:
         return replace(result, error=err)
     under_way.told.close()
     return result
+
+
+def command(
+    ctx: Context,
+    quick: Annotated[bool, Option("--quick", help="Minutes: one or two models per memory class.")] = False,
+    matrix: Annotated[
+        bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
+    ] = False,
+    markdown: Annotated[Path | None, Option("--markdown", metavar="FILE", help="Also write --matrix's table.")] = None,
+    models: Annotated[
+        str, Option("--models", metavar="GLOB,...", help="Only kv-check, only on these toys, such as 'qwen*'.")
+    ] = "",
+    patch: Annotated[
+        str, Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
+    ] = "",
+    jobs: Jobs = 0,
+    junit: Annotated[Path | None, Option("--junit", metavar="FILE", help="Also write a JUnit report.")] = None,
+    cpu: Cpu = False,
+    metal: Metal = False,
+    cuda: Cuda = False,
+    vulkan: Vulkan = False,
+    rpc: Annotated[bool, Option("--rpc", help=_RPC)] = False,
+    preset: Preset = "release",
+    bin_dir: BinDir = None,
+) -> Verified:
+    """Prove the dynamic cache equal to the static one.
+
+    Builds what it needs, then compares: kv-check (every logit of every decode, bit for bit) on upstream's toy models,
+    which are tiny and have random weights, with flash attention on and off; changes of the cells' types; drafts;
+    llama-completion, llama-bench and llama-server with and without --kv-dynamic; a projector and a draft that come and
+    go; the resident memory of a context with Qwen3.5-27B's cache.
+
+    The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a ggml-rpc-server
+    on loopback. --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
+
+        kvtool verify --quick             # an answer in minutes
+        kvtool verify --models 'gemma*'   # kv-check on some models only
+        kvtool verify --patch state       # the tests that series.toml names for it
+        kvtool verify --metal             # the same with the cache on a Mac's GPU
+        kvtool verify --matrix --rpc --markdown table.md
+
+    Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
+    """
+    options = Options(
+        quick=quick,
+        matrix=matrix,
+        markdown=markdown,
+        models=models,
+        patch=patch,
+        jobs=jobs,
+        junit=junit,
+        backend=choose_backend(cpu=cpu, metal=metal, cuda=cuda, vulkan=vulkan, rpc=rpc),
+        preset=preset,
+        bin_dir=bin_dir,
+    )
+    return verify_programs(env_of(ctx), options)

@@ -35,7 +35,7 @@ def good(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """The tiny project with a patch more, so that it compiles, and a verify that says what FOUND says."""
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     project.add_patch("declare", ("src/a.cpp", "int function_2(", "int grown();\nint function_2("))
-    monkeypatch.setattr(verify, "command", lambda env, options: verified(env.project, options.mode))
+    monkeypatch.setattr(verify, "verify_programs", lambda env, options: verified(env.project, options.mode))
     return project
 
 

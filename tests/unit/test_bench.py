@@ -38,7 +38,7 @@ def project(place: Path) -> Project:
 
 def run(place: Path, **options: object) -> Benched:
     given = bench.Options(**{"bin_dir": place / "bin", "quick": True, "rounds": 2, **options})  # type: ignore[arg-type]
-    result = bench.command(Env(Console(quiet=True), lambda: project(place)), given)
+    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project(place)), given)
     assert isinstance(result, Benched)
     return result
 

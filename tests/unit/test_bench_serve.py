@@ -81,7 +81,7 @@ def run(place: Path, **options: object) -> ServeResult:
         "model": place / "small.gguf",
         **options,
     }
-    result = bench.command(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
+    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
     assert isinstance(result, ServeResult)
     return result
 

@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(place: Path, **options: object) -> TypesResult:
     project = Project(place, place / "llama.cpp", place / "cache")
     given = {"types": True, "bin_dir": place / "bin", "model": fakes.model(place, "small"), "n_ctx": 32768, **options}
-    result = bench.command(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
+    result = bench.run_benchmark(Env(Console(quiet=True), lambda: project), bench.Options(**given))  # type: ignore[arg-type]
     assert isinstance(result, TypesResult)
     return result
 

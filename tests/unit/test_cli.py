@@ -145,7 +145,7 @@ def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch
         assert kvtool(*args).code == 128, args
     for other in (("bisect",), ("bisect", "id", "--nope"), ("bisect", "id", "--good")):
         assert kvtool(*other).code == 2, other
-    monkeypatch.setattr(console.Console, "result", lambda *_: 1 / 0)
+    monkeypatch.setattr(cli, "show_result", lambda *_: 1 / 0)
     monkeypatch.setattr("kvtool.commands.bisect.judge_commit", lambda *_: None)
     assert kvtool("bisect", "id", "--at", "HEAD").code == 128
 

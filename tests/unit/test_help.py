@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import os
@@ -17,7 +16,6 @@ import pytest
 import typer
 
 from kvtool import cli, options
-from kvtool.result import Result
 
 
 @pytest.mark.parametrize("verb", cli.COMMANDS)
@@ -31,13 +29,11 @@ def test_help_of_each_command_teaches(verb: str, kvtool: Any) -> None:
 
 
 def helps_of(make: Any) -> Iterator[str]:
-    """What is said of each parameter of a command, or field of its options, in the source."""
+    """Yield the help text of each parameter in the source."""
     for hint in get_type_hints(make, include_extras=True).values():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and not issubclass(hint, Result):
-            yield from helps_of(hint)
-        elif hasattr(hint, "__metadata__"):
+        if hasattr(hint, "__metadata__"):
             (info,) = hint.__metadata__
-            yield from info.help.values() if isinstance(info, options.Flags) else [info.help]
+            yield info.help
 
 
 def bare(text: str) -> str:
@@ -50,7 +46,7 @@ def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pyt
     command = importlib.import_module(cli.module_of(verb)).command
     shown = bare(kvtool(verb, "--help").out)
     assert bare(inspect.getdoc(command) or "") in shown
-    helps = [*helps_of(command), *helps_of(options.env_of)]
+    helps = [*helps_of(command), *helps_of(options.make_env)]
     assert any("[llama.cpp in the project]" in text for text in helps)
     assert [text for text in helps if bare(text) not in shown] == []
 

@@ -189,7 +189,7 @@ def test_what_is_verified_is_not_built_anew_meanwhile(here: Path, monkeypatch: p
         seen.append(is_free())
         return []
 
-    monkeypatch.setattr(build, "command", built)
+    monkeypatch.setattr(build, "build_project", built)
     monkeypatch.setattr(verify.Verification, "run", verified)
     assert cli.run(["verify", "--quick"]) == 8
     assert seen == [True, False] and is_free()

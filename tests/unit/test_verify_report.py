@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtool import cli
 from kvtool.console import Console
 from kvtool.errors import DiskError
 from kvtool.result import CheckOutcome
@@ -101,5 +102,5 @@ def test_a_report_that_could_not_be_written_is_told_beside_a_check_that_failed(
     found = Finding("kv-check/m/fa-on", "kv-check", "", CheckOutcome.FAILED, "differs")
     told = report.Verified("v1", "full", Path(), (), (found,), None, 0.0, error=DiskError("the disk is full"))
     assert told.to_json()["unwritten"] == "the disk is full"
-    Console().result(told)
+    cli.show_result(Console(), told)
     assert capsys.readouterr().out.startswith("the disk is full\n")
