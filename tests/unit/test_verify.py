@@ -161,6 +161,7 @@ def test_models_that_do_not_grow_fail_although_each_is_the_same(
 
 def test_a_stale_tree_is_refused_with_exit_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "cpp/tools/kv-check").mkdir(parents=True)
+    (here / "cpp/tools/kv-check/main.cpp").touch()
     assert cli.run(["verify", "--quick", "--json"]) == 4
     assert document(capsys)["error"]["code"] == "tree"
 
@@ -172,6 +173,7 @@ def test_before_apply_the_place_of_the_tree_is_left_alone(here: Path) -> None:
 
 def test_what_is_verified_is_not_built_anew_meanwhile(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "cpp/tools/kv-check").mkdir(parents=True)
+    (here / "cpp/tools/kv-check/main.cpp").touch()
     seen: list[bool] = []
 
     def is_free() -> bool:
