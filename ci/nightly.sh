@@ -6,7 +6,6 @@
 #             them also with every allocation of a growth failing; then random requests (ci/soak.py)
 #   late      the end-to-end tests with requests that come late, as on a busy machine
 #   soak      random requests for an hour, and whether the memory of all that came and went is back
-#   older     the series on every older upstream: built, and quickly verified
 #   page      a chat through llama-server's web page
 #   layers    the core alone, then core and types: built in a tree with no other layer, and quickly verified
 #   cross     macOS, Windows and Linux arm64 from here
@@ -14,7 +13,7 @@
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU; hip: with ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, late, soak, upstream, older, page, layers, cross, vulkan, vulkan-full, cuda or hip}
+what=${1:?what: full, matrix, traps, asan, tsan, late, soak, upstream, page, layers, cross, vulkan, vulkan-full, cuda or hip}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -70,28 +69,6 @@ upstream)
     python ci/upstream_bits.py "$plain/build" llama.cpp/build/cpu-release "$plain"/toys/*.gguf |
         tee report/upstream-bits.md || status=1
     python ci/upstream_tests.py "$plain/build" llama.cpp/build/cpu-release | tee report/upstream.md || status=1
-    exit "$status" ;;
-older)
-    status=0
-    toys=$PWD/report/toys # for upstreams whose own tests write none
-    kvtool build --no-ui --target test-llama-archs
-    mkdir -p "$toys"
-    llama.cpp/build/cpu-release/bin/test-llama-archs -s 1 -o "$toys" >/dev/null
-    verified() {
-        kvtool verify --quick --tree "$1" --json >"report/$2.json" && return
-        grep -q 'the toy models could not be generated' "report/$2.json" &&
-            python ci/older_toys.py "$1/build/cpu-release/bin" "$1/models/ggml-vocab-llama-spm.gguf" "$toys"
-    }
-    tags=$(python -c 'from pathlib import Path; from kvtool.upstream.lock import load_lock
-lock = load_lock(Path("patches/upstream.lock")); print(*(tag for tag in reversed(lock.upstreams) if tag != lock.current))')
-    for tag in $tags; do
-        tree=$PWD/report/$tag
-        if ! { kvtool apply "$tag" --tree "$tree" && kvtool build --no-ui --tree "$tree" && verified "$tree" "$tag"; }; then
-            echo "error: $tag" >&2
-            status=1
-        fi
-        rm -rf "$tree"
-    done
     exit "$status" ;;
 page)
     kvtool build --ui

@@ -52,7 +52,7 @@ bool llama_kv_dynamic::set_budget(llama_memory_budget * budget) {
         this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);
     }
 
-    this->budget = enabled && llama_kv_dynamic_cache::can_retype() ? budget : nullptr;
+    this->budget = enabled ? budget : nullptr;
 
     try {
         account();

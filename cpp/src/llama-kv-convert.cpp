@@ -3,7 +3,6 @@
 #include "llama-context.h"
 #include "llama-graph.h"
 #include "llama-impl.h"
-#include "llama-kv-compat.h"
 #include "llama-kv-fault.h"
 #include "llama-kv-layout.h"
 
@@ -67,7 +66,7 @@ ggml_cgraph * llama_kv_converter::build(const llama_kv_lines & from, const llama
         ggml_set_input(rot);
         ggml_set_name(rot, "kv_convert_rot");
 
-        cur = llama_kv_compat_hadamard(ctx, cur, rot, 0);
+        cur = llama_mul_mat_hadamard(ctx, cur, rot);
     }
 
     idxs = nullptr;

@@ -16,7 +16,7 @@
 llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
     kv(kv), dyn(llama_kv_dynamic::current()), n_max_cells(n_max),
     storage(llama_kv_storage::create_fixed(kv.n_stream, n_max, kv.v_trans, kv.ctxs_bufs)), offload(offload) {
-    if (const auto * other = other_of(kv, 0)) {
+    if (const auto * other = kv.other) {
         owner = other->dyn.get();
 
         if (dyn && owner->dyn) {

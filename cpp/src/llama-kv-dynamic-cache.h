@@ -162,9 +162,6 @@ public:
     // other types, see llama-kv-types.cpp
     //
 
-    // whether cells can change their types on this upstream
-    static bool can_retype();
-
     // false: it has no cells of its own
     bool has_types() const;
 
@@ -233,9 +230,6 @@ public:
     void set_types(class llama_kv_converter & converter, ggml_type type_k, ggml_type type_v);
 
 private:
-    template <typename T> static auto other_of(const T & kv, int)  -> decltype(kv.other) { return kv.other; }
-    template <typename T> static llama_kv_cache * other_of(const T &, long) { return nullptr; }
-
     size_t size_cell() const; // bytes behind one cell of one stream
 
     bool is_dynamic() const { return storage->can_grow(); }
@@ -282,35 +276,8 @@ private:
     // are equal
     static uint32_t turned(uint32_t from, uint32_t to);
 
-    // not every upstream rotates, or says so in this way. then there is no change of types
-    template <typename T> static constexpr auto has_init_rot(int) -> decltype(&T::init_rot, true) { return true; }
-    template <typename T> static constexpr bool has_init_rot(long) { return false; }
-    template <typename T> static auto init_rot(T & kv, ggml_type type_k, ggml_type type_v, int) -> decltype(kv.init_rot(type_k, type_v)) {
-        const auto n_rot_k = kv.n_rot_k;
-        const auto n_rot_v = kv.n_rot_v;
-        try {
-            kv.init_rot(type_k, type_v);
-        } catch (...) { // no memory for a matrix
-            kv.n_rot_k = n_rot_k;
-            kv.n_rot_v = n_rot_v;
-            throw;
-        }
-    }
-    template <typename T> static auto n_rot_k(const T & kv, int) -> decltype(uint32_t(kv.n_rot_k)) { return kv.n_rot_k; }
-    template <typename T> static auto n_rot_v(const T & kv, int) -> decltype(uint32_t(kv.n_rot_v)) { return kv.n_rot_v; }
-    template <typename T> static auto rot_matrix(const T & kv, uint32_t n, int) -> decltype(kv.attn_rot_hadamard.at(n).data()) {
-        return n > 0 ? kv.attn_rot_hadamard.at(n).data() : nullptr;
-    }
-    template <typename T> static void          init_rot  (T &, ggml_type, ggml_type, long) {}
-    template <typename T> static uint32_t      n_rot_k   (const T &, long)                 { return 0; }
-    template <typename T> static uint32_t      n_rot_v   (const T &, long)                 { return 0; }
-    template <typename T> static const float * rot_matrix(const T &, uint32_t, long)       { return nullptr; }
-
-    // nor has every one a way to clear what a failed restore wrote
-    template <typename T> static auto state_clear(T & kv, llama_seq_id seq_id, int) -> decltype(kv.state_clear(seq_id)) {
-        kv.state_clear(seq_id);
-    }
-    template <typename T> static void state_clear(T &, llama_seq_id, long) {}
+    void          init_rot(ggml_type type_k, ggml_type type_v); // throws std::bad_alloc, and nothing has changed then
+    const float * rot_matrix(uint32_t n) const { return n > 0 ? kv.attn_rot_hadamard.at(n).data() : nullptr; }
 
     llama_kv_cache & kv;
 

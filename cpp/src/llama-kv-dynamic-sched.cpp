@@ -4,14 +4,12 @@
 
 #include "llama-context.h"
 #include "llama-impl.h"
-#include "llama-kv-compat.h"
 #include "llama-kv-fault.h"
 #include "llama-memory.h"
 #include "llama-model.h"
 
 #include <algorithm>
 #include <exception>
-#include <string>
 
 void llama_kv_dynamic::synchronize() const {
     if (lctx->get_sched()) {
@@ -28,14 +26,12 @@ void llama_kv_dynamic::synchronize() const {
 ggml_cgraph * llama_kv_dynamic::build_graph(bool split_only) {
     const uint32_t n_seqs    = lctx->cparams.n_seq_max;
     const uint32_t n_tokens  = std::min(lctx->cparams.n_ctx, lctx->cparams.n_ubatch);
-    const uint32_t n_outputs = llama_kv_compat_n_outputs(lctx->cparams, n_tokens, 0);
+    const uint32_t n_outputs = std::min<uint32_t>(n_tokens, lctx->cparams.n_outputs_max);
 
     const auto mctx = lctx->memory->init_full();
 
-    // by name: not every upstream has them. see [TAG_RESERVE_DIAG_DECAY] in llama_context::sched_reserve()
-    const std::string arch = llm_arch_name(lctx->model.arch);
-
-    const uint32_t n_seqs_worst = arch == "kimi-linear" || arch == "minimax-01" ? 1 : n_seqs;
+    // see [TAG_RESERVE_DIAG_DECAY] in llama_context::sched_reserve()
+    const uint32_t n_seqs_worst = lctx->model.arch == LLM_ARCH_KIMI_LINEAR || lctx->model.arch == LLM_ARCH_MINIMAX_01 ? 1 : n_seqs;
 
     return lctx->graph_reserve(n_tokens, n_seqs_worst, n_outputs, mctx.get(), split_only);
 }
@@ -84,6 +80,14 @@ bool llama_kv_dynamic::reserve(bool last) {
     return false;
 }
 
+void llama_kv_dynamic::reset_graphs() {
+    for (auto & res : lctx->gf_res_prev) {
+        if (res) {
+            res->reset();
+        }
+    }
+}
+
 void llama_kv_dynamic::new_sched() {
     synchronize(); // a batch that nobody has read may still use the compute buffers
 
@@ -92,9 +96,10 @@ void llama_kv_dynamic::new_sched() {
     lctx->sched.reset(ggml_backend_sched_new(lctx->backend_ptrs.data(), lctx->backend_buft.data(), lctx->backend_ptrs.size(),
                 lctx->graph_max_nodes(n_tokens), lctx->cparams.pipeline_parallel, lctx->cparams.op_offload));
 
-    set_copy_callback(lctx, 0);
+    // the cache of experts sees the copies of the scheduler
+    ggml_backend_sched_set_copy_callback(lctx->sched.get(), llama_context::sched_copy_experts, lctx);
 
-    llama_kv_compat_reset(lctx->gf_res_prev, 0);
+    reset_graphs();
 }
 
 void llama_kv_dynamic::reset_sched() {

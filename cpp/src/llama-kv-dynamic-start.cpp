@@ -4,7 +4,6 @@
 
 #include "llama-context.h"
 #include "llama-impl.h"
-#include "llama-kv-compat.h"
 #include "llama-kv-log.h"
 #include "llama-kv-pages.h"
 #include "llama-model.h"
@@ -32,8 +31,7 @@ bool llama_kv_dynamic_cache::can_grow() const {
     }
 
     // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
-    // (LLAMA_SPLIT_MODE_TENSOR, which not every upstream has)
-    if (kv.model.split_mode() > LLAMA_SPLIT_MODE_ROW) {
+    if (kv.model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
         return false;
     }
@@ -55,7 +53,7 @@ std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const
 
     bool is_soft = true;
 
-    for (uint32_t il = 0; offload && il < llama_kv_compat_n_layer(kv.hparams, 0); ++il) {
+    for (uint32_t il = 0; offload && il < kv.hparams.n_layer_all; ++il) {
         if (kv.hparams.has_kv(il)) {
             ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(kv.model.dev_layer(il));
 

@@ -4,7 +4,6 @@
 
 #include "llama-context.h"
 #include "llama-io.h"
-#include "llama-kv-compat.h"
 #include "llama-memory.h"
 
 #include <stdexcept>
@@ -16,7 +15,7 @@ bool llama_kv_dynamic::awaits(llama_seq_id seq_id) const {
 void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
     // what was read is zero again: attention reads what is masked, too
     for (auto * cache : caches) {
-        llama_kv_dynamic_cache::state_clear(cache->kv, seq_id, 0);
+        cache->kv.state_clear(seq_id);
     }
 
     if (seq_id < 0) {
@@ -49,7 +48,7 @@ bool llama_kv_dynamic_cache::has_cells(uint32_t s) const {
 
 void llama_kv_dynamic_cache::begin_write(llama_seq_id seq_id, llama_state_seq_flags flags) {
     // llama_io_write_device takes blocks for elements: most of the rows would not be in it
-    if (llama_kv_compat_is_on_device(flags) && dyn && (dyn->enabled || dyn->counters.n_retype > 0) && has_types() &&
+    if ((flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) && dyn && (dyn->enabled || dyn->counters.n_retype > 0) && has_types() &&
             (ggml_is_quantized(types().first) || ggml_is_quantized(types().second))) {
         throw std::runtime_error("a state on the device cannot have quantized cells");
     }

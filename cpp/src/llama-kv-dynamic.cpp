@@ -2,7 +2,6 @@
 
 #include "llama-context.h"
 #include "llama-impl.h"
-#include "llama-kv-compat.h"
 #include "llama-memory.h"
 
 #include <algorithm>
@@ -82,7 +81,7 @@ void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & read
 }
 
 void llama_kv_dynamic::set_moved(bool is_larger) {
-    llama_kv_compat_reset(lctx->gf_res_prev, 0);
+    reset_graphs();
 
     this->is_larger = this->is_larger || is_larger;
 

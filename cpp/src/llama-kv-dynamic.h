@@ -239,15 +239,7 @@ private:
     void reset_sched();
     void new_sched(); // not while the context trains, which keeps the scheduler
 
-    // the cache of experts, which not every upstream has, sees the copies of the scheduler
-    template <typename T>
-    static auto set_copy_callback(T * ctx, int) -> decltype(void(ctx->sched_copy_experts)) {
-        ggml_backend_sched_set_copy_callback(ctx->sched.get(), ctx->sched_copy_experts, ctx);
-    }
-
-    template <typename T>
-    static void set_copy_callback(T *, long) {
-    }
+    void reset_graphs(); // none that was built so far runs again
 
     llama_context * lctx;
 

@@ -42,7 +42,7 @@ void llama_kv_dynamic_cache::begin_find_rotation() {
     noted_rot_v = nullptr;
 
     if (has_types()) {
-        init_rot(kv, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, 0);
+        init_rot(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0);
     }
 }
 
@@ -57,16 +57,29 @@ void llama_kv_dynamic_cache::end_find_rotation(ggml_backend_sched_t sched) {
     is_rotated_v = is_in_graph(noted_rot_v);
 
     if (has_types()) {
-        init_rot(kv, types().first, types().second, 0);
+        init_rot(types().first, types().second);
+    }
+}
+
+void llama_kv_dynamic_cache::init_rot(ggml_type type_k, ggml_type type_v) {
+    const auto n_rot_k = kv.n_rot_k;
+    const auto n_rot_v = kv.n_rot_v;
+
+    try {
+        kv.init_rot(type_k, type_v);
+    } catch (...) { // no memory for a matrix
+        kv.n_rot_k = n_rot_k;
+        kv.n_rot_v = n_rot_v;
+        throw;
     }
 }
 
 llama_kv_dynamic_cache::rotations llama_kv_dynamic_cache::wanted_blocks(ggml_type type_k, ggml_type type_v) {
     const auto [type_k_cur, type_v_cur] = types();
 
-    init_rot(kv, type_k, type_v, 0);
-    const rotations res = { n_rot_k(kv, 0), n_rot_v(kv, 0) };
-    init_rot(kv, type_k_cur, type_v_cur, 0);
+    init_rot(type_k, type_v);
+    const rotations res = { kv.n_rot_k, kv.n_rot_v };
+    init_rot(type_k_cur, type_v_cur);
 
     return res;
 }

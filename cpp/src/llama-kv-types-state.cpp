@@ -4,7 +4,6 @@
 
 #include "llama-impl.h"
 #include "llama-io.h"
-#include "llama-kv-compat.h"
 #include "llama-kv-convert.h"
 
 #include "ggml-backend.h"
@@ -19,7 +18,7 @@
 void llama_kv_dynamic_cache::begin_read(llama_seq_id seq_id, llama_state_seq_flags flags) {
     seq_id_read = seq_id;
 
-    is_state_on_device = llama_kv_compat_is_on_device(flags);
+    is_state_on_device = flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
 }
 
 void llama_kv_dynamic_cache::begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v) {
@@ -28,7 +27,7 @@ void llama_kv_dynamic_cache::begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v)
 }
 
 bool llama_kv_dynamic_cache::is_foreign(int32_t type, int32_t type_state, bool is_v) const {
-    return type != type_state || (is_v ? n_rot_v(kv, 0) != n_rot_v_state : n_rot_k(kv, 0) != n_rot_k_state);
+    return type != type_state || (is_v ? kv.n_rot_v != n_rot_v_state : kv.n_rot_k != n_rot_k_state);
 }
 
 void llama_kv_dynamic_cache::read_foreign_rows(
@@ -126,7 +125,7 @@ bool llama_kv_dynamic_cache::read_rows(
     ggml_backend_tensor_alloc(buf.get(), src, ggml_backend_buffer_get_base(buf.get()));
 
     dyn->convert([&](llama_kv_converter & converter) {
-        const uint32_t n_rot_cur = is_v ? n_rot_v(kv, 0) : n_rot_k(kv, 0);
+        const uint32_t n_rot_cur = is_v ? kv.n_rot_v : kv.n_rot_k;
         const uint32_t n_rot     = (is_v ? is_rotated_v : is_rotated_k) ? turned(n_rot_state, n_rot_cur) : 0;
 
         for (int64_t l = 0; l < n_lines; l += n_lines_max) {
@@ -135,7 +134,7 @@ bool llama_kv_dynamic_cache::read_rows(
             io.read(src->data, n*src->nb[1]);
 
             if (!trans) {
-                converter.run({ src, 0, src->nb[1], n_line, n }, { t, 0, t->nb[1], n_line, n, idxs.data() + l }, n_rot, rot_matrix(kv, n_rot, 0));
+                converter.run({ src, 0, src->nb[1], n_line, n }, { t, 0, t->nb[1], n_line, n, idxs.data() + l }, n_rot, rot_matrix(n_rot));
                 continue;
             }
 
@@ -146,7 +145,7 @@ bool llama_kv_dynamic_cache::read_rows(
 
                 converter.run(
                     { src, i*ggml_type_size(type), src->nb[1], n_run, n },
-                    { t, (l*t->ne[1] + r)*size_el, t->ne[1]*size_el, n_run, n }, n_rot, rot_matrix(kv, n_rot, 0));
+                    { t, (l*t->ne[1] + r)*size_el, t->ne[1]*size_el, n_run, n }, n_rot, rot_matrix(n_rot));
 
                 i += n_run;
             }

@@ -35,13 +35,13 @@ int32_t llama_kv_dynamic::check_types(ggml_type type_k, ggml_type type_v) const 
     }
 
     // as in llama_kv_dynamic_cache::can_grow(): with --split-mode tensor there are no tensors to be converted one by one
-    if (types().first == GGML_TYPE_COUNT || lctx->opt_ctx || lctx->model.split_mode() > LLAMA_SPLIT_MODE_ROW ||
+    if (types().first == GGML_TYPE_COUNT || lctx->opt_ctx || lctx->model.split_mode() == LLAMA_SPLIT_MODE_TENSOR ||
             !std::all_of(caches.begin(), caches.end(), [](const auto * cache) { return cache->has_types() || cache->usage().reserved == 0; })) {
         return LLAMA_MEMORY_TYPE_UNSUPPORTED;
     }
 
-    // what llama_init_from_model() refuses. by name: not every upstream has it
-    if (type_k != type_v && (lctx->model.hparams.is_mla() || std::string(llm_arch_name(lctx->model.arch)) == "deepseek4")) {
+    // what llama_init_from_model() refuses
+    if (type_k != type_v && (lctx->model.hparams.is_mla() || lctx->model.arch == LLM_ARCH_DEEPSEEK4)) {
         return LLAMA_MEMORY_TYPE_DIFFER;
     }
 
@@ -238,10 +238,6 @@ int32_t llama_kv_dynamic::set_types(ggml_type type_k, ggml_type type_v) {
 // llama_kv_dynamic_cache
 //
 
-bool llama_kv_dynamic_cache::can_retype() {
-    return has_init_rot<llama_kv_cache>(0);
-}
-
 int32_t llama_kv_dynamic_cache::check_types(ggml_type type_k, ggml_type type_v) const {
     for (const auto & layer : kv.layers) {
         const auto is_split = [](const ggml_tensor * t, ggml_type type, uint32_t n_head) {
@@ -289,7 +285,7 @@ void llama_kv_dynamic_cache::pretend_types(ggml_type type_k, ggml_type type_v) {
         });
     }
 
-    init_rot(kv, type_k, type_v, 0);
+    init_rot(type_k, type_v);
 }
 
 bool llama_kv_dynamic_cache::transposes_v(ggml_cgraph * gf) const {
@@ -317,8 +313,8 @@ bool llama_kv_dynamic_cache::prepare_types(llama_kv_converter & converter, ggml_
 
     const auto [to_k, to_v] = wanted_blocks(type_k, type_v);
 
-    rot_next.k = is_rotated_k ? turned(n_rot_k(kv, 0), to_k) : 0;
-    rot_next.v = is_rotated_v ? turned(n_rot_v(kv, 0), to_v) : 0;
+    rot_next.k = is_rotated_k ? turned(kv.n_rot_k, to_k) : 0;
+    rot_next.v = is_rotated_v ? turned(kv.n_rot_v, to_v) : 0;
 
     const auto used = n_used();
 
@@ -339,7 +335,7 @@ void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type
     const auto convert = [&](const llama_kv_lines & from, const llama_kv_lines & to, bool is_v) {
         const uint32_t n_rot = is_v ? rot_next.v : rot_next.k;
 
-        converter.run(from, to, n_rot, rot_matrix(kv, n_rot, 0));
+        converter.run(from, to, n_rot, rot_matrix(n_rot));
     };
 
     if (!storage->set_types(convert)) {
@@ -347,7 +343,7 @@ void llama_kv_dynamic_cache::set_types(llama_kv_converter & converter, ggml_type
     }
     storage->moved(); // the context knows
 
-    init_rot(kv, type_k, type_v, 0);
+    init_rot(type_k, type_v);
 }
 
 //

@@ -34,7 +34,7 @@ if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     # in place on a device
     kv_test(storage-device ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)
 
-    # device memory that comes and goes: not every upstream has the patch for it
+    # pages of a device: a tree without the layer of the device has no patch for them
     file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cuda/common.cuh has_pages REGEX GGML_CUDA_PAGES)
     if (has_pages)
         kv_test(device ${KV_TESTS_DIR}/../tools/kv-check/fake-device.cpp)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from kvtool.verify import models
 from tests import fakes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,21 +109,6 @@ def test_setup_keeps_an_environment_that_was_made_through_a_link(tmp_path: Path)
     (tmp_path / "link").symlink_to("real")
     done = run("/bin/sh", "ci/setup.sh", cwd=tmp_path / "link", env={**os.environ, "PWD": str(tmp_path / "link")})
     assert (done.returncode, done.stdout) == (0, "installing kvtool into .venv\n"), done
-
-
-def test_older_upstreams_that_cannot_be_listed_are_no_success(tmp_path: Path) -> None:
-    programs = tmp_path / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    (tmp_path / "ci").mkdir()
-    shutil.copy(ROOT / "ci" / "nightly.sh", tmp_path / "ci")
-    (tmp_path / "ci" / "setup.sh").touch()
-    toys = tmp_path / "llama.cpp/build/cpu-release/bin/test-llama-archs"
-    toys.parent.mkdir(parents=True)
-    no_lock = 'case "$2" in *load_lock*) exit 3;; esac'
-    for file, does in ((programs / "kvtool", ""), (programs / "python", no_lock), (toys, "")):
-        file.write_text(f"#!/bin/sh\n{does}\n")
-        file.chmod(0o755)
-    assert run("bash", "ci/nightly.sh", "older", cwd=tmp_path).returncode == 3
 
 
 # --- what a GPU has to show ---------------------------------------------------------------------------------------
@@ -281,27 +265,6 @@ def test_bits_that_are_not_upstreams_are_told(capsys: pytest.CaptureFixture[str]
     assert bits.show(found) == 1 and bits.show(found[:1]) == 0
     assert bits.show([row(theirs, theirs)]) == 2  # equal, and never grown by copy
     assert "| fa | 5 | 5, 0 | 5, 5 | 2, 4 | 1 |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("toys", "code"),
-    [
-        ({"llama-dense": "same", "gemma3-dense": "load-fails", "lfm2-dense": "static-fails"}, 0),
-        ({"llama-dense": "same", "gemma3-dense": "differs"}, 1),
-        ({"llama-dense": "not-grown", "gemma3-dense": "load-fails"}, 1),
-        ({}, 1),
-    ],
-)
-def test_on_an_older_upstream_toys_that_it_cannot_load_say_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toys: dict[str, str], code: int
-) -> None:
-    for name in (*toys, "of-no-class"):
-        (tmp_path / f"{name}.gguf").touch()
-    monkeypatch.setattr(
-        models, "text_model", lambda toy, _words, work: fakes.model(work, f"{toys[toy.stem]}@{toy.stem}")
-    )
-    bin_dir = fakes.programs(tmp_path / "bin")
-    assert loaded("older_toys").main(bin_dir, tmp_path / "words.gguf", tmp_path) == code
 
 
 def test_upstreams_tests_that_only_the_patched_tree_fails_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,28 +137,8 @@ void child_load_backends(const kv_check_params & params) {
     }
 }
 
-template <typename T>
-static auto set_no_mmap(T & mparams, int) -> decltype(mparams.load_mode, void()) {
-    mparams.load_mode = (decltype(mparams.load_mode)) 0; // LLAMA_LOAD_MODE_NONE
-}
-
-template <typename T>
-static auto set_no_mmap(T & mparams, long) -> decltype(mparams.use_mmap, void()) {
-    mparams.use_mmap = false;
-}
-
-// upstream tags before load_mtp: MTP layers are always loaded
-template <typename T>
-static auto set_mtp(T & mparams, bool mtp, int) -> decltype(mparams.load_mtp, void()) {
-    mparams.load_mtp = mtp;
-}
-
-template <typename T>
-static void set_mtp(T &, bool, long) {
-}
-
 void child_set_no_mmap(llama_model_params & mparams) {
-    set_no_mmap(mparams, 0);
+    mparams.load_mode = LLAMA_LOAD_MODE_NONE;
 }
 
 llama_model_params child_model_params(const kv_check_params & params, std::vector<ggml_backend_dev_t> & devices) {
@@ -181,7 +161,7 @@ llama_model_params child_model_params(const kv_check_params & params, std::vecto
     if (params.train) {
         child_set_no_mmap(res);
     }
-    set_mtp(res, params.mtp, 0);
+    res.load_mtp = params.mtp;
     res.n_gpu_layers = params.device.empty() ? 0 : params.n_gpu_layers >= 0 ? params.n_gpu_layers : 999;
     return res;
 }

@@ -45,18 +45,6 @@ static void write_usage(json_line & out, const llama_memory_usage & usage) {
     out.num(field::t_grow_us, usage.t_grow_us).num(field::t_grow_max_us, usage.t_grow_max_us);
 }
 
-// upstream tags before no_alloc: they cannot measure without allocating
-template <typename T>
-static auto set_no_alloc(T & mparams, int) -> decltype(mparams.no_alloc, void()) {
-    mparams.no_alloc = true;
-    child_set_no_mmap(mparams); // to measure, nothing is mapped either
-}
-
-template <typename T>
-static void set_no_alloc(T &, long) {
-    throw std::runtime_error("--no-alloc: this upstream has no way to measure without allocating");
-}
-
 static constexpr uint32_t N_CHUNK = 512;
 
 static bool decode(llama_context * ctx, llama_seq_id seq, uint32_t n, llama_pos pos) {
@@ -102,7 +90,8 @@ int memory_report(const kv_check_params & params) {
         child_load_backends(params);
         llama_model_params mparams = child_model_params(params, devices);
         if (params.no_alloc) {
-            set_no_alloc(mparams, 0);
+            mparams.no_alloc = true;
+            child_set_no_mmap(mparams); // to measure, nothing is mapped either
         }
         model = llama_model_load_from_file(params.model.c_str(), mparams);
     } catch (const std::exception & err) {

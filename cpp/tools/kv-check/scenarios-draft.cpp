@@ -6,30 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-// upstream tags before ctx_other: no context reads another one's cells there
-template <typename T>
-static auto set_ctx_other(T & cparams, llama_context * ctx, int) -> decltype(cparams.ctx_other, bool()) {
-    cparams.ctx_other = ctx;
-    return true;
-}
-
-template <typename T>
-static bool set_ctx_other(T &, llama_context *, long) {
-    return false;
-}
-
-// upstream tags before ctx_type: no contexts of an MTP layer there. what is not named in every header is 1
-template <typename T>
-static auto set_mtp(T & cparams, int) -> decltype(cparams.ctx_type, bool()) {
-    cparams.ctx_type = (decltype(cparams.ctx_type)) 1; // LLAMA_CONTEXT_TYPE_MTP
-    return true;
-}
-
-template <typename T>
-static bool set_mtp(T &, long) {
-    return false;
-}
-
 namespace {
 
 // the context of the draft model, and how often it has drafted
@@ -37,13 +13,9 @@ class draft_session {
   public:
     draft_session(side & s, const session_params & sp, const session & target, const std::string & name) : s(s), target(target), name(name) {
         llama_context_params cparams = session_context_params(s.params, sp);
-        if (!set_ctx_other(cparams, target.ctx, 0)) {
-            throw check_skipped("this upstream has no contexts that read the cells of another one");
-        }
+        cparams.ctx_other = target.ctx;
         // both kinds are given a hidden state of the target beside the tokens, as contexts of an MTP layer are
-        if (!set_mtp(cparams, 0) && s.params.mtp) {
-            throw check_skipped("this upstream has no contexts of an MTP layer");
-        }
+        cparams.ctx_type = LLAMA_CONTEXT_TYPE_MTP;
         ctx = llama_init_from_model(s.draft, cparams);
         if (ctx == nullptr) {
             throw check_failed("the draft context cannot be created: " + s.last_error);

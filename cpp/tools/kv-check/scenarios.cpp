@@ -641,7 +641,6 @@ static void check_state_refuse(side & s) {
 }
 
 static void check_state_device(side & s) {
-#ifdef LLAMA_STATE_SEQ_FLAGS_ON_DEVICE
     if (ggml_is_quantized(s.params.type_k) || ggml_is_quantized(s.params.type_v)) {
         throw check_skipped("a static cache saves a part of quantized rows, a dynamic one refuses");
     }
@@ -667,10 +666,6 @@ static void check_state_device(side & s) {
         d.state_seq_set(0, again, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
         d.generate(4);
     }
-#else
-    (void) s;
-    throw check_skipped("this upstream has no states on the device");
-#endif
 }
 
 //

@@ -2,16 +2,6 @@
 
 #include <algorithm>
 
-// upstream tags before n_rs_seq: nothing to set
-template <typename T>
-static auto set_n_rs_seq(T & cparams, uint32_t n, int) -> decltype(cparams.n_rs_seq, void()) {
-    cparams.n_rs_seq = n;
-}
-
-template <typename T>
-static void set_n_rs_seq(T &, uint32_t, long) {
-}
-
 void session_set_dynamic(llama_context_params & cparams, bool dynamic) {
     cparams.kv_dynamic = dynamic;
 }
@@ -36,7 +26,7 @@ llama_context_params session_context_params(const kv_check_params & params, cons
     if (params.embeddings) {
         res.pooling_type = params.pooling;
     }
-    set_n_rs_seq(res, sp.n_rs_seq, 0);
+    res.n_rs_seq = sp.n_rs_seq;
     session_set_dynamic(res, sp.dynamic);
 
     return res;

@@ -27,6 +27,7 @@ REGION = "src/llama-kv-region.cpp"
 TYPES_FILE = "src/llama-kv-types.cpp"
 ROTATION = "src/llama-kv-rotation.cpp"
 CONVERT = "src/llama-kv-convert.cpp"
+LINES = "src/llama-kv-lines.cpp"
 TYPES_STATE = "src/llama-kv-types-state.cpp"
 BUDGET = "src/llama-kv-budget.cpp"
 

@@ -13,6 +13,7 @@ from tests.e2e.traps.base import (
     GIVE_BACK,
     GROWTH,
     INPLACE,
+    LINES,
     PAGES,
     REGION,
     TYPES_FILE,
@@ -96,7 +97,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, a view over all of the storage is copied to where it is read, with rows that are not there",
-        Edit(TYPES_FILE, "kv.n_stream > 1 || is_all", "kv.n_stream > 1"),
+        Edit(DYNAMIC_START, "kv.n_stream > 1 || is_all", "kv.n_stream > 1"),
         there("qwen4exp-moe", "prompt", "-fa", "on", "-ctk", "iq4_nl"),
         "prompt",
     ),
@@ -120,7 +121,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, quantized rows are read from where no kernel begins",
-        Edit(CONVERT, "256/std::gcd<int64_t, int64_t>(256, ggml_row_size(type, n))", "1"),
+        Edit(LINES, "256/std::gcd<int64_t, int64_t>(256, ggml_row_size(type, n))", "1"),
         there_by_copy("deepseek2-moe", "retype-generate"),
         "retype-generate",
     ),

@@ -9,7 +9,7 @@ STALE = (
     Trap(
         "a graph that was built before a growth runs again, on freed tensors",
         (
-            Edit(DYNAMIC, "llama_kv_compat_reset(lctx->gf_res_prev, 0);", "", after="::set_moved("),
+            Edit(DYNAMIC, "reset_graphs();", "", after="::set_moved("),
             Edit(DYNAMIC, "this->is_larger = this->is_larger || is_larger;", ""),
         ),
         copies("llama-dense", "state-self"),

@@ -28,7 +28,7 @@ TRANSPOSED = ("-fa", "off", "--retype", "f32:f16")
 TYPES = (
     Trap(
         "K of a graph that never rotates is turned, because its type wants that",
-        Edit(TYPES_FILE, "is_rotated_k ? turned(n_rot_k(kv, 0), to_k) : 0", "turned(n_rot_k(kv, 0), to_k)"),
+        Edit(TYPES_FILE, "is_rotated_k ? turned(kv.n_rot_k, to_k) : 0", "turned(kv.n_rot_k, to_k)"),
         inplace("deepseek2-moe", BITS),
         BITS,
     ),
@@ -36,7 +36,7 @@ TYPES = (
         "cells are not turned into the basis of their new type",
         Edit(
             TYPES_FILE,
-            "converter.run(from, to, n_rot, rot_matrix(kv, n_rot, 0));",
+            "converter.run(from, to, n_rot, rot_matrix(n_rot));",
             "converter.run(from, to, 0, nullptr);",
         ),
         inplace("llama-dense", BITS),
@@ -44,7 +44,7 @@ TYPES = (
     ),
     Trap(
         "V is turned in blocks of K's size",
-        Edit(TYPES_FILE, "turned(n_rot_v(kv, 0), to_v)", "n_rot_k(kv, 0) + to_k"),
+        Edit(TYPES_FILE, "turned(kv.n_rot_v, to_v)", "kv.n_rot_k + to_k"),
         inplace("llama-dense", BITS),
         BITS,
     ),
@@ -136,7 +136,7 @@ TYPES = (
     ),
     Trap(
         "a saved state says that it has the basis of before",
-        Edit(TYPES_FILE, "init_rot(kv, type_k, type_v, 0);", "(void) 0;", after="storage->moved(); // the context"),
+        Edit(TYPES_FILE, "init_rot(type_k, type_v);", "(void) 0;", after="storage->moved(); // the context"),
         inplace("llama-dense", BITS),
         BITS,
     ),
@@ -188,13 +188,13 @@ TYPES = (
     ),
     Trap(
         "what a type would want of the rotation stays with the cells when the change finds no memory",
-        Edit(ROTATION, "init_rot(kv, type_k_cur, type_v_cur, 0);", "(void) 0;"),
+        Edit(ROTATION, "init_rot(type_k_cur, type_v_cur);", "(void) 0;"),
         inplace("llama-dense", "retype-fail", "--fail", "4+"),
         "retype-fail",
     ),
     Trap(
         "to find out which graphs rotate leaves the cells as one that is quantized",
-        Edit(ROTATION, "init_rot(kv, types().first, types().second, 0);", "(void) 0;"),
+        Edit(ROTATION, "init_rot(types().first, types().second);", "(void) 0;"),
         inplace("llama-dense", RESTORE),
         RESTORE,
     ),
@@ -230,7 +230,7 @@ TYPES = (
     ),
     Trap(
         "V of a state is turned by K's matrix",
-        Edit(TYPES_STATE, "is_v ? n_rot_v(kv, 0) : n_rot_k(kv, 0)", "n_rot_k(kv, 0)", after="dyn->convert("),
+        Edit(TYPES_STATE, "is_v ? kv.n_rot_v : kv.n_rot_k", "kv.n_rot_k", after="dyn->convert("),
         inplace("llama-dense", RESTORE),
         RESTORE,
     ),
