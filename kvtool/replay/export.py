@@ -1,4 +1,4 @@
-"""Back from commits to the project: which commit belongs to which patch, and what that changes in patches/ and cpp/.
+"""Turn the commits of a tree back into patches/ and cpp/: assign commits to patches, and plan the changed files.
 
 Paths decide where an edit goes: a path that upstream has belongs to a patch, and a new file to cpp/. A new file that
 cpp/ cannot hold (paths.py) belongs to a patch, too. Subjects decide which patch: a commit that apply made, or with the
@@ -44,15 +44,12 @@ _NO_MAIL = re.compile(r"\A\s*\Z|^(---\s*$|diff -.*|Index: .*)", re.MULTILINE)  #
 
 @dataclass
 class PatchCommits:
-    """A patch and the commits that make it up, each with what it changes; the first is its own.
+    """A patch and its commits."""
 
-    id: "" for a new patch; made: the folded commit, "" when fixups took all of it back.
-    """
-
-    id: str
-    commits: list[tuple[Commit, bytes]]
+    id: str  # "" for a new patch
+    commits: list[tuple[Commit, bytes]]  # each with its diff; the first commit is the patch, the others are fixups
     message: str
-    made: str = ""
+    made: str = ""  # the squashed commit, "" if the fixups removed every change
 
     @property
     def first(self) -> Commit:
@@ -61,7 +58,7 @@ class PatchCommits:
 
 @dataclass(frozen=True)
 class FoldedSeries:
-    """The tree's commits as a series: the files for cpp/, the patches in order, the last commit."""
+    """The commits of a tree as a series: files of cpp/, patches in order, last commit and its tree."""
 
     files: tuple[Blob, ...]
     patches: tuple[PatchCommits, ...]
@@ -97,8 +94,10 @@ def squash_fixups(scratch: Scratch, tree: Path, applied: Applied, head: str, ser
 def only_drops_patches(
     scratch: Scratch, project: Project, applied: Applied, head: str, series: Series, was: Mapping[str, bytes]
 ) -> bool:
-    """Whether the project is what the tree was made of, except that it lists no more what the tree has no commit of
-    either: there is nothing to be undone."""
+    """Return True if the project differs from the applied series only by patches that the tree lacks, too.
+
+    Export then has nothing to undo.
+    """
     wanted = {loaded.patch.id: loaded for loaded in series.patches if loaded.wanted}
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
     made = {report.id: report.commit for report in tried if report.id in wanted}
@@ -172,7 +171,7 @@ def _add_fixup(group: PatchCommits | None, commit: Commit, diff: bytes, kind: st
 
 
 def _reject_duplicate_subject(groups: list[PatchCommits], commit: Commit, tree: Path, applied: Applied) -> None:
-    """Two commits that become patches must not have one subject: nothing else tells them apart later."""
+    """Raise TreeError for two commits with one subject: later exports identify a patch by its subject."""
     if first := next((group.first for group in groups if group.first.subject == commit.subject), None):
         raise TreeError(
             f"commits {first.id[:10]} and {commit.id[:10]} have the same subject: {commit.subject}",
@@ -182,7 +181,7 @@ def _reject_duplicate_subject(groups: list[PatchCommits], commit: Commit, tree: 
 
 
 def _reject_missing_commits(groups: list[PatchCommits], applied: Applied, series: Series) -> None:
-    """A patch that is in the series and was applied must still have a commit: nothing is dropped by accident."""
+    """Raise TreeError if an applied patch of the series has no commit: no patch is dropped by accident."""
     there = {group.id for group in groups}
     was = {report.id for report in applied.patches if report.commit}
     if lost := [s.patch for s in series.patches if s.patch.id in was and s.patch.id not in there]:
@@ -196,7 +195,7 @@ def _reject_missing_commits(groups: list[PatchCommits], applied: Applied, series
 
 
 def _commit_patch(builder: Builder, tree: Path, group: PatchCommits) -> str:
-    """Commit a patch on top of what is built so far, if it changes anything in upstream's files."""
+    """Commit a squashed patch, if it changes anything. Return the commit or ""."""
     first = group.first
     if cut := _NO_MAIL.search(group.message):
         raise TreeError(
@@ -298,7 +297,7 @@ def _in_write_order(found: list[Change]) -> tuple[Change, ...]:
 
 
 def _text_change(file: Path, text: str) -> list[Change]:
-    """A file of patches/ with another text, if it is another."""
+    """Return the change of a file of patches/, or nothing if the text is equal."""
     return [Change(f"patches/{file.name}", "change", text.encode())] if text != read_text(file) else []
 
 
@@ -348,14 +347,14 @@ def _mail_changes(
 
 
 def _as_mail(git: Git, commit: str) -> bytes:
-    """A commit as a patch file, the same bytes everywhere."""
+    """Write a commit as a patch file, with the same bytes on every machine."""
     return git.raw("format-patch", "--stdout", "-1", *MAIL_FLAGS, *DIFF_FLAGS, commit)
 
 
 def _gives_commit(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
-    """Whether the file as it is already gives this commit, so that it need not change (its line numbers may be old).
+    """Return True if the patch file already gives this commit and need not change. Its line numbers may be old.
 
-    was: what it gave when it was moved to this upstream.
+    `was` is the diff of the patch when it was moved to this upstream.
     """
     fresh = parse_mail(_as_mail(scratch, commit), commit)
     if _identity(fresh) != _identity(loaded.mail):

@@ -1,7 +1,7 @@
-"""What a rebase would do: the series on the upstream it was made on, then every patch moved onto another one.
+"""Rehearse a rebase: build the series on its own upstream, then move every patch onto another upstream.
 
-Everything happens in a scratch repository that sees both trees; no checkout is touched, no ref is moved. A patch that
-cannot be moved does not hide the others: each later one is tried on what could be built without it.
+Everything happens in a scratch repository that sees both trees. No checkout and no ref changes. A patch that cannot be
+moved does not hide the others: each later patch is tried on the commits that could be built without it.
 
 Whoever wants the result as it will be applied takes `head`: its commits are those that `kvtool apply` makes after the
 rebase. Every command gets the series on an upstream from a SeriesContext.
@@ -42,27 +42,25 @@ from kvtool.upstream.lock import Upstream, load_lock
 
 @dataclass(frozen=True)
 class Resolution:
-    """A conflict that a person resolved. patch: its id; parent: the commit it was resolved on; tree: the result."""
+    """A conflict that the user resolved."""
 
-    patch: str
-    parent: str
-    tree: str
+    patch: str  # id
+    parent: str  # commit on which it was resolved
+    tree: str  # tree id of the result
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What a person decided, by patch id.
-
-    skip: leave it out for this upstream; drop: for good; accept: it may lose lines.
-    """
+    """The decisions of the user. Patches are named by id."""
 
     resolved: tuple[Resolution, ...] = ()
-    skip: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    accept: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()  # leave these out from this upstream on
+    drop: tuple[str, ...] = ()  # remove these from the series
+    accept: tuple[str, ...] = ()  # these may lose lines
 
     @property
     def named(self) -> tuple[str, ...]:
+        """Return all patches that the user named."""
         return self.skip + self.drop + self.accept
 
     def merged_with(self, more: "Choices") -> "Choices":
@@ -71,13 +69,12 @@ class Choices:
 
 @dataclass(frozen=True)
 class ConflictStop:
-    """The first patch that needs a person. parent: the commit to resolve it on; origin: the patch as a commit, "" where
-    it was none; commit: the moved patch when it only lost lines, "" for a conflict."""
+    """The first patch that needs the user."""
 
     id: str = ""
-    parent: str = ""
-    origin: str = ""
-    commit: str = ""
+    parent: str = ""  # commit on which to resolve it
+    origin: str = ""  # the patch as a commit on the old upstream, "" if there is none
+    commit: str = ""  # the moved patch if it only lost lines, "" for a conflict
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class Rehearsal(Replayed):
 
 
 class SeriesContext:
-    """A project's series on the upstreams of a lock: as it is on the locked one, moved from there to any other.
+    """The series of a project, its lock and cache: build it on the locked upstream, or move it to another upstream.
 
     lock: the project's, which may come to know more; known: base commits by tag, fetched when they are asked for.
     listed: the tags that the project's lock has; groups: the groups that every series here has, empty for all.
@@ -126,7 +123,7 @@ class SeriesContext:
         return other
 
     def find(self, tag: str) -> Upstream:
-        """Have an upstream that the lock need not know."""
+        """Fetch an upstream that need not be in the lock."""
         self.lock, fetched = sources.ensure_tag(self.cache, self.lock, tag, self.console, self.mirror)
         self.known[tag] = fetched.commit
         return self.lock.upstream(tag)
@@ -137,7 +134,7 @@ class SeriesContext:
         return self.known[upstream.tag]
 
     def _fetch(self, upstream: Upstream) -> str:
-        """The mirror is asked last for the locked upstream: it may have others only."""
+        """Fetch an upstream. Try the mirror last for the locked upstream, because the mirror may not have it."""
         if self.mirror and upstream.tag == self.lock.current:
             with contextlib.suppress(NetworkError, UsageError):
                 return sources.ensure(self.cache, self.lock, upstream, self.console).commit
@@ -193,7 +190,7 @@ class SeriesContext:
 
 
 def _orphaned_folders(git: Scratch, series: Series, here: str, there: str) -> tuple[str, ...]:
-    """Folders in which cpp/ has files, and upstream none any more."""
+    """Return a note for each folder that has files of cpp/ but no longer exists in upstream."""
     ours = {_folder(file.path) for file in series.files}
     gone = sorted(ours & folders(git.paths(here)) - folders(git.paths(there)))
     renamed = git.renamed(here, there) if gone else {}
@@ -210,7 +207,7 @@ def _folder(path: str) -> str:
 
 
 class _PatchMover:
-    """The new chain of commits as it grows, and what became of each patch."""
+    """Move the patches one after the other, and collect their reports."""
 
     def __init__(
         self, builder: Builder, origins: Mapping[str, Commit], choices: Choices, unsure: Mapping[str, str]
@@ -227,7 +224,7 @@ class _PatchMover:
         report = self._move(loaded, origin)
         self.reports.append(replace(report, seconds=round(time.monotonic() - start, 3)))
         if self.stop is None and report.needs_user:
-            commit = report.commit or (parent if report.lost else "")  # it lost all that it had
+            commit = report.commit or (parent if report.lost else "")  # a patch that lost everything has no commit
             merge = self._to_merge.get(loaded.patch.id) or (origin.id if origin else "")
             self.stop = ConflictStop(loaded.patch.id, parent, merge, commit)
 
@@ -291,11 +288,11 @@ class _PatchMover:
 
 
 def _describe_loss(was: bytes, now: bytes) -> str:
-    """What a patch has less of than before; "" for nothing. Hunks are counted as runs of changed lines."""
+    """Describe how much of a patch was lost, "" for nothing. Hunks are counted as runs of changed lines."""
     hunks, hunks_now = count_runs(was), count_runs(now)
     lines, lines_now = (sum(diff_size(diff)[1:]) for diff in (was, now))
     if was and not now and not hunks:
-        return "all that it changes"  # a mode, or a binary file
+        return "all that it changes"  # a mode change or a binary file
     if hunks_now >= hunks and lines_now >= lines:
         return ""
     return f"{max(hunks - hunks_now, 0)} of {hunks} hunks, {max(lines - lines_now, 0)} of {lines} lines"

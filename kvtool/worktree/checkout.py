@@ -1,9 +1,9 @@
-"""The checkout of a patched tree: bring it to what the series says, safe under a kill, or leave it as it was.
+"""Create and update the checkout of a patched tree. A kill at any moment loses nothing.
 
-The commits are built first, in a scratch repository, and handed to the tree. Then one `git checkout` writes only files
-that differ, so nothing else is recompiled. Before it moves, a journal (pending.json) is written; after a kill the next
-run finds it, puts the old state back and begins anew. A tree that does not exist yet is made beside its place and
-renamed into it.
+The commits are built first in a scratch repository and fetched into the tree. Then one `git checkout` writes only the
+files that differ, so nothing else is recompiled. A journal (pending.json) is written before the checkout moves. After a
+kill, the next run reads the journal, restores the old state and starts again. A new tree is made in a temporary folder
+beside its place and renamed.
 """
 
 import glob
@@ -43,7 +43,7 @@ class TreeUpdate:
 
 
 def ensure_tree(context: SeriesContext, upstream: Upstream, *, pinned: bool) -> TreeUpdate:
-    """Make the project's tree the series on an upstream. TreeError (exit 4) rather than lose work."""
+    """Create or update the tree of the project on an upstream. TreeError (exit 4) if work would be lost."""
     tree = context.project.tree
     with hold_tree(context.project, context.console):
         if (current := load_lock(context.project.lock).current) != context.lock.current:
@@ -62,9 +62,9 @@ def ensure_tree(context: SeriesContext, upstream: Upstream, *, pinned: bool) -> 
 
 
 def remove_leftovers(tree: Path) -> None:
-    """Remove what a killed kvtool left beside the tree and in it; a git that it started may still be writing there.
+    """Remove temporary folders of a killed kvtool. Its git may still be writing, so try for ten seconds.
 
-    Only under the lock of the tree, so nobody else is using it.
+    The caller holds the lock of the tree, so no other kvtool uses these folders.
     """
     deadline = time.monotonic() + 10
     while left := [*tree.parent.glob(f".{glob.escape(tree.name)}.kvtool-*"), *kvtool_dir(tree).glob("kvtool-*")]:
@@ -76,7 +76,7 @@ def remove_leftovers(tree: Path) -> None:
 
 
 def _build_in_tree(context: SeriesContext, upstream: Upstream, git: Git) -> Replayed:
-    """The series, and all of it in a tree's repository if it is complete."""
+    """Build the series; if it is complete, fetch it into the repository of the tree."""
     with scratch_below(git.repo, context.cache.repo) as scratch:
         replayed = context.build(scratch, upstream)
         if replayed.complete:
@@ -91,14 +91,14 @@ def _create(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
     fresh = Path(tempfile.mkdtemp(prefix=f".{tree.name}.kvtool-", dir=tree.parent))
     try:
         git = Git.create(fresh, bare=False)
-        git.run("config", "core.autocrlf", "false")  # for the user's own git calls there: upstream's bytes as they are
+        git.run("config", "core.autocrlf", "false")  # the user's own git calls must keep upstream's bytes
         replayed = _build_in_tree(context, series.upstream, git)
         if not replayed.complete:
             return TreeUpdate("conflict", None, replayed.reports)
         run_checkout(git, context.console, "-B", branch_of(series.upstream.tag), replayed.head)
         applied = applied_of(series, replayed, pinned=pinned)
         write_applied(fresh, applied)
-        fresh.chmod(0o755)  # mkdtemp's 0700 is not what a checkout looks like
+        fresh.chmod(0o755)  # mkdtemp makes 0700, a normal checkout has 0755
         if tree.exists():
             tree.rmdir()
         fresh.rename(tree)
@@ -108,15 +108,15 @@ def _create(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
 
 
 def scratch_below(tree: Path, *repositories: Path) -> AbstractContextManager[Scratch]:
-    """A scratch repository inside the tree's .git, where the next call finds what a kill leaves of it."""
+    """Make a scratch repository inside the .git of the tree, where remove_leftovers() finds it after a kill."""
     kvtool_dir(tree).mkdir(parents=True, exist_ok=True)
     return scratch_repository(*repositories, below=kvtool_dir(tree))
 
 
 def fetch_base(git: Git, cache: Cache, tag: str) -> None:
-    """Copy the base commit into the tree's own repository (no alternates: the cache may go), with a ref to keep it.
+    """Copy the base commit into the repository of the tree, with a ref. No alternates: the cache may be removed.
 
-    Under the lock of the tree: what a killed git left below our own refs is nobody else's.
+    The caller holds the lock of the tree, so lock files below kvtool's own refs are left over from a killed git.
     """
     for left in (*(git.repo / ".git/refs/kvtool").rglob("*.lock"), *(git.repo / ".git/objects/pack").glob("tmp_*")):
         left.unlink(missing_ok=True)
@@ -124,12 +124,12 @@ def fetch_base(git: Git, cache: Cache, tag: str) -> None:
 
 
 def branch_of(tag: str) -> str:
-    """The branch of a patched tree that holds the series."""
+    """Return the branch of a patched tree that holds the series."""
     return f"kvtool/{tag}"
 
 
 def base_ref(tag: str) -> str:
-    """The ref in a patched tree that holds a tag's base commit."""
+    """Return the ref in a patched tree that holds the base commit of a tag."""
     return f"refs/kvtool/base/{tag}"
 
 
@@ -151,7 +151,7 @@ def _update(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
     replayed = _build_in_tree(context, series.upstream, git)
     if not replayed.complete:
         return TreeUpdate("conflict", None, replayed.reports)
-    # no commit of the user's may fall off the branch, unless the new series has all that it holds
+    # a commit of the user must not be dropped from the branch, unless the new series has the same tree
     if state.head not in (before.head, replayed.head) and git.resolve(f"{state.head}^{{tree}}") != replayed.tree:
         raise dirty_tree_error(state)
     check_branch_replaceable(
@@ -164,11 +164,13 @@ def _update(context: SeriesContext, series: Series, pinned: bool) -> TreeUpdate:
 
 
 def check_branch_replaceable(git: Git, branch: str, known: tuple[str, ...], tree: str = "") -> None:
-    """TreeError when a branch that is to be replaced has commits of the user's, or another work tree has it. tree:
-    nothing is lost if it is that."""
+    """Raise TreeError if a branch cannot be replaced: it has commits of the user, or another worktree uses it.
+
+    `known` are commits that may be replaced. A branch whose tree is `tree` may be replaced, too.
+    """
     tip = git.resolve(f"refs/heads/{branch}")
     place = Path(git.line("for-each-ref", "--format=%(worktreepath)", f"refs/heads/{branch}") or git.repo)
-    if place.exists() and not place.samefile(git.repo):  # git before 2.43 does not ask
+    if place.exists() and not place.samefile(git.repo):  # git before 2.43 does not check this
         raise TreeError(
             f"{git.repo}: branch {branch} is checked out in {place}",
             why="it would move there, too, and the files not",
@@ -189,7 +191,7 @@ def check_branch_replaceable(git: Git, branch: str, known: tuple[str, ...], tree
 
 
 def move_checkout(git: Git, console: Console, head: str, applied: Applied) -> None:
-    """Move branch and checkout from `head` to the new series; on any failure the tree is put back."""
+    """Move branch and checkout from `head` to the new series. On any failure, restore the tree."""
     reject_untracked(git, head, applied.head)
     if (now := git.line("rev-parse", "HEAD")) != head:
         raise TreeError(
@@ -209,7 +211,7 @@ def move_checkout(git: Git, console: Console, head: str, applied: Applied) -> No
 
 
 def run_checkout(git: Git, console: Console, *where: str) -> None:
-    """`git checkout WHERE`: writes the files that differ; TreeError rather than overwrite untracked or ignored ones."""
+    """Run `git checkout WHERE`. TreeError if it would overwrite untracked or ignored files."""
     with console.progress(f"checking out {where[1] if where[0].startswith('-') else where[0]}", 100) as bar:
         options = ("--progress", "--no-overwrite-ignore")
         done = git.watch("checkout", *options, *where, "--", bar=bar, phases=("Updating files",))
@@ -227,10 +229,10 @@ def run_checkout(git: Git, console: Console, *where: str) -> None:
 
 
 def finish_interrupted(git: Git) -> None:
-    """After a kill during move(): take note of a move that was complete, else put the old state back.
+    """Complete or undo a move_checkout() that was killed.
 
-    Only what move() itself may have written is put back: a file that is neither the old nor (the beginning of) the new
-    one was edited since, and stops this with a TreeError.
+    Only files that move_checkout() may have written are restored. TreeError if a file is neither the old version nor
+    the beginning of the new version: the user has edited it since.
     """
     journal = kvtool_dir(git.repo) / "pending.json"
     if not journal.exists():
@@ -240,7 +242,7 @@ def finish_interrupted(git: Git) -> None:
         data = json.loads(journal.read_text(encoding="utf-8"))
         applied, old = from_plain(Applied, data["applied"]), str(data["from"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        journal.unlink()  # the machine went down before it was on the disk: the ordinary checks decide
+        journal.unlink()  # the machine crashed before the journal was on the disk: the ordinary checks decide
         return
     head, dirty = git.resolve("HEAD"), git.dirty()
     if head == applied.head and not dirty:
@@ -252,7 +254,7 @@ def finish_interrupted(git: Git) -> None:
 
 
 def await_git(tree: Path) -> None:
-    """Let a git whose kvtool was killed finish, then remove the locks it could not."""
+    """Wait up to three seconds for a git whose kvtool was killed, then remove the locks that it left."""
     locks = [tree / ".git" / "index.lock", tree / ".git" / "HEAD.lock", *(tree / ".git" / "refs").rglob("*.lock")]
     deadline = time.monotonic() + 3
     while any(lock.exists() for lock in locks) and time.monotonic() < deadline:
@@ -262,9 +264,9 @@ def await_git(tree: Path) -> None:
 
 
 def reject_untracked(git: Git, old: str, new: str) -> None:
-    """TreeError for a file in the way from `old` to `new` that git does not track, be it ignored or not.
+    """Raise TreeError if an untracked file, ignored or not, is in the way from `old` to `new`.
 
-    Whatever is found there after a kill was then written by kvtool, or edited since.
+    So every such file that exists after a kill was written by kvtool, or edited since.
     """
     if found := _untracked(git, git.changed(old, new)):
         raise TreeError(
@@ -276,7 +278,7 @@ def reject_untracked(git: Git, old: str, new: str) -> None:
 
 
 def _untracked(git: Git, paths: Collection[str]) -> set[str]:
-    """The files at, above or below some paths that git does not track, ignored ones too."""
+    """Return the untracked files at, above or below some paths, including ignored files."""
     wanted = set(paths)
     above = folders(wanted)
     others = git.entries("ls-files", "--others", "-z")
@@ -284,7 +286,7 @@ def _untracked(git: Git, paths: Collection[str]) -> set[str]:
 
 
 def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) -> None:
-    """The checkout back to `old`, from wherever a killed move to `new` left it. TreeError when files were edited."""
+    """Restore the checkout to `old` after a killed move to `new`. TreeError if files were edited since."""
     moved = set(git.changed(old, new))
     changed = sorted({*dirty, *_untracked(git, moved)})
     if edited := [path for path in changed if path not in moved or not _is_ours(git, path, old, new)]:
@@ -294,12 +296,12 @@ def put_back(git: Git, old: str, new: str, dirty: tuple[str, ...], verb: str) ->
             next_step=f"keep them elsewhere, then: git -C {git.repo} reset --hard {old[:10]} && kvtool {verb}",
         )
     git.run("reset", "--quiet", "--hard", old)
-    for path in _untracked(git, moved) & moved:  # files that only the new series has
+    for path in _untracked(git, moved) & moved:  # files that exist only in the new series
         (git.repo / path).unlink(missing_ok=True)
 
 
 def _is_ours(git: Git, path: str, old: str, new: str) -> bool:
-    """Whether a file is what the move may have left: absent, the old one, or the new one written in part."""
+    """Return True if a file is absent, the old version, or the beginning of the new version."""
     file = git.repo / path
     if not file.is_file():
         return not file.exists()

@@ -1,15 +1,15 @@
-"""A rebase that is under way in a patched tree: its state, stopping for a person, going on, giving up.
+"""The state of an unfinished rebase in a patched tree: stop for the user, accept a resolution, abort.
 
-The journal (rebase.json) says what was decided so far and where the checkout is on its way to; it is written before
-the checkout moves. The patches that were moved need no state: moving them again gives the same commits.
+The journal (rebase.json) records the decisions so far and the target of the checkout. It is written before the checkout
+moves. Patches that were moved need no state, because moving them again gives the same commits.
 
-    stopping   the checkout goes from `at` to `to`, where `patch` needs a person
-    stopped    it is there; the person works
-    taking     what the person did is being taken in
-    writing    every patch has its place: the tree and the project are being changed (transaction.py)
-    aborting   the checkout goes back
+    stopping   moving the checkout from `at` to `to`, where the conflict is
+    stopped    waiting for the user to resolve the conflict
+    taking     reading the user's resolution
+    writing    changing the tree and the project (transaction.py); every patch applies
+    aborting   moving the checkout back
 
-Nobody's edits are thrown away: before the checkout moves on or back, what it holds becomes a commit, kept by a ref.
+No edits are lost: before the checkout moves on or back, its content becomes a commit with a ref.
 """
 
 import contextlib
@@ -52,26 +52,25 @@ class FileConflict:
 
 @dataclass(frozen=True)
 class RebaseState:
-    """rebase.json. head, branch: where the tree was ("" branch: detached); digest: the series' then; mirror: as given;
-    at, to: commits."""
+    """The content of rebase.json."""
 
     phase: str
-    tag: str
-    tree: str
-    date: str
-    head: str
-    branch: str
-    digest: str
-    mirror: str
-    at: str
-    to: str = ""
+    tag: str  # upstream to rebase onto
+    tree: str  # tree id of that upstream
+    date: str  # date of that upstream
+    head: str  # HEAD before the rebase
+    branch: str  # branch before the rebase, "" for a detached HEAD
+    digest: str  # Series.digest before the rebase
+    mirror: str  # as given by the user
+    at: str  # commit where the checkout is
+    to: str = ""  # commit where the checkout moves
     stop: ConflictStop = field(default_factory=ConflictStop)
     choices: Choices = field(default_factory=Choices)
     conflicts: tuple[FileConflict, ...] = ()  # of the stop, as git left them
 
     @property
     def back(self) -> tuple[str, ...]:
-        """What git checkout is told to bring the tree to where it was."""
+        """Return the arguments of git checkout that return to the state before the rebase."""
         return (self.branch,) if self.branch else ("--detach", self.head)
 
 
@@ -80,7 +79,7 @@ def state_path(tree: Path) -> Path:
 
 
 def read_state(tree: Path) -> RebaseState | None:
-    """The rebase that is under way, or None. TreeError when the journal cannot be understood."""
+    """Return the unfinished rebase, or None. TreeError if the journal cannot be parsed."""
     return read_journal(state_path(tree), RebaseState, "kvtool status")
 
 
@@ -90,7 +89,7 @@ def write_state(tree: Path, state: RebaseState) -> RebaseState:
 
 
 def stop_at(git: Git, console: Console, state: RebaseState, stop: ConflictStop) -> RebaseState:
-    """Bring the checkout to the patch that needs a person, with conflict markers where it meets upstream's lines."""
+    """Move the checkout to the patch that needs the user, and write conflict markers into its files."""
     to = stop.commit or stop.parent
     reject_untracked(git, state.at, to)
     if stop.origin:
@@ -98,14 +97,14 @@ def stop_at(git: Git, console: Console, state: RebaseState, stop: ConflictStop) 
     state = write_state(git.repo, replace(state, phase="stopping", to=to, stop=stop, conflicts=()))
     run_checkout(git, console, "--detach", to)
     if stop.origin and not stop.commit:
-        git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)  # conflicts: that is what it is for
+        git.run(*_CONFLICT, "cherry-pick", "--no-commit", stop.origin, check=False)  # conflicts are expected
         _complete_conflicts(git, stop)
     return write_state(git.repo, replace(state, phase="stopped", at=to, conflicts=_conflicts_now(git)))
 
 
 @contextlib.contextmanager
 def resolving(git: Git, state: RebaseState) -> Iterator[RebaseState]:
-    """Around whatever touches a tree that waits for a person, so that a lock which a kill leaves is known as ours."""
+    """Mark the phase "taking" while kvtool works in a stopped tree: a lock left by a kill is then kvtool's own."""
     if state.phase == "taking":
         await_git(git.repo)
     state = write_state(git.repo, replace(state, phase="taking"))
@@ -116,9 +115,9 @@ def resolving(git: Git, state: RebaseState) -> Iterator[RebaseState]:
 
 
 def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
-    """The person is done: what the tree holds is the resolution of state.stop. The checkout is clean afterwards.
+    """Accept the content of the tree as the resolution of state.stop. The checkout is clean afterwards.
 
-    ConflictError for what is not resolved, TreeError when HEAD is somewhere else.
+    ConflictError if a conflict is not resolved, TreeError if HEAD was moved elsewhere.
     """
     head, parent = git.resolve("HEAD^{commit}"), state.stop.parent
     if head is None or not git.ok("merge-base", "--is-ancestor", parent, head):
@@ -154,12 +153,12 @@ def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
 
 
 def record_rerere(git: Git) -> None:
-    """Let git record how the conflicts that have no markers any more were resolved (rerere)."""
+    """Let git record resolved conflicts (rerere)."""
     git.run(*_CONFLICT, "rerere", check=False)
 
 
 def stash_as_commit(git: Git) -> str:
-    """Make what the checkout holds (untracked files aside) a commit and HEAD, so that it is clean; keep it by a ref."""
+    """Commit the tracked files of the checkout, move HEAD there, and keep the commit with a ref of its own."""
     lock = git.repo / ".git" / "index.lock"
     if lock.exists():
         raise TreeError(
@@ -175,7 +174,9 @@ def stash_as_commit(git: Git) -> str:
     if content != git.resolve("HEAD^{tree}"):
         head = git.line("commit-tree", content, "-p", head, input="kvtool: what a rebase left in the tree\n")
         git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
-    git.run("update-ref", _stash_ref_of(head), head)  # one each: the next must not let go of this one
+    git.run(
+        "update-ref", _stash_ref_of(head), head
+    )  # a ref for each commit, so that the next stash does not drop this one
     for left in ("MERGE_MSG", "AUTO_MERGE", "CHERRY_PICK_HEAD"):
         (git.repo / ".git" / left).unlink(missing_ok=True)
     return head
@@ -186,7 +187,7 @@ def _stash_ref_of(commit: str) -> str:
 
 
 def stash_ref(git: Git, state: RebaseState, at: str) -> str:
-    """The ref by which keep() keeps what the checkout, now at `at`, held since `state`; "" where it held nothing."""
+    """Return the ref that stash_as_commit() made for `at`, or "" if the checkout had no edits since `state`."""
     ref = _stash_ref_of(at)
     return ref if at != state.at and git.resolve(ref) else ""
 
@@ -322,15 +323,15 @@ def _settle_index(git: Git) -> None:
 
 
 def recover(git: Git, state: RebaseState) -> RebaseState:
-    """After a kill while the checkout was on its way: put it back to where it came from, cleanly.
+    """Restore the checkout after a kill while it was moving.
 
-    TreeError when files were edited since that the move did not write.
+    TreeError if files were edited since that the move did not write.
     """
     await_git(git.repo)
     head, dirty = git.resolve("HEAD^{commit}"), git.dirty()
     if head == state.at:
         put_back(git, state.at, state.to, dirty, "rebase")
-    elif head == state.to and dirty:  # it was there, and the conflict was being written
+    elif head == state.to and dirty:  # the checkout had arrived, and the conflict was being written
         return replace(state, at=stash_as_commit(git))
     elif head != state.to:
         raise TreeError(
@@ -342,7 +343,7 @@ def recover(git: Git, state: RebaseState) -> RebaseState:
 
 
 def abort(git: Git, console: Console, state: RebaseState) -> str:
-    """Bring the checkout back to where it was, exactly. The ref that keeps what it held, "" where it held nothing."""
+    """Restore the checkout from before the rebase. Return the ref of its last content, "" if there were no edits."""
     if state.phase in ("stopped", "taking"):
         with resolving(git, state):
             git.run(*_CONFLICT, "rerere", "clear", check=False)
@@ -366,7 +367,7 @@ def abort(git: Git, console: Console, state: RebaseState) -> str:
 
 
 def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> None:
-    """Keep how each patch changed from the old upstream to the new one."""
+    """Write a git range-diff of the series on the old and the new upstream."""
     ranges = (f"{done.locked.base}..{done.locked.head}", f"{done.base}..{done.head}")
     empty = done.locked.base == done.locked.head or done.base == done.head  # no range for git
     text = b"" if empty else git.raw("range-diff", "--no-color", "--no-ext-diff", *ranges)
@@ -376,4 +377,5 @@ def write_range_diff(tree: Path, git: Git, old_tag: str, done: Rehearsal) -> Non
 
 
 def range_diff_path(tree: Path, old_tag: str, new_tag: str) -> Path:
+    """Return the file of the range-diff that a rebase writes."""
     return kvtool_dir(tree) / "range-diff" / f"{old_tag}..{new_tag}.txt"

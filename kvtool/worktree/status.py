@@ -1,4 +1,4 @@
-"""The patched tree: what was put there, what state it is in, and why each patch is what it is. Changes nothing."""
+"""Report the state of a patched tree and of each patch, and read and write kvtool's own files in its .git."""
 
 import contextlib
 import json
@@ -29,34 +29,28 @@ _OPERATIONS = {
 _REBASING = "a kvtool rebase"
 _APPLY = "kvtool apply"  # brings the tree to what the project says
 _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
-# what a kvtool command leaves when it is killed; a rebase has the others' journals while it finishes
+# journals that a killed command leaves; a rebase writes all three while it finishes
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
 
 
 @dataclass(frozen=True)
 class TreeState:
-    """A patched tree as it is.
-
-    dirty: paths with uncommitted changes (untracked ones included); extra: commits on top of the series, "1234abc
-    subject"; stale: why patches/, cpp/ or the lock say something else, "" if they do not; operation: a rebase or the
-    like that is under way, "" for none; interrupted: the kvtool command that was killed and wants to be run again;
-    foreign: something is there that kvtool did not make.
-    """
+    """The state of a patched tree."""
 
     path: Path
     applied: Applied | None
     head: str = ""
     branch: str = ""
-    dirty: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
-    stale: str = ""
-    operation: str = ""
-    interrupted: str = ""
-    foreign: bool = False
+    dirty: tuple[str, ...] = ()  # paths with uncommitted changes, including untracked files
+    extra: tuple[str, ...] = ()  # commits on top of the series, as "1234abc subject"
+    stale: str = ""  # why the tree differs from patches/, cpp/ or the lock, "" if it does not
+    operation: str = ""  # unfinished git operation or stopped kvtool rebase, "" for none
+    interrupted: str = ""  # kvtool command that was killed and must be run again
+    foreign: bool = False  # the folder has files that kvtool did not make
 
     @property
     def rebasing(self) -> bool:
-        """Whether a rebase of kvtool's waits for a person: the tree is then not what was applied."""
+        """Return True if a kvtool rebase waits for the user. The tree is then not the applied series."""
         return _REBASING in self.operation
 
     @property
@@ -66,7 +60,7 @@ class TreeState:
 
 
 def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
-    """What may be in the way, in this order: the state's word, whether it is, what it is, why, and what to do."""
+    """Yield each possible obstacle in order: name of the state, whether it holds, what, why, next step."""
     if state.applied is None:
         why = "it is not empty, and kvtool does not overwrite what it does not know"
         move = "move it away, or name another place: --tree DIR"
@@ -98,7 +92,7 @@ def kvtool_dir(tree: Path) -> Path:
 
 
 def write_json(path: Path, data: object, *, private: bool = False) -> None:
-    """Replace a JSON file atomically, also where the power goes. private: nobody else may read it."""
+    """Replace a JSON file atomically, also if the power fails. If `private`, only the owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     if private:
@@ -112,7 +106,7 @@ def write_json(path: Path, data: object, *, private: bool = False) -> None:
 
 
 def read_journal(path: Path, kind: type[_T], next_step: str) -> _T | None:
-    """What write_json() wrote, None where there is nothing. TreeError when it cannot be understood."""
+    """Read a file of write_json(), None if it does not exist. TreeError if it cannot be parsed."""
     try:
         return from_plain(kind, json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
@@ -122,20 +116,22 @@ def read_journal(path: Path, kind: type[_T], next_step: str) -> _T | None:
 
 
 def read_applied(tree: Path) -> Applied | None:
-    """state.json of a tree; None when nothing was applied there."""
+    """Read state.json of a tree; None if nothing was applied there."""
     again = f"if {tree} holds nothing of yours, remove it and run kvtool apply"
     return read_journal(kvtool_dir(tree) / "state.json", Applied, again)
 
 
 def write_applied(tree: Path, applied: Applied) -> None:
-    """Take note of what a tree holds; a ref keeps its commits, also when the user's branch has moved on."""
-    (tree / ".git/refs/kvtool/applied.lock").unlink(missing_ok=True)  # a killed git's: nobody else writes that ref
+    """Write state.json, and a ref that keeps the commits even if the user's branch moves on."""
+    (tree / ".git/refs/kvtool/applied.lock").unlink(
+        missing_ok=True
+    )  # left by a killed git: only kvtool writes this ref
     Git(tree).run("update-ref", "refs/kvtool/applied", applied.head)
     write_json(kvtool_dir(tree) / "state.json", asdict(applied))
 
 
 def tree_state(project: Project) -> TreeState:
-    """Look at the patched tree; changes nothing."""
+    """Return the state of the patched tree. Changes nothing."""
     tree = project.tree
     applied = read_applied(tree)
     if applied is None:
@@ -172,7 +168,7 @@ def _branch(tree: Path) -> str:
 
 
 def _stopped_rebase(tree: Path) -> str:
-    """The rebase that waits for a person, in words; "" when it was killed instead."""
+    """Describe the rebase that waits for the user; "" if it was killed instead."""
     try:
         journal = json.loads((kvtool_dir(tree) / "rebase.json").read_text(encoding="utf-8"))
         words = f"{_REBASING} onto {journal['tag']}, stopped at patch {journal['stop']['id']!r},"
@@ -204,7 +200,7 @@ def carried_files(project: Project) -> frozenset[str]:
 
 
 def require_applied(project: Project) -> TreeState:
-    """The state of a tree that is exactly the applied series; TreeError says what is in the way and what to do."""
+    """Return the state of a clean tree. TreeError if the tree is not exactly the applied series."""
     state = tree_state(project)
     if state.name == "clean":
         return state
@@ -212,7 +208,7 @@ def require_applied(project: Project) -> TreeState:
 
 
 def dirty_tree_error(state: TreeState) -> TreeError:
-    """The error for a tree that is not clean, by what it is."""
+    """Return the error for a tree that is not clean."""
     what, why, next_step = next(said for _, holds, *said in _obstacles(state) if holds)
     return TreeError(f"{state.path}: {what}", why=why, next_step=next_step)
 
@@ -233,15 +229,15 @@ _DONE = {
 
 @dataclass(frozen=True)
 class PatchReason:
-    """state: applied | left-out | changed | new | gone; why: in a sentence."""
+    """The state of one patch in the tree."""
 
     id: str
-    state: str
-    why: str
+    state: str  # applied | left-out | changed | new | gone
+    why: str  # one sentence
 
 
 def explain_patches(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:
-    """One for each patch of the project, in order, then those that only the tree has; none for an unknown tag."""
+    """Return the state of each patch of the project, then of patches only in the tree. Empty for an unknown tag."""
     if applied.tag not in lock.upstreams:
         return ()
     known = {group.id for group in load_groups(project)}

@@ -1,7 +1,7 @@
-"""Change several files of the project and the tree, or none of them, whatever happens on the way.
+"""Change several files of the project and the tree, or none of them.
 
-What will be written, and what was there, is first put aside (a Stage in the tree's .git/kvtool); then the tree moves
-and the files follow. So whoever was killed on the way can be completed or taken back.
+The old and new contents are first saved (a Stage in .git/kvtool of the tree). Then the tree moves, then the files are
+written. If kvtool is killed partway, the next run finishes the change or rolls it back.
 """
 
 import os
@@ -24,9 +24,9 @@ _ADVICE = {"export": "nothing was changed", "rebase": "kvtool rebase --continue,
 
 
 class Stage:
-    """The changes of one command, put aside: each file as it was and as it is to be, and whatever else is known.
+    """The saved changes of one command: each file before and after, and further data.
 
-    Made before the project is read: an edit that comes after that is nobody's to overwrite.
+    Create the Stage before the project is read: save() then refuses to overwrite a file that was edited later.
     """
 
     def __init__(self, project: Project, verb: str) -> None:
@@ -37,7 +37,7 @@ class Stage:
         self._read = {name: self._now(name) for name in names}
 
     def save(self, changes: Sequence[Change], **more: object) -> None:
-        """Begin. From now on the changes are known, also after a kill. TreeError when a file was edited meanwhile."""
+        """Write the changes to disk, so that they survive a kill. TreeError if a file was edited since __init__()."""
         if edited := [change.path for change in changes if self._now(change.path) != self._read.get(change.path)]:
             raise TreeError(
                 f"{', '.join(edited)}: edited while kvtool {self.verb} worked",
@@ -55,14 +55,14 @@ class Stage:
         return read_journal(self.path, dict, advice) or {}
 
     def _now(self, name: str) -> list[Any] | None:
-        """A file of the project as it is put aside: its bytes, each a character, and whether it can be run."""
+        """Return a file of the project as it is saved: its bytes as characters, and its executable bit."""
         path = self.project.root / name
         if not path.is_file():
             return None
         return [path.read_bytes().decode("latin-1"), os.name != "nt" and bool(path.stat().st_mode & 0o100)]
 
     def refuse_edited(self) -> None:
-        """After a kill: TreeError for a file that is neither what it was nor what it is to be."""
+        """Raise TreeError if a file has neither the old nor the new content: the user edited it after a kill."""
         for file in self.plan.get("files", ()):
             now, old, new = (state and state[0] for state in (self._now(file["path"]), file["old"], file["new"]))
             if now not in (old, new):
@@ -75,7 +75,7 @@ class Stage:
                 )
 
     def restore(self, side: str) -> None:
-        """Write the project's files as they are to be ("new"), in their order, or as they were, in the reverse."""
+        """Write the files of the project: the new contents in order ("new"), or the old ones in reverse ("old")."""
         files = self.plan["files"]
         with writing("the project", _ADVICE[self.verb]):
             for left in (*self.project.patches.glob(".*.kvtool-new"), *self.project.cpp.rglob(".*.kvtool-new")):
@@ -86,7 +86,7 @@ class Stage:
                     put_file(self.project.root / file["path"], Change(file["path"], side, content, executable))
 
     def clear(self) -> None:
-        """All is done, or undone."""
+        """Remove the saved changes after the command is finished or undone."""
         self.path.unlink()
 
 
@@ -95,18 +95,20 @@ class Stage:
 
 @dataclass(frozen=True)
 class CommittedRebase:
-    """What a rebase changed. previous: the tag before."""
+    """The changes of a finished rebase."""
 
     applied: Applied
-    previous: str
+    previous: str  # tag before the rebase
     files: tuple[FileChange, ...]
 
 
 def commit_rebase(
     stage: Stage, git: Git, console: Console, state: RebaseState, changes: Sequence[Change], applied: Applied
 ) -> CommittedRebase:
-    """Change tree and project. On failure all is as before, unless a person has resolved something: then it waits for
-    `kvtool rebase --continue`."""
+    """Change tree and project.
+
+    On failure, roll back, unless the user has resolved a conflict: then the rebase waits for `--continue`.
+    """
     project = stage.project
     before = read_applied(project.tree)
     assert before is not None
@@ -124,9 +126,10 @@ def commit_rebase(
 
 
 def finish_rebase(project: Project, git: Git, console: Console, state: RebaseState) -> CommittedRebase:
-    """Complete what is staged, from wherever it was left: the tree, the project's files, the lock last.
+    """Finish a saved rebase from any point: the tree, then the files of the project, the lock last.
 
-    TreeError when a commit was made since, which would fall off the branch."""
+    TreeError if a commit was made since, because it would be dropped from the branch.
+    """
     tree, stage = project.tree, Stage(project, "rebase")
     stage.refuse_edited()
     plan = stage.plan
@@ -152,16 +155,16 @@ def finish_rebase(project: Project, git: Git, console: Console, state: RebaseSta
 
 
 def roll_back(project: Project, git: Git, console: Console, state: RebaseState) -> None:
-    """Undo what was staged: the project's files and the tree are as before the rebase."""
+    """Undo a saved rebase: restore the files of the project and the tree."""
     tree, stage = project.tree, Stage(project, "rebase")
     stage.refuse_edited()
     plan = stage.plan
-    await_git(tree)  # of a checkout below that was killed
+    await_git(tree)  # an earlier roll_back() may have been killed
     finish_interrupted(git)
     stage.restore("old")
     run_checkout(git, console, *state.back)
     branch = f"refs/heads/{branch_of(state.tag)}"
-    if branch != f"refs/heads/{state.branch}":  # unless somebody has moved it since
+    if branch != f"refs/heads/{state.branch}":  # restore the branch, unless it was moved since
         back = (branch, plan["branch"]) if plan["branch"] else ("-d", branch)
         git.run("update-ref", *back, state.to, check=False)
     write_applied(tree, from_plain(Applied, plan["before"]))
