@@ -29,11 +29,12 @@ from kvtool.upstream.lock import with_upstream
 from kvtool.upstream.sources import adopt_base, explain_failure
 
 _T = TypeVar("_T")
+_SHOWN = 6  # commits of a squashed patch that the announcement names; the patch's message names more
 _ACTIONS = {
-    "kept": "a commit of the fork, as it is",
-    "moved": "a commit from before the last merge of upstream, moved onto the base",
-    "merge": "a merge of the fork's own branch, squashed with its commits",
-    "squashed": "older changes of one folder, squashed",
+    "kept": "one patch each",
+    "moved": "from before the last merge of upstream, moved onto the base, one patch each",
+    "merge": "a merge of the fork's own branch, one patch with all its commits",
+    "squashed": "one patch per folder",
 }
 
 
@@ -69,7 +70,7 @@ class ImportResult(Result, command="import"):
 
 def _word(patch: ImportedPatch) -> str:
     if patch.commits:
-        return f"{patch.action} ({patch.commits} commits)"
+        return f"{patch.action} ({len(patch.commits)} commits)"
     return f"{patch.action}, in part" if patch.is_partial else patch.action
 
 
@@ -83,12 +84,18 @@ def announce(plan: ForkPlan) -> list[str]:
         more = f"; of {partial}, other files are squashed" if action == "moved" and partial else ""
         more = f" ({carried[action]} commits)" if carried[action] else more
         lines.append(f"  {count} {action}: {_ACTIONS[action]}{more}")
-    if squashed := [patch.subject.split(":")[0] for patch in plan.patches if patch.action == "squashed"]:
-        lines.append(f"  squashed folders: {', '.join(squashed)}")
+        lines += [_carried_line(patch) for patch in plan.patches if patch.action == action and patch.carried]
     if plan.only_new_files:
         lines.append(f"{len(plan.only_new_files)} commits only change new files: cpp/ has the result, not the commits")
     lines.append(f"new files in cpp/: {len(plan.new_files)}")
     return lines + [f"note: {note}" for note in plan.notes]
+
+
+def _carried_line(patch: ForkPatch) -> str:
+    """Name the commits that a merge or a squashed patch contains."""
+    shown = " ".join(commit[:10] for commit in patch.carried[:_SHOWN])
+    more = f" and {len(patch.carried) - _SHOWN} more" if len(patch.carried) > _SHOWN else ""
+    return f"    {patch.subject.partition(': carry the changes')[0]}: {shown}{more}"
 
 
 @contextlib.contextmanager

@@ -163,27 +163,29 @@ class Builder:
         """Commit the files of cpp/, if any. UsageError if upstream has one of the paths, as a file or a folder."""
         theirs = self.git.paths(self.tree)
         taken = theirs | folders(theirs)
-        for file in files:
-            if file.path in taken or folders([file.path]) & theirs:
-                raise self._taken_error(file)
+        if both := [file for file in files if file.path in taken or folders([file.path]) & theirs]:
+            raise self._taken_error(both)
         if odd := next((f for f in files if "\n" in f.path), None):
             raise UsageError(f"{odd.source} has a line break in its name")
         self.commit_blobs(blobs_of(self.git, files), message)
 
-    def _taken_error(self, file: NewFile) -> UsageError:
-        """Return the error for a file of cpp/ at a path that upstream has."""
-        ours = file.source.read_bytes()
-        ((blob, theirs),) = self.git.blobs(f"{self.tree}:{file.path}")
-        if blob and theirs == ours:
+    def _taken_error(self, files: Sequence[NewFile]) -> UsageError:
+        """Return the error for files of cpp/ at paths that upstream has."""
+        found = self.git.blobs(*(f"{self.tree}:{file.path}" for file in files))
+        theirs = dict(zip(files, found, strict=True))
+        same = [file for file, (blob, text) in theirs.items() if blob and text == file.source.read_bytes()]
+        removal = f"remove {', '.join(f'cpp/{file.path}' for file in same)}: upstream took it" if same else ""
+        if other := next((file for file in files if file not in same), None):
+            advice = "change upstream's file with a patch, or choose another name"
             return UsageError(
-                f"upstream has {file.path} by now, with the same content",
-                why=f"{file.source} is the same byte for byte, and cpp/ holds new files only",
-                next_step=f"upstream took it: remove cpp/{file.path}, and run the command again",
+                f"upstream has {other.path} already",
+                why=f"{other.source} would replace it, and cpp/ holds new files only",
+                next_step=f"{advice}; also {removal}" if removal else advice,
             )
         return UsageError(
-            f"upstream has {file.path} already",
-            why=f"{file.source} would replace it, and cpp/ holds new files only",
-            next_step="change upstream's file with a patch, or choose another name",
+            f"upstream has {', '.join(file.path for file in same)} by now, with the same content",
+            why="the files in cpp/ are the same byte for byte, and cpp/ holds new files only",
+            next_step=f"{removal}; then run the command again",
         )
 
     def commit_blobs(self, blobs: Sequence[Blob], message: str = NEW_FILES_MESSAGE) -> None:

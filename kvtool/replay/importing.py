@@ -30,7 +30,7 @@ class ImportedPatch:
     action: str  # kept | moved | merge | squashed
     subject: str
     commit: str  # commit of the fork, "" for a squashed patch
-    commits: int  # how many commits of the fork a merge or a squashed patch contains
+    commits: tuple[str, ...]  # commits of the fork that a merge or a squashed patch contains
     is_partial: bool  # whether other files of the commit are in squashed patches
     files: int  # how many files it changes
 
@@ -116,7 +116,7 @@ def import_changes(
         name = new_id(patch.name_for_id or patch.subject, taken)
         taken.add(name)
         found.append(Change(f"patches/{name}.patch", "add", mail))
-        counts = (len(patch.carried), patch.is_partial, len(patch.changes))
+        counts = (patch.carried, patch.is_partial, len(patch.changes))
         imported.append(ImportedPatch(name, patch.action, patch.subject, patch.commit, *counts))
     for blob in plan.new_files:
         content = scratch.raw("cat-file", "blob", blob.id)

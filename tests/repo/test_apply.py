@@ -282,8 +282,8 @@ def test_quilt_patch_in_patches_is_sent_to_import(project: Tiny, kvtool) -> None
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (" int function_2(int x) {\n", "", "3 lines before the change, and there are 2"),
-        ("+    int y", "+ one more\n+    int y", "3 lines after the change, and there are 4"),
+        (" int function_2(int x) {\n", "", "3 lines before the change (there are 2)"),
+        ("+    int y", "+ one more\n+    int y", "3 lines after the change (there are 4)"),
     ],
 )
 def test_wrong_count_names_the_line_of_the_file(project: Tiny, kvtool, old: str, new: str, words: str) -> None:

@@ -171,6 +171,3 @@ def test_commit_of_a_local_mirror_is_a_base(empty: Tiny, kvtool: Any, work: Path
     write_files(tmp_path / "q", {"one.diff": edit(work, "src/b.h", "other", "another")})
     ran = imported(empty, kvtool, work, tmp_path / "q", "--base", base[:9])
     assert ran.json["base"] == base
-    git(empty.upstream, "tag", "b77", base)
-    ran = kvtool("import", "--patches", tmp_path / "q", "--base", base[:9], "--json", "--project", empty.root)
-    assert ran.code == 2, "there is a series by now"
