@@ -53,6 +53,7 @@ void kv_check_usage(const char * prog) {
     printf("         --limit MIB            the process gets no more than this there (Linux)\n");
     printf("         --train                also train for an epoch, in the check 'train'\n");
     printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
+    printf("         --text FILE            take the tokens from this text instead of drawing them from the seed\n");
     printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
     printf("         --timeout S            seconds for one side (default: 900)\n");
     printf("         --self                 compare the static cache with itself\n");
@@ -225,6 +226,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
         else if (is("--fake-device"))           { ok = parse_fake_device(val, params); }
         else if (is("--storage"))               { params.storage = val; ok = val == "inplace" || val == "copy"; }
         else if (is("--checks"))                { ok = parse_checks(val, params.checks); }
+        else if (is("--text"))                  { params.text = val; }
         else if (is("-s",   "--seed"))          { ok = parse_u32(val.c_str(), params.seed); }
         else if (is("--self-ctx"))              { ok = parse_u32(val.c_str(), params.self_ctx); params.self = true; }
         else if (is("--timeout"))               { ok = parse_u32(val.c_str(), params.timeout_s) && params.timeout_s > 0; }

@@ -15,6 +15,8 @@ struct kv_check_params {
     std::string override_key; // of the model's metadata, for other toys than there are
     uint32_t    override_val = 0;
 
+    std::string text; // a file whose words are the tokens, "": tokens drawn from the seed
+
     std::string fail;  // N or N+: the allocations of a growth that fail in the check "no-memory", "": none
 
     uint32_t limit_mib = 0; // MiB that the system still gives in the check "no-memory" (Linux), 0: no limit

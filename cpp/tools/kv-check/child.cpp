@@ -19,6 +19,8 @@ static void fake_device_add(size_t, size_t, bool) {
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -175,6 +177,26 @@ static std::vector<llama_model_kv_override> child_overrides(const kv_check_param
     return res;
 }
 
+// read the tokens of a text
+static std::vector<llama_token> child_tokens(const llama_model * model, const std::string & path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    if (!file.good() && text.empty()) {
+        throw std::runtime_error("the text cannot be read: " + path);
+    }
+    const llama_vocab * vocab = llama_model_get_vocab(model);
+    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+        throw std::runtime_error("--text: the model has no tokenizer");
+    }
+    std::vector<llama_token> res(text.size() + 8);
+    const int32_t n = llama_tokenize(vocab, text.data(), (int32_t) text.size(), res.data(), (int32_t) res.size(), true, false);
+    if (n <= 0) {
+        throw std::runtime_error("--text: the model reads no token in " + path);
+    }
+    res.resize(n);
+    return res;
+}
+
 static void describe_model(trace_writer & out, side & s) {
     const llama_model * model = s.model;
     char buf[128];
@@ -258,6 +280,14 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
     s.draft = draft;
     g_log.s = &s;
     describe_model(out, s);
+    if (!params.text.empty()) {
+        try {
+            s.text = child_tokens(model, params.text);
+        } catch (const std::exception & err) {
+            out.event(TRACE_FAIL, err.what());
+            return;
+        }
+    }
     if (s.n_vocab == 0) {
         out.event(TRACE_FAIL, "the model has no vocabulary, not even its size");
     } else {

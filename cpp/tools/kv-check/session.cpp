@@ -81,6 +81,10 @@ session::~session() {
 }
 
 llama_token session::token(llama_seq_id seq, llama_pos pos) const {
+    if (!s.text.empty()) {
+        // each sequence, and each salt, begins elsewhere in the text
+        return s.text[((size_t) pos + 499*(size_t) seq + 2003*(size_t) token_salt) % s.text.size()];
+    }
     uint32_t x = (uint32_t) pos*2654435761u ^ ((uint32_t) seq + 1)*40503u ^ (token_salt + 1)*2246822519u ^ s.params.seed*3266489917u;
     x ^= x >> 15;
     x *= 2246822519u;

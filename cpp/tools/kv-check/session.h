@@ -32,6 +32,8 @@ struct side {
 
     llama_model * draft = nullptr; // the model of --draft
 
+    std::vector<llama_token> text; // the tokens of --text, empty without it
+
     std::string last_error; // the last error line that was logged
 
     std::string arch;
@@ -51,6 +53,7 @@ struct side {
         is_recurrent  = s.is_recurrent;
         is_hybrid     = s.is_hybrid;
         first_context = false;
+        text          = s.text;
     }
 };
 
