@@ -49,7 +49,7 @@ def built_programs(tree: Path) -> Path | None:
 
 
 def run_commands(model: models.Published, file: Path, programs: Path | None) -> tuple[str, ...]:
-    """Return the commands that run a model. programs: the folder of llama-cli, None if it is not built."""
+    """Return the commands that run and verify a model. programs: the folder of llama-cli, None if it is not built."""
 
     def command(comment: str, program: str, *args: str) -> str:
         path = _from_here(programs / program) if programs else program
@@ -61,7 +61,7 @@ def run_commands(model: models.Published, file: Path, programs: Path | None) -> 
         commands.append(command("a server on http://127.0.0.1:8080", "llama-server"))
     else:
         commands.append(command("continue a text", "llama-completion", "-no-cnv", "-n", "200", "-p", _PROMPT))
-    return tuple(commands)
+    return (*commands, f"kvtool verify --model {model.name}  # compare it with a static cache")
 
 
 def _from_here(path: Path) -> Path:

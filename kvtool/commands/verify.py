@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from typer import Option
 
 from kvtool import process
-from kvtool.commands import build
+from kvtool.commands import build, verify_model
 from kvtool.compile import cmake, toolchain
 from kvtool.console import Console
 from kvtool.errors import DiskError, UsageError, VerifyError, must_be_writable, writing
@@ -59,6 +59,8 @@ class Options:
     backend: str = "cpu"
     preset: str = "release"
     bin_dir: Path | None = None
+    own: tuple[str, ...] = ()  # models of the user: files, or names of kvtool fetch --model
+    settings: verify_model.Settings = field(default_factory=verify_model.Settings)  # of these models
 
     @property
     def mode(self) -> str:
@@ -74,6 +76,8 @@ def _check(options: Options) -> None:
         (options.patch and options.matrix, "--patch and --matrix are two choices"),
         (options.patch and options.models, "--patch and --models are two choices"),
         (options.markdown and not options.matrix, "--markdown writes the table of --matrix"),
+        (options.own and (options.matrix or options.models or options.patch), "--model is about models of yours"),
+        (options.settings.is_given and not options.own, "-c, -ngl, --draft and --mmproj are for --model FILE"),
         (options.jobs < 0, f"--jobs {options.jobs} makes no sense: 0 is one per core"),
     )
     for file in filter(None, (options.junit, options.markdown)):
@@ -103,6 +107,7 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
     if "kv-check" in kinds and not any(PROOF in PurePosixPath(file).parents for file in carried_files(env.project)):
         why = f"it is about the dynamic cache, and cpp/{PROOF}, which proves that, is not there"
         raise UsageError("this series brings nothing to verify", why=why, next_step="kvtool build builds it")
+    more = (*more, *(verify_model.TARGETS if options.own else ()))
     targets = (*named.targets(kinds, env.project.cpp), *more)
     wanted = build.Options(backend=backend, preset=options.preset, targets=targets)
     built = build.build_project(env, wanted)
@@ -247,6 +252,48 @@ class Verification:
             return [runner.memory(check, self.program("kv-check"), available_memory())]
 
 
+class _Prepared(NamedTuple):
+    """Everything that a run needs."""
+
+    tag: str  # of the upstream
+    work: Path  # for models and logs
+    bin_dir: Path
+    on: devices.Device
+
+
+@contextlib.contextmanager
+def _prepared(env: Env, options: Options, kinds: frozenset[str], folder: str) -> Iterator[_Prepared]:
+    """Build the programs, and hold the folder of the models and logs."""
+    project = env.project
+    applied = read_applied(project.tree)
+    tag = applied.tag if applied else load_lock(project.lock).current
+    work = models.workplace(project, folder, applied=applied is not None)
+    with (
+        # lock this first, so that a second verify reports a running verify and not a running build
+        try_lock_dir(work, VerifyError, "verify is running"),
+        programs(env, options, kinds) as bin_dir,
+        devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
+    ):
+        yield _Prepared(tag, work, bin_dir, on)
+
+
+def verify_models(env: Env, options: Options) -> verify_model.ModelsVerified:
+    """Compare both caches on the models that the user named."""
+    env.project.require_llama_cpp("verify")
+    _check(options)
+    # look at the files before a build that takes minutes
+    wanted = verify_model.subjects(env, options.own, options.settings, quick=options.quick)
+    with _prepared(env, options, verify_model.KINDS, "verify-model") as ready:
+        found = verify_model.compare(env, wanted, ready.bin_dir, ready.work, ready.on, ready.tag)
+    try:
+        with writing("the report", "name another file"):
+            if options.junit is not None:
+                options.junit.write_text(as_junit(found.findings), "utf-8")
+    except DiskError as err:
+        return replace(found, error=err)
+    return found
+
+
 def verify_programs(env: Env, options: Options) -> Verified:
     """Build what is needed, run the checks, and write the reports."""
     project, console = env.project, env.console
@@ -254,16 +301,9 @@ def verify_programs(env: Env, options: Options) -> Verified:
     started = time.monotonic()
     _check(options)
     kinds = kinds_of(project, options)
-    applied = read_applied(project.tree)
-    tag = applied.tag if applied else load_lock(project.lock).current
-    work = models.workplace(project, "verify", applied=applied is not None)
-    with (
-        # lock this first, so that a second verify reports a running verify and not a running build
-        try_lock_dir(work, VerifyError, "verify is running"),
-        programs(env, options, kinds) as bin_dir,
-        devices.device(options.backend, bin_dir, work, options.jobs or cores()) as on,
-    ):
-        under_way = Verification(project, console, options, kinds, bin_dir, work, on)
+    with _prepared(env, options, kinds, "verify") as ready:
+        tag, bin_dir = ready.tag, ready.bin_dir
+        under_way = Verification(project, console, options, kinds, bin_dir, ready.work, ready.on)
         everything = under_way.run(tag)
     took, rows = time.monotonic() - started, class_rows(everything)
     result = Verified(tag, options.mode, bin_dir, rows, tuple(everything), options.junit, took)
@@ -293,6 +333,20 @@ def command(
     patch: Annotated[
         str, Option("--patch", metavar="ID", help="Only the tests that series.toml names for this patch.")
     ] = "",
+    model: Annotated[
+        list[str] | None,
+        Option("--model", metavar="FILE", help="Compare both caches on this model: a GGUF file, smollm2 or gemma3."),
+    ] = None,
+    context: Annotated[
+        int, Option("--ctx-size", "-c", metavar="N", help="With --model: the size of the context [up to 8192].")
+    ] = 0,
+    gpu_layers: Annotated[
+        int | None, Option("--n-gpu-layers", "-ngl", metavar="N", help="With --model: layers on the GPU [all].")
+    ] = None,
+    draft: Annotated[str, Option("--draft", metavar="FILE", help="With --model: a draft model for llama-server.")] = "",
+    mmproj: Annotated[
+        str, Option("--mmproj", metavar="FILE", help="With --model: an image projector for llama-server.")
+    ] = "",
     jobs: Jobs = 0,
     junit: Annotated[Path | None, Option("--junit", metavar="FILE", help="Also write a JUnit report.")] = None,
     cpu: Cpu = False,
@@ -302,7 +356,7 @@ def command(
     rpc: Annotated[bool, Option("--rpc", help=_RPC)] = False,
     preset: Preset = "release",
     bin_dir: BinDir = None,
-) -> Verified:
+) -> Verified | verify_model.ModelsVerified:
     """Prove the dynamic cache equal to the static one.
 
     Builds what it needs, then compares: kv-check (every logit of every decode, bit for bit) on upstream's toy models,
@@ -313,11 +367,15 @@ def command(
     The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a ggml-rpc-server
     on loopback. --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
 
+    --model compares both caches on a model of yours instead: logits of real text, chats through llama-server, saved
+    states, changes of type, memory and speed.
+
         kvtool verify --quick             # an answer in minutes
         kvtool verify --models 'gemma*'   # kv-check on some models only
         kvtool verify --patch state       # the tests that series.toml names for it
         kvtool verify --metal             # the same with the cache on a Mac's GPU
         kvtool verify --matrix --rpc --markdown table.md
+        kvtool verify --model ~/models/qwen.gguf -c 32768
 
     Exit codes: 4 stale tree, 7 build, 8 something differs, crashes or does not grow.
     """
@@ -332,5 +390,8 @@ def command(
         backend=choose_backend(cpu=cpu, metal=metal, cuda=cuda, vulkan=vulkan, rpc=rpc),
         preset=preset,
         bin_dir=bin_dir,
+        own=tuple(model or ()),
+        settings=verify_model.Settings(context, gpu_layers, draft, mmproj),
     )
-    return verify_programs(env_of(ctx), options)
+    env = env_of(ctx)
+    return verify_models(env, options) if options.own else verify_programs(env, options)

@@ -99,9 +99,9 @@ def test_commands_run_the_built_programs(shelf: Shelf, project: Tiny, kvtool) ->
     programs = project.tree / "build/cpu-release/bin"
     programs.mkdir(parents=True)
     (programs / "llama-cli").touch()
-    chat, server = kvtool("fetch", "--model", "tiny", "--json").json["commands"]
+    chat, server, verify = kvtool("fetch", "--model", "tiny", "--json").json["commands"]
     assert chat.startswith("llama.cpp/build/cpu-release/bin/llama-cli -m ") and "-c 512 --kv-dynamic" in chat
-    assert "bin/llama-server -m" in server
+    assert "bin/llama-server -m" in server and verify.startswith("kvtool verify --model tiny")
 
 
 def test_unknown_name_lists_known_models(shelf: Shelf, kvtool) -> None:
