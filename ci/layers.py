@@ -54,13 +54,11 @@ def numbers(project: Project, group: Group, page: str) -> str:
     found = NEW.search(page)
     known = (int(found[1]), int(found[2])) if found else None
     product, checks = rounded(new_lines(project, group), known)
-    count = len(files_of_groups(project, [group.id]))
     needs = " and ".join(f"[{name}]({name}.md)" for name in group.depends) or "nothing"
     return (
         f"It depends on {needs}. On {lock.current}, {here} patches change {total_added + total_removed} lines"
         f" (+{total_added} -{total_removed}) in {len(files)} of upstream's files.\n"
-        f"About {product} new lines in the library, the headers and the programs, and {checks} in tests and tools."
-        f" They are in {count} files.\n\n"
+        f"About {product} new lines in the library, the headers and the programs, and {checks} in tests and tools.\n\n"
         "| patch | + | - | upstreams | reason |\n|---|--:|--:|---|---|\n" + "\n".join(rows) + "\n"
     )
 
