@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtool.commands.conflicts import render_reports
 from kvtool.console import Console
 from kvtool.errors import KvtoolError
 from kvtool.options import Context, Groups, Mirror, Tag, env_of
@@ -45,13 +46,16 @@ class ApplyResult(Result, command="apply"):
         return error
 
     def render(self, console: Console) -> None:
+        if self.outcome == "conflict":
+            if console.verbose:
+                render_patches(console, self.patches)
+            render_reports(console, self.patches)
+            return
         render_patches(console, self.patches)
         for report in self.patches:
             for moved in report.moved:
                 advice = "" if "look at it" in moved else " (look at it; kvtool export records the new place)"
                 console.line(f"  {report.id}: {moved}{advice}", "yellow")
-        if self.outcome == "conflict":
-            return
         note = "nothing to do" if self.outcome == "unchanged" else f"{self.changed_files} files written"
         there = sum(report.outcome is not PatchOutcome.SKIPPED for report in self.patches)
         of_groups = f" of {', '.join(self.groups)}" if self.groups else ""
@@ -71,9 +75,6 @@ def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
         outcome = f"{report.outcome} by {report.blocked_by}" if report.blocked_by else str(report.outcome)
         rows.append((report.id, outcome, report.hunks or "", size, report.commit[:10]))
     console.table(("patch", "outcome", ">hunks", ">lines", "commit"), rows)
-    for report in patches:
-        for hunk in report.failed:
-            console.line(f"  {report.id}: {hunk}", "red")
 
 
 def choose_groups(project: Project, console: Console, named: tuple[str, ...]) -> tuple[str, ...]:

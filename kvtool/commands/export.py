@@ -14,9 +14,18 @@ from kvtool.errors import ConflictError, DriftError, KvtoolError, TreeError, Usa
 from kvtool.gitcmd import Git, Scratch
 from kvtool.locks import hold_tree
 from kvtool.options import Context, Env, Groups, env_of, reject
+from kvtool.process import quote
 from kvtool.project import Project, read_text
 from kvtool.replay.apply import Applied, Replayed, applied_of, commits_of, conflict_error, replay
-from kvtool.replay.export import FoldedSeries, only_drops_patches, plan_export, squash_fixups
+from kvtool.replay.export import (
+    ExportChoices,
+    FoldedSeries,
+    PatchChange,
+    only_drops_patches,
+    patch_changes,
+    plan_export,
+    squash_fixups,
+)
 from kvtool.replay.rebase_plan import SeriesContext
 from kvtool.result import FileChange, Result
 from kvtool.series.changes import Change, preview_project
@@ -34,7 +43,7 @@ _MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
 @dataclass(frozen=True)
 class ExportResult(Result, command="export"):
     """files: what was written (or, with check, would be); head: the tree's last commit, fixups folded in; mailbox: the
-    mails that were written, in order."""
+    mails that were written, in order; patches: what becomes of each; losses: what of the commits is not kept."""
 
     tag: str
     tree: Path
@@ -42,6 +51,8 @@ class ExportResult(Result, command="export"):
     check: bool
     files: tuple[FileChange, ...]
     mailbox: tuple[Path, ...]
+    patches: tuple[PatchChange, ...] = ()
+    losses: tuple[str, ...] = ()
 
     @property
     def failure(self) -> KvtoolError | None:
@@ -55,15 +66,33 @@ class ExportResult(Result, command="export"):
         )
 
     def render(self, console: Console) -> None:
+        for loss in self.losses:
+            console.line(f"  note: {loss}", "yellow")
         if self.mailbox:
-            folder = self.mailbox[0].parent
-            console.line(f"{len(self.mailbox)} mails in {folder}: git am --keep-cr {folder}/*.patch")
+            folder = quote([self.mailbox[0].parent])
+            console.line(
+                f"{len(self.mailbox)} mails in {folder}: git am --keep --keep-cr --no-scissors {folder}/*.patch"
+            )
         elif not self.files:
             console.line(f"patches/ and cpp/ say what the tree says ({console.upstream} {self.tag})")
         elif not self.check:
-            for file in self.files:
-                console.line(f"  {file.action:<7} {file.path}")
-            console.line(f"{len(self.files)} files written; look at them with git diff, then commit")
+            self._render_changes(console)
+
+    def _render_changes(self, console: Console) -> None:
+        unchanged = [patch.id for patch in self.patches if patch.state == "unchanged"]
+        for patch in self.patches:
+            if patch.state != "unchanged" or patch.note:
+                note = f": {patch.note}" if patch.note else ""
+                console.line(f"  {patch.state:<9} patch {patch.id}{note}")
+                for commit in patch.commits:
+                    console.line(f"            from {commit}")
+        if unchanged:
+            listed = f": {', '.join(unchanged)}" if console.verbose else ""
+            console.line(f"  unchanged {len(unchanged)} other patches{listed}")
+        for file in self.files:
+            if console.verbose or not file.path.startswith("patches/"):
+                console.line(f"  {file.action:<9} {file.path}")
+        console.line(f"{len(self.files)} files written; look at them with git diff, then commit")
 
 
 @dataclass(frozen=True)
@@ -202,7 +231,12 @@ def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, 
 
 
 def export_series(
-    env: Env, *, check: bool = False, mailbox: Path | None = None, groups: tuple[str, ...] = ()
+    env: Env,
+    *,
+    check: bool = False,
+    mailbox: Path | None = None,
+    groups: tuple[str, ...] = (),
+    choices: ExportChoices | None = None,
 ) -> ExportResult:
     """Take the commits of the tree into the project, or with mailbox write them as mails."""
     project, console = env.project, env.console
@@ -223,16 +257,17 @@ def export_series(
     ):
         source = _open(project, console, scratch)
         applied, head = source.applied, source.state.head
-        folded = squash_fixups(scratch, project.tree, applied, head, source.series)
+        folded = squash_fixups(scratch, project.tree, applied, head, source.series, choices)
         chosen = choose_groups(project, console, groups)
         todo = () if mailbox and not chosen else plan_export(project, scratch, folded, source.series, source.was)
         if mailbox:
             last = _group_commits(source, todo, chosen, scratch).head if chosen else folded.head
             mails = _write_mailbox(scratch, applied.base, last, mailbox)
-            return ExportResult(applied.tag, project.tree, last, False, (), mails)
+            return ExportResult(applied.tag, project.tree, last, False, (), mails, losses=folded.losses)
         files = tuple(FileChange(change.path, change.action) for change in todo)
         head = head if check else _write(project, source, folded, todo, scratch)
-        return ExportResult(applied.tag, project.tree, head, check, files, ())
+        patches = patch_changes(folded, source.series, todo)
+        return ExportResult(applied.tag, project.tree, head, check, files, (), patches, folded.losses)
 
 
 def command(
@@ -243,11 +278,19 @@ def command(
         Option("--mailbox", metavar="DIR", help="Write a plain series for git am instead, for those without kvtool."),
     ] = None,
     groups: Groups = None,
+    assign: Annotated[
+        list[str] | None,
+        Option("--assign", metavar="COMMIT=ID", help="Say that a commit of the tree is this patch of the series."),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, Option("--drop", metavar="ID", help="Remove a patch whose commit is no longer in the tree.")
+    ] = None,
 ) -> ExportResult:
     """Take the commits of the patched tree back into patches/ and cpp/.
 
     Paths decide: an edit of a file that upstream has goes into a patch, any other file into cpp/. To change a patch,
-    commit in the tree with `git commit --fixup=<its commit>`; a commit with a subject of its own becomes a new patch.
+    commit in the tree with `git commit --fixup=<its commit>`. Amended, reworded, moved and squashed commits are
+    recognized by their subject or by the lines that they change. Every other commit becomes a new patch.
     Afterwards the tree's branch has the fixups folded in (its files are not touched). A patch that gives the same tree
     as before keeps its bytes, and the bytes are the same under any git configuration.
 
@@ -255,7 +298,9 @@ def command(
         kvtool export --check
         kvtool export --mailbox ~/series
         kvtool export --mailbox ~/core --group core    # what upstream would review
+        kvtool export --assign 1a2b3c4d=my-patch
 
     Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """
-    return export_series(env_of(ctx), check=check, mailbox=mailbox, groups=tuple(groups or ()))
+    choices = ExportChoices(tuple(assign or ()), tuple(drop or ()))
+    return export_series(env_of(ctx), check=check, mailbox=mailbox, groups=tuple(groups or ()), choices=choices)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from kvtool import markdown
 from kvtool.commands.apply import render_patches
+from kvtool.commands.conflicts import render_reports
 from kvtool.console import Console
 from kvtool.errors import ConflictError, KvtoolError, NetworkError, writing
 from kvtool.process import quote, redact_urls
 from kvtool.project import LLAMA_CPP, PROOF
-from kvtool.replay.apply import FailedHunk, PatchReport, conflict_error
+from kvtool.replay.apply import PatchReport, conflict_error
 from kvtool.result import FileChange, PatchOutcome, Result
 
 
@@ -59,38 +60,41 @@ class RebaseResult(Result, command="rebase"):
         return f"kvtool rebase {self.tag}" + (f" --mirror {quote([self.mirror])}" if self.mirror else "")
 
     def _next_after_conflict(self) -> str:
-        name = self.stopped_at
         if self.outcome == "rehearsed":
             return f"{self._again} stops there with the conflict in the files"
         before = f"resolved as before, look at it: {', '.join(self.filled_in)}\n" if self.filled_in else ""
+        status = quote(["git", "-C", self.tree, "status"])
         return before + (
-            f"{quote(['git', '-C', self.tree, 'status'])}; resolve the conflict in its files, or put what landed in\n"
-            "the wrong place where it belongs, then: kvtool rebase --continue\n"
-            f"or leave the patch out: kvtool rebase --skip {name} (here), --drop {name} (for good)\n"
-            "or give it up: kvtool rebase --abort"
+            f"1. {status} lists the files: resolve them, and move what is in the wrong place\n"
+            "2. kvtool rebase --continue takes the tree as the resolution and goes on\n" + self._ways_out
+        )
+
+    @property
+    def _ways_out(self) -> str:
+        name = self.stopped_at
+        return (
+            f"or kvtool rebase --skip {name} leaves the patch out from {self.tag} on\n"
+            f"or kvtool rebase --drop {name} removes the patch from the series\n"
+            "or kvtool rebase --abort puts tree and project back as they were"
         )
 
     def _next_after_loss(self) -> str:
         name = self.stopped_at
         if self.outcome == "rehearsed":
             return f"look at it: {self._again}; if it is right: {self._again} --accept-shrink {name}"
+        show = quote(["git", "-C", self.tree, "show"])
         return (
-            f"{quote(['git', '-C', self.tree, 'show'])}; if that is right: kvtool rebase --accept-shrink {name}\n"
-            "or put back what is missing, then: kvtool rebase --continue\n"
-            f"or leave the patch out: kvtool rebase --skip {name}, --drop {name}; or give it up: kvtool rebase --abort"
+            f"1. {show} shows the patch as it is now\n"
+            f"2. kvtool rebase --accept-shrink {name} accepts it\n"
+            "or put back what is missing, then kvtool rebase --continue\n" + self._ways_out
         )
 
     def render(self, console: Console) -> None:
-        render_patches(console, self.patches)
+        if console.verbose:
+            render_patches(console, self.patches)
+        render_reports(console, self.patches)
         for note in filter(None, (self.older, *self.astray)):
             console.line(f"  look at it: {note}", "yellow")
-        for report in self.patches:
-            for note in report.moved:
-                console.line(f"  {report.id}: {note}", "yellow")
-            if report.lost:
-                console.line(f"  {report.id}: loses {report.lost}", "red")
-            for hunk in report.failed:
-                _render_hunk(console, report.id, hunk)
         if self.kept:
             console.line(f"what was in the tree is kept: {quote(['git', '-C', self.tree, 'show', self.kept])}")
         if self.outcome == "aborted":
@@ -103,7 +107,7 @@ class RebaseResult(Result, command="rebase"):
                 "nothing was changed"
             )
         elif self.outcome == "rebased":
-            for file in self.files:
+            for file in self.files if console.verbose else ():
                 console.line(f"  {file.action:<7} {file.path}")
             before = f" (it was on {self.previous})" if self.previous else ""
             console.line(f"the series is on {console.upstream} {self.tag} now{before}; tree: {self.tree}")
@@ -112,23 +116,6 @@ class RebaseResult(Result, command="rebase"):
             proof = " && kvtool verify" if (self.tree / PROOF).is_dir() else ""
             build = f"kvtool build{proof}, then " if console.upstream == LLAMA_CPP else ""
             console.line(console.again(f"next: {build}commit patches/"))
-
-
-def _render_hunk(console: Console, patch: str, hunk: FailedHunk) -> None:
-    """What the patch expects and makes of it, and what upstream has there."""
-    if not hunk.expected:
-        return
-    console.line(f"  {patch}: {hunk.path} {hunk.header}", "bold")
-    for title, lines in (
-        ("the patch expects", hunk.expected),
-        ("and makes it", hunk.wanted),
-        ("upstream has there", hunk.found or ("(nothing)",)),
-    ):
-        console.line(f"    {title}:")
-        for line in lines:
-            console.line(f"      | {line}")
-    if hunk.behind:
-        console.line(f"    upstream's commit: {hunk.behind}")
 
 
 # --- the span ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def _subject(mail: Mail) -> Findings:
     is_wrong = {
         f"has {len(subject)} characters, more than {_SUBJECT_WIDTH}": len(subject) > _SUBJECT_WIDTH,
         "ends in a full stop": subject.endswith("."),
-        "has a [PATCH] prefix": re.match(r"\[?PATCH\b|\[", subject),
+        "has a [PATCH] prefix": re.match(r"\[?PATCH\b", subject),
         f"says {word!r}; what a commit does is said as a command ('add', not 'added')": _NO_COMMAND.match(word.lower()),
     }
     for what, wrong in is_wrong.items():

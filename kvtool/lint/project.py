@@ -74,12 +74,7 @@ def _mails(
 
 
 def _subjects(mailed: list[_Mailed], lines: SeriesText) -> Iterator[LintFinding]:
-    subjects: dict[str, str] = {}
     for number, patch, mail in mailed:
-        if mail.subject in subjects:
-            what = f"{patch.id} has the subject of {subjects[mail.subject]}: {mail.subject!r}"
-            yield lines.finding(number, "id", "twice", what, "export tells commits apart by their subject: amend one")
-        subjects.setdefault(mail.subject, patch.id)
         if patch.why.strip() == mail.subject:
             what = f"{patch.id}: why only repeats the subject"
             yield lines.finding(number, "why", "why", what, "say in one sentence what breaks without this patch")

@@ -5,7 +5,7 @@ A conflict is an outcome, not an exception: every patch is tried and gets a repo
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
@@ -256,8 +256,47 @@ def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES
     builder = Builder(scratch, base)
     builder.commit_files(series.files, message)
     missing = MissingLines()
-    reports = tuple(replay_patch(builder, loaded, missing) for loaded in series.patches)
-    return Replayed(base, builder.commit, builder.tree, reports)
+    reports: list[PatchReport] = []
+    for number, loaded in enumerate(series.patches):
+        report = replay_patch(builder, loaded, missing)
+        if report.outcome is PatchOutcome.CONFLICT:
+            report = _name_later_patches(builder, report, loaded, series.patches[number + 1 :])
+        reports.append(report)
+    return Replayed(base, builder.commit, builder.tree, tuple(reports))
+
+
+def _name_later_patches(
+    builder: Builder, report: PatchReport, failed: LoadedPatch, later: Sequence[LoadedPatch]
+) -> PatchReport:
+    """Return the report of a conflict, with the patches that are listed later and must come first, if there are any."""
+    needed = _patches_needed(builder, failed, [loaded for loaded in later if loaded.wanted])
+    if not needed:
+        return report
+    names = " and ".join(map(repr, needed))
+    reason = f"it needs the patch {names}, which series.toml lists later"
+    hunks = tuple(replace(hunk, reason=reason, cause="reordered series") for hunk in report.failed)
+    return replace(report, failed=hunks, blocked_by=needed[0])
+
+
+def _patches_needed(builder: Builder, failed: LoadedPatch, later: Sequence[LoadedPatch]) -> list[str]:
+    """Return the fewest of some patches that make a failed patch apply if they come first; none if they do not."""
+    paths = {file.path for file in parse_diff(failed.mail.diff)}
+    near = [loaded for loaded in later if paths & {file.path for file in parse_diff(loaded.mail.diff)}]
+
+    def applies_after(patches: Sequence[LoadedPatch]) -> bool:
+        builder.reset()
+        for loaded in patches:
+            builder.apply(loaded.mail.diff)
+        return builder.apply(failed.mail.diff)
+
+    needed = next(([loaded] for loaded in near if applies_after([loaded])), near)
+    if not near or not applies_after(needed):
+        needed = []
+    for loaded in tuple(needed) if len(needed) > 1 else ():
+        rest = [other for other in needed if other is not loaded]
+        needed = rest if applies_after(rest) else needed
+    builder.reset()
+    return [loaded.patch.id for loaded in needed]
 
 
 class MissingLines:
@@ -361,8 +400,18 @@ def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError 
         return None
     first, *others = bad
     also = f"; also in the way: {', '.join(report.id for report in others)}" if others else ""
+    next_step = "correct the patch (patches/README.md: resolve a conflict); the tree is as it was"
+    if first.failed and first.failed[0].cause == "reordered series":
+        next_step = (
+            f"move the entry of {first.blocked_by!r} above {first.id!r} in patches/series.toml, then kvtool apply"
+        )
     return ConflictError(
         f"patch {first.id!r} {f'loses {first.lost} on' if first.lost else 'does not go onto'} {label}",
-        why=("; ".join(map(str, first.failed)) or "the merge or the resolution left them out") + also,
-        next_step="correct the patch (patches/README.md: resolve a conflict); the tree is as it was",
+        why=(_causes(first.failed) or "the merge or the resolution left them out") + also,
+        next_step=next_step,
     )
+
+
+def _causes(failed: Sequence[FailedHunk]) -> str:
+    more = f"; and {len(failed) - 2} more hunks" if len(failed) > 2 else ""
+    return "; ".join(map(str, failed[:2])) + more

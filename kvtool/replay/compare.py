@@ -123,7 +123,11 @@ def _commits(git: Git, state: Snapshot) -> dict[str, tuple[str, str, str]]:
     """The commits of a state in their order: what makes two the same patch, and the id of it, commit and subject."""
     log = git.entries("log", "-z", "--reverse", "--topo-order", "--format=%H %s", f"{state.base}..{state.head}")
     told = [(state.ids.get(entry[:40], ""), entry[:40], entry[41:]) for entry in log]
-    return {patch or subject: (patch, commit, subject) for patch, commit, subject in told}
+    found: dict[str, tuple[str, str, str]] = {}
+    for patch, commit, subject in told:
+        number = sum(known[2] == subject and not known[0] for known in found.values())
+        found[patch or (f"{subject} ({number + 1})" if number else subject)] = (patch, commit, subject)
+    return found
 
 
 def _pair(git: Git, old: tuple[str, str, str] | None, new: tuple[str, str, str] | None) -> Pair:

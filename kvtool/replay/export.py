@@ -1,21 +1,22 @@
 """Turn the commits of a tree back into patches/ and cpp/: assign commits to patches, and plan the changed files.
 
 Paths decide where an edit goes: a path that upstream has belongs to a patch, and a new file to cpp/. A new file that
-cpp/ cannot hold (paths.py) belongs to a patch, too. Subjects decide which patch: a commit that apply made, or with the
-same subject, is that patch; `fixup! <subject or id>` (also squash! and amend!) is folded into it; any other commit with
-changes for a patch is a new patch, at its place in the order.
+cpp/ cannot hold (paths.py) belongs to a patch, too. identity.py decides which commit is which patch. A commit
+`fixup! <subject, id or commit>` (also squash! and amend!) is folded into that patch. Any other commit with changes for
+a patch is a new patch, at its place in the order.
 """
 
 import contextlib
+import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from kvtool.errors import ConflictError, KvtoolError, TreeError
-from kvtool.gitcmd import Git, Scratch
+from kvtool.errors import ConflictError, KvtoolError, TreeError, UsageError
+from kvtool.gitcmd import IDENTITY, Git, Scratch
 from kvtool.project import Project, read_text
 from kvtool.replay.apply import (
     Applied,
@@ -28,18 +29,30 @@ from kvtool.replay.apply import (
     conflict_error,
     replay,
 )
+from kvtool.replay.identity import Candidate, contains_patch, match_patches, parse_assignments
 from kvtool.replay.paths import patch_paths, read_tree
 from kvtool.replay.rebase_plan import Rehearsal, SeriesContext
 from kvtool.result import PatchOutcome
 from kvtool.series.changes import Change, preview_project
 from kvtool.series.groups import Group, last_of, owners_of
-from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, Mail, changed_rows, hunk_headings, parse_diff, parse_mail
+from kvtool.series.patchfile import (
+    DIFF_FLAGS,
+    MAIL_FLAGS,
+    Mail,
+    changed_rows,
+    clean_message,
+    hunk_headings,
+    mail_extras,
+    mail_message,
+    parse_diff,
+    parse_mail,
+    with_extras,
+)
 from kvtool.series.series import LoadedPatch, Series, files_of_groups, load_groups, new_id
 from kvtool.series.series_toml import edit_series, set_limits
 from kvtool.upstream.lock import Upstream, pin
 
 _FIXUP = re.compile(r"^(fixup|squash|amend)! ")
-_NO_MAIL = re.compile(r"\A\s*\Z|^(---\s*$|diff -.*|Index: .*)", re.MULTILINE)  # git am ends a mail's message there
 
 
 @dataclass
@@ -50,6 +63,8 @@ class PatchCommits:
     commits: list[tuple[Commit, bytes]]  # each with its diff; the first commit is the patch, the others are fixups
     message: str
     made: str = ""  # the squashed commit, "" if the fixups removed every change
+    absorbed: list[str] = field(default_factory=list)  # ids of other patches whose changes these commits contain
+    name: str = ""  # the id that plan_export gives a new patch
 
     @property
     def first(self) -> Commit:
@@ -64,19 +79,46 @@ class FoldedSeries:
     patches: tuple[PatchCommits, ...]
     head: str
     tree: str
+    dropped: tuple[str, ...] = ()  # ids of patches without a commit: squashed into others, or named by the user
+    losses: tuple[str, ...] = ()  # what of the commits is not kept, a sentence each
 
 
-def squash_fixups(scratch: Scratch, tree: Path, applied: Applied, head: str, series: Series) -> FoldedSeries:
+@dataclass(frozen=True)
+class ExportChoices:
+    """What the user says about patches: COMMIT=ID (this commit is that patch), and patches to drop."""
+
+    assign: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+
+def squash_fixups(
+    scratch: Scratch,
+    tree: Path,
+    applied: Applied,
+    head: str,
+    series: Series,
+    choices: ExportChoices | None = None,
+) -> FoldedSeries:
     """Fold base..head into a series with the same final tree.
 
-    TreeError: a merge, a subject twice, a patch that lost its commit, a fixup of nothing, a file cpp/ cannot hold.
+    TreeError: a merge, a patch that lost its commit, a fixup of nothing.
     ConflictError: a fixup that does not go into its patch because it needs a later one.
     """
+    choices = choices or ExportChoices()
     if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
         raise TreeError(f"{tree}: HEAD does not come from {series.upstream.label}", next_step="kvtool status")
     of_patches = patch_paths(scratch.paths(applied.base), read_tree(scratch, head))
     blobs = _new_blobs(scratch, applied.base, head)
-    groups = _group_commits(scratch, tree, commits_of(scratch, applied.base, head), applied, series, of_patches)
+    commits = commits_of(scratch, applied.base, head)
+    groups, losses = _group_commits(scratch, tree, commits, applied, series, of_patches, choices)
+    before = commits_of(scratch, applied.base, applied.head) if scratch.resolve(f"{applied.head}^{{commit}}") else ()
+    dropped = _find_missing(groups, applied, series, before, choices)
+    losses += [
+        f"{group.first.id[:10]} ({group.first.subject}): lines of its message get a blank in front, or git am would "
+        "take them for the beginning of a diff"
+        for group in groups
+        if mail_message(group.message) != group.message
+    ]
     builder = Builder(scratch, applied.base)
     builder.commit_blobs(blobs)
     for group in groups:
@@ -88,7 +130,10 @@ def squash_fixups(scratch: Scratch, tree: Path, applied: Applied, head: str, ser
             why=f"these files would differ: {', '.join(scratch.changed(builder.tree, wanted))}",
             next_step=f"fold them by hand: git -C {tree} rebase -i --autosquash {applied.base[:10]}",
         )
-    return FoldedSeries(blobs, tuple(groups), builder.commit, builder.tree)
+    losses += _lost_extras(series, {*dropped, *(group.id for group in groups if group.id and not group.made)})
+    return FoldedSeries(
+        blobs, tuple(groups), builder.commit, builder.tree, tuple(dropped), tuple(map(_printable, losses))
+    )
 
 
 def only_drops_patches(
@@ -102,10 +147,14 @@ def only_drops_patches(
     tried = (report for report in applied.patches if report.outcome is not PatchOutcome.SKIPPED)
     made = {report.id: report.commit for report in tried if report.id in wanted}
     gone = {report.commit for report in applied.patches if report.id not in wanted}
-    subjects = {commit.subject for commit in commits_of(scratch, applied.base, applied.head) if commit.id in gone}
+    before = [commit for commit in commits_of(scratch, applied.base, applied.head) if commit.id in gone]
+    subjects, rows = {commit.subject for commit in before}, [changed_rows(commit.diff) for commit in before]
     return (
         list(made) == list(wanted)
-        and not any(commit.subject in subjects for commit in commits_of(scratch, applied.base, head))
+        and not any(
+            commit.subject in subjects or changed_rows(commit.diff) in rows
+            for commit in commits_of(scratch, applied.base, head)
+        )
         and not _cpp_changes(project, scratch, _new_blobs(scratch, applied.base, applied.head), series.groups)
         and not _mail_changes(scratch, wanted, {name: commit for name, commit in made.items() if commit}, (), was)
     )
@@ -125,84 +174,177 @@ def _patch_diff(git: Git, commit: Commit, of_patches: frozenset[str]) -> bytes:
 
 
 def _group_commits(
-    git: Git, tree: Path, commits: tuple[Commit, ...], applied: Applied, series: Series, of_patches: frozenset[str]
-) -> list[PatchCommits]:
-    by_subject = {loaded.mail.subject: loaded.patch.id for loaded in series.patches if loaded.wanted}
-    ids = set(by_subject.values())
-    by_commit = {report.commit: report.id for report in applied.patches if report.commit and report.id in ids}
+    git: Git,
+    tree: Path,
+    commits: tuple[Commit, ...],
+    applied: Applied,
+    series: Series,
+    of_patches: frozenset[str],
+    choices: ExportChoices,
+) -> tuple[list[PatchCommits], list[str]]:
+    """Return the patches with their commits, and what of the commits is not kept."""
+    if merge := next((commit for commit in commits if len(commit.parents) > 1), None):
+        raise TreeError(
+            f"commit {merge.id[:10]} ({merge.subject}) is a merge",
+            why="a series is a line of commits",
+            next_step=f"git -C {tree} rebase {applied.base[:10]}",
+        )
+    ids = [loaded.patch.id for loaded in series.patches if loaded.wanted]
+    assigned = parse_assignments(choices.assign, commits, ids)
+    diffs = {commit.id: _patch_diff(git, commit, of_patches) for commit in commits}
+    own = [commit for commit in commits if not _FIXUP.match(commit.subject) or commit.id in assigned]
+    known = match_patches([Candidate(commit, diffs[commit.id]) for commit in own], series.patches, applied, assigned)
     groups: list[PatchCommits] = []
+    others: list[Commit] = []
+    losses: list[str] = []
     for commit in commits:
-        if len(commit.parents) > 1:
-            raise TreeError(
-                f"commit {commit.id[:10]} ({commit.subject}) is a merge",
-                why="a series is a line of commits",
-                next_step=f"git -C {tree} rebase {applied.base[:10]}",
-            )
+        diff, patch = diffs[commit.id], known.get(commit.id, "")
+        if commit in own:
+            if patch or diff:
+                groups.append(PatchCommits(patch, [(commit, diff)], _message_of(commit, applied)))
+            else:
+                others.append(commit)
+                losses += _loss_of_new_files(commit)
+            continue
         target, kind = commit.subject, ""
         while found := _FIXUP.match(target):
             target, kind = target[found.end() :], kind or found[1]
-        patch = by_commit.get(commit.id) or by_subject.get(target) or (target if kind and target in ids else "")
-        diff = _patch_diff(git, commit, of_patches)
-        known = next((group for group in groups if patch and group.id == patch), None)
-        if kind:
-            known = known or next((group for group in groups if group.first.subject == target), None)
-            _add_fixup(known, commit, diff, kind, target)
-        elif known:
-            known.commits.append((commit, diff))
-        elif patch or diff:
-            _reject_duplicate_subject(groups, commit, tree, applied)
-            groups.append(PatchCommits(patch, [(commit, diff)], commit.message))
-    _reject_missing_commits(groups, applied, series)
-    return groups
+        losses += _add_fixup(_fixup_target(groups, target, tree), others, commit, diff, kind, target)
+    return groups, losses
 
 
-def _add_fixup(group: PatchCommits | None, commit: Commit, diff: bytes, kind: str, target: str) -> None:
+def _message_of(commit: Commit, applied: Applied) -> str:
+    """Return the message of a patch; a message that kvtool did not write is cleaned as git commit does it."""
+    if commit.id in {report.commit for report in applied.patches}:
+        return commit.message
+    return clean_message(commit.message)
+
+
+def _loss_of_new_files(commit: Commit) -> list[str]:
+    """Say that files of cpp/ have neither author nor message, unless kvtool made the commit."""
+    if not commit.diff or commit.email == IDENTITY["EMAIL"]:
+        return []
+    who = f"{commit.id[:10]} {commit.subject!r} by {commit.name} <{commit.email}>"
+    return [f"{who}: it changes only files of cpp/, which keep neither its author nor its message"]
+
+
+def _fixup_target(groups: Sequence[PatchCommits], target: str, tree: Path) -> PatchCommits | None:
+    """Return the patch that a fixup names by id, subject or commit. TreeError if several have that subject."""
+    named = [group for group in groups if target in (group.id, group.first.subject)]
+    is_commit = re.fullmatch(r"[0-9a-f]{7,40}", target)
+    named = named or [group for group in groups if is_commit and group.first.id.startswith(target)]
+    if len(named) > 1:
+        commits = ", ".join(f"{group.first.id[:10]} {group.id}".strip() for group in named)
+        raise TreeError(
+            f"several patches have the subject {target!r}",
+            why=f"the fixup may belong to any of these commits: {commits}",
+            next_step=f"name the commit: git -C {tree} commit --amend -m 'fixup! {named[0].first.id[:10]}'",
+        )
+    return named[0] if named else None
+
+
+def _add_fixup(
+    group: PatchCommits | None, others: Sequence[Commit], commit: Commit, diff: bytes, kind: str, target: str
+) -> list[str]:
+    """Add a fixup to its patch, and return what of the fixup is not kept."""
+    rest = commit.message.partition("\n")[2].strip()
     if group:
         group.commits.append((commit, diff))
-        rest = commit.message.partition("\n")[2].strip()
         if kind == "amend" and rest:
-            group.message = rest + "\n"
-    elif diff:  # a fixup that touches new files only needs no patch: the path says where it goes
+            group.message = clean_message(rest)
+        losses = [f"the message of {commit.id[:10]} ({commit.subject})"] if kind == "squash" and rest else []
+        first = group.first
+        if (commit.name, commit.email) != (first.name, first.email):
+            losses.append(f"the author of {commit.id[:10]} ({commit.subject}): {commit.name} <{commit.email}>")
+        return [f"{loss} is not kept: the patch has only those of {first.id[:10]}" for loss in losses]
+    if any(other.subject == target for other in others) and not diff:
+        return []  # it fixes a commit with new files only
+    if diff or not commit.diff or kind == "amend":
         raise TreeError(
             f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
             why=f"no patch before it has the subject or id {target!r}",
             next_step="give it the subject of a patch (kvtool status lists them), or one of its own",
         )
+    return []  # it touches new files only: the path says where they go
 
 
-def _reject_duplicate_subject(groups: list[PatchCommits], commit: Commit, tree: Path, applied: Applied) -> None:
-    """Raise TreeError for two commits with one subject: later exports identify a patch by its subject."""
-    if first := next((group.first for group in groups if group.first.subject == commit.subject), None):
-        raise TreeError(
-            f"commits {first.id[:10]} and {commit.id[:10]} have the same subject: {commit.subject}",
-            why="export tells commits apart by their subject",
-            next_step=f"reword one, or make it a fixup of the other: git -C {tree} rebase -i {applied.base[:10]}",
-        )
+def _find_missing(
+    groups: Sequence[PatchCommits],
+    applied: Applied,
+    series: Series,
+    before: Sequence[Commit],
+    choices: ExportChoices,
+) -> list[str]:
+    """Return the patches that have no commit any more on purpose: named by the user, or squashed into another patch.
 
-
-def _reject_missing_commits(groups: list[PatchCommits], applied: Applied, series: Series) -> None:
-    """Raise TreeError if an applied patch of the series has no commit: no patch is dropped by accident."""
+    TreeError if a patch lost its commit otherwise: nothing is dropped by accident.
+    """
     there = {group.id for group in groups}
-    was = {report.id for report in applied.patches if report.commit}
-    if lost := [s.patch for s in series.patches if s.patch.id in was and s.patch.id not in there]:
-        raise TreeError(
-            f"no commit in the tree any more: {', '.join(repr(patch.id) for patch in lost)}",
-            why="neither the commit of each of these patches nor one with its subject is there",
-            next_step="to drop them: remove their entries from patches/series.toml, and "
-            f"{', '.join(f'patches/{patch.file}' for patch in lost)}, then export again; "
-            "to keep them: git cherry-pick them back",
+    was = {report.id: report.commit for report in applied.patches if report.commit}
+    diffs = {commit.id: commit.diff for commit in before}
+    changed = [group for group in groups if group.first.id not in was.values()]
+    dropped: list[str] = []
+    missing: list[LoadedPatch] = []
+    for loaded in series.patches:
+        name = loaded.patch.id
+        if name not in was or name in there or not loaded.wanted:
+            continue
+        old = diffs.get(was[name]) or loaded.mail.diff
+        into = [group for group in changed if contains_patch([diff for _, diff in group.commits], old)]
+        if name in choices.drop or len(into) == 1:
+            dropped.append(name)
+            if name not in choices.drop:
+                into[0].absorbed.append(name)
+        else:
+            missing.append(loaded)
+    if missing:
+        raise _missing_error(missing, [group for group in changed if not group.id])
+    if unknown := [name for name in choices.drop if name not in dropped]:
+        raise UsageError(
+            f"--drop {unknown[0]}: the patch is not in the series, or the tree has a commit of it",
+            next_step="remove its commit first: git rebase -i",
         )
+    return dropped
+
+
+def _missing_error(missing: Sequence[LoadedPatch], fresh: Sequence[PatchCommits]) -> TreeError:
+    """Name the one command that says what became of each patch without a commit."""
+    said: list[str] = []
+    for loaded in missing:
+        paths = {file.path for file in parse_diff(loaded.mail.diff)}
+        near = (g.first for g in fresh if paths & {f.path for _, diff in g.commits for f in parse_diff(diff)})
+        said += [
+            f"if commit {commit.id[:10]} ({commit.subject}) is {loaded.patch.id!r}: "
+            f"kvtool export --assign {commit.id[:10]}={loaded.patch.id}"
+            for commit in itertools.islice(near, 3)
+        ]
+    names = [loaded.patch.id for loaded in missing]
+    drop = " ".join(f"--drop {name}" for name in names)
+    return TreeError(
+        f"no commit in the tree any more: {', '.join(map(repr, names))}",
+        why="no commit changes the same lines as the patch, and none has its subject",
+        next_step="\n".join((*said, f"to drop {'it' if len(names) == 1 else 'them'}: kvtool export {drop}")),
+    )
+
+
+def _lost_extras(series: Series, gone: Collection[str]) -> list[str]:
+    return [
+        f"patches/{loaded.patch.file}: its headers and notes go with the patch"
+        for loaded in series.patches
+        if loaded.patch.id in gone and any(mail_extras(loaded.mail.raw))
+    ]
 
 
 def _commit_patch(builder: Builder, tree: Path, group: PatchCommits) -> str:
     """Commit a squashed patch, if it changes anything. Return the commit or ""."""
     first = group.first
-    if cut := _NO_MAIL.search(group.message):
+    if not group.message.strip():
         raise TreeError(
-            f"the message of commit {first.id[:10]} ({first.subject}) cannot stand in a patch file",
-            why=f"a mail's message ends at a line such as {line!r}" if (line := cut[0].strip()) else "it is empty",
+            f"the message of commit {first.id[:10]} is empty",
+            why="a patch file needs a subject",
             next_step=f"reword it: git -C {tree} rebase -i {first.parent[:10]}",
         )
+    group.message = mail_message(group.message)
     for commit, diff in group.commits:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
             builder.reset()
@@ -236,8 +378,9 @@ def plan_export(
             files = {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
             name = new_id(subject, {*by_id, *added, *files})
             added[name] = subject
+        patch.name = name
         made[name] = patch.made
-    gone = [patch.id for patch in folded.patches if patch.id and not patch.made]
+    gone = [patch.id for patch in folded.patches if patch.id and not patch.made] + [*folded.dropped]
     group = last_of(series.known_groups, series.groups)
     found = [
         *_cpp_changes(project, scratch, folded.files, series.groups),
@@ -342,7 +485,8 @@ def _mail_changes(
         if loaded is None:
             found.append(Change(f"patches/{name}.patch", "add", _as_mail(scratch, commit)))
         elif not _gives_commit(scratch, loaded, commit, was.get(name, b"")):
-            found.append(Change(f"patches/{loaded.patch.file}", "change", _as_mail(scratch, commit)))
+            fresh = with_extras(_as_mail(scratch, commit), mail_extras(loaded.mail.raw))
+            found.append(Change(f"patches/{loaded.patch.file}", "change", fresh))
     return found + [Change(f"patches/{by_id[name].patch.file}", "remove", None) for name in gone]
 
 
@@ -373,3 +517,52 @@ def _identity(mail: Mail) -> tuple[object, ...]:
         when = parsedate_to_datetime(mail.date)
         date = (when.timestamp(), when.utcoffset())
     return mail.name, mail.email, date, mail.message
+
+
+# --- what became of each patch ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PatchChange:
+    """What an export does with one patch.
+
+    state: new | changed | unchanged | dropped
+    commits: the commits that it is made of, "1234567890 subject"; of an unchanged patch none
+    note: why it is dropped, or which other patches it contains now; "" for nothing
+    """
+
+    id: str
+    state: str
+    commits: tuple[str, ...] = ()
+    note: str = ""
+
+
+def patch_changes(folded: FoldedSeries, series: Series, todo: Sequence[Change]) -> tuple[PatchChange, ...]:
+    """Return what becomes of each patch, in the order of the tree, then those that are dropped."""
+    files = {change.path: change.action for change in todo}
+    by_id = {loaded.patch.id: loaded.patch.file for loaded in series.patches}
+    absorbed = {name: group.name for group in folded.patches for name in group.absorbed}
+    found: list[PatchChange] = []
+    for group in (group for group in folded.patches if group.made):
+        action = files.get(f"patches/{by_id.get(group.id, group.name + '.patch')}", "")
+        state = {"add": "new", "change": "changed"}.get(action, "unchanged")
+        commits = _named(group) if action else ()
+        note = f"contains {', '.join(group.absorbed)} now" if group.absorbed else ""
+        found.append(PatchChange(group.name, state, commits, note))
+    reverted = [group for group in folded.patches if group.id and not group.made]
+    for group in reverted:
+        found.append(PatchChange(group.id, "dropped", _named(group), "its commits change nothing"))
+    for name in folded.dropped:
+        note = f"squashed into {absorbed[name]}" if name in absorbed else "as you said (--drop)"
+        found.append(PatchChange(name, "dropped", (), note))
+    return tuple(found)
+
+
+def _named(group: PatchCommits) -> tuple[str, ...]:
+    """Return id and subject of each commit of a patch, as text that can be printed."""
+    named = (f"{commit.id[:10]} {commit.subject}" for commit, _ in group.commits)
+    return tuple(map(_printable, named))
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

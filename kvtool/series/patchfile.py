@@ -149,7 +149,12 @@ def parse_mail(raw: bytes, where: str) -> Mail:
             raise UsageError(f"{where} is not a patch mail", why=f"it has no {what} header", next_step=hint)
     start = _DIFF.search(rest)
     text, diff = (rest[: start.start()], _SIGNATURE.sub(b"", rest[start.start() :])) if start else (rest, b"")
-    body = re.split(rb"^---$", text, maxsplit=1, flags=re.MULTILINE)[0].decode("utf-8", "surrogateescape").strip()
+    body = (
+        re.split(rb"^---$", text, maxsplit=1, flags=re.MULTILINE)[0]
+        .decode("utf-8", "surrogateescape")
+        .strip("\r\n")
+        .rstrip()
+    )
     message = f"{subject}\n\n{body}\n" if body else f"{subject}\n"
     return Mail(name or email, email, date, message, diff, raw)
 
@@ -323,3 +328,50 @@ def changed_rows(diff: bytes) -> tuple[tuple[str, tuple[bytes, ...]], ...]:
         )
         for file in parse_diff(diff)
     )
+
+
+# --- messages and mails that git am reads unchanged ---------------------------------------------------------------
+
+_TAKEN_FOR_DIFF = re.compile(r"^(?=---\s*$|--- \S|diff -|Index: |From .*\d:\d\d)", re.MULTILINE)
+_TAKEN_FOR_HEADER = re.compile(r"(?=(?:From|Subject|Date|Content-Type):|>From\s|\[PATCH\]\s)", re.IGNORECASE)
+_OWN_HEADERS = re.compile(rb"(?:From|Date|Subject|MIME-Version|Content-[\w-]+):", re.IGNORECASE)
+_DIFFSTAT = re.compile(rb" .*\| +(?:\d+ [-+]*|Bin .*)\n| \d+ files? changed.*\n| (?:create|delete) mode \d+ .*\n")
+
+
+def mail_message(message: str) -> str:
+    """Return a commit message with a blank before each line that git am would take for a diff or for a header."""
+    subject, separator, body = message.partition("\n\n")
+    rows = _TAKEN_FOR_DIFF.sub(" ", body).split("\n")
+    at = 0
+    while at < len(rows) and _TAKEN_FOR_HEADER.match(rows[at]):
+        rows[at] = " " + rows[at]
+        at += 1
+    return subject + separator + "\n".join(rows)
+
+
+def clean_message(message: str) -> str:
+    """Return a message as git commit and git am clean it: no white space at the ends, no two blank lines in a row."""
+    text = "\n".join(line.rstrip() for line in message.split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+def mail_extras(raw: bytes) -> tuple[bytes, bytes]:
+    """Return what a patch file has besides the commit: further headers (Origin, Bug), and the notes below `---`."""
+    head, _, rest = raw.partition(b"\n\n")
+    fields = re.findall(rb"^[^\s:]+:.*\n?(?:[ \t].*\n?)*", head.partition(b"\n")[2] + b"\n", re.MULTILINE)
+    headers = b"".join(field for field in fields if not _OWN_HEADERS.match(field))
+    start = _DIFF.search(rest)
+    text = rest[: start.start()] if start else b""
+    parts = re.split(rb"^---\n", text, maxsplit=1, flags=re.MULTILINE)
+    notes = b"".join(row for row in split_lines(parts[1]) if not _DIFFSTAT.fullmatch(row)) if len(parts) == 2 else b""
+    return headers, notes.strip(b"\n")
+
+
+def with_extras(raw: bytes, extras: tuple[bytes, bytes]) -> bytes:
+    """Return a fresh patch file with the headers and notes of the old one."""
+    headers, notes = extras
+    head, separator, rest = raw.partition(b"\n\n")
+    start = _DIFF.search(rest)
+    if notes and start:
+        rest = rest[: start.start()].rstrip(b"\n") + b"\n---\n" + notes + b"\n\n" + rest[start.start() :]
+    return head + b"\n" + headers.rstrip(b"\n") + separator + rest if headers else head + separator + rest

@@ -202,13 +202,6 @@ def load_series(project: Project, lock: Lock, upstream: Upstream, groups: Sequen
         mail = parse_mail(raw, f"patch {patch.id!r} ({path})")
         _refuse_wrong_count(mail, path)
         patches.append(LoadedPatch(patch, mail, patch.wanted(lock, upstream)))
-    subjects = [loaded.mail.subject for loaded in patches]
-    if double := next((s for s in subjects if subjects.count(s) > 1), None):
-        raise UsageError(
-            f"two patches have the subject {double!r}",
-            why="export tells commits apart by their subject",
-            next_step="give one of them another, in the Subject: line of its file",
-        )
     here = tuple(loaded for loaded in patches if not chosen or loaded.patch.group in chosen)
     files = files_of_groups(project, chosen)
     return Series(upstream, files, here, _series_digest(upstream, files, here), chosen, known)

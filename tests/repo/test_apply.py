@@ -196,7 +196,7 @@ def test_conflict_names_patch_file_and_hunk_and_leaves_the_tree(project: Tiny, k
     assert error["code"] == "conflict" and "'flag'" in error["what"] and "src/b.h hunk 1 of 1" in error["why"]
     assert (mtimes(project.tree), git(project.tree, "rev-parse", "HEAD")) == (before, head)
     human = kvtool("apply")
-    assert "blocked by flag" in human.out and "src/b.h hunk 1 of 1" in human.out + human.err
+    assert "needs flag first" in human.out and "src/b.h hunk 1 of 1" in human.out + human.err
 
 
 def test_every_hunk_that_fails_is_named(project: Tiny, kvtool) -> None:

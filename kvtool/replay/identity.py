@@ -1,0 +1,92 @@
+"""Recognize which commit of the patched tree is which patch of the series. Runs no git.
+
+These rules are tried in order. Each patch is matched with at most one commit, and each commit with one patch:
+
+1. The user said so: `kvtool export --assign COMMIT=ID`, or a trailer `Kvtool-Patch: ID` in the message.
+2. The commit is the one that kvtool made from the patch.
+3. The commit changes the same lines as the patch (its patch-id). Equal subjects decide between several commits.
+4. The commit has the subject of the patch.
+
+So a commit can be reworded, or changed, or moved, or split, and two patches may have the same subject.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtool.errors import UsageError
+from kvtool.replay.apply import Applied, Commit
+from kvtool.series.patchfile import changed_rows
+from kvtool.series.series import LoadedPatch
+
+_TRAILER = re.compile(r"^Kvtool-Patch: *([a-z0-9][a-z0-9-]*)\s*$", re.MULTILINE)
+_ASSIGNED = re.compile(r"([0-9a-f]{4,40})=([a-z0-9][a-z0-9-]*)")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A commit of the tree that is no fixup, and the part of its diff that belongs to a patch."""
+
+    commit: Commit
+    diff: bytes
+
+
+def parse_assignments(assigned: Sequence[str], commits: Sequence[Commit], ids: Sequence[str]) -> dict[str, str]:
+    """Return the patch of each commit that the user assigned, by full commit id. UsageError for a wrong one."""
+    found: dict[str, str] = {}
+    for text in assigned:
+        parsed = _ASSIGNED.fullmatch(text)
+        matching = [commit.id for commit in commits if parsed and commit.id.startswith(parsed[1])]
+        if not parsed or len(matching) != 1 or parsed[2] not in ids:
+            raise UsageError(
+                f"--assign {text} names no commit of the tree and patch of the series",
+                next_step="write it as COMMIT=ID; git log and kvtool status list both",
+            )
+        found[matching[0]] = parsed[2]
+    return found
+
+
+def match_patches(
+    candidates: Sequence[Candidate], patches: Sequence[LoadedPatch], applied: Applied, assigned: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the patch id of each commit that is a known patch, by commit id."""
+    by_id = {loaded.patch.id: loaded for loaded in patches if loaded.wanted}
+    made = {report.commit: report.id for report in applied.patches if report.commit and report.id in by_id}
+    found: dict[str, str] = {}
+
+    def take(commit: Commit, patch: str) -> None:
+        if patch in by_id and patch not in found.values() and commit.id not in found:
+            found[commit.id] = patch
+
+    for each in candidates:
+        take(each.commit, assigned.get(each.commit.id, ""))
+    for each in candidates:
+        for name in _TRAILER.findall(each.commit.message):
+            take(each.commit, name)
+    for each in candidates:
+        take(each.commit, made.get(each.commit.id, ""))
+    rows = {name: changed_rows(loaded.mail.diff) for name, loaded in by_id.items()}
+    subjects = {name: loaded.mail.subject for name, loaded in by_id.items()}
+    changed = {each.commit.id: changed_rows(each.diff) for each in candidates if each.diff}
+    for same_lines, same_subject in ((True, True), (True, False), (False, True)):
+        for name in by_id:
+            for each in candidates:
+                is_equal = bool(rows[name]) and changed.get(each.commit.id) == rows[name]
+                is_named = each.commit.subject == subjects[name]
+                if (is_equal or not same_lines) and (is_named or not same_subject):
+                    take(each.commit, name)
+    return found
+
+
+def contains_patch(diffs: Sequence[bytes], patch: bytes) -> bool:
+    """Tell whether some diffs together have all lines that a patch adds, or all that it removes if it adds none."""
+    have, need = (_signed_rows(part) for part in (diffs, [patch]))
+    added = Counter({key: count for key, count in need.items() if key[1].startswith(b"+") and key[1][1:].strip()})
+    removed = Counter({key: count for key, count in need.items() if key[1].startswith(b"-") and key[1][1:].strip()})
+    wanted = added or removed
+    return bool(wanted) and wanted <= have
+
+
+def _signed_rows(diffs: Sequence[bytes]) -> Counter[tuple[str, bytes]]:
+    return Counter((path, row) for diff in diffs for path, rows in changed_rows(diff) for row in rows)
