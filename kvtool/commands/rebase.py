@@ -9,8 +9,9 @@ from typer import Argument, Option
 from kvtool.commands.rebase_results import RebaseResult, SpanResult, SpanRow
 from kvtool.compile import toolchain
 from kvtool.console import Console
-from kvtool.errors import KvtoolError, NetworkError, TreeError, UsageError
-from kvtool.gitcmd import Git, scratch_repository
+from kvtool.errors import KvtoolError, LintError, NetworkError, TreeError, UsageError
+from kvtool.gitcmd import Git, Scratch, scratch_repository
+from kvtool.lint.project import lint_project
 from kvtool.locks import hold_tree
 from kvtool.options import Context, Env, Mirror, env_of, reject
 from kvtool.project import Project
@@ -18,10 +19,11 @@ from kvtool.replay.apply import FailedHunk, conflict_error
 from kvtool.replay.export import plan_rebase
 from kvtool.replay.rebase_plan import Choices, Rehearsal, SeriesContext
 from kvtool.result import FileChange, PatchOutcome, Result
-from kvtool.series.changes import Change, put_file
+from kvtool.series.changes import Change, preview_project, put_file
 from kvtool.series.series import load_patches, patch_named
 from kvtool.upstream.history import NONE, History
 from kvtool.upstream.lock import Upstream, load_lock, pin, with_upstream
+from kvtool.verify.named import known_tests
 from kvtool.worktree import checkout, rebase_state, transaction
 from kvtool.worktree.checkout import base_ref, branch_of, fetch_base, scratch_below
 from kvtool.worktree.rebase_state import RebaseState, range_diff_path, write_range_diff
@@ -258,6 +260,7 @@ def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResu
             return replace(result, filled_in=rebase_state.rerere_resolved(state))
         held = read_applied(project.tree)
         changes, applied = plan_rebase(context, scratch, upstream, done, held.groups if held else ())
+        _check_lint(project, changes, scratch)
         write_range_diff(project.tree, scratch, context.lock.current, done)
         git.fetch(scratch.repo, applied.head)
     # the user may have created the branch since the rebase began
@@ -265,6 +268,20 @@ def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResu
     written = transaction.commit_rebase(stage, git, context.console, state, changes, applied)
     finished = replace(_finished(project, written), patches=done.reports, seconds=round(done.seconds, 3))
     return replace(finished, older=_older(context, upstream, done), astray=done.astray)
+
+
+def _check_lint(project: Project, changes: tuple[Change, ...], scratch: Scratch) -> None:
+    """Raise LintError if the rebased series has a fault in a patch file that the series before did not have."""
+    after = preview_project(project, changes, scratch.place())
+    faults = [lint_project(each, known_tests(each.cpp)) for each in (project, after)]
+    known = {(fault.file, fault.rule) for fault in faults[0]}
+    fresh = [fault for fault in faults[1] if fault.file.endswith(".patch") and (fault.file, fault.rule) not in known]
+    if fresh:
+        raise LintError(
+            f"the rebased series would not pass kvtool lint: {fresh[0]}",
+            why="; ".join(map(str, fresh[1:4])) or "the resolution of the patch brings it",
+            next_step="correct it in the tree, then kvtool rebase --continue; or give it up: kvtool rebase --abort",
+        )
 
 
 def _finished(project: Project, written: transaction.CommittedRebase) -> RebaseResult:

@@ -420,6 +420,10 @@ def plan_rebase(
     replayed = replay(scratch, done.base, series)
     if not replayed.complete or replayed.tree != done.tree:
         raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
+    folded = squash_fixups(scratch, project.tree, applied_of(series, replayed, pinned=False), replayed.head, series)
+    if drift := plan_export(preview, scratch, folded, series, {}):
+        named = ", ".join(change.path for change in drift)
+        raise KvtoolError(f"an export would change {named} again", why="this is a bug; nothing was written")
     if groups:
         series = context.with_groups(groups).with_project(preview).series(upstream)
         replayed = replay(scratch, done.base, series)

@@ -18,7 +18,7 @@ lock, and over 34 moves between them, these rules resolved no conflict. The seco
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtool.errors import KvtoolError
@@ -27,7 +27,7 @@ from kvtool.replay.apply import Blob, Builder, Commit, FailedHunk, failed_hunks
 from kvtool.replay.conflict import add_cause
 from kvtool.series.patchfile import PLAIN_FLAGS, FileDiff, Hunk, Piece, hunks_of, parse_diff, pieces_of, quote_name
 from kvtool.series.placement import UNTOLD, HunkPlacement, LineMap, check_placement
-from kvtool.series.source import SourceFile, split_lines
+from kvtool.series.source import SourceFile, split_lines, squeezed
 
 # Blocks of lines as the three-way merge sees them, so that the map and the merge agree on what became of a line.
 MAP_FLAGS = (*PLAIN_FLAGS, "--diff-algorithm=histogram", "--no-indent-heuristic", "--full-index", "-U0")
@@ -67,14 +67,13 @@ def cherry_pick(builder: Builder, origin: Commit) -> PickResult:
     tree, unmerged = three_way_merge(builder, todo)
     if tree == onto and not unmerged:
         return PickResult(onto, notes=notes)
-    clean = frozenset(unmerged)
-    landings = check_hunks(git, todo, onto, tree, clean)
+    landings = check_hunks(git, todo, onto, tree, but=frozenset(unmerged), known=_lines_of(origin, there))
     wrong = [FailedHunk.of(found.piece.hunk, found.wrong, "wrong place") for found in landings if found.wrong]
     if not unmerged and not wrong:
         return PickResult(tree, notes=notes + _notes(landings))
     alone = apply_by_context(builder, _with_new_names(git, todo, onto))
     if alone is not None:
-        again = check_hunks(git, todo, onto, alone)
+        again = check_hunks(git, todo, onto, alone, known=_lines_of(origin, there))
         if not any(landing.wrong for landing in again):
             return PickResult(alone, notes=notes + _notes(again))
     if _is_in_upstream(builder, origin):
@@ -297,13 +296,20 @@ def _is_in_upstream(builder: Builder, origin: Commit) -> bool:
 
 
 def check_hunks(
-    git: Git, origin: Commit, onto: str, result: str, but: frozenset[str] = frozenset()
+    git: Git,
+    origin: Commit,
+    onto: str,
+    result: str,
+    *,
+    but: frozenset[str] = frozenset(),
+    known: frozenset[bytes] = frozenset(),
 ) -> tuple[HunkPlacement, ...]:
     """Check every hunk against the place where it landed, given the tree before (`onto`) and after (`result`).
 
-    Hunks that upstream already has are left out, and so are the files named in `but`.
+    Hunks that upstream already has are left out, and so are the files named in `but`. `known` are lines, without white
+    space, that upstream added for a reason that is known.
     """
-    landings: list[HunkPlacement] = []
+    placements: list[HunkPlacement] = []
     names = _new_names(git, origin, onto)
     for file in parse_diff(origin.diff):
         if not file.hunks or _is_submodule(file) or {file.path, names[file.path]} & but:
@@ -312,9 +318,17 @@ def check_hunks(
         places = ((origin.parent, file.path), (origin.id, file.path), (onto, there), (result, there))
         base, patched, now, after = read_files(git, *((f"{tree}:{path}", path) for tree, path in places))
         moved = map_lines(git, base, now)
-        pieces = [piece for piece in pieces_of(file) if not _is_applied(piece, base, patched, now, moved)]
-        landings += check_placement(base, patched, now, after, pieces, moved)
-    return tuple(landings)
+        applied = {p.hunk.number for p in pieces_of(file) if _is_applied(p, base, patched, now, moved)}
+        pieces = [piece for piece in pieces_of(file) if piece.hunk.number not in applied]
+        lines = known | _lines_of(origin, {(file.path, number) for number in applied})
+        placements += check_placement(base, patched, now, after, pieces, moved, lines)
+    return tuple(placements)
+
+
+def _lines_of(origin: Commit, hunks: Collection[tuple[str, int]]) -> frozenset[bytes]:
+    """Return the lines that some hunks add, without white space."""
+    chosen = (hunk for hunk in hunks_of(origin.diff) if (hunk.path, hunk.number) in hunks)
+    return frozenset(squeezed(row[1:]) for hunk in chosen for row in hunk.rows if row[:1] == b"+")
 
 
 def _new_names(git: Git, origin: Commit, onto: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ A hunk whose lines upstream added by itself, elsewhere in the file, is wrong as 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtool.series.patchfile import Block, Piece
@@ -149,18 +149,20 @@ def check_placement(
     result: SourceFile,
     pieces: Sequence[Piece],
     moved: LineMap,
+    added: Collection[bytes] = (),
 ) -> tuple[HunkPlacement, ...]:
     """Return a verdict on each hunk of `pieces`, a diff from `base` to `patched`.
 
     `target` and `result` are the new file before and after the patch; `moved` maps the lines of `base` to `target`.
-    Lines are compared by their keys, so a line that was only re-aligned is the same line.
+    Lines are compared by their keys, so a line that was only re-aligned is the same line. `added` are lines, without
+    white space, that upstream may have added without making a hunk wrong.
     """
     stand = [_keyed(piece, base, patched) for piece in pieces]
     expected = [next(iter(_mapped(piece, moved)), None) for piece in stand]
     landed = find_placements(target.keys, result.keys, stand, expected)
     if landed is None:
         return tuple(HunkPlacement(piece, UNTOLD) for piece in pieces)
-    known = {squeezed(line) for line in base.lines}
+    known = {squeezed(line) for line in base.lines} | set(added)
     fresh = {squeezed(line): number for number, line in enumerate(target.lines) if squeezed(line) not in known}
     judged = list[HunkPlacement]()
     for piece, keyed, at in zip(pieces, stand, landed, strict=True):

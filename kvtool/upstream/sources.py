@@ -26,6 +26,7 @@ from kvtool.upstream import archive
 from kvtool.upstream.cache import Cache
 from kvtool.upstream.lock import Lock, Source, Upstream, usable_tag, with_upstream
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _STUB = Path(__file__).parent / "stub"
 _REFUSED = re.compile(r"couldn't find remote ref|no such ref|E404|ETARGET|No matching distribution", re.IGNORECASE)
 _DAMAGED = re.compile(
@@ -139,10 +140,11 @@ def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]])
     install = [err.next_step for _, err in failures if isinstance(err, MissingToolError)]
     network = "check the network (npm, pip or git must reach their servers)"
     clone = f"name a clone of {upstream.name}: kvtool fetch {upstream.tag} --mirror PATH"
+    moved = [err.next_step for _, err in failures if isinstance(err, LockError) and "was moved" in err.why]
     return kind(
         f"no source could deliver {upstream.label}",
         why=reasons,
-        next_step="\n".join((*install, f"{network}, or {clone}")),
+        next_step="\n".join(moved or (*install, f"{network}, or {clone}")),
         output=output,
     )
 
@@ -198,22 +200,37 @@ def from_git(repo: Git, url: str, upstream: Upstream, bar: Progress, *, is_mirro
     tree = repo.resolve("FETCH_HEAD^{tree}")
     if tree is None:
         raise LockError(f"{shown} at {upstream.tag} is not a source tree")
+    if ref != "HEAD" and upstream.tree and tree != upstream.tree:
+        raise LockError(
+            f"llama.cpp {upstream.tag} is another tree there than in patches/upstream.lock",
+            why=f"the tag was moved: its tree is {tree} there, and {upstream.tree} in the lock",
+            next_step=f'to follow it: write tree = "{tree}" for it in patches/upstream.lock, then kvtool apply\n'
+            f"or fetch the old tree from a clone that still has it: kvtool fetch {upstream.tag} --mirror PATH",
+        )
     if ref == "HEAD" and tree != upstream.tree:
         raise UsageError(f"{shown} has no tag {upstream.tag}", why=f"and its HEAD is another tree ({tree})")
     return tree
 
 
 def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -> str:
-    """The ref that has the tag: the tag, a branch of that name, or HEAD (a bundle or export without names)."""
+    """Return what to fetch: the tag, a branch of that name, a commit, or HEAD (a bundle or export without names)."""
     done = repo.run("ls-remote", where, check=False)
     if done.returncode != 0:
         if Path(where).exists():
             raise UsageError(f"{where} is not a git repository or bundle", output=done.stderr.strip())
         raise explain_failure(done.stderr, where if is_mirror else "")
     refs = {line.split("\t")[1] for line in done.stdout.splitlines() if "\t" in line}
-    for ref in (f"refs/tags/{upstream.tag}", f"refs/heads/{upstream.tag}", "HEAD"):
+    for ref in (f"refs/tags/{upstream.tag}", f"refs/heads/{upstream.tag}"):
         if ref in refs:
             return ref
+    if _COMMIT.fullmatch(upstream.tag):
+        return upstream.tag
+    if "HEAD" in refs and not (not upstream.tree and re.fullmatch(r"[0-9a-f]{7,39}", upstream.tag)):
+        return "HEAD"
+    if "HEAD" in refs:
+        raise UsageError(
+            f"{redact_urls(where)} has no tag {upstream.tag}", next_step="name a commit by its full id: git rev-parse"
+        )
     raise UsageError(f"{redact_urls(where)} has no tag {upstream.tag}", why="and no HEAD either")
 
 

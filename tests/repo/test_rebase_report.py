@@ -1,0 +1,161 @@
+"""What kvtool says of a conflict: a summary, one short diff with its cause, the next commands. And what it accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Tiny, git, write_files
+from tests.repo.edits import edit
+from tests.repo.rebases import finished, outcomes, release, resolve
+
+
+def test_rebase_begins_with_a_summary(stopped: Tiny, kvtool: Any) -> None:
+    ran = kvtool("rebase", "v3")
+    first = ran.out.splitlines()[0]
+    assert first == "3 of 5 patches apply, 1 needs block first, 1 needs you: block (1 hunk)"
+    steps = ran.err[ran.err.index("next:") :].splitlines()
+    assert [step.split("rebase ")[1].split()[0] for step in steps if "rebase " in step] == [
+        "--continue",
+        "--skip",
+        "--drop",
+        "--abort",
+    ]
+    assert "tail" not in ran.out and "the patch wants" not in ran.out
+    kvtool("rebase", "--abort")
+    more = kvtool("rebase", "v3", "--verbose").out
+    assert "tail" in more and "the patch wants" in more
+
+
+def test_patches_that_upstream_has_are_counted(applied: Tiny, kvtool: Any) -> None:
+    release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool two;\n    bool  dynamic;\n"))
+    ran = kvtool("rebase", "v3")
+    assert (ran.code, ran.out.splitlines()[0]) == (0, "1 of 2 patches apply, 1 is upstream now")
+
+
+def test_four_conflicts_take_at_most_120_lines(applied: Tiny, kvtool: Any) -> None:
+    """Each conflict is in a function of 300 lines that upstream rewrote."""
+    body = "".join(f"    step_{n}(x, {'y' * 150});\n" for n in range(300))
+    text = "".join(f"int big_{n}(int x) {{\n{body}    return {n};\n}}\n\n" for n in range(4))
+    write_files(applied.upstream, {"src/big.cpp": text})
+    git(applied.upstream, "add", "-A")
+    release(applied, "v3")
+    assert kvtool("rebase", "v3").code == 0
+    for n in range(4):
+        file = applied.tree / "src/big.cpp"
+        rows = file.read_text().split("\n")
+        for k in range(0, 300, 100):
+            at = rows.index(f"int big_{n}(int x) {{") + 5 + k
+            rows[at] += " // mine"
+        file.write_text("\n".join(rows))
+        git(applied.tree, "commit", "-qam", f"big {n}")
+    assert kvtool("export").code == 0
+    (applied.upstream / "src/big.cpp").write_text(text.replace("step_", "walk_").replace("(x, ", "(x, x, "))
+    release(applied, "v4")
+    ran = kvtool("rebase", "v4")
+    lines = (ran.out + ran.err).splitlines()
+    assert ran.code == 3 and len(lines) <= 120, len(lines)
+    assert "4 need you: big-0 (3 hunks)" in ran.out.splitlines()[0]
+    assert "and 2 hunks more of big-3: --verbose" in ran.out
+    assert max(map(len, ran.out.splitlines()[1:])) <= 100
+
+
+def move_entry(project: Tiny, name: str, at: int) -> None:
+    series = project.root / "patches/series.toml"
+    head, *entries = series.read_text().split("[[patch]]")
+    entry = next(entry for entry in entries if f'id = "{name}"' in entry)
+    entries.remove(entry)
+    entries.insert(at, entry)
+    series.write_text("[[patch]]".join([head, *entries]))
+
+
+def test_patch_that_must_come_first_is_named(project: Tiny, kvtool: Any) -> None:
+    project.add_patch("one", ("src/a.cpp", "x + 4;", "x + 44;"))
+    project.add_patch("two", ("src/a.cpp", "x + 5;", "x + 55;"))
+    project.add_patch("three", ("src/a.cpp", "x + 44;", "x + 45;"))
+    move_entry(project, "three", 0)
+    ran = kvtool("apply", "--json")
+    (hunk,) = ran.json["patches"][0]["failed"]
+    assert (ran.code, hunk["cause"], ran.json["patches"][0]["blocked_by"]) == (3, "reordered series", "one")
+    assert ran.json["error"]["next"].startswith("move the entry of 'one' above 'three' in patches/series.toml")
+    move_entry(project, "three", 4)
+    assert kvtool("apply").code == 0
+
+
+def test_patches_that_must_come_first_together_are_named(project: Tiny, kvtool: Any) -> None:
+    """The last patch stands beside lines that one patch removes, and changes what another one adds."""
+    project.add_patch("adds", ("src/a.cpp", "x + 4;\n", "x + 4;\n    call();\n"))
+    project.add_patch("between", ("src/b.h", "bool one;", "bool uno;"))
+    project.add_patch("also", ("src/a.cpp", "x + 5;\n", "x + 5;\n    other();\n"))
+    project.add_patch(
+        "needs", ("src/a.cpp", "    call();", "    call(1);"), ("src/a.cpp", "    other();", "    other(1);")
+    )
+    move_entry(project, "needs", 0)
+    ran = kvtool("apply", "--json")
+    assert "'adds' and 'also'" in ran.json["patches"][0]["failed"][0]["reason"]
+
+
+def test_moved_tag_is_reported_with_the_next_step(
+    applied: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert kvtool("rebase", "v2").code == 0
+    edit_upstream = applied.upstream / "src/b.h"
+    edit_upstream.write_text(edit_upstream.read_text().replace("bool one;", "bool uno;"))
+    git(applied.upstream, "commit", "-qam", "moved")
+    git(applied.upstream, "tag", "-f", "v2")
+    tree = git(applied.upstream, "rev-parse", "v2^{tree}")
+    monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "empty"))
+    for args in (("fetch",), ("fetch", "--mirror", applied.upstream)):
+        error = kvtool(*args, "--json").json["error"]
+        assert error["exit_code"] == 5 and "the tag was moved" in error["why"] and "network" not in error["next"]
+        assert f'write tree = "{tree}"' in error["next"]
+    monkeypatch.delenv("KVTOOL_UPSTREAM")
+    lock = applied.root / "patches/upstream.lock"
+    lock.write_text(lock.read_text().replace(str(applied.root / "no-remote"), str(applied.upstream)))
+    error = kvtool("fetch", "--json").json["error"]
+    assert error["exit_code"] == 5 and f'write tree = "{tree}"' in error["next"] and "network" not in error["next"]
+
+
+def test_commit_id_is_taken_as_an_upstream(applied: Tiny, kvtool: Any) -> None:
+    release(applied, "v3", ("src/b.h", "bool one;", "bool uno;"), lock=False)
+    old = git(applied.upstream, "rev-parse", "HEAD")
+    release(applied, "v4", ("src/b.h", "bool uno;", "bool ein;"), lock=False)
+    for commit in (git(applied.upstream, "rev-parse", "HEAD"), old):
+        assert kvtool("rebase", "--dry-run", commit).code == 0
+    assert kvtool("rebase", old).code == 0
+    assert "bool uno;" in (applied.tree / "src/b.h").read_text()
+    assert kvtool("status", "--json").json["state"] == "clean"
+    short = kvtool("rebase", "--dry-run", old[:10], "--json")
+    assert short.code == 2 and "full id" in short.json["error"]["next"]
+    assert kvtool("rebase", "--dry-run", "f" * 40).code != 0
+
+
+def test_resolution_that_lint_refuses_waits_for_a_correction(stopped: Tiny, kvtool: Any) -> None:
+    before = stopped.snapshot()
+    assert kvtool("rebase", "v3").code == 3
+    resolve(stopped, "src/a.cpp", "x + 44;", "x + 44;  \n    one();\n    mid();\n    last();")
+    for _ in range(2):
+        ran = kvtool("rebase", "--continue", "--json")
+        assert ran.code == 6 and "white space" in ran.json["error"]["what"], ran
+        assert stopped.snapshot() == before
+    file = stopped.tree / "src/a.cpp"
+    file.write_text(file.read_text().replace("x + 44;  \n", "x + 44;\n"))
+    ran = kvtool("rebase", "--continue", "--json")
+    assert ran.code == 0, ran
+    finished(stopped, kvtool)
+
+
+def test_patch_of_a_twin_that_reads_the_same_is_not_taken_for_upstreams(project: Tiny, kvtool: Any) -> None:
+    """The reverse of the patch fits another function, which has the lines for its own reasons."""
+    project.add_patch("count", ("src/a.cpp", "int function_7(int x) {\n", "int function_7(int x) {\n    count();\n"))
+    text = (project.root / "patches/count.patch").read_text()
+    assert kvtool("apply").code == 0
+    assert outcomes(kvtool("apply", "--json"))["count"] == "applied" and "function_7" in text
+    edit(project, "src/a.cpp", "int function_5(int x) {\n", "int function_5(int x) {\n    count();\n", "fixup! count")
+    assert kvtool("export").code == 0
+    release(project, "v3", ("src/a.cpp", "int function_5(int x) {\n", "int function_5(int x) {\n    count();\n"))
+    ran = kvtool("rebase", "v3", "--json")
+    assert ran.code == 3 and ran.json["patches"][2]["lost"], ran.json["patches"][2]
+    assert (project.tree / "src/a.cpp").read_text().count("    count();\n") == 2
