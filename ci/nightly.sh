@@ -6,6 +6,7 @@
 #             them also with every allocation of a growth failing; then random requests (ci/soak.py)
 #   late      the end-to-end tests with requests that come late, as on a busy machine
 #   soak      random requests for an hour, and whether the memory of all that came and went is back
+#   random    a thousand random series moved to random upstreams (tests/repo/random_series.py)
 #   page      a chat through llama-server's web page
 #   layers    the core alone, then core and types: built in a tree with no other layer, and quickly verified
 #   cross     macOS, Windows and Linux arm64 from here
@@ -13,7 +14,7 @@
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU; hip: with ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, late, soak, upstream, page, layers, cross, vulkan, vulkan-full, cuda or hip}
+what=${1:?what: full, matrix, traps, asan, tsan, late, soak, random, upstream, page, layers, cross, vulkan, vulkan-full, cuda or hip}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -53,6 +54,7 @@ late)
 soak)
     kvtool build --no-ui
     soak release --minutes 60 --resident 16 --log report/soak.log ;;
+random) python -m tests.repo.random_series 0 1000 ;;
 upstream)
     # upstream's tree as it is, beside the patched one, both with everything that ctest knows
     plain=$PWD/llama.cpp/build/unpatched

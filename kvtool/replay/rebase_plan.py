@@ -280,14 +280,14 @@ class _PatchMover:
         before = self.builder.tree
         commit = self.builder.commit_index(loaded.mail.message, author=loaded.mail, tree=tree)
         diff = self.builder.diff_of(before, tree) if commit else b""
-        lost = _describe_loss(origin.diff if origin else loaded.mail.diff, diff)
+        lost = lost_changes(origin.diff if origin else loaded.mail.diff, diff)
         if lost and loaded.patch.id in self._choices.accept:
             notes, lost = (*notes, f"accepted: it lost {lost}"), ""
         outcome = PatchOutcome.APPLIED if commit else PatchOutcome.EMPTY
         return PatchReport(loaded.patch.id, outcome, commit or "", *diff_size(diff), moved=notes, lost=lost)
 
 
-def _describe_loss(was: bytes, now: bytes) -> str:
+def lost_changes(was: bytes, now: bytes) -> str:
     """Describe how much of a patch was lost, "" for nothing. Hunks are counted as runs of changed lines."""
     hunks, hunks_now = count_runs(was), count_runs(now)
     lines, lines_now = (sum(diff_size(diff)[1:]) for diff in (was, now))

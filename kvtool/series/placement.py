@@ -29,7 +29,6 @@ from kvtool.series.source import SourceFile, squeezed, words
 Lines = Sequence[bytes]  # with their line ends
 
 UNTOLD = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
-_NEAR = 20  # lines that count as the same place outside of functions
 _HEAD = re.compile(rb"[A-Za-z_$]|\[\[")  # git's rule for the function in a hunk's heading, and attributes
 
 
@@ -167,16 +166,25 @@ def check_placement(
     judged = list[HunkPlacement]()
     for piece, keyed, at in zip(pieces, stand, landed, strict=True):
         placement = _note_new_branch(_judge(keyed, at, base, target, moved), at, base, target)
-        judged.append(_refuse_duplicate(replace(placement, piece=piece), at, target, fresh))
+        judged.append(_refuse_duplicate(replace(placement, piece=piece), fresh))
     return tuple(judged)
 
 
 _DISTINCTIVE = 8  # characters without white space that make an equal line more than a coincidence
+_NAME = re.compile(rb"[A-Za-z_]\w{3,}")
+_COMMON = frozenset(
+    b"""auto bool break case char class const continue default double elif else endif enum extern false float ifdef
+    ifndef include inline long None null NULL nullptr pass private protected public return self short size_t static
+    struct switch template this throw True False true typedef union unsigned using virtual void while""".split()
+)
 
 
-def _refuse_duplicate(
-    placement: HunkPlacement, at: int, target: SourceFile, fresh: Mapping[bytes, int]
-) -> HunkPlacement:
+def _is_telling(line: bytes) -> bool:
+    """Tell whether an equal line is hardly a coincidence: it has a name that is no common word of a language."""
+    return len(squeezed(line)) >= _DISTINCTIVE and any(name not in _COMMON for name in _NAME.findall(line))
+
+
+def _refuse_duplicate(placement: HunkPlacement, fresh: Mapping[bytes, int]) -> HunkPlacement:
     """Call a hunk wrong if upstream itself now has the lines that the hunk inserts, at another place or beside it.
 
     `fresh` maps the lines that upstream added to the file, without white space, to their numbers.
@@ -192,8 +200,7 @@ def _refuse_duplicate(
     number = min(fresh[line] for line in twice)
     if twice == mine:
         return replace(placement, wrong=f"upstream has put in the same lines by itself, in line {number + 1}")
-    within = target.function_at(at) or range(max(at - _NEAR, 0), at + len(piece.before) + _NEAR)
-    if any(fresh[line] in within and len(line) >= _DISTINCTIVE for line in twice):
+    if any(_is_telling(line) for line in words(piece.after) if squeezed(line) in twice):
         return replace(placement, wrong=f"upstream has put in some of the same lines by itself, in line {number + 1}")
     note = f"look at it: upstream has put in some of the same lines, in line {number + 1}"
     return placement if placement.note else replace(placement, note=note)

@@ -152,7 +152,7 @@ def test_lines_that_are_gone_show_up_in_the_report(applied: Tiny, kvtool: Any) -
     assert hunk["found"] == ["    bool twenty;", "    bool three;"]
     assert hunk["behind"].endswith("upstream: v3")
     human = kvtool("rebase", "v3", "--dry-run", "--mirror", applied.upstream)
-    assert "| " + "    bool twenty;" in human.out and "upstream: v3" in human.out
+    assert "+    bool twenty;" in human.out and "upstream: v3" in human.out
 
 
 def squashed(project: Tiny, tag: str, folder: Path) -> Path:

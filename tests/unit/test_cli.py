@@ -242,7 +242,7 @@ CONTRACT = {
     "status.StatusResult": "state tag locked tree head branch why next dirty commits upstream_lines groups "
     "goal_lines new_files unlisted patches reasons only",
     "import_.ImportResult": "source head base found_by tree dry_run patches new_files only_new_files notes summary",
-    "export.ExportResult": "tag tree head check files mailbox",
+    "export.ExportResult": "tag tree head check files mailbox patches losses",
     "diff.DiffResult": "before after same patches diff",
     "bisect.BisectResult": "patch good bad last_good first_bad suspects why trials",
     "bisect.BisectAt": "patch commit verdict outcome why seconds",

@@ -23,4 +23,4 @@ ONE_LINE = HEAD + b"@@ -1 +1,2 @@\n a\n+b\n"
     ],
 )
 def test_lost(was: bytes, now: bytes, said: str) -> None:
-    assert rebase_plan._describe_loss(was, now) == said
+    assert rebase_plan.lost_changes(was, now) == said
