@@ -141,12 +141,12 @@ _ENDS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows h
 
 def _interrupted(_number: int, _frame: object) -> NoReturn:
     for each in _ENDS:
-        signal.signal(each, signal.SIG_IGN)  # a second one must not end the unwinding
+        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the unwinding
     raise KeyboardInterrupt  # a `kill` unwinds like Ctrl-C: children ended, temporary files removed
 
 
 def _verb_first(argv: list[str]) -> list[str]:
-    """`kvtool -v --tree DIR status` as `kvtool status -v --tree DIR`: options of every command may stand before it."""
+    """Move shared options after the verb: `kvtool -v --tree DIR status` becomes `kvtool status -v --tree DIR`."""
     at = 0
     while at < len(argv) and argv[at].partition("=")[0] in _BEFORE:
         at += 2 if argv[at] in ("--project", "--tree") else 1
@@ -154,15 +154,15 @@ def _verb_first(argv: list[str]) -> list[str]:
     return [rest[0], *argv[:at], *rest[1:]] if rest and not rest[0].startswith("-") else rest
 
 
-_DENIED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's trouble, no bug
+_DENIED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # problems of the machine, not bugs
 
 
 def run(argv: list[str]) -> int:
-    """Run one command line; the exit code. Never raises."""
+    """Run one command line and return the exit code. Never raises."""
     argv = _verb_first(argv)
     verb = argv[0] if argv[:1] and argv[0] in COMMANDS else ""
     edge = Console(json="--json" in argv, command=verb)
-    judged = any(word.startswith("--at") for word in argv)  # git bisect run would take 1 and 2 for a verdict
+    judged = any(word.startswith("--at") for word in argv)  # git bisect run would read 1 and 2 as a verdict
     usage, disk, internal = (BisectAbort,) * 3 if judged else (UsageError, DiskError, KvtoolError)
     try:
         try:
@@ -170,7 +170,7 @@ def run(argv: list[str]) -> int:
         except FileNotFoundError:
             raise usage("the current directory is not there any more", next_step="cd to one that is") from None
         code = build_app(verb)(args=argv, prog_name="kvtool", standalone_mode=False)
-        if code == _Interrupted.exit_code:  # typer makes an exit of it
+        if code == _Interrupted.exit_code:  # typer turns the exception into an exit code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except KvtoolError as err:
@@ -195,7 +195,7 @@ def run(argv: list[str]) -> int:
 
 
 class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
-    """Ctrl-C, or a kill."""
+    """Ctrl-C or a kill signal."""
 
 
 def main() -> NoReturn:
@@ -204,7 +204,7 @@ def main() -> NoReturn:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a path need not be text
+            stream.reconfigure(errors="backslashreplace")  # a path need not be valid text
     for number in _ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupted)

@@ -1,7 +1,7 @@
 """The only module that prints.
 
-Results go to stdout: a human rendering, or with --json one document and nothing else. Everything on the way (steps,
-progress, commands, errors) goes to stderr, so that stdout can be piped.
+Results are printed to stdout: for a person, or with --json as one document and nothing else. Everything else (steps,
+progress, commands, errors) is printed to stderr, so that stdout can be piped.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ from kvtool.errors import KvtoolError
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-_QUIET_SECONDS = 10.0  # how often a progress is told where nobody sees a bar (CI logs)
-# what is done with a tree; of fetch, doctor and the like it is all the same where it is
+_QUIET_SECONDS = 10.0  # interval of progress lines without a terminal, as in CI logs
+# commands that depend on the tree; fetch, doctor and the like do not
 _ON_TREE = re.compile(r"\bkvtool (apply|status|build|verify|package|bench|export|rebase|diff)\b(?! --help)")
-_PLAIN = str.maketrans("█▓░", "#=.")  # bars where the terminal has no such characters
+_PLAIN = str.maketrans("█▓░", "#=.")  # bars for a terminal without these characters
 
-Line: TypeAlias = Sequence[tuple[str, str]]  # pieces of one line of a picture: a text and its rich style
-Draw: TypeAlias = Callable[[int, int], Sequence[Line]]  # the picture for that many columns and lines
+Line: TypeAlias = Sequence[tuple[str, str]]  # one line of a picture: pieces of text, each with its rich style
+Draw: TypeAlias = Callable[[int, int], Sequence[Line]]  # returns the picture for a number of columns and lines
 
 
 class Progress:
-    """A bar that redraws itself on a terminal, a line now and then elsewhere. done, total: in the caller's unit."""
+    """A progress bar on a terminal, occasional lines elsewhere. `done` and `total` have the unit of the caller."""
 
     def __init__(self, bars: RichProgress, say: Callable[[str], None], text: str, total: float | None) -> None:
         self._bars, self._say, self._text = bars, say, text
@@ -61,7 +61,7 @@ class Progress:
 
 
 class _Stream(RichConsole):
-    """Where a reader that goes away is no failure: the rest goes nowhere, and the command ends as it would have."""
+    """A console that ignores a closed pipe (`kvtool ... | head`): the remaining output is dropped."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -69,8 +69,10 @@ class _Stream(RichConsole):
 
 
 class Console:
-    """Made by cli.py, handed to every command. command: the verb that an error document names; places: what was typed
-    to name the tree and the project, as " --tree DIR"."""
+    """All output of kvtool. Made by cli.py and passed to every command.
+
+    `command` is the verb in an error document. `places` are the options that name tree and project, as " --tree DIR".
+    """
 
     def __init__(
         self, *, json: bool = False, quiet: bool = False, verbose: bool = False, command: str = "", places: str = ""
@@ -82,7 +84,7 @@ class Console:
         process.on_command((lambda argv: self.aside(f"+ {process.quote(argv)}")) if verbose else None)
 
     def again(self, text: str) -> str:
-        """What to do next, its commands as they are typed for the same tree and project as this one."""
+        """Add the --tree and --project of this call to the kvtool commands in a text."""
         return _ON_TREE.sub(lambda command: command[0] + self._places, text)
 
     def step(self, text: str) -> None:
@@ -90,12 +92,12 @@ class Console:
             self._err.print(_as_it_is(text))
 
     def aside(self, text: str) -> None:
-        """What a person may want to know besides, on stderr: a command, the output of one, a traceback."""
+        """Print extra detail to stderr: a command line, its output, or a traceback."""
         self._err.print(_as_it_is(text.rstrip()), style="dim")
 
     @contextlib.contextmanager
     def progress(self, text: str, total: float | None = None) -> Iterator[Progress]:
-        """A bar on stderr while the block runs (total None: unknown); sparse lines where stderr is no terminal."""
+        """Show a bar on stderr while the block runs, or sparse lines without a terminal. `total` None means unknown."""
         hidden = self.quiet or not self._err.is_terminal
         if hidden:
             self.step(text)
@@ -106,7 +108,7 @@ class Console:
             yield Progress(bars, self.step, text, total)
 
     def each(self, text: str, items: Sequence[_T], do: Callable[[_T], _R], note: Callable[[_T], str] = str) -> list[_R]:
-        """Do something with one item after the other, and show a progress (none for no items) that notes which."""
+        """Call `do` for each item and show progress with a note for the item."""
         found: list[_R] = []
         if items:
             with self.progress(text, len(items)) as bar:
@@ -116,11 +118,11 @@ class Console:
         return found
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """One line of a result, on stdout; for Result.render() only. style: a rich style such as "bold red"."""
+        """Print one line of a result to stdout, for Result.render(). `style` is a rich style such as "bold red"."""
         self._out.print(_as_it_is(text), style=style)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-        """A table of a result, on stdout; a column whose name starts with ">" is right-aligned."""
+        """Print a table of a result to stdout. A column whose name starts with ">" is right-aligned."""
         table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
         for column in columns:
             name = column.removeprefix(">")
@@ -131,18 +133,18 @@ class Console:
 
     @property
     def interactive(self) -> bool:
-        """Whether stdout is a terminal on which a picture can be drawn again and again."""
+        """Return True if stdout is a terminal that can redraw a picture."""
         return self._out.is_terminal and not self._out.is_dumb_terminal
 
     def picture(self, draw: Draw) -> None:
-        """A picture as part of a result, on stdout: as wide as the terminal, as high as it is."""
+        """Print a picture as part of a result to stdout, as wide as the terminal and as high as needed."""
         self._out.print(drawn(draw(self._out.width, 0), plain=self._out.options.ascii_only), soft_wrap=False, crop=True)
 
     @contextlib.contextmanager
     def screen(self, draw: Draw) -> Iterator[None]:
-        """The whole terminal shows the picture while the block runs; it is drawn anew all the time, and for each size.
+        """Show the picture on the whole terminal while the block runs, and redraw it continuously and on resize.
 
-        What stood there before stands there again afterwards.
+        The previous content of the terminal is restored afterwards.
         """
         console = RichConsole(file=sys.stdout, highlight=False)
         plain = console.options.ascii_only
@@ -150,12 +152,12 @@ class Console:
             yield
 
     def error(self, err: KvtoolError) -> None:
-        """An error: one JSON document on stdout, or what / why / next on stderr."""
+        """Print an error: one JSON document on stdout, or what / why / next on stderr."""
         if self.json:
             try:
                 self.document({"command": self.command, "ok": False, "error": err.to_json()})
                 return
-            except OSError:  # on a full disk it is told below
+            except OSError:  # on a full disk, print the error below
                 _drop(sys.stdout)
         self._err.print("[bold red]error:[/bold red]", end=" ")
         self._err.print(_as_it_is(err.what))
@@ -167,7 +169,7 @@ class Console:
             self.aside(err.output)
 
     def document(self, doc: object) -> None:
-        """One JSON document on stdout, plain and in ASCII, so that no encoding of stdout matters."""
+        """Print one JSON document to stdout in ASCII, independent of the encoding of stdout."""
         try:
             sys.stdout.write(json.dumps(doc, indent=2, default=str) + "\n")
             sys.stdout.flush()
@@ -176,12 +178,12 @@ class Console:
 
 
 def _drop(stream: IO[str]) -> None:
-    """What is still to be written there goes nowhere, also what Python writes at its end."""
+    """Discard all further output of a stream, including what Python flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def end_output() -> bool:
-    """Write what stdout still holds. False when that cannot be; Python's own attempt would end with 120."""
+    """Flush stdout. Return False if that fails; Python would exit with 120 when it tries at the end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -191,12 +193,12 @@ def end_output() -> bool:
 
 
 def _as_it_is(text: str) -> Segments:
-    """A text for rich of which nothing changes: no tab, no backslash, nothing that could be markup or an emoji."""
+    """Make rich print a text verbatim, without expanding tabs, markup or emoji codes."""
     return Segments([Segment(text)], new_lines=True)
 
 
 def drawn(lines: Sequence[Line], *, plain: bool = False) -> Group:
-    """A picture for rich: no line is broken, and of one that is too long the end is left out."""
+    """Convert a picture for rich. Lines are not wrapped; a long line ends in an ellipsis."""
     marks = _PLAIN if plain else {}
     pieces = ([(text.translate(marks), style) for text, style in line] for line in lines)
     return Group(*(Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in pieces))

@@ -1,7 +1,7 @@
 """Every error kvtool raises on purpose: what failed, why, what to do next, and one exit code each.
 
-0 is ok and 130 an interrupt, as in every shell (cli.py lists all codes for people). `kvtool bisect --at` speaks to git
-bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
+Exit code 0 means ok and 130 means interrupted, as in every shell. cli.py lists all codes for users. The command
+`kvtool bisect --at` uses the codes of git bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ class KvtoolError(Exception):
     code: ClassVar[str] = "internal"
 
     def __init_subclass__(cls, *, code: str = "", exit_code: int = 0) -> None:
-        """What a subclass does not name, it has from the one above."""
+        """Inherit `code` and `exit_code` unless the subclass sets them."""
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
 
     def __init__(self, what: str, *, why: str = "", next_step: str = "", output: str = "") -> None:
@@ -106,7 +106,7 @@ class BisectAbort(KvtoolError, code="abort", exit_code=128):
 
 @contextlib.contextmanager
 def writing(what: str, next_step: str = "") -> Iterator[None]:
-    """An OSError inside is a DiskError: `what` cannot be written."""
+    """Turn an OSError in the block into a DiskError: `what` cannot be written."""
     try:
         yield
     except OSError as err:
@@ -114,7 +114,7 @@ def writing(what: str, next_step: str = "") -> Iterator[None]:
 
 
 def must_be_writable(file: Path) -> None:
-    """DiskError now, and not after an hour. A file that is there stays until there is a new one."""
+    """Raise DiskError now if a file cannot be written, and not after an hour of work. Keeps an existing file."""
     with writing(str(file), "name another file"):
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.is_dir():

@@ -1,7 +1,7 @@
-"""How git is called: sealed, so that no user's configuration shows and ids are the same on every machine.
+"""Call git isolated from the user's configuration, so that commit ids are the same on every machine.
 
-And where it works: whatever is built is built in a scratch repository, which sees the objects of others and goes away;
-fetch() then takes over what is wanted of it.
+Commits are built in a scratch repository, which sees the objects of other repositories and is removed afterwards.
+fetch() copies the wanted commits out of it.
 """
 
 import atexit
@@ -86,7 +86,7 @@ DISK_FULL = re.compile(r"(?i)ENOSPC|No space left|Out of diskspace|Disk quota|di
 
 
 def sealed_environment(extra: Environment | None = None) -> Environment:
-    """What a git call changes in the environment: no other GIT_* of the user's, fixed identity, dates, language."""
+    """Return the environment changes of a git call: no GIT_* of the user; fixed identity, dates and language."""
     own = (name for name in os.environ if name.startswith("GIT_") and not _LET_IN_VARIABLES.fullmatch(name))
     inherited = dict.fromkeys(own, None)
     return {**inherited, **_SEALED, **_let_in(frozenset(os.environ.items())), **(extra or {})}
@@ -126,7 +126,7 @@ def _setting(entry: str) -> str:
 
 
 class Git:
-    """git in one repository (a work tree or a bare one). Paths are made absolute."""
+    """Run git in one repository, with a work tree or bare. Paths are made absolute."""
 
     def __init__(self, repo: Path) -> None:
         self.repo = repo.absolute()
@@ -167,44 +167,44 @@ class Git:
         return done
 
     def line(self, *args: str | Path, env: Environment | None = None, input: str | bytes | Path | None = None) -> str:
-        """The output of a call that answers with one line."""
+        """Return the output of a call that prints one line."""
         return self.run(*args, env=env, input=input).stdout.strip()
 
     def raw(self, *args: str | Path) -> bytes:
-        """The output of a call as it is, of whatever encoding."""
+        """Return the output of a call as bytes."""
         return self.run(*args).raw
 
     def entries(self, *args: str | Path) -> list[str]:
-        """The output of a call with -z."""
+        """Return the entries that a call with -z prints."""
         return self.run(*args).stdout.split("\0")[:-1]
 
     def paths(self, tree: str) -> frozenset[str]:
-        """The files of a tree or commit."""
+        """Return the files of a tree or commit."""
         return frozenset(self.entries("ls-tree", "-r", "-z", "--name-only", tree))
 
     def changed(self, old: str, new: str) -> list[str]:
-        """The paths that differ between two trees or commits."""
+        """Return the paths that differ between two trees or commits."""
         return self.entries("diff", "--name-only", "--no-renames", "-z", old, new)
 
     def dirty(self) -> tuple[str, ...]:
-        """The paths with uncommitted changes, untracked ones included, ignored ones not."""
+        """Return the paths with uncommitted changes, including untracked files but not ignored files."""
         entries = self.entries("status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
         return tuple(entry[3:] for entry in entries)
 
     def renamed(self, old: str, new: str) -> dict[str, str]:
-        """What became of the names of files between two trees or commits, as git's merge takes it."""
+        """Map the old to the new path of renamed files between two trees or commits, as git's merge does."""
         found = self.entries("diff", "--find-renames", "-l7000", "--diff-filter=R", "--name-status", "-z", old, new)
         return dict(zip(found[1::3], found[2::3], strict=True))
 
     def fetch(self, repo: Path, *refspecs: str) -> None:
-        """Copy commits out of another repository; what has no target in its refspec gets no ref."""
+        """Copy commits from another repository. A refspec without a target creates no ref."""
         self.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", repo, *refspecs)
 
     def ok(self, *args: str | Path) -> bool:
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, bar: Progress, phases: Sequence[str]) -> Completed:
-        """Run with git's own progress on the bar, 100 for each of these phases of it; the exit code is the caller's."""
+        """Run and show git's progress on the bar, 100 per phase. The caller checks the exit code."""
 
         def on_line(line: str) -> None:
             for number, phase in enumerate(phases):
@@ -214,12 +214,12 @@ class Git:
         return process.stream(self._located(args), env=sealed_environment(), on_line=on_line)
 
     def resolve(self, revision: str) -> str | None:
-        """The object id of a revision, or None."""
+        """Return the object id of a revision, or None."""
         done = self.run("rev-parse", "--verify", "--quiet", "--end-of-options", revision, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
     def blobs(self, *names: str) -> list[tuple[str, bytes]]:
-        """The id and the content of each file, by a name like TREE:PATH, in one call; ("", b"") where there is none."""
+        """Return id and content of files named as TREE:PATH, in one call; ("", b"") for a missing file."""
         raw = self.run("cat-file", "--batch", "-z", input="\0".join((*names, ""))).raw
         found, at = list[tuple[str, bytes]](), 0
         for name in names:
@@ -229,7 +229,7 @@ class Git:
                 found.append(("", b""))
                 continue
             start = raw.index(b"\n", at) + 1
-            blob, kind, *size = raw[at:start].decode("ascii").split()  # of a submodule git knows no size
+            blob, kind, *size = raw[at:start].decode("ascii").split()  # git prints no size for a submodule
             at = start + int(size[0]) + 1 if size else start
             found.append((blob, raw[start : at - 1]) if kind == "blob" else ("", b""))
         return found
@@ -242,21 +242,21 @@ class Git:
 
 
 def folders(paths: Iterable[str]) -> set[str]:
-    """All folders that some paths are in."""
+    """Return all folders above some paths."""
     return {str(parent) for path in paths for parent in PurePosixPath(path).parents}
 
 
 class Scratch(Git):
-    """A bare repository that goes away, and all in the directory around it."""
+    """A bare repository in a temporary directory; both are removed afterwards."""
 
     def place(self) -> Path:
-        """An empty directory."""
+        """Make an empty directory beside the repository."""
         return Path(tempfile.mkdtemp(dir=self.repo.parent))
 
 
 @contextlib.contextmanager
 def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterator[Scratch]:
-    """A repository over the objects of all of these (work trees or bare); nothing is copied, nothing is kept.
+    """Make a temporary repository that sees the objects of other repositories, without copying them.
 
     One that does not exist yet is taken to become a bare one: git looks again in each call. below: where to make it.
     """

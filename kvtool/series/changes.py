@@ -12,11 +12,11 @@ from kvtool.series.series import load_patches, new_files
 
 @dataclass(frozen=True)
 class Change:
-    """A file of the project that is to say something else. action: add | change | remove; content None: remove."""
+    """A change of one file of the project."""
 
     path: str
-    action: str
-    content: bytes | None
+    action: str  # add | change | remove
+    content: bytes | None  # None: remove the file
     executable: bool = False
 
 
@@ -24,19 +24,19 @@ def put_file(path: Path, change: Change) -> None:
     """Write or remove one file, atomically."""
     if change.content is None:
         path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # folders that hold nothing any more go too
+        with contextlib.suppress(OSError):  # remove empty folders, too
             for parent in path.parents:
                 parent.rmdir()
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.kvtool-new")  # hidden, so that a kill here leaves nothing that is read
+    fresh = path.with_name(f".{path.name}.kvtool-new")  # hidden, so that kvtool ignores it after a kill
     fresh.write_bytes(change.content)
     fresh.chmod(0o755 if change.executable else 0o644)
     fresh.replace(path)
 
 
 def preview_project(project: Project, todo: Sequence[Change], place: Path) -> Project:
-    """The project as it will be, put together in an empty directory."""
+    """Copy the project with its changes into an empty directory. Return that project."""
     patches = (project.patches / patch.file for patch in load_patches(project))
     for source in (project.series, project.lock, *patches, *(file.source for file in new_files(project.cpp))):
         target = place / source.relative_to(project.root)

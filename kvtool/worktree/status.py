@@ -27,7 +27,7 @@ _OPERATIONS = {
     "BISECT_LOG": "a bisect",
 }
 _REBASING = "a kvtool rebase"
-_APPLY = "kvtool apply"  # brings the tree to what the project says
+_APPLY = "kvtool apply"  # next step for a tree that differs from the project
 _REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
 # journals that a killed command leaves; a rebase writes all three while it finishes
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
