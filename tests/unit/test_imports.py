@@ -34,11 +34,14 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def find_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules that are left when every module without imports is removed again and again."""
-    left = {name: set(imports) for name, imports in graph.items()}
-    while free := {name for name, imports in left.items() if not imports & left.keys()}:
-        left = {name: imports for name, imports in left.items() if name not in free}
-    return sorted(left)
+    """Return the modules on import cycles: remove modules that import none of the others, or that none imports."""
+    left = set(graph)
+    while True:
+        imported = set().union(*(graph[name] for name in left))
+        kept = {name for name in left & imported if graph[name] & left}
+        if kept == left:
+            return sorted(left)
+        left = kept
 
 
 def find_upward_imports(graph: dict[str, set[str]]) -> list[str]:
