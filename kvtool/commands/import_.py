@@ -159,8 +159,12 @@ def _refuse_others(project: Project, todo: Sequence[Change]) -> None:
 
 
 def _write(project: Project, todo: Sequence[Change]) -> None:
-    """Write all files, series.toml and the lock last; on any failure the project is as it was."""
-    order = sorted(todo, key=lambda change: (change.path.endswith(("series.toml", "upstream.lock")), change.path))
+    """Write all files, then the lock, then series.toml; on any failure the project is as it was.
+
+    If kvtool is killed partway, series.toml lists no patches yet, and the same import can run again.
+    """
+    last = ("patches/upstream.lock", "patches/series.toml")
+    order = sorted(todo, key=lambda change: (last.index(change.path) + 1 if change.path in last else 0, change.path))
     before = {change.path: _content(project.root / change.path) for change in order}
     try:
         with writing(str(project.root), "nothing was changed"):

@@ -274,6 +274,30 @@ def test_failure_leaves_nothing_and_a_rest_is_no_obstacle(
     imported(empty, kvtool, fork)
 
 
+def test_killed_import_runs_again(empty: Tiny, kvtool: Any, fork: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each file: those before it are written, and nothing is taken back."""
+    commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"), src__new_h="int n;\n")
+    commit(fork, "a: more", ("src/a.cpp", "x + 3;", "x + 33;"))
+    written: list[str] = []
+
+    def stops(path: Path, change: Any) -> None:
+        if killed[0] == 0:
+            return
+        killed[0] -= 1
+        put_file(path, change)
+        written.append(change.path)
+        if killed[0] == 0:
+            raise KeyboardInterrupt
+
+    for count in (1, 2, 3, 4):
+        killed = [count]
+        with monkeypatch.context() as patch:
+            patch.setattr("kvtool.commands.import_.put_file", stops)
+            assert kvtool("import", fork, "--base", "v1").code == 130
+    assert written[-1] == "patches/upstream.lock"
+    imported(empty, kvtool, fork)
+
+
 def test_incomplete_clone_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"), src__new_h="int n;\n")
     blob = git(fork, "rev-parse", "HEAD:src/new_h")
