@@ -11,10 +11,11 @@
 #   layers    the core alone, then core and types: built in a tree with no other layer, and quickly verified
 #   cross     macOS, Windows and Linux arm64 from here
 #   vulkan    growth by copy in device memory, on Vulkan's software driver; vulkan-full: a model of each memory class, all checks
+#   models    static against dynamic on two trained models, all modes; python: the same through llama-cpp-python
 #   cuda      ggml-cuda's changed files with NVIDIA's compiler, without a GPU; hip: with ROCm's headers
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?what: full, matrix, traps, asan, tsan, late, soak, random, upstream, page, layers, cross, vulkan, vulkan-full, cuda or hip}
+what=${1:?what: full, matrix, traps, asan, tsan, late, soak, random, upstream, page, layers, cross, vulkan, vulkan-full, models, python, cuda or hip}
 sh ci/setup.sh
 export PATH="$PWD/.venv/bin:$PATH"
 mkdir -p report
@@ -93,6 +94,13 @@ vulkan | vulkan-full)
     full=()
     if [ "$what" = vulkan-full ]; then full=(--full); fi
     python ci/vulkan.py llama.cpp/build/vulkan-release/bin "${full[@]}" ;;
+python)
+    kvtool build --no-ui
+    model=$(kvtool fetch --model smollm2 --json | python -c 'import json, sys; print(json.load(sys.stdin)["file"])')
+    python ci/python_binding.py llama.cpp/build/cpu-release/bin llama.cpp/include/llama.h "$model" | tee report/python.md ;;
+models)
+    kvtool build --no-ui
+    kvtool verify --model smollm2 --model gemma3 --json --junit report/models.xml >report/models.json ;;
 cuda) bash ci/cuda.sh ;;
 hip) bash ci/hip.sh ;;
 *) echo "error: no $what" >&2; exit 2 ;;
