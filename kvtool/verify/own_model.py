@@ -179,9 +179,10 @@ class Comparison:
         decode = ("--checks", "prompt,generate")
         first = ("--fill", str(min(700, self.what.context - 250))) if long else ()
         planned = [self._check("logits", "logits: batches, single tokens", *decode, *first)]
-        states = "state-self,state-into-dynamic,state-into-static"
-        planned.append(self._check("states", "save and restore, both ways", "--checks", states))
-        retype = ("--checks", "retype-bits,retype-generate", "--retype", "f16:q8_0:f16")
+        states = "state-into-dynamic" if self.what.quick else "state-self,state-into-dynamic,state-into-static"
+        planned.append(self._check("states", "save and restore", "--checks", states))
+        bits = "retype-bits" if self.what.quick else "retype-bits,retype-generate"
+        retype = ("--checks", bits, "--retype", "f16:q8_0:f16")
         planned.append(self._check("types", "f16 to q8_0 and back", *retype))
         if not self.what.quick:
             if not self.on.label:
