@@ -350,9 +350,22 @@ def replay_patch(builder: Builder, loaded: LoadedPatch, missing: MissingLines, *
             return PatchReport(name, PatchOutcome.EMPTY)
         notes = tuple(f"{path}: {note}" for path, note in moved)
         return PatchReport(name, PatchOutcome.APPLIED, commit, *diff_size(mail.diff), moved=notes)
-    if builder.apply_error(mail.diff, "--reverse") is None:
+    if _is_applied_already(builder, mail):
         return PatchReport(name, PatchOutcome.MERGED)
     return missing.record_failure(builder, name, mail.diff, failed_hunks(builder, mail.diff))
+
+
+def _is_applied_already(builder: Builder, mail: Mail) -> bool:
+    """Tell whether the reverse patch applies, and takes each hunk out of the function that the patch recorded."""
+    builder.reset()
+    if not builder.apply(mail.diff, "--reverse"):
+        builder.reset()
+        return False
+    recorded, found = hunk_headings(mail.diff), hunk_headings(builder.diff_of(builder.write_tree(), builder.tree))
+    builder.reset()
+    return len(recorded) != len(found) or all(
+        not was or was == now for (_, was), (_, now) in zip(recorded, found, strict=True)
+    )
 
 
 def failed_hunks(builder: Builder, diff: bytes) -> tuple[FailedHunk, ...]:

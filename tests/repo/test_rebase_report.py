@@ -159,3 +159,31 @@ def test_patch_of_a_twin_that_reads_the_same_is_not_taken_for_upstreams(project:
     ran = kvtool("rebase", "v3", "--json")
     assert ran.code == 3 and ran.json["patches"][2]["lost"], ran.json["patches"][2]
     assert (project.tree / "src/a.cpp").read_text().count("    count();\n") == 2
+
+
+TWIN = """From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
+From: A <a@x>
+Date: Tue, 3 Feb 2026 04:05:06 +0100
+Subject: twin: call
+
+diff --git a/src/a.cpp b/src/a.cpp
+--- a/src/a.cpp
++++ b/src/a.cpp
+@@ -18,2 +18,3 @@ int function_{}(int x) {{
+     same(x);
++    call(x);
+     end(x);
+"""
+
+
+@pytest.mark.parametrize(("function", "outcome"), [(4, "conflict"), (7, "merged")])
+def test_reverse_patch_that_fits_a_twin_is_no_proof(project: Tiny, kvtool: Any, function: int, outcome: str) -> None:
+    """Upstream has the call in function_7 only."""
+    head = "int function_7(int x) {\n"
+    release(project, "v3", ("src/a.cpp", head, f"{head}    same(x);\n    call(x);\n    end(x);\n"))
+    lock = project.root / "patches/upstream.lock"
+    lock.write_text(lock.read_text().replace('current = "v1"', 'current = "v3"'))
+    (project.root / "patches/twin.patch").write_text(TWIN.format(function))
+    with (project.root / "patches/series.toml").open("a") as series:
+        series.write('\n[[patch]]\nid = "twin"\nwhy = "because"\n')
+    assert outcomes(kvtool("apply", "--json"))["twin"] == outcome
