@@ -150,6 +150,12 @@ def applied_of(series: Series, replayed: Replayed, *, pinned: bool) -> Applied:
     return Applied(up.tag, up.tree, series.digest, *result, series.groups)
 
 
+def _listed(paths: Sequence[str]) -> str:
+    """Return the first paths, and how many more there are."""
+    more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    return ", ".join(paths[:5]) + more
+
+
 class Builder:
     """Build a chain of commits with an index of its own. `commit` and `tree` are those of the last commit."""
 
@@ -174,16 +180,17 @@ class Builder:
         found = self.git.blobs(*(f"{self.tree}:{file.path}" for file in files))
         theirs = dict(zip(files, found, strict=True))
         same = [file for file, (blob, text) in theirs.items() if blob and text == file.source.read_bytes()]
-        removal = f"remove {', '.join(f'cpp/{file.path}' for file in same)}: upstream took it" if same else ""
-        if other := next((file for file in files if file not in same), None):
+        removal = f"remove {_listed([f'cpp/{file.path}' for file in same])}: upstream took it" if same else ""
+        other = [file.path for file in files if file not in same]
+        if other:
             advice = "change upstream's file with a patch, or choose another name"
             return UsageError(
-                f"upstream has {other.path} already",
-                why=f"{other.source} would replace it, and cpp/ holds new files only",
+                f"upstream has {_listed(other)} already",
+                why="a file of cpp/ would replace upstream's, and cpp/ holds new files only",
                 next_step=f"{advice}; also {removal}" if removal else advice,
             )
         return UsageError(
-            f"upstream has {', '.join(file.path for file in same)} by now, with the same content",
+            f"upstream has {_listed([file.path for file in same])} by now, with the same content",
             why="the files in cpp/ are the same byte for byte, and cpp/ holds new files only",
             next_step=f"{removal}; then run the command again",
         )

@@ -102,3 +102,15 @@ def test_other_file_at_a_path_of_cpp_is_refused(applied: Tiny, kvtool: Any) -> N
     take(applied, "int other;\n")
     ran = kvtool("rebase", "v3", "--json")
     assert ran.code == 2 and "choose another name" in ran.json["error"]["next"]
+
+
+def test_many_taken_files_are_listed_in_short(applied: Tiny, kvtool: Any) -> None:
+    for number in range(8):
+        for place in (applied.root / "cpp/many", applied.upstream / "many"):
+            place.mkdir(exist_ok=True)
+            (place / f"{number}.txt").write_text("x\n")
+    assert kvtool("apply").code == 0
+    git(applied.upstream, "add", "many")
+    release(applied, "v3")
+    error = kvtool("rebase", "v3", "--json").json["error"]
+    assert "many/4.txt and 3 more by now" in error["what"] and "remove cpp/many/0.txt" in error["next"], error
