@@ -1,8 +1,13 @@
 // What a program sees that knows upstream's llama.h alone, a number for each answer: for builds with and without the patches
 //
-// upstream_bits MODEL [fa] [q8_0] [streams]   in llama.h's words; each line is what was done, what it returned, a hash of the bits
+// upstream_bits MODEL [fa] [q8_0] [ref] [streams]   in llama.h's words; each line is what was done, what it returned, a hash of the bits
 
+#define _GNU_SOURCE
+
+#include "ggml-cpu.h"
 #include "llama.h"
+
+#include <dlfcn.h>
 
 #include <inttypes.h>
 #include <stdint.h>
@@ -165,7 +170,27 @@ static void quiet(enum ggml_log_level level, const char * text, void * user) {
     }
 }
 
+// whether the CPU backend computes with its reference kernels
+static int use_ref = 0;
+
+// replace ggml's function of this name: ggml-cpu calls it for each backend that libllama makes
+ggml_backend_t ggml_backend_cpu_init(void) {
+    ggml_backend_t (*init)(void);
+    void           (*set_use_ref)(ggml_backend_t, bool);
+    *(void **) &init        = dlsym(RTLD_NEXT, "ggml_backend_cpu_init");
+    *(void **) &set_use_ref = dlsym(RTLD_NEXT, "ggml_backend_cpu_set_use_ref");
+
+    ggml_backend_t backend = init();
+    if (use_ref) {
+        set_use_ref(backend, true);
+    }
+
+    return backend;
+}
+
 int main(int argc, char ** argv) {
+    use_ref = has(argc, argv, "ref");
+
     llama_log_set(quiet, NULL);
     setvbuf(stdout, NULL, _IOLBF, 0); // an assertion loses nothing
 

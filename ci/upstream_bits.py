@@ -28,7 +28,8 @@ from typing import NamedTuple
 from kvtool.machine import cores
 
 SOURCE = Path(__file__).with_suffix(".c")
-CACHES = (("fa",), ("fa", "streams"), (), ("streams",), ("fa", "q8_0"))
+# cpu-flash-attn computes quantized K and V by other kernels than upstream, so both builds use the reference kernels
+CACHES = (("fa",), ("fa", "streams"), (), ("streams",), ("fa", "q8_0", "ref"))
 WAYS = {
     "without the flag": {},
     "in place": {"LLAMA_KV_DYNAMIC": "1"},
@@ -40,8 +41,8 @@ TIMEOUT = 3600  # seconds for one model
 def compiled(tree: Path, build: Path, program: Path) -> Path:
     """The program, with the headers of upstream's tree, to be run with any build's libraries."""
     headers = (f"-I{tree / name}" for name in ("include", "ggml/include"))
-    libraries = (f"-L{build / 'bin'}", "-lllama", "-lggml", "-lggml-base")
-    subprocess.run(["cc", "-O1", *headers, "-o", program, SOURCE, *libraries], check=True)
+    libraries = (f"-L{build / 'bin'}", "-lllama", "-lggml-cpu", "-lggml", "-lggml-base")
+    subprocess.run(["cc", "-O1", "-rdynamic", *headers, "-o", program, SOURCE, *libraries], check=True)
     return program
 
 

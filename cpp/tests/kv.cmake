@@ -22,6 +22,12 @@ endfunction()
 # of kv-check
 kv_test(reference ${KV_TESTS_DIR}/../tools/kv-check/reference.cpp ${KV_TESTS_DIR}/../tools/kv-check/values.cpp)
 
+# every type of K and V on a CPU: not every upstream has the patch for it
+file(STRINGS ${PROJECT_SOURCE_DIR}/ggml/src/ggml-cpu/ops.cpp has_flash_attn_types REGEX ggml_compute_forward_flash_attn_ext_split_kv)
+if (has_flash_attn_types)
+    kv_test(flash-attn)
+endif()
+
 # on Windows, what is tested has no names outside of a shared library
 if (NOT WIN32 OR NOT BUILD_SHARED_LIBS)
     kv_test(free)

@@ -1,0 +1,448 @@
+// Check flash attention on the CPU with every pair of types of K and V against a reference in double precision.
+//
+// Each case runs twice: with the reference path (use_ref), which upstream takes for all types but F16 and F32, and with the
+// fast paths of the patch cpu-flash-attn. The error of the fast paths must not exceed the error of the reference path, and it
+// must be rounding of F32. Rows that no query sees contain NaN: a KV cache may not have memory there.
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+static int n_failed = 0;
+
+// as in test-kv.h, which is of another layer
+static void check(bool ok, const std::string & what) {
+    if (!ok) {
+        fprintf(stderr, "failed: %s\n", what.c_str());
+        n_failed++;
+    }
+}
+
+// the sizes that the fast paths of ggml-cpu start at
+static constexpr int64_t n_rows_tiled = 64;
+static constexpr int64_t n_kv_split   = 512;
+
+// the rows of a tile are read together
+static constexpr int64_t n_kv_tile = 64;
+
+// normalized mean squared error of F32 arithmetic: the relative error is 1e-5
+static constexpr double max_nmse = 1e-10;
+
+enum mask_kind {
+    MASK_NONE,
+    MASK_CAUSAL,
+    MASK_WINDOW, // a query sees the last 96 positions
+    MASK_HOLES,  // a third of the cells is of other sequences
+};
+
+struct test_shape {
+    const char * name;
+
+    int64_t DK;
+    int64_t DV;
+    int64_t n_head;
+    int64_t n_gqa;    // heads that share a K head and a V head
+    int64_t n_rows;   // queries of a stream
+    int64_t n_kv;
+    int64_t n_stream;
+
+    mask_kind mask;
+
+    float max_bias      = 0.0f;
+    float logit_softcap = 0.0f;
+    bool  has_sinks     = false;
+    bool  is_mla        = false; // V is the first part of each K row
+
+    // whether a fast path computes this shape
+    bool is_fast() const {
+        return n_rows >= n_rows_tiled || (n_rows == 1 && n_stream == 1 && n_kv >= n_kv_split);
+    }
+};
+
+static const test_shape shapes[] = {
+    //                         DK   DV heads gqa rows   kv streams
+    { "token, gqa 1",          64,  64,   3,   1,   1,  517, 1, MASK_NONE   },
+    { "token, gqa 3",          64,  64,   9,   3,   1,  600, 1, MASK_CAUSAL },
+    { "token, gqa 4",         128, 128,   8,   4,   1,  777, 1, MASK_HOLES  },
+    { "token, gqa 8",         256, 256,   8,   8,   1,  512, 1, MASK_WINDOW },
+    { "token, 130 heads",      64,  64, 130, 130,   1,  515, 1, MASK_CAUSAL },
+    { "token, mla",           576, 512,   8,   8,   1,  530, 1, MASK_CAUSAL, 0.0f, 0.0f, false, true },
+    { "token, alibi",          64,  64,  12,   3,   1,  600, 1, MASK_CAUSAL, 8.0f },
+    { "token, soft cap",       64,  64,   4,   4,   1,  513, 1, MASK_HOLES,  0.0f, 5.0f },
+    { "token, sinks",          64,  64,   8,   4,   1,  641, 1, MASK_CAUSAL, 0.0f, 0.0f, true },
+    { "token, short",          64,  64,   4,   4,   1,   77, 1, MASK_CAUSAL },
+    { "token, streams",        64,  64,   4,   4,   1,  600, 3, MASK_CAUSAL },
+    { "few rows",              64,  64,   4,   4,   7,  600, 1, MASK_CAUSAL },
+    { "prompt, gqa 1",         64,  64,   3,   1,  64,  129, 1, MASK_NONE   },
+    { "prompt, gqa 3",         64,  64,   9,   3,  70,  133, 1, MASK_CAUSAL },
+    { "prompt, gqa 4",        128, 128,   4,   4,  65,  200, 1, MASK_HOLES  },
+    { "prompt, gqa 8",        256, 256,   8,   8,  67,  300, 1, MASK_WINDOW },
+    { "prompt, mla",          576, 512,   4,   4,  64,   97, 1, MASK_CAUSAL, 0.0f, 0.0f, false, true },
+    { "prompt, alibi",         64,  64,  12,   3,  66,  140, 1, MASK_CAUSAL, 8.0f },
+    { "prompt, soft cap",      64,  64,   4,   4,  64,  101, 1, MASK_HOLES,  0.0f, 5.0f },
+    { "prompt, sinks",         64,  64,   8,   4, 129,  191, 1, MASK_CAUSAL, 0.0f, 0.0f, true },
+    { "prompt, streams",       64,  64,   4,   2,  64,  130, 3, MASK_CAUSAL },
+};
+
+static const ggml_type types[] = {
+    GGML_TYPE_F32,
+    GGML_TYPE_F16,
+    GGML_TYPE_BF16,
+    GGML_TYPE_Q8_0,
+    GGML_TYPE_Q5_1,
+    GGML_TYPE_Q5_0,
+    GGML_TYPE_Q4_1,
+    GGML_TYPE_Q4_0,
+    GGML_TYPE_IQ4_NL,
+};
+
+// numbers that are the same on every platform: roughly normal, with a deviation of 1
+static float random_normal() {
+    static uint64_t state = 1;
+
+    float sum = 0.0f;
+    for (int i = 0; i < 3; ++i) {
+        state = state*6364136223846793005ull + 1442695040888963407ull;
+        sum += (float) (state >> 40)/(float) (1 << 24) - 0.5f;
+    }
+
+    return 2.0f*sum;
+}
+
+// the operation on tensors with data, and its result in double precision
+struct test_op {
+    const test_shape & shape;
+
+    ggml_context_ptr        ctx;
+    ggml_backend_buffer_ptr buffer;
+
+    ggml_cgraph * gf   = nullptr;
+    ggml_tensor * q    = nullptr;
+    ggml_tensor * k    = nullptr;
+    ggml_tensor * v    = nullptr;
+    ggml_tensor * mask = nullptr;
+    ggml_tensor * sink = nullptr;
+    ggml_tensor * out  = nullptr;
+
+    test_op(const test_shape & shape, ggml_type type_k, ggml_type type_v, ggml_backend_t backend) : shape(shape) {
+        const ggml_init_params params = { 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true };
+        ctx.reset(ggml_init(params));
+
+        const int64_t n_head_kv = shape.n_head/shape.n_gqa;
+
+        // in a KV cache, the heads of a cell are next to each other
+        auto new_tensor = [&](ggml_type type, int64_t n_embd, int64_t n_head, int64_t n) {
+            return ggml_permute(ctx.get(), ggml_new_tensor_4d(ctx.get(), type, n_embd, n_head, n, shape.n_stream), 0, 2, 1, 3);
+        };
+
+        q = new_tensor(GGML_TYPE_F32, shape.DK, shape.n_head, shape.n_rows);
+        k = new_tensor(type_k,        shape.DK, n_head_kv,    shape.n_kv);
+        v = shape.is_mla
+            ? ggml_view_4d(ctx.get(), k, shape.DV, k->ne[1], k->ne[2], k->ne[3], k->nb[1], k->nb[2], k->nb[3], 0)
+            : new_tensor(type_v, shape.DV, n_head_kv, shape.n_kv);
+
+        if (shape.mask != MASK_NONE) {
+            mask = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F16, shape.n_kv, shape.n_rows, 1, shape.n_stream);
+        }
+        if (shape.has_sinks) {
+            sink = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, shape.n_head);
+        }
+
+        out = ggml_flash_attn_ext(ctx.get(), q, k, v, mask, scale(), shape.max_bias, shape.logit_softcap);
+        ggml_flash_attn_ext_add_sinks(out, sink);
+
+        gf = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(gf, out);
+
+        buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend));
+
+        fill(q);
+        fill(k);
+        if (!shape.is_mla) {
+            fill(v);
+        }
+        if (sink) {
+            fill(sink);
+        }
+        if (mask) {
+            fill_mask();
+        }
+    }
+
+    // logits with a deviation of 2
+    float scale() const {
+        return 2.0f/std::sqrt((float) shape.DK);
+    }
+
+    void fill(ggml_tensor * t) {
+        std::vector<float> data(ggml_nelements(t));
+        for (auto & x : data) {
+            x = random_normal();
+        }
+
+        // the memory is contiguous: the tensors are permuted
+        ggml_quantize_chunk(t->type, data.data(), t->data, 0, ggml_nelements(t)/t->ne[0], t->ne[0], nullptr);
+    }
+
+    void fill_mask() {
+        auto * data = (ggml_fp16_t *) mask->data;
+
+        for (int64_t s = 0; s < shape.n_stream; ++s) {
+            std::vector<bool> is_hole(shape.n_kv);
+            for (int64_t j = 0; j < shape.n_kv; ++j) {
+                is_hole[j] = shape.mask == MASK_HOLES && random_normal() < -0.43f;
+            }
+
+            std::vector<bool> is_seen(shape.n_kv);
+            for (int64_t i = 0; i < shape.n_rows; ++i) {
+                // behind the last position are unused cells
+                const int64_t pos = shape.n_kv - shape.n_rows - 3 + i;
+
+                for (int64_t j = 0; j < shape.n_kv; ++j) {
+                    const bool is_visible = j <= pos && !is_hole[j] && (shape.mask != MASK_WINDOW || pos - j < 96);
+                    const float bias = shape.max_bias > 0.0f ? (float) (j - pos) : 0.0f;
+
+                    *data++ = ggml_fp32_to_fp16(is_visible ? bias : -INFINITY);
+
+                    is_seen[j] = is_seen[j] || is_visible;
+                }
+            }
+
+            for (int64_t j = 0; j < shape.n_kv; ++j) {
+                const auto j0 = is_seen.begin() + j/n_kv_tile*n_kv_tile;
+                const auto j1 = is_seen.begin() + std::min((j/n_kv_tile + 1)*n_kv_tile, shape.n_kv);
+
+                // as the paths for F16, read no row that nobody sees, and no tile of such rows
+                if (!is_seen[j] && (shape.n_rows == 1 || std::find(j0, j1, true) == j1)) {
+                    set_nan(k, j, s);
+                    set_nan(v, j, s);
+                }
+            }
+        }
+    }
+
+    static void set_nan(ggml_tensor * t, int64_t j, int64_t s) {
+        for (int64_t h = 0; h < t->ne[2]; ++h) {
+            memset((char *) t->data + j*t->nb[1] + h*t->nb[2] + s*t->nb[3], 0xff, ggml_row_size(t->type, t->ne[0]));
+        }
+    }
+
+    static std::vector<float> get_row(const ggml_tensor * t, int64_t i1, int64_t i2, int64_t i3) {
+        const char * data = (const char *) t->data + i1*t->nb[1] + i2*t->nb[2] + i3*t->nb[3];
+
+        std::vector<float> res(t->ne[0]);
+        if (t->type == GGML_TYPE_F32) {
+            memcpy(res.data(), data, res.size()*sizeof(float));
+        } else {
+            ggml_get_type_traits(t->type)->to_float(data, res.data(), t->ne[0]);
+        }
+
+        return res;
+    }
+
+    // the ALiBi slope of a head
+    double slope(int64_t h) const {
+        if (shape.max_bias == 0.0f) {
+            return 1.0;
+        }
+
+        const int64_t n = 1ll << (int64_t) std::floor(std::log2(shape.n_head));
+
+        return h < n ? std::pow(2.0, -shape.max_bias*(h + 1)/n) : std::pow(2.0, -shape.max_bias/2*(2*(h - n) + 1)/n);
+    }
+
+    std::vector<double> reference() const {
+        std::vector<double> res;
+
+        for (int64_t s = 0; s < shape.n_stream; ++s) {
+            std::vector<std::vector<float>> k_rows;
+            std::vector<std::vector<float>> v_rows;
+            for (int64_t h = 0; h < k->ne[2]; ++h) {
+                for (int64_t j = 0; j < shape.n_kv; ++j) {
+                    k_rows.push_back(get_row(k, j, h, s));
+                    v_rows.push_back(get_row(v, j, h, s));
+                }
+            }
+
+            for (int64_t i = 0; i < shape.n_rows; ++i) {
+                for (int64_t h = 0; h < shape.n_head; ++h) {
+                    const auto q_row = get_row(q, i, h, s);
+
+                    const auto * m = mask ? (const ggml_fp16_t *) ((const char *) mask->data + i*mask->nb[1] + s*mask->nb[3]) : nullptr;
+                    const auto * k0 = k_rows.data() + h/shape.n_gqa*shape.n_kv;
+                    const auto * v0 = v_rows.data() + h/shape.n_gqa*shape.n_kv;
+
+                    std::vector<double> logits(shape.n_kv, -INFINITY);
+
+                    double max = sink ? ((const float *) sink->data)[h] : -INFINITY;
+                    for (int64_t j = 0; j < shape.n_kv; ++j) {
+                        const double bias = m ? slope(h)*ggml_fp16_to_fp32(m[j]) : 0.0;
+                        if (bias == -INFINITY) {
+                            continue;
+                        }
+
+                        double dot = 0.0;
+                        for (int64_t d = 0; d < shape.DK; ++d) {
+                            dot += (double) q_row[d]*k0[j][d];
+                        }
+                        dot *= scale();
+
+                        if (shape.logit_softcap > 0.0f) {
+                            dot = shape.logit_softcap*std::tanh(dot/shape.logit_softcap);
+                        }
+
+                        logits[j] = dot + bias;
+                        max = std::max(max, logits[j]);
+                    }
+
+                    double sum = sink ? std::exp(((const float *) sink->data)[h] - max) : 0.0;
+
+                    std::vector<double> row(shape.DV);
+                    for (int64_t j = 0; j < shape.n_kv; ++j) {
+                        if (logits[j] == -INFINITY) {
+                            continue;
+                        }
+
+                        const double w = std::exp(logits[j] - max);
+                        for (int64_t d = 0; d < shape.DV; ++d) {
+                            row[d] += w*v0[j][d];
+                        }
+                        sum += w;
+                    }
+
+                    for (const double x : row) {
+                        res.push_back(x/sum);
+                    }
+                }
+            }
+        }
+
+        return res;
+    }
+
+    std::vector<float> compute(ggml_backend_t backend) const {
+        check(ggml_backend_graph_compute(backend, gf) == GGML_STATUS_SUCCESS, std::string(shape.name) + ": computes");
+
+        const auto * data = (const float *) out->data;
+
+        return std::vector<float>(data, data + ggml_nelements(out));
+    }
+};
+
+static double nmse(const std::vector<float> & res, const std::vector<double> & expected) {
+    double err = 0.0;
+    double sum = 0.0;
+    for (size_t i = 0; i < res.size(); ++i) {
+        err += (res[i] - expected[i])*(res[i] - expected[i]);
+        sum += expected[i]*expected[i];
+    }
+
+    return err/sum;
+}
+
+struct cpu_backend {
+    ggml_backend_ptr backend;
+
+    ggml_backend_set_n_threads_t set_n_threads = nullptr;
+
+    void (*set_use_ref)(ggml_backend_t, bool) = nullptr;
+
+    cpu_backend() {
+        ggml_backend_load_all();
+
+        backend.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
+
+        auto * reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend.get()));
+
+        set_n_threads = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+        set_use_ref   = (void (*)(ggml_backend_t, bool)) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref");
+    }
+};
+
+// the largest errors of a pair of types
+struct test_errors {
+    double old_max   = 0.0;
+    double new_max   = 0.0;
+    double ratio_max = 0.0;
+};
+
+static void test(const cpu_backend & cpu, const test_shape & shape, ggml_type type_k, ggml_type type_v, test_errors & errors) {
+    const test_op op(shape, type_k, type_v, cpu.backend.get());
+
+    const auto expected = op.reference();
+
+    for (int n_threads = 1; n_threads <= 2; ++n_threads) {
+        const std::string name = std::string(shape.name) + ", " + ggml_type_name(type_k) + " and " + ggml_type_name(type_v) +
+            ", " + std::to_string(n_threads) + " threads";
+
+        cpu.set_n_threads(cpu.backend.get(), n_threads);
+
+        cpu.set_use_ref(cpu.backend.get(), true);
+        const auto res_old = op.compute(cpu.backend.get());
+
+        cpu.set_use_ref(cpu.backend.get(), false);
+        const auto res_new = op.compute(cpu.backend.get());
+
+        if (!shape.is_fast()) {
+            check(res_new == res_old, name + ": the bits of the reference path");
+            continue;
+        }
+
+        const double err_old = nmse(res_old, expected);
+        const double err_new = nmse(res_new, expected);
+
+        // written so that NaN fails
+        check(err_new <= max_nmse, name + ": the error is " + std::to_string(err_new/max_nmse) + " of the limit");
+        if (ggml_is_quantized(type_k) || type_k == GGML_TYPE_BF16 || type_k == GGML_TYPE_F16) {
+            check(err_new <= err_old, name + ": the error is " + std::to_string(err_new/err_old) + " of the old one");
+        }
+
+        errors.old_max   = std::max(errors.old_max,   err_old);
+        errors.new_max   = std::max(errors.new_max,   err_new);
+        errors.ratio_max = std::max(errors.ratio_max, err_new/err_old);
+    }
+}
+
+int main() {
+    const cpu_backend cpu;
+    check(cpu.set_use_ref && cpu.set_n_threads, "the CPU backend has a reference path");
+
+    printf("%-16s %12s %12s %12s\n", "types", "old nmse", "new nmse", "worst ratio");
+
+    for (const auto type_k : types) {
+        for (const auto type_v : types) {
+            // these have fast paths of upstream
+            if (type_k == type_v && (type_k == GGML_TYPE_F16 || type_k == GGML_TYPE_F32)) {
+                continue;
+            }
+
+            test_errors errors;
+            for (const auto & shape : shapes) {
+                // different types: only one shape of each fast path
+                if (type_k == type_v || (shape.n_head == 9 && shape.n_gqa == 3)) {
+                    test(cpu, shape, type_k, type_v, errors);
+                }
+            }
+
+            const auto name = std::string(ggml_type_name(type_k)) + "/" + ggml_type_name(type_v);
+            printf("%-16s %12.2e %12.2e %12.2e\n", name.c_str(), errors.old_max, errors.new_max, errors.ratio_max);
+        }
+    }
+
+    if (n_failed > 0) {
+        fprintf(stderr, "%d checks failed\n", n_failed);
+        return EXIT_FAILURE;
+    }
+
+    printf("all checks passed\n");
+    return EXIT_SUCCESS;
+}
