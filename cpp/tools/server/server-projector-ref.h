@@ -1,33 +1,27 @@
 #pragma once
 
-// A use of the multimodal projector (mmproj): it is not freed as long as somebody has one of these.
-
 #include "mtmd.h"
 
 #include <functional>
 #include <memory>
-#include <utility>
 
+// A counted use of the multimodal projector (mmproj). The projector is not freed while a reference to it exists.
 class server_projector_ref {
 public:
     using find_t = std::function<std::shared_ptr<mtmd_context>()>;
 
     server_projector_ref() = default;
 
-    // find: how to get it if ctx is null, throws why not; null on a server that never has one
-    server_projector_ref(std::shared_ptr<mtmd_context> ctx, find_t find) : ctx(std::move(ctx)), find(std::move(find)) {}
+    // find: called by check() if ctx is null. it loads the projector or throws the reason. null on a server without projector
+    server_projector_ref(std::shared_ptr<mtmd_context> ctx, find_t find);
 
     explicit operator bool() const { return ctx != nullptr; }
 
-    // null if there is none
+    // return the projector, null if it is not loaded
     mtmd_context * get() const { return ctx.get(); }
 
-    // for a request that has media: if the projector is not there at the moment, it is after this, or this throws
-    void check() const {
-        if (!ctx && find) {
-            ctx = find();
-        }
-    }
+    // load the projector if it is not loaded, for a request with media. throw if that fails
+    void check() const;
 
 private:
     mutable std::shared_ptr<mtmd_context> ctx;

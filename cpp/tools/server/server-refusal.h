@@ -1,32 +1,18 @@
 #pragma once
 
-// An error of a request with a status of its own, thrown by whoever finds it. ex_wrapper() answers with it.
-
 #include "server-common.h"
 #include "server-http.h"
 
-#include <memory>
 #include <stdexcept>
 #include <string>
 
+// an error of a request that has its own HTTP status. ex_wrapper() turns it into the response
 struct server_refusal : std::runtime_error {
     error_type type;
-    int        retry_after_s; // the same request may succeed then, 0: not by waiting
+    int        retry_after_s; // seconds after which the same request may succeed, 0: waiting does not help
 
-    server_refusal(error_type type, const std::string & message, int retry_after_s = 0)
-        : std::runtime_error(message), type(type), retry_after_s(retry_after_s) {}
+    server_refusal(error_type type, const std::string & message, int retry_after_s = 0);
 
-    server_http_res_ptr to_res() const {
-        const json error = format_error_response(what(), type);
-
-        auto res = std::make_unique<server_http_res>();
-
-        res->status = json_value(error, "code", 500);
-        res->data   = safe_json_to_str({{ "error", error }});
-        if (retry_after_s > 0) {
-            res->headers["Retry-After"] = std::to_string(retry_after_s);
-        }
-
-        return res;
-    }
+    // return the response, with a Retry-After header if waiting helps
+    server_http_res_ptr to_res() const;
 };

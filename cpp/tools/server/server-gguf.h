@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+// Check GGUF files before they are loaded. The functions that load a file report only that they failed, and sometimes abort.
+
+// the header of a GGUF file, without its data
+struct server_gguf {
+    std::string header;
+    size_t      n_bytes_data = 0; // bytes of all tensors
+    int         n_split      = 1; // number of files of the model
+
+    // read the header. throw server_refusal if the file is not complete
+    explicit server_gguf(const std::string & path);
+};
+
+// return the bytes of a model's tensors in all of its files. throw server_refusal if a file is missing or truncated
+size_t server_gguf_n_bytes(const std::string & path);
+
+// throw a server_refusal that names the file and the reason
+[[noreturn]] void server_refuse_file(const std::string & path, const std::string & why);

@@ -1,0 +1,136 @@
+#include "server-memory-policy.h"
+
+#include "server-memory.h"
+
+#include "llama.h"
+
+#include <algorithm>
+
+server_memory_policy::server_memory_policy(
+        const common_params & params, const server_contexts & ctxs, server_slots & slots, server_batch_view & batch,
+        server_saved_prompts & saved, server_slot_cells & cells, server_pause & pause, server_oom & oom,
+        server_draft & draft, server_projector & projector)
+    : params(params), ctxs(ctxs), slots(slots), batch(batch), saved(saved), cells(cells), pause(pause), oom(oom), draft(draft), projector(projector) {}
+
+server_budget_hold server_memory_policy::hold_types() {
+    const bool has_idle = !cells.idle_slots().empty();
+
+    // without a unified cache, other slots cannot use the cells of an idle one, but they can use its memory
+    const bool is_shared = params.kv_unified || server_memory_is_short(ctxs.ctx_tgt);
+
+    is_held_for_spare = has_spare_component();
+
+    return { params.kv_budget.get(), (has_idle && is_shared) || is_held_for_spare };
+}
+
+bool server_memory_policy::make_room_for_batch(int32_t & n_batch, int32_t off) {
+    if (oom.drop_drafts(off)) {
+        return true;
+    }
+    if (drop_less_than_cells(batch.rendered().size())) {
+        return true;
+    }
+    if (oom.can_split(off)) {
+        return false;
+    }
+    if (is_held_for_spare && !has_spare_component()) {
+        return true; // the component is in use again: decode without holding the types
+    }
+
+    free_cells(slots[batch.id_slot(off)], off);
+    n_batch = llama_n_batch(ctxs.ctx_tgt);
+
+    return true;
+}
+
+void server_memory_policy::make_room_for_chunk(int id_slot) {
+    auto & slot = slots[id_slot];
+
+    oom.drop_drafts(0); // a slot cannot be paused, nor the draft be unloaded, with a draft in the batch
+
+    if (oom.has_partial_chunk(slot)) {
+        oom.end_slot(slot, 0);
+    } else if (!drop_less_than_cells(std::min<int32_t>(llama_n_batch(slot.ctx_tgt), mtmd_input_chunk_get_n_tokens(slot.task->tokens.find_chunk(slot.prompt.n_tokens()).get())))) {
+        free_cells(slot, 0);
+    }
+
+    batch.keep_slot_batched(slots);
+}
+
+bool server_memory_policy::drop_less_than_cells(int32_t n) {
+    return saved.drop_if_short(n) || (server_memory_is_short(ctxs.ctx_tgt, n) && drop_spare_component());
+}
+
+// the cells that remain change to smaller types when this has nothing left to free: then hold_types() does not hold them
+void server_memory_policy::free_cells(server_slot_view & slot, int32_t off) {
+    const bool is_freed =
+        cells.clear_idle_for_others() ||
+        cells.clear_unstarted()       ||
+        pause.pause_youngest(off);
+
+    if (!is_freed) {
+        oom.end_slot(slot, off);
+    }
+
+    saved.end_shortage();
+}
+
+bool server_memory_policy::make_room_for_start(const server_slot_view & slot) {
+    return cells.clear_idle_for_others() || cells.clear_unstarted(&slot, false);
+}
+
+bool server_memory_policy::make_room_for_copies(const server_slot_view & slot) {
+    return cells.clear_idle(&slot) || cells.clear_unstarted(&slot);
+}
+
+bool server_memory_policy::read_back(server_slot_view & slot, const std::function<bool()> & read, bool with_unstarted) {
+    while (has_spare_component() || !cells.idle_slots(&slot).empty()) {
+        {
+            const server_budget_hold hold(params.kv_budget.get(), true);
+            if (read()) {
+                return true;
+            }
+        }
+        const bool is_dropped = server_memory_is_short(ctxs.ctx_tgt) && drop_spare_component();
+        if (!is_dropped && !cells.clear_idle(&slot)) {
+            break;
+        }
+    }
+
+    bool res = read();
+    while (!res && with_unstarted && cells.clear_unstarted(&slot)) {
+        res = read();
+    }
+
+    return res;
+}
+
+bool server_memory_policy::make_room_for_component(
+        const std::function<bool(llama_context * ctx)> & fits, bool may_clear, bool may_shrink) {
+    bool res = fits(nullptr);
+    while (!res && may_clear && (cells.clear_idle() || cells.clear_unstarted())) {
+        res = fits(nullptr);
+    }
+
+    return res || (may_shrink && (fits(ctxs.ctx_tgt) || (ctxs.ctx_dft && fits(ctxs.ctx_dft))));
+}
+
+bool server_memory_policy::clear_idle() {
+    return cells.clear_idle_for_others();
+}
+
+void server_memory_policy::end_shortage() {
+    saved.end_shortage();
+}
+
+bool server_memory_policy::has_spare_component() const {
+    return draft.is_loaded_on_demand() || projector.is_spare();
+}
+
+bool server_memory_policy::drop_spare_component() {
+    return draft.free_on_demand() || projector.free_spare();
+}
+
+bool server_memory_policy::drop_spare_draft() {
+    return draft.free_on_demand();
+}

@@ -1,0 +1,50 @@
+#include "server-memory.h"
+
+#include "server-common.h"
+
+#include <algorithm>
+
+bool server_memory_is_short(const llama_context * ctx, size_t n_cells) {
+    if (!ctx) {
+        return false;
+    }
+
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells < usage.n_cells_max && usage.n_cells_max - usage.n_cells_used >= n_cells;
+}
+
+bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before, size_t n_cells, bool is_counted) {
+    const bool has_cells = before.n_cells - before.n_cells_used >= n_cells || llama_get_memory_usage(ctx).n_grow > before.n_grow;
+
+    return server_memory_is_short(ctx, n_cells) && !(is_counted && has_cells);
+}
+
+bool server_memory_is_full(const llama_context * ctx, size_t n_cells) {
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells_max - usage.n_cells_used < n_cells;
+}
+
+bool server_memory_is_free(const llama_context * ctx, size_t n_cells) {
+    const auto usage = llama_get_memory_usage(ctx);
+
+    return usage.n_cells_used == 0 && usage.n_cells >= std::min<size_t>(n_cells, usage.n_cells_max);
+}
+
+bool server_memory_is_lost(const llama_context * ctx, llama_seq_id id, int32_t n) {
+    auto * mem = ctx ? llama_get_memory(ctx) : nullptr;
+
+    return mem && n > 0 && llama_memory_seq_pos_max(mem, id) < 0;
+}
+
+std::string server_memory_error(const llama_context * ctx, size_t n_cells) {
+    const auto usage = llama_get_memory_usage(ctx);
+
+    if (!server_memory_is_short(ctx, n_cells)) {
+        return string_format("the KV cache of %u cells has no place left, try again when other requests are done", usage.n_cells_max);
+    }
+
+    return string_format("not enough memory for the KV cache to grow beyond %u of %u cells, try again when there is more",
+            usage.n_cells, usage.n_cells_max);
+}

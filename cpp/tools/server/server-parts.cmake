@@ -1,0 +1,36 @@
+# the parts of llama-server that upstream does not have, included by CMakeLists.txt
+
+target_sources(server-context PRIVATE
+    server-batch-view.cpp
+    server-budget.cpp
+    server-bytes.cpp
+    server-component.cpp
+    server-draft.cpp
+    server-draft-catch-up.cpp
+    server-gguf.cpp
+    server-idle.cpp
+    server-main-loop.cpp
+    server-memory.cpp
+    server-memory-policy.cpp
+    server-memory-slots.cpp
+    server-memory-stats.cpp
+    server-oom.cpp
+    server-parts.cpp
+    server-pause.cpp
+    server-pool.cpp
+    server-pool-capacity.cpp
+    server-projector.cpp
+    server-projector-ref.cpp
+    server-provenance.cpp
+    server-refusal.cpp
+    server-replies.cpp
+    server-requantize.cpp
+    server-saved-prompts.cpp
+    server-share.cpp
+    server-slot.cpp
+    server-slot-cells.cpp
+    ../kv-check/resident.cpp)
+
+if (WIN32)
+    target_link_libraries(server-context PUBLIC psapi)
+endif()

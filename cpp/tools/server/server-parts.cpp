@@ -1,0 +1,36 @@
+#include "server-parts.h"
+
+#include <exception>
+
+server_parts::server_parts(
+        common_params & params, const server_contexts & ctxs_new, std::unique_ptr<server_prompt_cache> & prompt_cache,
+        server_memory_stats & stats, server_projector & projector, server_queue & queue_tasks, server_response & queue_results,
+        const server_replies & replies_new) :
+    ctxs      (ctxs_new),
+    replies   (replies_new),
+    saved     (params, ctxs, prompt_cache),
+    cells     (params, ctxs, slots, saved),
+    pause     (slots, batch, saved, projector),
+    draft     (params, ctxs, slots, prompt_cache, stats, queue_tasks, queue_results),
+    projector (projector),
+    capacity  (params, ctxs),
+    oom       (params, ctxs, slots, batch, capacity, replies),
+    catch_up  (params, ctxs, slots, queue_tasks),
+    policy    (params, ctxs, slots, batch, saved, cells, pause, oom, draft, projector),
+    budget    (params, ctxs, policy, draft, projector, stats),
+    share     (params, ctxs, slots, replies, policy),
+    pool      (params, ctxs, slots, batch, projector, cells, pause, capacity, oom, share, policy, replies),
+    requantize(ctxs, slots, stats, queue_tasks),
+    idle      (params, ctxs, slots, saved, stats) {
+    projector.set_make_room([this]() { return policy.drop_spare_draft(); });
+}
+
+void server_parts::release_unused() {
+    try {
+        projector.unload_unused();
+        draft.unload_unused();
+        idle.release();
+    } catch (const std::exception & e) {
+        SRV_WRN("nothing is given back now: %s\n", e.what());
+    }
+}
