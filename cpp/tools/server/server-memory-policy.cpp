@@ -23,20 +23,22 @@ server_budget_hold server_memory_policy::hold_types() {
     return { params.kv_budget.get(), (has_idle && is_shared) || is_held_for_spare };
 }
 
+// the numbers are the rows of the table in docs/server.md. row 1 is server_pool::admit()
 bool server_memory_policy::make_room_for_batch(int32_t & n_batch, int32_t off) {
-    if (oom.drop_drafts(off)) {
+    if (oom.drop_drafts(off)) { // 2. drafts in the batch
         return true;
     }
-    if (drop_less_than_cells(batch.rendered().size())) {
+    if (drop_less_than_cells(batch.rendered().size())) { // 3. and 4.
         return true;
     }
     if (oom.can_split(off)) {
-        return false;
+        return false; // upstream tries a smaller batch
     }
     if (is_held_for_spare && !has_spare_component()) {
-        return true; // the component is in use again: decode without holding the types
+        return true; // the component of row 4 is in use again: try row 6 before row 5
     }
 
+    // 5. to 9.
     free_cells(slots[batch.id_slot(off)], off);
     n_batch = llama_n_batch(ctxs.ctx_tgt);
 
@@ -58,18 +60,20 @@ void server_memory_policy::make_room_for_chunk(int id_slot) {
 }
 
 bool server_memory_policy::drop_less_than_cells(int32_t n) {
-    return saved.drop_if_short(n) || (server_memory_is_short(ctxs.ctx_tgt, n) && drop_spare_component());
+    return
+        saved.drop_if_short(n) ||                                                // 3. the prompt cache
+        (server_memory_is_short(ctxs.ctx_tgt, n) && drop_spare_component()); // 4. the draft, then the projector
 }
 
-// the cells that remain change to smaller types when this has nothing left to free: then hold_types() does not hold them
 void server_memory_policy::free_cells(server_slot_view & slot, int32_t off) {
     const bool is_freed =
-        cells.clear_idle_for_others() ||
-        cells.clear_unstarted()       ||
-        pause.pause_youngest(off);
+        cells.clear_idle_for_others() || // 5. idle slots
+                                         // 6. smaller types: the next batch takes them, as hold_types() only holds for 4 and 5
+        cells.clear_unstarted()       || // 7. slots whose request has not started
+        pause.pause_youngest(off);       // 8. the youngest request
 
     if (!is_freed) {
-        oom.end_slot(slot, off);
+        oom.end_slot(slot, off); // 9. the slot that lacks a cell
     }
 
     saved.end_shortage();

@@ -18,17 +18,16 @@
 
 // Decide which owner frees memory, and in which order. No other class calls the owners to free memory for someone else.
 //
-//  owner                   | frees
-// -------------------------+------------------------------------------------------------------------
-//  server_oom              | drafts of the batch; last of all, the slot that lacks a cell ends
-//  server_saved_prompts    | conversations in RAM, if that RAM is what the cells lack
-//  server_draft, _projector| what was loaded on demand, and is not in use
-//  server_slot_cells       | cells of idle slots, and of slots whose request has not started
-//  llama_memory_budget     | precision: the cells change to smaller types (--kv-auto-quant)
-//  server_pause            | cells of the youngest request, which comes back later
+// The order is the table in docs/server.md, "When the pool is full". The owners are, with the rows of the table:
 //
-// The order is that of docs/server.md, "When the pool is full". The function for a batch, make_room_for_batch(), has all of
-// its rows; the others have those that apply to them.
+//  server_oom                     | 2: drafts of the batch, 9: the slot that lacks a cell
+//  server_saved_prompts           | 3: conversations in RAM
+//  server_draft, server_projector | 4: components that were loaded on demand
+//  server_slot_cells              | 5: cells of idle slots, 7: cells of slots whose request has not started
+//  llama_memory_budget            | 6: precision, as the cells change to smaller types (hold_types())
+//  server_pause                   | 8: cells of the youngest request
+//
+// A batch that finds no place goes through all of these rows, the other requests for memory through some of them.
 class server_memory_policy {
 public:
     server_memory_policy(

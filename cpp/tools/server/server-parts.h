@@ -39,6 +39,9 @@ struct server_parts {
         server_memory_stats & stats, server_projector & projector, server_queue & queue_tasks, server_response & queue_results,
         const server_replies & replies);
 
+    server_parts(const server_parts &) = delete;
+    server_parts & operator=(const server_parts &) = delete;
+
     // load_model(): connect the parts to the slots and the batch, after the slots were created
     template <typename slot_t, typename batch_t>
     void bind(std::vector<slot_t> & server_slots, batch_t & server_batch) {
