@@ -1,37 +1,221 @@
-// What llama_kv_cache calls where its storage has to have rows, and where it would go over rows that are not there. The storage
-// that it starts with: llama-kv-dynamic-start.cpp, its states: -state.cpp, copies of its streams: -copies.cpp
-
 #include "llama-kv-dynamic-cache.h"
 
 #include "llama-impl.h"
+#include "llama-kv-dynamic.h"
+#include "llama-kv-graph.h"
+#include "llama-kv-log.h"
+#include "llama-kv-pages.h"
+#include "llama-kv-usage.h"
 #include "llama-model.h"
 
 #include "ggml-backend.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <new>
+#include <string>
 #include <utility>
 
 llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_max, bool offload) :
-    kv(kv), dyn(llama_kv_dynamic::current()), n_max_cells(n_max),
-    storage(llama_kv_storage::create_fixed(kv.n_stream, n_max, kv.v_trans, kv.ctxs_bufs)), offload(offload) {
-    if (const auto * other = kv.other) {
-        owner = other->dyn.get();
-
+    dyn(llama_kv_dynamic::current()),
+    owner(kv.other ? kv.other->dyn.get() : nullptr),
+    n_max_cells(n_max),
+    copies(*this, kv, kv.hparams, kv.sc_info, kv.v_cells, kv.seq_to_stream),
+    planned(*this, kv.seq_to_stream, kv.n_stream),
+    state(*this),
+    kv(kv), offload(offload),
+    rows(llama_kv_storage::create_fixed(kv.n_stream, n_max, kv.v_trans, kv.ctxs_bufs)) {
+    if (owner) {
         if (dyn && owner->dyn) {
             owner->dyn->add_reader(dyn);
         }
     } else if (dyn) {
-        dyn->caches.push_back(this);
+        dyn->add_cache(this);
     }
 }
 
 llama_kv_dynamic_cache::~llama_kv_dynamic_cache() {
     if (dyn) {
-        dyn->caches.erase(std::remove(dyn->caches.begin(), dyn->caches.end(), this), dyn->caches.end());
+        dyn->remove_cache(this);
     }
 }
+
+//
+// the storage
+//
+
+bool llama_kv_dynamic_cache::can_grow() const {
+    if (!dyn || !dyn->is_enabled() || owner) {
+        return false;
+    }
+
+    // this backend keeps a part of each tensor on every device and knows them by the address of the tensor they came from
+    if (kv.model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        LLAMA_LOG_WARN("%s: the KV cache cannot grow with --split-mode tensor, it takes its full size\n", __func__);
+        return false;
+    }
+
+    return true;
+}
+
+// one layout for all layers: if the memory of a single one does not come in pages, all of them grow by copy
+std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const {
+    const char *      LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
+    const std::string wanted                   = LLAMA_KV_DYNAMIC_STORAGE ? LLAMA_KV_DYNAMIC_STORAGE : "";
+
+    if (wanted == "copy") {
+        return nullptr;
+    }
+    if (LLAMA_KV_DYNAMIC_STORAGE && wanted != "inplace") {
+        LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, wanted.c_str());
+    }
+
+    bool is_soft = true;
+
+    for (uint32_t il = 0; offload && il < kv.hparams.n_layer_all; ++il) {
+        if (kv.hparams.has_kv(il)) {
+            ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(kv.model.dev_layer(il));
+
+            if (llama_kv_pages::page_size(buft) == 0) {
+                return nullptr;
+            }
+            is_soft = is_soft && llama_kv_pages::is_soft(buft);
+        }
+    }
+
+    // on a device only if the user asks for it: it has not run on a GPU yet
+    // transposed V: a page of a device has an element of each of a million rows, all of it would be there after a few
+    if (!is_soft && (wanted != "inplace" || kv.v_trans)) {
+        return nullptr;
+    }
+
+    return llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, is_soft, kv.ctxs_bufs);
+}
+
+std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers() const {
+    std::vector<llama_kv_storage::layer> res;
+    for (const auto & l : kv.layers) {
+        res.push_back({ l.k, l.v, l.k_stream, l.v_stream, l.il });
+    }
+
+    return res;
+}
+
+std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers_of(ggml_context * ctx) const {
+    std::vector<llama_kv_storage::layer> res;
+    for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        for (const auto & l : kv.layers) {
+            if (l.k == t) {
+                res.push_back({ l.k, l.v, l.k_stream, l.v_stream, l.il });
+            }
+        }
+    }
+
+    return res;
+}
+
+ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    const auto layers = layers_of(ctx);
+
+    // a cache that shares has all of its layers from the other context, and no buffer. layers of its own would have to grow with
+    // those, and change their types with them
+    if (owner && owner->is_dynamic()) {
+        LLAMA_LOG_ERROR("%s: layers beside those of another context, whose KV cache grows\n", __func__);
+        return nullptr;
+    }
+
+    // with its first buffer. a cache that has gone back to a fixed size keeps it
+    if (kv.ctxs_bufs.empty() && can_grow()) {
+        auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
+        auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
+
+        if (inplace && inplace->can_grow()) {
+            set_storage(std::move(inplace));
+            by_copy = std::move(copy);
+        } else if (copy->can_grow()) {
+            set_storage(std::move(copy));
+        }
+    }
+
+    ggml_backend_buffer_t res = rows->alloc(ctx, buft, layers);
+    if (!res && by_copy) {
+        LLAMA_LOG_WARN("%s: no addresses for the full KV cache in place, or no memory for its start\n", __func__);
+
+        // graphs are built over caches of one size
+        const auto follows = [&](auto * other) { return !other->by_copy || !has_size_like(*other) || other->restart_by_copy(); };
+
+        if (restart_by_copy() && std::all_of(dyn->caches().begin(), dyn->caches().end(), follows)) {
+            res = rows->alloc(ctx, buft, layers);
+        }
+    }
+
+    return res;
+}
+
+void llama_kv_dynamic_cache::set_storage(std::unique_ptr<llama_kv_storage> from) {
+    rows = std::move(from);
+
+    LLAMA_LOG_INFO("%s: " LLAMA_KV_LOG_START ", max = %u cells, grows %s\n", __func__,
+            rows->rows().size(), n_max_cells*kv.n_stream, rows->has_size() ? "by copy" : "in place");
+}
+
+bool llama_kv_dynamic_cache::restart_by_copy() {
+    const auto before = std::move(rows); // goes after its buffers
+
+    if (by_copy->can_grow()) {
+        set_storage(std::move(by_copy));
+    } else {
+        rows = llama_kv_storage::create_fixed(kv.n_stream, n_max_cells, kv.v_trans, kv.ctxs_bufs);
+        by_copy.reset();
+    }
+
+    for (auto & [ctx, buf] : kv.ctxs_bufs) {
+        ggml_backend_buffer_type_t buft = ggml_backend_buffer_get_type(buf.get());
+
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
+            t->buffer = nullptr;
+            t->data   = nullptr;
+        }
+        buf.reset(); // nothing is in it
+
+        buf.reset(rows->alloc(ctx.get(), buft, layers_of(ctx.get())));
+        if (!buf) {
+            return false;
+        }
+    }
+
+    return true;
+}
+
+bool llama_kv_dynamic_cache::same_shape(const llama_kv_dynamic_cache & other) const {
+    return &other != this && other.n_max_cells == n_max_cells && other.kv.n_stream == kv.n_stream;
+}
+
+bool llama_kv_dynamic_cache::mirrors(const llama_kv_dynamic_cache & other) const {
+    return same_shape(other) && is_dynamic() && other.is_dynamic();
+}
+
+bool llama_kv_dynamic_cache::has_size_like(const llama_kv_dynamic_cache & other) const {
+    return same_shape(other) && is_dynamic() && rows->has_size();
+}
+
+bool llama_kv_dynamic_cache::reads_gaps_elsewhere(ggml_cgraph * gf) const {
+    const auto views = llama_kv_views_read_elsewhere(gf, layers());
+
+    return std::any_of(views.begin(), views.end(), [&](const ggml_tensor * view) {
+        const ggml_tensor * t = view->view_src;
+
+        // attention's have heads there
+        const bool is_all = view->op == GGML_OP_VIEW && view->ne[1] == t->ne[1]*t->ne[2];
+
+        return kv.n_stream > 1 || is_all;
+    });
+}
+
+//
+// requests
+//
 
 llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::slot_info sinfo) const {
     for (size_t s = 0; s < sinfo.n_stream(); ++s) {
@@ -64,39 +248,37 @@ llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::sl
     return sinfo;
 }
 
-//
-// ask for rows
-//
+void llama_kv_dynamic_cache::request_rows(uint32_t s, uint32_t i0, uint32_t i1) {
+    const uint32_t n_block = rows->rows().n_block();
 
-void llama_kv_dynamic_cache::want(uint32_t s, uint32_t i0, uint32_t i1) try {
-    const uint32_t n_block = storage->rows().n_block();
-
-    for (uint32_t i = i0; i < i1; i = (i/n_block + 1)*n_block) {
-        if (!storage->has(s, i)) {
-            if (!need) {
-                need = storage->rows().none();
+    try {
+        for (uint32_t i = i0; i < i1; i = (i/n_block + 1)*n_block) {
+            if (!rows->has(s, i)) {
+                if (!need) {
+                    need = rows->rows().none();
+                }
+                need->add(s, i, i + 1);
             }
-            need->add(s, i, i + 1);
         }
+    } catch (const std::bad_alloc &) {
+        dyn->fail_request(); // upstream's prepare() has no way to fail here
     }
-} catch (const std::bad_alloc &) {
-    dyn->is_failed = true;
 }
 
-void llama_kv_dynamic_cache::want(uint32_t i0, uint32_t i1) {
+void llama_kv_dynamic_cache::request_rows(uint32_t i0, uint32_t i1) {
     for (uint32_t s = 0; s < kv.n_stream && is_dynamic(); ++s) {
-        want(s, i0, i1);
+        request_rows(s, i0, i1);
     }
 }
 
 void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
     // a draft reads the cells of its target, also together where the target had them in one batch after the other
-    if (dyn && owner && owner->dyn && owner->storage->reads_below()) {
-        owner->need.reset();
-        owner->want_windows(sinfos);
+    if (dyn && owner && owner->dyn && owner->rows->reads_below()) {
+        owner->forget_request();
+        owner->request_windows(sinfos);
 
-        if (owner->is_wanting() && !owner->dyn->grow()) {
-            dyn->is_failed = true;
+        if (owner->has_request() && !owner->dyn->grow()) {
+            dyn->fail_request();
         }
     }
 
@@ -104,25 +286,25 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
         return;
     }
 
-    // what an attempt to place the batch asked for that came to nothing
-    need.reset();
+    // the request of an attempt to place the batch that came to nothing
+    forget_request();
 
     for (const auto & sinfo : sinfos) {
         for (size_t s = 0; s < sinfo.n_stream(); ++s) {
             for (const uint32_t idx : sinfo.idxs[s]) {
                 n_peak = std::max(n_peak, idx + 1);
-                want(sinfo.strm[s], idx, idx + 1);
+                request_rows(sinfo.strm[s], idx, idx + 1);
             }
         }
     }
 
-    if (storage->reads_below()) {
-        want_windows(sinfos);
+    if (rows->reads_below()) {
+        request_windows(sinfos);
     }
 }
 
 // all that attention covers: as many rows of each stream of a batch as the longest one has, with what comes before in the same batch
-void llama_kv_dynamic_cache::want_windows(const slot_info_vec_t & sinfos) {
+void llama_kv_dynamic_cache::request_windows(const slot_info_vec_t & sinfos) {
     uint32_t end = 0;
 
     for (const auto & sinfo : sinfos) {
@@ -135,119 +317,45 @@ void llama_kv_dynamic_cache::want_windows(const slot_info_vec_t & sinfos) {
         }
 
         for (size_t s = 0; s < sinfo.n_stream(); ++s) {
-            want(sinfo.strm[s], 0, end);
+            request_rows(sinfo.strm[s], 0, end);
         }
     }
 }
 
-void llama_kv_dynamic_cache::request_rows(const seq_rows & n) {
-    // attention covers as many rows of each stream of a batch as the longest one has
-    const int64_t end = std::min<int64_t>(*std::max_element(n.begin(), n.end()), n_max_cells);
+bool llama_kv_dynamic_cache::has_request() const {
+    return need || (dyn && dyn->has_failed_request());
+}
 
-    is_compressed = true;
-
-    n_rows_before = n_rows_used;
-
-    need.reset();
-
-    for (size_t i = 0; i < std::min(n.size(), kv.seq_to_stream.size()); ++i) {
-        if (n[i] < 0) {
-            continue;
-        }
-
-        const uint32_t s     = kv.seq_to_stream[i];
-        const uint32_t n_cur = std::min<int64_t>(n[i], n_max_cells);
-
-        n_rows_used[s] = std::max(n_rows_used[s], n_cur);
-
-        if (is_dynamic()) {
-            want(s, 0, storage->reads_below() ? end : n_cur);
-        }
-    }
-
-    // dummy writes go to the last row of the tensors: out of the attention window, where what was not written has to be zero
-    if (!storage->has_size()) {
-        want(n_max_cells - 1, n_max_cells);
+void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
+    for (uint32_t s = 0; mirrors(other) && other.need && s < kv.n_stream; ++s) {
+        other.need->each_run(s, [&](uint32_t i0, uint32_t i1) { request_rows(s, i0, i1); });
     }
 }
 
-void llama_kv_dynamic_cache::take_back_rows() {
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        n_rows_used[s] = std::min(n_rows_used[s], n_rows_before[s]); // or fewer: the sequence has gone
-    }
-}
-
-uint32_t llama_kv_dynamic_cache::used_rows(uint32_t n) const {
-    if (!is_dynamic()) {
-        return n;
-    }
-
-    // not the last one, which takes dummy writes
-    return std::min({ n, *std::max_element(n_rows_used.begin(), n_rows_used.end()), n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells });
-}
-
-bool llama_kv_dynamic_cache::grow_rows(
-        const std::vector<std::pair<llama_kv_cache *, uint32_t>> & rows,
-        const std::vector<llama_ubatch> & ubatches) {
-    seq_rows pos_max;
-    pos_max.fill(-1);
-
-    for (const auto & ubatch : ubatches) {
-        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-            for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
-                auto & cur = pos_max[ubatch.seq_id[i][s]];
-                cur = std::max<int64_t>(cur, ubatch.pos[i]);
-            }
-        }
-    }
-
-    for (const auto & [kv, ratio] : rows) {
-        auto n = pos_max;
-        for (auto & cur : n) {
-            cur = cur < 0 ? -1 : (cur + 1)/ratio;
-        }
-
-        kv->dyn->request_rows(n);
-    }
-
-    const auto & dyn = rows[0].first->dyn->dyn; // that of all
-
-    if (!dyn || dyn->grow()) {
-        return true;
-    }
-
-    for (const auto & [kv, ratio] : rows) {
-        kv->dyn->take_back_rows();
-    }
-
-    return false;
+void llama_kv_dynamic_cache::clear_state(llama_seq_id seq_id) {
+    kv.state_clear(seq_id);
 }
 
 bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
-    const auto & ssrc = kv.sc_info.ssrc;
-
-    if (is_dynamic() && seq_id >= 0 && is_late() && std::find(ssrc.begin(), ssrc.end(), (uint32_t) seq_id) != ssrc.end()) {
-        late_clear.set(seq_id); // what waits is to read it
+    if (copies.clear_later(seq_id)) {
         return true;
     }
 
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        n_rows_used[s] = seq_id < 0 || kv.seq_to_stream[seq_id] == s ? 0 : n_rows_used[s];
-    }
+    planned.clear(seq_id);
 
-    if (!dyn || !dyn->enabled) {
+    if (!dyn || !dyn->is_enabled()) {
         return false;
     }
 
     dyn->synchronize();
 
     try {
-        const uint32_t n_cells = storage->rows().size();
+        const uint32_t n_rows = rows->rows().size();
 
-        const bool res = storage->clear(seq_id);
+        const bool res = rows->clear(seq_id);
 
-        if (storage->rows().size() < n_cells) {
-            dyn->count_shrink(0);
+        if (rows->rows().size() < n_rows) {
+            dyn->usage.count_shrink(0);
         }
 
         return res;
@@ -257,89 +365,276 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 }
 
 //
-// what runs over all cells of a stream
+// growing
 //
 
-bool llama_kv_dynamic_cache::has_shift(llama_seq_id seq_id) const {
-    if (seq_id < 0 || !kv.get_has_shift()) {
-        return kv.get_has_shift();
+llama_kv_rows llama_kv_dynamic_cache::next_rows(bool ahead) const {
+    if (!rows->has_size()) {
+        return rows->next(*need, ahead, size_cell());
     }
 
-    const auto & cells = kv.v_cells[kv.seq_to_stream[seq_id]];
+    // over all streams of the caches with as many cells: they mirror each other, so they take the same steps
+    size_t n_bytes_row = 0;
 
-    for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
-        if (cells.seq_has(i, seq_id) && cells.get_shift(i) != 0) {
-            return true;
+    for (const auto * cache : dyn->caches()) {
+        if (cache->n_max_cells == n_max_cells) {
+            n_bytes_row += cache->size_cell()*cache->kv.n_stream;
         }
     }
 
-    return false;
+    return rows->next(*need, ahead, n_bytes_row);
 }
 
-std::vector<llama_kv_dynamic_cache::row_range> llama_kv_dynamic_cache::shift_ranges() {
-    std::vector<row_range> res;
+llama_kv_rows llama_kv_dynamic_cache::rows_after_growth(bool ahead) const {
+    return need ? next_rows(ahead) : rows->rows();
+}
 
-    if (dyn && has_types() && ggml_is_quantized(types().first)) {
-        dyn->find_rotation();
+bool llama_kv_dynamic_cache::is_ahead() const {
+    try {
+        return need && !(next_rows(true) == next_rows(false));
+    } catch (const std::bad_alloc &) {
+        return false;
     }
+}
 
-    // without layers the graph has no use for its input
-    if (kv.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || kv.layers.empty()) {
-        return res;
+bool llama_kv_dynamic_cache::try_resize(const llama_kv_rows & to, const std::vector<uint32_t> & n_used, bool is_growth) {
+    const bool res = rows->try_resize(to, n_used);
+
+    if (rows->moved()) {
+        dyn->set_moved(is_growth && res);
     }
-
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        storage->rows().each_run(s, [&](uint32_t i0, uint32_t i1) {
-            const int64_t ir = (int64_t) s*n_rows() + i0;
-
-            if (!res.empty() && res.back().first + res.back().second == ir) {
-                res.back().second += i1 - i0;
-            } else {
-                res.emplace_back(ir, i1 - i0);
-            }
-        });
-    }
-
-    std::stable_sort(res.begin(), res.end(), [](const row_range & a, const row_range & b) { return a.second > b.second; });
 
     return res;
 }
 
-void llama_kv_dynamic_cache::begin_shift(ggml_backend_sched_t sched, const row_range & rows) {
-    // the input of the previous range is about to be overwritten
-    if (rows.second < (int64_t) n_rows()*kv.n_stream) {
-        ggml_backend_sched_synchronize(sched);
+bool llama_kv_dynamic_cache::grow(bool ahead) {
+    if (!need) {
+        return true;
     }
 
-    range = rows;
+    try {
+        const auto to = next_rows(ahead);
 
-    // by a graph that can need more than any batch. once: with a range that is shifted already, nothing may throw
-    if (dyn && !std::exchange(dyn->is_shifted, true)) {
-        dyn->begin_account();
+        LLAMA_LOG_INFO("%s: " LLAMA_KV_LOG_RESIZE "\n", __func__, rows->rows().size(), to.size());
+
+        growing = growth { rows->rows(), n_used(), rows->n_bytes_copied() };
+
+        if (try_resize(to, growing->n_used, true)) {
+            return true;
+        }
+
+        LLAMA_LOG_WARN("%s: not enough memory for %u cells\n", __func__, to.size());
+    } catch (const std::bad_alloc &) {
+        LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
+    }
+
+    growing.reset();
+
+    return false;
+}
+
+void llama_kv_dynamic_cache::undo_growth() {
+    if (!growing) {
+        return;
+    }
+
+    try {
+        try_resize(growing->rows, growing->n_used, false);
+    } catch (const std::bad_alloc &) { // it keeps more than it had
+    }
+
+    growing.reset();
+}
+
+void llama_kv_dynamic_cache::commit_growth() {
+    if (growing) {
+        dyn->usage.count_copied(rows->n_bytes_copied() - growing->n_bytes_copied);
+
+        n_peak = need->end();
     }
 }
 
-void llama_kv_dynamic_cache::set_late_shift() {
-    if (dyn) {
-        dyn->is_late_shift = true;
-        dyn->set_sched_lost();
+void llama_kv_dynamic_cache::forget() {
+    need.reset();
+    growing.reset();
+}
+
+//
+// shrinking
+//
+
+std::vector<uint32_t> llama_kv_dynamic_cache::n_used() const {
+    std::vector<uint32_t> res(kv.n_stream);
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        res[s] = planned.is_in_use() ? planned.n_used_of_first(n_max_cells) : kv.v_cells[s].used_max_p1();
+    }
+
+    // a copy of a stream waits for the next batch: what it reads stays, though the cells may be free by now
+    copies.each_reversed([&](uint32_t ssrc, uint32_t sdst) {
+        res[ssrc] = std::max(res[ssrc], res[sdst]);
+    });
+
+    return res;
+}
+
+llama_kv_rows llama_kv_dynamic_cache::used_rows() const {
+    auto res = rows->rows().none();
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        const auto & cells = kv.v_cells[s];
+
+        for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
+            if (!cells.is_empty(i)) {
+                res.add(s, i, i + 1);
+            }
+        }
+    }
+
+    // the rows that a pending copy is to read
+    copies.each_reversed([&](uint32_t ssrc, uint32_t sdst) {
+        auto read = res.none();
+        read.set_stream(ssrc, res, sdst);
+        res |= read;
+    });
+
+    return res;
+}
+
+llama_kv_rows llama_kv_dynamic_cache::rows_after_shrink() const {
+    if (!is_dynamic() || (planned.is_in_use() && (planned.n_used_of_first(n_max_cells) > 0 || !copies.is_empty()))) {
+        return rows->rows();
+    }
+
+    uint32_t n_cells = 0;
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        n_cells += kv.v_cells[s].get_used();
+    }
+
+    // before the cells are looked at one by one
+    return rows->may_shrink(n_cells, n_peak) ? rows->rest(used_rows(), n_peak) : rows->rows();
+}
+
+void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *> & caches) {
+    struct shrink {
+        llama_kv_dynamic_cache * cache;
+        llama_kv_rows            rows;
+        std::vector<uint32_t>    n_used;
+    };
+    std::vector<shrink> shrinks;
+
+    for (auto * cache : caches) {
+        cache->copies.drop_late();
+    }
+
+    // all of them before the first one shrinks, as no memory may be missing between caches of one size
+    for (auto * cache : caches) {
+        auto rows = cache->rows_after_shrink();
+        for (const auto * other : caches) {
+            if (cache->mirrors(*other) && cache->rows->has_size()) {
+                rows.add(0, other->rows_after_shrink().end());
+            }
+        }
+
+        if (rows.size() < cache->rows->rows().size()) {
+            shrinks.push_back({ cache, std::move(rows), cache->n_used() });
+        }
+    }
+
+    for (const auto & [cache, rows, n_used] : shrinks) {
+        LLAMA_LOG_INFO("%s: " LLAMA_KV_LOG_RESIZE "\n", __func__, cache->rows->rows().size(), rows.size());
+
+        cache->dyn->synchronize();
+
+        const size_t n_copied = cache->rows->n_bytes_copied();
+
+        cache->try_resize(rows, n_used, false);
+
+        cache->dyn->usage.count_shrink(cache->rows->n_bytes_copied() - n_copied);
+
+        cache->n_peak = *std::max_element(n_used.begin(), n_used.end());
     }
 }
 
-void llama_kv_dynamic_cache::set_shift(int32_t * data, int64_t i_row, int32_t shift) const {
-    if (i_row >= range.first && i_row < range.first + range.second) {
-        data[i_row - range.first] = shift;
-    }
-}
+//
+// what is in it
+//
 
-bool llama_kv_dynamic_cache::has_types() const {
-    return !owner && !kv.layers.empty();
-}
-
-std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::types() const {
+std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::cell_types() const {
     const auto & layer = kv.layers.front();
 
     return { layer.k->type, layer.v ? layer.v->type : layer.k->type };
+}
+
+bool llama_kv_dynamic_cache::has_cells(uint32_t s) const {
+    return s < kv.n_stream && kv.v_cells[s].get_used() > 0;
+}
+
+size_t llama_kv_dynamic_cache::size_cell() const {
+    size_t res = 0;
+
+    for (const auto & layer : kv.layers) {
+        res += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
+    }
+
+    return res;
+}
+
+llama_memory_usage llama_kv_dynamic_cache::usage() const {
+    llama_memory_usage res = {};
+
+    res.n_cells_max = n_max_cells*kv.n_stream;
+    res.n_cells     = rows->rows().size();
+
+    for (uint32_t s = 0; s < kv.n_stream; ++s) {
+        res.n_cells_used += planned.is_in_use() ? planned.n_used(s) : kv.v_cells[s].get_used();
+    }
+
+    res.reserved  = res.n_cells_max*size_cell();
+    res.committed = llama_kv_sum_bytes(kv);
+    res.used      = res.n_cells_used*size_cell();
+
+    return res;
+}
+
+llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & bytes) const {
+    llama_seq_cells res = {};
+
+    const uint32_t s = kv.seq_to_stream[seq_id];
+
+    const auto & cells = kv.v_cells[s];
+    const size_t size  = size_cell();
+
+    // rows without cells (DSV4) belong to the sequences of the stream
+    const uint32_t n_seqs = kv.n_seq_max/kv.n_stream;
+
+    bytes += planned.is_in_use() ? llama_kv_share(planned.n_used(s)*size, n_seqs, seq_id % n_seqs) : 0;
+
+    bool is_run = false;
+
+    for (uint32_t i = cells.used_min(); i < cells.used_max_p1(); ++i) {
+        const bool is_own = cells.seq_has(i, seq_id);
+
+        if (is_own) {
+            const size_t n = cells.seq_count(i);
+
+            // sequences of the cell that come before seq_id
+            size_t n_before = 0;
+            for (llama_seq_id other = 0; n > 1 && other < seq_id; ++other) {
+                n_before += cells.seq_has(i, other);
+            }
+
+            res.n_cells++;
+            res.n_shared += n > 1;
+            res.n_runs   += !is_run;
+
+            bytes += n > 1 ? llama_kv_share(size, n, n_before) : size;
+        }
+
+        is_run = is_own;
+    }
+
+    return res;
 }
 
 //

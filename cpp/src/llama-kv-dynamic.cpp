@@ -1,54 +1,32 @@
-#include "llama-kv-dynamic-cache.h"
+#include "llama-kv-dynamic.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"
+#include "llama-kv-dynamic-cache.h"
 #include "llama-memory.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 static thread_local std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic_cur;
 
-llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx, bool enabled) : lctx(lctx), enabled(enabled) {
+bool llama_kv_dynamic_default() {
+    const char * LLAMA_KV_DYNAMIC = getenv("LLAMA_KV_DYNAMIC");
+
+    return LLAMA_KV_DYNAMIC && *LLAMA_KV_DYNAMIC && strcmp(LLAMA_KV_DYNAMIC, "0") != 0;
+}
+
+llama_kv_dynamic::llama_kv_dynamic(llama_context * lctx, bool enabled) :
+    lctx(*lctx), compute(*lctx), copies(*this), usage(*lctx, all), enabled(enabled) {
 }
 
 llama_kv_dynamic::~llama_kv_dynamic() {
-    set_budget(nullptr);
-
-    if (counters.n_grow > 0) {
-        LLAMA_LOG_INFO("%s: the KV cache has grown %u times in %.2f ms (longest %.2f ms, %.2f MiB copied) and shrunk %u times\n", __func__,
-                counters.n_grow, counters.t_grow_us/1e3, counters.t_grow_max_us/1e3, counters.n_bytes_copied/1024.0/1024.0, counters.n_shrink);
-    }
-}
-
-llama_kv_dynamic::release_scope::release_scope(const llama_memory_i * mem, llama_seq_id seq_id, bool is_whole) :
-    mem(mem), seq_id(seq_id), is_whole(is_whole) {
-}
-
-llama_kv_dynamic::release_scope::~release_scope() {
-    const auto dyn = mem->kv_dynamic.lock();
-
-    for (uint32_t s = 0; dyn && is_whole && s < dyn->seqs_lost.size(); ++s) {
-        dyn->seqs_lost[s] = dyn->seqs_lost[s] && seq_id >= 0 && s != (uint32_t) seq_id;
-    }
-
-    if (!dyn || !dyn->enabled) {
-        return;
-    }
-
-    try {
-        dyn->forget(); // what a batch asked for that did not run
-        llama_kv_dynamic_cache::release(dyn->caches);
-
-        dyn->step_up();
-        dyn->account();
-    } catch (const std::exception & err) { // none leaves a destructor
-        LLAMA_LOG_WARN("%s: no KV memory goes back: %s\n", __func__, err.what());
-    }
-
-    dyn->has_shrunk = false;
+    usage.log();
 }
 
 llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) :
@@ -58,8 +36,8 @@ llama_kv_dynamic::scope::scope(std::shared_ptr<llama_kv_dynamic> dyn) :
 llama_kv_dynamic::scope::~scope() {
     const auto dyn = std::exchange(llama_kv_dynamic_cur, std::move(prev));
 
-    if (dyn && dyn->lctx->get_memory()) {
-        dyn->lctx->get_memory()->kv_dynamic = dyn;
+    if (dyn && dyn->lctx.get_memory()) {
+        dyn->lctx.get_memory()->kv_dynamic = dyn;
     }
 }
 
@@ -67,8 +45,120 @@ std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic::current() {
     return llama_kv_dynamic_cur;
 }
 
-llama_kv_dynamic * llama_kv_dynamic::of(const llama_context & ctx) {
-    return ctx.memory ? ctx.kv_dynamic.get() : nullptr;
+std::shared_ptr<llama_kv_dynamic> llama_kv_dynamic::of(const llama_context & ctx) {
+    return ctx.get_memory() ? ctx.get_memory()->kv_dynamic.lock() : nullptr;
+}
+
+llama_kv_dynamic::release_scope::release_scope(const llama_memory_i * mem, llama_seq_id seq_id, bool is_whole) :
+    mem(mem), seq_id(seq_id), is_whole(is_whole) {
+}
+
+llama_kv_dynamic::release_scope::~release_scope() {
+    const auto dyn = mem->kv_dynamic.lock();
+
+    if (dyn && is_whole) {
+        dyn->lost.forget(seq_id);
+    }
+
+    if (!dyn || !dyn->enabled) {
+        return;
+    }
+
+    try {
+        dyn->forget(); // what a batch requested that did not run
+        llama_kv_dynamic_cache::release(dyn->all);
+
+        dyn->limit().step_up();
+        dyn->limit().account();
+    } catch (const std::exception & err) { // none leaves a destructor
+        LLAMA_LOG_WARN("%s: no KV memory goes back: %s\n", __func__, err.what());
+    }
+
+    dyn->usage.end_release();
+}
+
+void llama_kv_dynamic::copy_seq(const llama_memory_i * mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst) {
+    const auto dyn = mem->kv_dynamic.lock();
+
+    if (dyn) {
+        dyn->lost.copy(seq_id_src, seq_id_dst);
+    }
+}
+
+//
+// called by the context
+//
+
+void llama_kv_dynamic::begin() {
+    if (!any([](const auto * cache) { return cache->has_gaps(); })) {
+        return;
+    }
+
+    ggml_cgraph * gf = compute.build_graph(true);
+
+    if (!any([&](const auto * cache) { return cache->has_gaps() && cache->reads_gaps_elsewhere(gf); })) {
+        return;
+    }
+
+    LLAMA_LOG_WARN("%s: attention does not run where the cells are\n", __func__);
+
+    // all of them: those that mirror each other have one size
+    for (auto * cache : all) {
+        if (cache->has_gaps() && !cache->restart_by_copy()) {
+            throw std::runtime_error("failed to allocate buffer for kv cache");
+        }
+    }
+
+    set_moved(false);
+    compute.reset_sched();
+}
+
+int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
+    forget(); // what a batch requested that found no cells
+
+    bool has_memory = false;
+
+    try {
+        has_memory = copies.finish_update();
+    } catch (const std::bad_alloc &) {
+        LLAMA_LOG_WARN("%s: not enough host memory to go on\n", __func__);
+    }
+
+    return lost.uses_lost_seq(lctx, balloc) ? -3 : has_memory ? 0 : 1;
+}
+
+int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
+    const bool has_memory = grow();
+
+    return lost.uses_lost_seq(lctx, balloc) ? -3 : has_memory ? 0 : 1;
+}
+
+bool llama_kv_dynamic::grow_max() {
+    for (auto * cache : all) {
+        cache->request_rows(0, cache->n_max_cells);
+    }
+
+    if (!grow(true, false)) { // a context that trains keeps its types
+        return false;
+    }
+
+    for (auto * cache : all) {
+        cache->storage().pin();
+    }
+
+    return true;
+}
+
+//
+// called by the caches and the parts
+//
+
+void llama_kv_dynamic::add_cache(llama_kv_dynamic_cache * cache) {
+    all.push_back(cache);
+}
+
+void llama_kv_dynamic::remove_cache(llama_kv_dynamic_cache * cache) {
+    all.erase(std::remove(all.begin(), all.end(), cache), all.end());
 }
 
 void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & reader) {
@@ -80,189 +170,153 @@ void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & read
     readers.push_back(reader);
 }
 
-void llama_kv_dynamic::set_moved(bool is_larger) {
-    reset_graphs();
-
-    this->is_larger = this->is_larger || is_larger;
+void llama_kv_dynamic::set_moved(bool too_small) {
+    compute.drop_graphs();
+    compute.set_too_small(compute.is_too_small() || too_small);
 
     for (const auto & reader : readers) {
         if (const auto dyn = reader.lock()) {
-            dyn->set_moved(is_larger);
+            dyn->set_moved(too_small);
+        }
+    }
+}
+
+void llama_kv_dynamic::synchronize() const {
+    compute.synchronize();
+
+    for (const auto & reader : readers) {
+        if (const auto dyn = reader.lock()) {
+            dyn->synchronize();
         }
     }
 }
 
 void llama_kv_dynamic::forget() {
-    for (auto * cache : caches) {
+    for (auto * cache : all) {
         cache->forget();
     }
 }
 
-bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) try {
-    if (is_batch && !finish_copies()) {
-        return false;
+void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
+    // what was read is zero again: attention reads what is masked, too
+    for (auto * cache : all) {
+        cache->clear_state(seq_id);
     }
 
-    const bool is_wanting = any([](const auto * cache) { return cache->need.has_value(); });
+    if (seq_id < 0) {
+        lctx.get_memory()->clear(true);
+    } else {
+        lctx.get_memory()->seq_rm(seq_id, -1, -1);
+    }
+}
 
-    if (!is_wanting && !is_failed && !is_larger && !is_sched_lost) {
-        return true;
+//
+// growing
+//
+
+bool llama_kv_dynamic::has_request() const {
+    return any([](const auto * cache) { return cache->has_own_request(); });
+}
+
+bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) {
+    try {
+        if (is_batch && !copies.finish_copies()) {
+            return false;
+        }
+
+        if (!has_request() && !has_failed && !compute.is_too_small() && !compute.is_lost()) {
+            return true;
+        }
+
+        return grow_requested(may_step_down);
+    } catch (const std::bad_alloc &) { // to count the bytes
+        LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
     }
 
-    if (is_sched_lost && !lctx->opt_ctx) {
-        reset_sched();
+    synchronize();
+    for (auto * cache : all) {
+        cache->undo_growth();
+    }
+    forget();
+
+    return false;
+}
+
+bool llama_kv_dynamic::grow_requested(bool may_step_down) {
+    const bool is_requested = has_request();
+
+    if (compute.is_lost() && !compute.is_training()) {
+        compute.reset_sched();
     }
 
     const int64_t t_start_us = ggml_time_us();
 
     bool res = false;
 
-    const bool was_larger = is_larger;
+    const bool was_too_small = compute.is_too_small();
 
-    for (auto * cache : caches) {
-        for (const auto * other : caches) {
+    for (auto * cache : all) {
+        for (const auto * other : all) {
             cache->follow(*other);
         }
     }
 
-    begin_account();
+    limit().begin_account();
 
-    if (!std::exchange(is_failed, false)) {
+    if (!std::exchange(has_failed, false)) {
         do {
             const bool is_ahead = any([](const auto * cache) { return cache->is_ahead(); });
 
-            res = (is_ahead && fits(true) && try_grow(true)) || (fits(false) && try_grow(false));
-        } while (!res && may_step_down && step_down());
+            res = (is_ahead && limit().fits(true) && try_grow(true)) || (limit().fits(false) && try_grow(false));
+        } while (!res && may_step_down && limit().step_down());
     }
 
     forget();
 
     if (!res) {
-        is_larger = was_larger;
+        compute.set_too_small(was_too_small);
 
         LLAMA_LOG_WARN("%s: failed to grow the KV cache, it keeps its size\n", __func__);
     }
 
-    if (is_sched_lost && !lctx->opt_ctx) {
-        reset_sched();
+    if (compute.is_lost() && !compute.is_training()) {
+        compute.reset_sched();
     }
 
-    if (res && is_wanting) {
-        const int64_t t_us = ggml_time_us() - t_start_us;
-
-        counters.n_grow++;
-        counters.t_grow_us     += t_us;
-        counters.t_grow_max_us  = std::max(counters.t_grow_max_us, t_us);
+    if (res && is_requested) {
+        usage.count_growth(ggml_time_us() - t_start_us);
     }
 
     return res;
-} catch (const std::bad_alloc &) { // to say how many bytes it would take, or takes
-    LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
-    synchronize();
-    for (auto * cache : caches) {
-        cache->undo();
-    }
-    forget();
-    return false;
 }
 
 bool llama_kv_dynamic::try_grow(bool ahead) {
-    const bool is_wanting = any([](const auto * cache) { return cache->need.has_value(); });
+    const bool is_requested = has_request();
 
-    if (is_wanting) {
+    if (is_requested) {
         synchronize();
     }
 
-    const size_t n_bytes_before = budget ? n_bytes_compute() : 0; // only the budget asks
+    const size_t n_bytes_before = limit().n_bytes_compute();
 
-    const bool has_memory = std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); }) && reserve(!ahead);
+    const bool has_memory = std::all_of(all.begin(), all.end(), [&](auto * cache) { return cache->grow(ahead); }) && compute.reserve(!ahead);
 
-    const bool res = has_memory && (!budget || is_within(n_bytes_caches()));
+    const bool res = has_memory && limit().is_kept();
 
-    if (!res && is_wanting) {
+    if (!res && is_requested) {
         synchronize();
     }
 
-    for (auto * cache : caches) {
-        res ? cache->settle() : cache->undo();
+    for (auto * cache : all) {
+        res ? cache->commit_growth() : cache->undo_growth();
     }
 
-    // the compute buffers of what was too much for the budget
-    if (has_memory && !res && n_bytes_compute() > n_bytes_before) {
-        reset_sched();
+    // the compute buffers of a growth beyond the limit
+    if (has_memory && !res && limit().n_bytes_compute() > n_bytes_before) {
+        compute.reset_sched();
     }
 
-    account();
+    limit().account();
 
     return res;
-}
-
-bool llama_kv_dynamic::grow_max() {
-    for (auto * cache : caches) {
-        cache->want(0, cache->n_max_cells);
-    }
-
-    if (!grow(true, false)) { // what trains keeps its types
-        return false;
-    }
-
-    for (auto * cache : caches) {
-        cache->storage->pin();
-    }
-
-    return true;
-}
-
-void llama_kv_dynamic::update() {
-    lctx->sched_reserve(); // if it is due: the update does not expect another scheduler
-    lctx->memory_update(false);
-    synchronize();
-}
-
-int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
-    forget(); // what a batch asked for that found no cells
-
-    const bool has_memory = finish_update();
-
-    return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
-}
-
-int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
-    const bool has_memory = grow();
-
-    return goes_on_lost(balloc) ? -3 : has_memory ? 0 : 1;
-}
-
-bool llama_kv_dynamic::finish_update() try {
-    // before a batch is tried on the cells: to take it back loses a shift that waits behind a copy
-    if (!finish_copies()) {
-        return false;
-    }
-
-    // in smaller types there can be room for the shift
-    while (enabled && is_late_shift && any([](const auto * cache) { return cache->has_shift(); })) {
-        if (!step_down()) {
-            return false;
-        }
-        is_late_shift = false;
-        update();
-    }
-    is_late_shift = false;
-
-    fit_compute();
-
-    return true;
-} catch (const std::bad_alloc &) {
-    LLAMA_LOG_WARN("%s: not enough host memory to go on\n", __func__);
-    return false;
-}
-
-std::pair<ggml_type, ggml_type> llama_kv_dynamic::types() const {
-    for (const auto * cache : caches) {
-        if (cache->has_types()) {
-            return cache->types();
-        }
-    }
-
-    return { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
 }

@@ -51,6 +51,8 @@ public:
         // 2d views, one per stream
         std::vector<ggml_tensor *> k_stream;
         std::vector<ggml_tensor *> v_stream;
+
+        uint32_t il = 0; // of the model
     };
 
     // f(tensor, whether it is transposed), and the views follow

@@ -1,58 +1,64 @@
-// Accounting of the memory behind a context: llama_get_memory_usage(), for static and dynamic caches
+#include "llama-kv-usage.h"
 
 #include "llama-context.h"
-#include "llama-kv-cache.h"
+#include "llama-impl.h"
 #include "llama-kv-dynamic-cache.h"
+#include "llama-kv-dynamic.h"
 #include "llama-memory.h"
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
-static size_t sum(const std::map<ggml_backend_buffer_type_t, size_t> & breakdown) {
+size_t llama_kv_sum_bytes(const llama_memory_i & memory) {
     size_t res = 0;
 
-    for (const auto & [_, size] : breakdown) {
+    for (const auto & [_, size] : memory.memory_breakdown()) {
         res += size;
     }
 
     return res;
 }
 
-size_t llama_kv_dynamic_cache::size_cell() const {
-    size_t res = 0;
-
-    for (const auto & layer : kv.layers) {
-        res += layer.k->nb[1] + (layer.v ? layer.v->nb[1] : 0);
-    }
-
-    return res;
+size_t llama_kv_share(size_t size, size_t n, size_t i) {
+    return size/n + (i < size % n);
 }
 
-llama_memory_usage llama_kv_dynamic_cache::usage() const {
-    llama_memory_usage res = {};
-
-    res.n_cells_max = n_max_cells*kv.n_stream;
-    res.n_cells     = storage->rows().size();
-
-    for (uint32_t s = 0; s < kv.n_stream; ++s) {
-        res.n_cells_used += is_compressed ? n_rows_used[s] : kv.v_cells[s].get_used();
+void llama_kv_usage::log() const {
+    if (counters.n_grow > 0) {
+        LLAMA_LOG_INFO("%s: the KV cache has grown %u times in %.2f ms (longest %.2f ms, %.2f MiB copied) and shrunk %u times\n", __func__,
+                counters.n_grow, counters.t_grow_us/1e3, counters.t_grow_max_us/1e3, counters.n_bytes_copied/1024.0/1024.0, counters.n_shrink);
     }
-
-    res.reserved  = res.n_cells_max*size_cell();
-    res.committed = sum(kv.memory_breakdown());
-    res.used      = res.n_cells_used*size_cell();
-
-    return res;
 }
 
-llama_memory_usage llama_kv_dynamic::usage() const {
+void llama_kv_usage::count_growth(int64_t t_us) {
+    counters.n_grow++;
+    counters.t_grow_us     += t_us;
+    counters.t_grow_max_us  = std::max(counters.t_grow_max_us, t_us);
+}
+
+void llama_kv_usage::count_copied(size_t n_bytes) {
+    counters.n_bytes_copied += n_bytes;
+}
+
+void llama_kv_usage::count_shrink(size_t n_bytes_copied) {
+    counters.n_shrink       += !std::exchange(has_shrunk, true);
+    counters.n_bytes_copied += n_bytes_copied;
+}
+
+void llama_kv_usage::count_retype(int64_t t_us) {
+    counters.n_retype++;
+    counters.t_retype_us += t_us;
+}
+
+llama_memory_usage llama_kv_usage::total() const {
     llama_memory_usage res = counters;
 
-    // what is neither of the caches here is of a fixed size: recurrent states
-    size_t fixed = sum(static_cast<const llama_memory_i *>(lctx->get_memory())->memory_breakdown());
+    // memory outside of the caches here has a fixed size: recurrent states
+    size_t fixed = llama_kv_sum_bytes(*lctx.get_memory());
 
     double part        = 1.0; // of the positions, that rows without cells have memory for
-    double part_layers = 1.0; // the same of cells that are in front of layers
+    double part_layers = 1.0; // the same of cells that have layers
 
     bool has_layers = true; // the largest cache
 
@@ -65,7 +71,7 @@ llama_memory_usage llama_kv_dynamic::usage() const {
 
         fixed -= std::min(fixed, cur.committed);
 
-        if (!cache->is_compressed) {
+        if (!cache->planned.is_in_use()) {
             if (cur.n_cells_max > res.n_cells_max) {
                 res.n_cells_max  = cur.n_cells_max;
                 res.n_cells      = cur.n_cells;
@@ -91,19 +97,60 @@ llama_memory_usage llama_kv_dynamic::usage() const {
     return res;
 }
 
-void llama_kv_dynamic::count_shrink(size_t n_bytes_copied) {
-    counters.n_shrink       += !std::exchange(has_shrunk, true);
-    counters.n_bytes_copied += n_bytes_copied;
+llama_seq_usage llama_kv_usage::seq(llama_seq_id seq_id) const {
+    llama_seq_usage res = {};
+
+    const uint32_t n_seq_max = lctx.n_seq_max();
+
+    if (seq_id < 0 || (uint32_t) seq_id >= n_seq_max) {
+        return res;
+    }
+
+    size_t   rest     = total().used; // that is not of the caches here
+    size_t   bytes    = 0;            // in caches without a window
+    uint32_t n_all    = 0;
+    uint32_t n_window = 0;
+
+    for (const auto * cache : caches) {
+        rest -= cache->usage().used;
+
+        auto & n_max = cache->is_window() ? n_window : n_all;
+
+        const auto cells = cache->seq_cells(seq_id, cache->is_window() ? res.bytes_window : bytes);
+
+        if (cache->n_max_cells > n_max) {
+            n_max = cache->n_max_cells;
+
+            (cache->is_window() ? res.window : res.cells) = cells;
+        }
+    }
+
+    // recurrent states have one size for each sequence, whatever it holds
+    res.bytes = bytes + res.bytes_window + llama_kv_share(rest, n_seq_max, seq_id);
+
+    return res;
 }
 
 //
-// interface
+// C interface
 //
 
-llama_memory_usage llama_get_memory_usage(const llama_context * ctx) try {
-    const auto * dyn = llama_kv_dynamic::of(*ctx);
+llama_memory_usage llama_get_memory_usage(const llama_context * ctx) {
+    try {
+        const auto dyn = llama_kv_dynamic::of(*ctx);
 
-    return dyn ? dyn->usage() : llama_memory_usage {};
-} catch (const std::bad_alloc &) { // the buffers are counted in a map
-    return {};
+        return dyn ? dyn->usage.total() : llama_memory_usage {};
+    } catch (const std::bad_alloc &) { // the buffers are counted in a map
+        return {};
+    }
+}
+
+llama_seq_usage llama_memory_seq_usage(const llama_context * ctx, llama_seq_id seq_id) {
+    try {
+        const auto dyn = llama_kv_dynamic::of(*ctx);
+
+        return dyn ? dyn->usage.seq(seq_id) : llama_seq_usage {};
+    } catch (const std::bad_alloc &) {
+        return {};
+    }
 }

@@ -1,38 +1,36 @@
 # the dynamic KV cache, included by CMakeLists.txt. apart from the files that are compiled in batches, which share names of helpers
 
 set(LLAMA_KV_DYNAMIC_SOURCES
+    llama-kv-cache-copies.cpp
+    llama-kv-compute.cpp
+    llama-kv-copies.cpp
     llama-kv-dynamic-cache.cpp
-    llama-kv-dynamic-copies.cpp
-    llama-kv-dynamic-grow.cpp
-    llama-kv-dynamic-lost.cpp
-    llama-kv-dynamic-sched.cpp
-    llama-kv-dynamic-start.cpp
-    llama-kv-dynamic-state.cpp
     llama-kv-dynamic.cpp
     llama-kv-fault.cpp
+    llama-kv-graph.cpp
     llama-kv-growth.cpp
     llama-kv-layout.cpp
     llama-kv-limits.cpp
     llama-kv-lines.cpp
+    llama-kv-lost-seqs.cpp
     llama-kv-pages-host.cpp
     llama-kv-pages.cpp
+    llama-kv-planned-rows.cpp
     llama-kv-region.cpp
     llama-kv-rows.cpp
-    llama-kv-seq-usage.cpp
+    llama-kv-state-rows.cpp
     llama-kv-storage-copy.cpp
     llama-kv-storage-inplace.cpp
     llama-kv-usage.cpp)
 
 # other layers, which a tree can lack: changes of type and budgets, then the pages of devices
-if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-types.cpp)
+if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-retype.cpp)
     list(APPEND LLAMA_KV_DYNAMIC_SOURCES
-        llama-kv-budget.cpp
+        llama-kv-budget-member.cpp
+        llama-kv-cell-types.cpp
         llama-kv-convert.cpp
-        llama-kv-rotation.cpp
-        llama-kv-types.cpp
-        llama-kv-types-state.cpp)
-else()
-    list(APPEND LLAMA_KV_DYNAMIC_SOURCES llama-kv-no-types.cpp)
+        llama-kv-foreign-state.cpp
+        llama-kv-retype.cpp)
 endif()
 
 if (EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/llama-kv-pages-device.cpp)

@@ -24,9 +24,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the slow librar
 # A server notices after a second that a client has gone, and does what it was asked for between two batches.
 SLOW = broken.Edit(
     "src/llama-kv-dynamic.cpp",
-    "fit_compute();",
-    "fit_compute(); for (const int64_t t = ggml_time_us(); ggml_time_us() < t + 1500000; ) {}",
-    after="bool llama_kv_dynamic::finish_update() try {",
+    "has_memory = copies.finish_update();",
+    "has_memory = copies.finish_update(); for (const int64_t t = ggml_time_us(); ggml_time_us() < t + 1500000; ) {}",
 )
 
 

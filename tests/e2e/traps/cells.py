@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import (
-    CACHE,
-    DYNAMIC,
-    DYNAMIC_CACHE,
-    DYNAMIC_GROW,
-    Trap,
-    copies,
-    inplace,
-)
+from tests.e2e.traps.base import CACHE, DYNAMIC, DYNAMIC_CACHE, PLANNED_ROWS, Trap, copies, inplace
 
 
 def small_cells(where: str) -> Edit:
     """The cells of a cache start at 256 where this is true: resized when the cache is known, before they are used."""
-    old = "dyn->caches.push_back(this);"
+    old = "dyn->add_cache(this);"
     resize = f"for (auto & cells : kv.v_cells) {{ cells.resize({where} ? 256 : n_max); }}"
     return Edit(DYNAMIC_CACHE, old, f"{old} {resize}")
 
@@ -30,15 +22,15 @@ ROWS = (
     ),
     Trap(
         "the compressed caches of DSV4 are written beyond their storage",
-        Edit(DYNAMIC_CACHE, "kv->dyn->request_rows(n);", ""),
+        Edit(PLANNED_ROWS, "kv->dyn->planned.request(n);", ""),
         copies("deepseek4-moe", "rows"),
         "rows",
     ),
     Trap(
         "the rows of DSV4 have no cells, and a growth copies none of them",
         Edit(
-            DYNAMIC_GROW,
-            "is_compressed ? used_rows(n_max_cells) : kv.v_cells[s].used_max_p1()",
+            DYNAMIC_CACHE,
+            "planned.is_in_use() ? planned.n_used_of_first(n_max_cells) : kv.v_cells[s].used_max_p1()",
             "kv.v_cells[s].used_max_p1()",
         ),
         copies("deepseek4-moe", "generate", "--fill", "2300", "-c", "8192"),
@@ -46,18 +38,18 @@ ROWS = (
     ),
     Trap(
         "the row of DSV4's dummy writes is copied by a growth, and is no longer the last one",
-        Edit(DYNAMIC_CACHE, "n_rows() < n_max_cells ? n_rows() - 1 : n_max_cells", "n_rows()"),
+        Edit(PLANNED_ROWS, "n_all < cache.n_max_cells ? n_all - 1 : cache.n_max_cells", "n_all"),
         copies("deepseek4-moe", "rows"),
         "rows",
     ),
     *(
         Trap(
             f"in place, the row of DSV4's dummy writes {what}, and is written without being taken",
-            Edit(DYNAMIC_CACHE, "want(n_max_cells - 1, n_max_cells);", new),
+            Edit(PLANNED_ROWS, "cache.request_rows(cache.n_max_cells - 1, cache.n_max_cells);", new),
             inplace("deepseek4-moe", "pages", "-c", "8192"),
             "pages",
         )
-        for what, new in (("is not asked for", ""), ("is thought to be the first", "want(0, 1);"))
+        for what, new in (("is not asked for", ""), ("is thought to be the first", "cache.request_rows(0, 1);"))
     ),
 )
 

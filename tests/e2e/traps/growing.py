@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
+    COMPUTE,
     CONTEXT,
     COPY,
     DYNAMIC,
     DYNAMIC_CACHE,
-    DYNAMIC_GROW,
-    DYNAMIC_SCHED,
+    PLANNED_ROWS,
     Run,
     Trap,
     copies,
@@ -27,8 +27,8 @@ GROWING = (
         "a mirrored cache does not grow with the one that asked first",
         Edit(
             DYNAMIC,
-            "std::all_of(caches.begin(), caches.end(), [&](auto * cache) { return cache->grow(ahead); })",
-            "caches[0]->grow(ahead)",
+            "std::all_of(all.begin(), all.end(), [&](auto * cache) { return cache->grow(ahead); })",
+            "all[0]->grow(ahead)",
         ),
         copies("deepseek32-moe", "generate", "--fill", "1100"),
         "generate",
@@ -36,8 +36,8 @@ GROWING = (
     Trap(
         "caches that mirror each other shrink apart when all of their rows are there",
         Edit(
-            DYNAMIC_GROW,
-            "cache->storage->has_size()",
+            DYNAMIC_CACHE,
+            "cache->rows->has_size()",
             "cache->n_rows() < cache->n_max_cells",
             after="void llama_kv_dynamic_cache::release(",
         ),
@@ -46,7 +46,7 @@ GROWING = (
     ),
     Trap(
         "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
-        Edit(DYNAMIC_GROW, "cache->n_max_cells == n_max_cells", "cache == this"),
+        Edit(DYNAMIC_CACHE, "cache->n_max_cells == n_max_cells", "cache == this"),
         Run(
             "qwen4exp-moe",
             ("-c", "16384", "--kv-dynamic", "on", "-d", "4400"),
@@ -57,16 +57,16 @@ GROWING = (
     ),
     Trap(
         "the compute buffers do not follow the size of the cache",
-        Edit(DYNAMIC_SCHED, "!build_graph(false)", "false"),
+        Edit(COMPUTE, "!build_graph(false)", "false"),
         Run("llama-dense", ("-fa", "off", "--fill", "1100", "--checks", "prompt", "-v"), COPY),
         "log: does not match expectation",
     ),
     Trap(
         "the size that is expected of the compute buffers is that of before the growth",
         Edit(
-            DYNAMIC_SCHED,
-            "lctx->backend_buf_exp_size[i] = "
-            "ggml_backend_sched_get_buffer_size(lctx->sched.get(), lctx->backend_ptrs[i]);",
+            COMPUTE,
+            "lctx.backend_buf_exp_size[i] = "
+            "ggml_backend_sched_get_buffer_size(lctx.sched.get(), lctx.backend_ptrs[i]);",
             "",
         ),
         Run("llama-dense", ("-fa", "off", "--fill", "1100", "--checks", "prompt", "-v"), COPY),
@@ -74,25 +74,25 @@ GROWING = (
     ),
     Trap(
         "the time of the batch that grows is lost, because the context is synchronized and not its scheduler",
-        Edit(DYNAMIC_SCHED, "ggml_backend_sched_synchronize(lctx->get_sched());", "lctx->synchronize();"),
+        Edit(COMPUTE, "ggml_backend_sched_synchronize(lctx.get_sched());", "lctx.synchronize();"),
         copies("llama-dense", "prompt"),
         "prompt",
     ),
     Trap(
         "storage moves while a batch is still computed",
-        Edit(DYNAMIC, "synchronize();", "", after="if (is_wanting) {"),
+        Edit(DYNAMIC, "synchronize();", "", after="if (is_requested) {"),
         Run("llama-dense", ("--quick", "--checks", "unread"), {**COPY, "KV_WATCH": "1"}),
         "unread",
     ),
     Trap(
         "memory goes back while a batch is still computed",
-        Edit(DYNAMIC_GROW, "cache->dyn->synchronize();", ""),
+        Edit(DYNAMIC_CACHE, "cache->dyn->synchronize();", ""),
         Run("llama-dense", ("--fill", "1100", "--checks", "unread"), {"KV_WATCH": "1"}),
         "unread",
     ),
     Trap(
         "in place, cells that were given out have no pages, and nobody counts them",
-        Edit(DYNAMIC_CACHE, "want(sinfo.strm[s], idx, idx + 1);", ""),
+        Edit(DYNAMIC_CACHE, "request_rows(sinfo.strm[s], idx, idx + 1);", ""),
         inplace("llama-dense", "prompt"),
         "status: same-not-grown",
     ),
@@ -104,7 +104,7 @@ GROWING = (
     ),
     Trap(
         "a plan that was made before the growth is used after it",
-        Edit(DYNAMIC_CACHE, "!dyn || dyn->grow()", "true"),
+        Edit(PLANNED_ROWS, "!dyn || dyn->grow()", "true"),
         copies("deepseek4-moe", "rows"),
         "rows",
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
     CACHE,
-    DYNAMIC_COPIES,
-    DYNAMIC_GROW,
+    CACHE_COPIES,
+    DYNAMIC_CACHE,
     GIVE_BACK,
     INPLACE,
     LARGE,
@@ -21,7 +21,7 @@ from tests.e2e.traps.base import (
 IN_PLACE = (
     Trap(
         "in place, a sequence that is copied to another stream has no pages there",
-        Edit(DYNAMIC_COPIES, "return storage->copy_stream(ssrc, sdst);", "return true;"),
+        Edit(CACHE_COPIES, "return storage.copy_stream(ssrc, sdst);", "return true;"),
         inplace("llama-dense", "copy", "--seqs", "2"),
         "copy",
     ),
@@ -29,7 +29,7 @@ IN_PLACE = (
         "in place, a shift goes over the rows of the first stream only",
         Edit(
             CACHE,
-            "ggml_row_size(layer.k->type, is_quant ? 0 : n_embd_nope) + dyn->shifted().first*layer.k->nb[1]",
+            "ggml_row_size(layer.k->type, is_quant ? 0 : n_embd_nope) + dyn->copies.shifted().first*layer.k->nb[1]",
             "ggml_row_size(layer.k->type, is_quant ? 0 : n_embd_nope)",
         ),
         inplace("llama-dense", "shift", "--seqs", "4"),
@@ -37,7 +37,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, cells in use are given back",
-        Edit(DYNAMIC_GROW, "!cells.is_empty(i)", "i < 1"),
+        Edit(DYNAMIC_CACHE, "!cells.is_empty(i)", "i < 1", after="::used_rows() const"),
         Run("llama-dense", ("--checks", "shrink")),
         "shrink",
     ),
@@ -72,13 +72,13 @@ IN_PLACE = (
     ),
     Trap(
         "in place, a sequence whose copy found no memory is used as if it had been copied",
-        Edit(DYNAMIC_COPIES, "has_late_copy = !kv.sc_info.empty();", "has_late_copy = false;"),
+        Edit(CACHE_COPIES, "has_late = !pending.empty();", "has_late_copy = false;"),
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),
     Trap(
         "a sequence whose copy waits for memory is shifted before there is anything in its rows",
-        Edit(CACHE, "dyn->end_copies() && do_shift", "do_shift"),
+        Edit(CACHE, "dyn->copies.end() && do_shift", "do_shift"),
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.e2e.broken import Edit
 from tests.e2e.traps.base import (
     CACHE,
+    CACHE_COPIES,
+    COMPUTE,
     CONTEXT,
     COPY,
     DYNAMIC_CACHE,
-    DYNAMIC_COPIES,
-    DYNAMIC_GROW,
-    DYNAMIC_SCHED,
-    DYNAMIC_STATE,
     LAYOUT,
+    PLANNED_ROWS,
+    STATE_ROWS,
     STORAGE,
     Run,
     Trap,
@@ -41,9 +41,9 @@ NO_MEMORY = (
     Trap(
         "by copy, a growth that is undone for another cache loses rows of a window",
         Edit(
-            DYNAMIC_GROW,
-            "try_resize(*before, n_used_before, false);",
-            "try_resize(*before, std::vector<uint32_t>(n_used_before.size()), false);",
+            DYNAMIC_CACHE,
+            "try_resize(growing->rows, growing->n_used, false);",
+            "try_resize(growing->rows, std::vector<uint32_t>(growing->n_used.size()), false);",
         ),
         copies("gemma3-dense", "no-memory", "--fail", "3+", "--override", "gemma3.attention.sliding_window=1024"),
         "no-memory",
@@ -51,24 +51,24 @@ NO_MEMORY = (
     Trap(
         "the copy that comes after one which had to wait is taken for one that waits",
         Edit(
-            DYNAMIC_COPIES,
-            "has_late_copy = !kv.sc_info.empty();",
-            "has_late_copy = has_late_copy || !kv.sc_info.empty();",
+            CACHE_COPIES,
+            "has_late = !pending.empty();",
+            "has_late = has_late || !pending.empty();",
         ),
         inplace("llama-dense", "no-memory", "--seqs", "3", "--fail", "1+"),
         "no-memory",
     ),
     Trap(
         "rows of a batch that found no memory count as used",
-        Edit(DYNAMIC_CACHE, "kv->dyn->take_back_rows();", ""),
+        Edit(PLANNED_ROWS, "kv->dyn->planned.undo_request();", ""),
         inplace("deepseek4-moe", "no-memory", "--fail", "1+", "--fill", "1100", "-c", "8192"),
         "no-memory",
     ),
     Trap(
         "a copy to another stream takes more than the budget has",
         Edit(
-            DYNAMIC_COPIES,
-            "dyn->is_within(dyn->n_bytes_caches() - n_bytes(storage->rows()) + n_bytes(rows))",
+            CACHE_COPIES,
+            "limit.fits_rows(cache, rows)",
             "true",
         ),
         Run("llama-dense", RANDOM),
@@ -76,64 +76,66 @@ NO_MEMORY = (
     ),
     Trap(
         "a sequence is saved whose copy waits for memory",
-        Edit(DYNAMIC_COPIES, "storage->reads_below() || has_late_copy", "storage->reads_below()"),
+        Edit(CACHE_COPIES, "cache.storage().reads_below() || has_late", "cache.storage().reads_below()"),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
         "no sequence is saved while the copy of another one waits for memory",
-        Edit(DYNAMIC_COPIES, "std::find(sdst.begin(), sdst.end(), kv.seq_to_stream[seq_id]) != sdst.end()", "true"),
+        Edit(CACHE_COPIES, "std::find(sdst.begin(), sdst.end(), seq_to_stream[seq_id]) != sdst.end()", "true"),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
         "a state is read over what a copy that waits has not read yet",
-        Edit(DYNAMIC_STATE, "dyn->any(is_late)", "false", after="// of what is about to be overwritten"),
+        Edit(STATE_ROWS, "dyn->any(is_late)", "false", after="// a copy from or to what is about to be overwritten"),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
         "a state that is refused for a copy that waits zeroes what that has not read yet",
-        Edit(DYNAMIC_STATE, "is_late_in(sinfo.strm)", "false", after="llama_kv_dynamic_cache::room("),
+        Edit(STATE_ROWS, "cache.copies.is_late_in(sinfo.strm)", "false", after="llama_kv_state_rows::room("),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
         "a copy that nobody waits for is made after a state was read into its place",
-        Edit(DYNAMIC_STATE, "cache->drop_late_copies();", ""),
+        Edit(STATE_ROWS, "other->copies.drop_late();", ""),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
         "a state is refused for a copy of other cells that waits",
-        Edit(DYNAMIC_COPIES, "is_late() && (has_shift() || has(kv.sc_info.ssrc) || has(kv.sc_info.sdst))", "is_late()"),
+        Edit(CACHE_COPIES, "is_late() && (has_shift() || has(pending.ssrc) || has(pending.sdst))", "is_late()"),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
     Trap(
         "nothing goes back while a copy waits",
         Edit(
-            DYNAMIC_GROW, "is_compressed && (used_rows(n_max_cells) > 0 || !kv.sc_info.empty())", "!kv.sc_info.empty()"
+            DYNAMIC_CACHE,
+            "planned.is_in_use() && (planned.n_used_of_first(n_max_cells) > 0 || !copies.is_empty())",
+            "!copies.is_empty()",
         ),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
     Trap(
         "what a copy that waits is to read goes back with its cells",
-        Edit(DYNAMIC_GROW, "res |= read;", ""),
+        Edit(DYNAMIC_CACHE, "res |= read;", ""),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
     Trap(
         "rows without cells are cleared before a copy that waits has read them",
-        Edit(DYNAMIC_CACHE, "seq_id >= 0 && is_late()", "false"),
+        Edit(CACHE_COPIES, "seq_id >= 0 && is_late()", "false"),
         Run("deepseek4-moe", LATE_COPY.args),
         "no-memory",
     ),
     Trap(
         "a state that finds no memory in a window leaves its part in the other cache",
         (
-            Edit(DYNAMIC_STATE, "dyn->drop_seq(*seq_id_read);", ""),
+            Edit(STATE_ROWS, "cache.dyn->drop_seq(*seq_id_read);", ""),
             Edit(CONTEXT, "memory->clear(true);", "(void) 0;", after="::state_read_data("),
         ),
         Run(
@@ -167,10 +169,10 @@ NO_MEMORY = (
     Trap(
         "an exception leaves llama_decode() when the compute buffers cannot be had",
         Edit(
-            DYNAMIC_SCHED,
+            COMPUTE,
             'LLAMA_LOG_WARN("%s: %s\\n", __func__, err.what());',
             "throw;",
-            after="lctx->sched_reserve();",
+            after="lctx.sched_reserve();",
         ),
         Run(
             "llama-dense", ("--quick", "--checks", "no-memory", "--fail", "1000000"), {**COPY, "KV_WATCH": "no-reserve"}
@@ -179,7 +181,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a growth that passes the budget with its compute buffers keeps its cells",
-        Edit(DYNAMIC_GROW, "try_resize(*before, n_used_before, false);", ""),
+        Edit(DYNAMIC_CACHE, "try_resize(growing->rows, growing->n_used, false);", ""),
         copies("llama-dense", "random", "--seqs", "8", "--unified"),
         "random",
     ),

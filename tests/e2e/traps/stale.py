@@ -9,8 +9,8 @@ STALE = (
     Trap(
         "a graph that was built before a growth runs again, on freed tensors",
         (
-            Edit(DYNAMIC, "reset_graphs();", "", after="::set_moved("),
-            Edit(DYNAMIC, "this->is_larger = this->is_larger || is_larger;", ""),
+            Edit(DYNAMIC, "compute.drop_graphs();", ""),
+            Edit(DYNAMIC, "compute.set_too_small(compute.is_too_small() || too_small);", ""),
         ),
         copies("llama-dense", "state-self"),
         "state-self",

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from tests.e2e.broken import Edit
-from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_GROW, DYNAMIC_STATE, PAGES_HOST, STORAGE, Trap, copies
+from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_CACHE, PAGES_HOST, STATE_ROWS, STORAGE, Trap, copies
 
 STATE = (
     Trap(
         "rows of a state that was read into one stream are written after the growth for the next stream moved them",
-        Edit(DYNAMIC_STATE, "io.flush();", "", after="rows that were read but not written yet"),
+        Edit(STATE_ROWS, "io.flush();", "", after="rows that were read but not written yet"),
         copies("llama-dense", "state-self", "--seqs", "4", "-fa", "off"),
         "state-self",
     ),
     Trap(
         "what a pending copy of a stream reads is lost, because its cells are free when a state makes the cache grow",
         Edit(
-            DYNAMIC_GROW,
-            "res[kv.sc_info.ssrc[i]] = std::max(res[kv.sc_info.ssrc[i]], res[kv.sc_info.sdst[i]]);",
+            DYNAMIC_CACHE,
+            "res[ssrc] = std::max(res[ssrc], res[sdst]);",
             "",
         ),
         copies("llama-dense", "state-seq", "--seqs", "3"),
@@ -39,7 +39,7 @@ STATE = (
     ),
     Trap(
         "a state that is larger than the storage is refused instead of making it grow",
-        Edit(DYNAMIC_STATE, "grow_now(io) ? n_rows() : 0", "need ? 0 : n_rows()"),
+        Edit(STATE_ROWS, "grow(io) ? cache.n_rows() : 0", "cache.has_own_request() ? 0 : cache.n_rows()"),
         copies("llama-dense", "state-into-dynamic"),
         "state-into-dynamic",
     ),

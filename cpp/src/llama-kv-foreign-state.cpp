@@ -1,10 +1,13 @@
-// States of other types than the cells have: what was saved before llama_set_memory_type(), or by a context of other types
+#include "llama-kv-foreign-state.h"
 
-#include "llama-kv-dynamic-cache.h"
-
+#include "llama-hparams.h"
 #include "llama-impl.h"
 #include "llama-io.h"
+#include "llama-kv-cell-types.h"
 #include "llama-kv-convert.h"
+#include "llama-kv-dynamic-cache.h"
+#include "llama-kv-dynamic.h"
+#include "llama-kv-retype.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -13,24 +16,17 @@
 #include <new>
 #include <numeric>
 #include <stdexcept>
-#include <vector>
 
-void llama_kv_dynamic_cache::begin_read(llama_seq_id seq_id, llama_state_seq_flags flags) {
-    seq_id_read = seq_id;
-
-    is_state_on_device = flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
+void llama_kv_foreign_state::begin_read(uint32_t n_rot_k, uint32_t n_rot_v) {
+    this->n_rot_k = n_rot_k;
+    this->n_rot_v = n_rot_v;
 }
 
-void llama_kv_dynamic_cache::begin_read_data(uint32_t n_rot_k, uint32_t n_rot_v) {
-    n_rot_k_state = n_rot_k;
-    n_rot_v_state = n_rot_v;
+bool llama_kv_foreign_state::is_foreign(int32_t type, int32_t type_state, bool is_v) const {
+    return type != type_state || types.n_rot(is_v) != (is_v ? n_rot_v : n_rot_k);
 }
 
-bool llama_kv_dynamic_cache::is_foreign(int32_t type, int32_t type_state, bool is_v) const {
-    return type != type_state || (is_v ? kv.n_rot_v != n_rot_v_state : kv.n_rot_k != n_rot_k_state);
-}
-
-void llama_kv_dynamic_cache::read_foreign_rows(
+void llama_kv_foreign_state::read_streams(
         llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint64_t size_row, uint32_t s0, uint32_t n_stream, uint32_t n) {
     if (!llama_kv_is_type(type_state) || t->ne[0] % ggml_blck_size((ggml_type) type_state) != 0 ||
             size_row != ggml_row_size((ggml_type) type_state, t->ne[0])) {
@@ -43,7 +39,7 @@ void llama_kv_dynamic_cache::read_foreign_rows(
     }
 
     // such a state does not say whether it is rotated: as its type wants it
-    const uint32_t n_rot_state = wanted_blocks((ggml_type) type_state, types().second).k;
+    const uint32_t n_rot_state = types.wanted_rot(false, (ggml_type) type_state, types.cache.cell_types().second);
 
     if (!read_rows(io, t, type_state, false, n_rot_state, false, rows)) {
         throw std::runtime_error("failed to read KV cells of another type");
@@ -52,17 +48,19 @@ void llama_kv_dynamic_cache::read_foreign_rows(
 
 // a state has the rows of K, and of V with flash attention, one after the other, and of transposed V the rows' elements of each
 // line, line after line. it is read in parts that are converted at a time
-bool llama_kv_dynamic_cache::read_rows(
+bool llama_kv_foreign_state::read_rows(
         llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row,
         const std::vector<row_range> & rows) {
-    const bool trans = is_v && kv.v_trans;
+    const bool trans = is_v && types.v_trans;
+
+    const auto & cache = types.cache;
 
     const auto type = (ggml_type) type_state;
 
     // it comes from outside: a type that cells can have, and the rotation that goes with it here, or none
-    if (is_state_on_device || !dyn || !llama_kv_is_type(type_state) || t->ne[0] % ggml_blck_size(type) != 0 ||
+    if (cache.state.is_on_device() || !cache.dyn || !llama_kv_is_type(type_state) || t->ne[0] % ggml_blck_size(type) != 0 ||
             (trans && ggml_is_quantized(type)) ||
-            (n_rot_state != 0 && n_rot_state != (is_v ? wanted_blocks(types().first, type).v : wanted_blocks(type, types().second).k))) {
+            (n_rot_state != 0 && n_rot_state != (is_v ? types.wanted_rot(true, cache.cell_types().first, type) : types.wanted_rot(false, type, cache.cell_types().second)))) {
         LLAMA_LOG_ERROR("%s: a state of type %d cannot be read into a KV cache of type %s\n", __func__, type_state, ggml_type_name(t->type));
         return false;
     }
@@ -74,10 +72,10 @@ bool llama_kv_dynamic_cache::read_rows(
         uint32_t size_el;
         io.read(&size_el, sizeof(size_el));
         io.read(&n_embd,  sizeof(n_embd));
-        const auto layer = std::find_if(kv.layers.begin(), kv.layers.end(), [&](const auto & layer) {
+        const auto layer = std::find_if(types.layers.begin(), types.layers.end(), [&](const auto & layer) {
             return std::find(layer.v_stream.begin(), layer.v_stream.end(), t) != layer.v_stream.end();
         });
-        if (size_el != ggml_type_size(type) || layer == kv.layers.end() || n_embd != kv.hparams.n_embd_v_gqa(layer->il)) {
+        if (size_el != ggml_type_size(type) || layer == types.layers.end() || n_embd != types.hparams.n_embd_v_gqa(layer->il)) {
             return false;
         }
     } else if (has_size_row) {
@@ -124,9 +122,8 @@ bool llama_kv_dynamic_cache::read_rows(
 
     ggml_backend_tensor_alloc(buf.get(), src, ggml_backend_buffer_get_base(buf.get()));
 
-    dyn->convert([&](llama_kv_converter & converter) {
-        const uint32_t n_rot_cur = is_v ? kv.n_rot_v : kv.n_rot_k;
-        const uint32_t n_rot     = (is_v ? is_rotated_v : is_rotated_k) ? turned(n_rot_state, n_rot_cur) : 0;
+    cache.dyn->retype->convert([&](llama_kv_converter & converter) {
+        const uint32_t n_rot = types.rotation_to_now(is_v, n_rot_state);
 
         for (int64_t l = 0; l < n_lines; l += n_lines_max) {
             const int64_t n = std::min(n_lines_max, n_lines - l);
@@ -134,7 +131,7 @@ bool llama_kv_dynamic_cache::read_rows(
             io.read(src->data, n*src->nb[1]);
 
             if (!trans) {
-                converter.run({ src, 0, src->nb[1], n_line, n }, { t, 0, t->nb[1], n_line, n, idxs.data() + l }, n_rot, rot_matrix(n_rot));
+                converter.run({ src, 0, src->nb[1], n_line, n }, { t, 0, t->nb[1], n_line, n, idxs.data() + l }, n_rot, types.rot_matrix(n_rot));
                 continue;
             }
 
@@ -145,7 +142,7 @@ bool llama_kv_dynamic_cache::read_rows(
 
                 converter.run(
                     { src, i*ggml_type_size(type), src->nb[1], n_run, n },
-                    { t, (l*t->ne[1] + r)*size_el, t->ne[1]*size_el, n_run, n }, n_rot, rot_matrix(n_rot));
+                    { t, (l*t->ne[1] + r)*size_el, t->ne[1]*size_el, n_run, n }, n_rot, types.rot_matrix(n_rot));
 
                 i += n_run;
             }

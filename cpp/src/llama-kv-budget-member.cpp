@@ -1,0 +1,379 @@
+#include "llama-kv-budget-member.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-kv-convert.h"
+#include "llama-kv-dynamic-cache.h"
+#include "llama-kv-dynamic.h"
+#include "llama-kv-retype.h"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+struct llama_memory_budget {
+    const std::vector<ggml_type> types;
+
+    llama_memory_budget_usage usage; // n_bytes is 0: what there is
+
+    bool hold = false; // fail rather than take the next types
+};
+
+// check whether cells of type a are smaller than those of type b
+static bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
+    return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
+}
+
+// let K and V each take a type where it makes them smaller
+static void take_smaller(std::pair<ggml_type, ggml_type> & types, ggml_type type) {
+    types.first  = llama_kv_type_is_smaller(type, types.first)  ? type : types.first;
+    types.second = llama_kv_type_is_smaller(type, types.second) ? type : types.second;
+}
+
+void llama_kv_types_init(llama_kv_dynamic & dyn) {
+    auto budget = std::make_unique<llama_kv_budget_member>(dyn);
+
+    dyn.retype = std::make_shared<llama_kv_retype>(dyn, *budget);
+
+    dyn.set_limit(std::move(budget));
+}
+
+llama_kv_budget_member::~llama_kv_budget_member() {
+    if (budget) {
+        budget->usage.committed -= n_bytes_accounted;
+    }
+}
+
+bool llama_kv_budget_member::join(llama_memory_budget * budget) {
+    if (this->budget) {
+        this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);
+    }
+
+    this->budget = dyn.is_enabled() ? budget : nullptr;
+
+    try {
+        account();
+
+        // what the model rules out is told before it is needed. a backend may refuse a type then
+        auto next = dyn.retype->types();
+        for (size_t i = 0; this->budget && next.first != GGML_TYPE_COUNT && i < budget->types.size(); ++i) {
+            const auto cur = next;
+            take_smaller(next, budget->types[i]);
+
+            const int32_t res = next == cur ? LLAMA_MEMORY_TYPE_OK : dyn.retype->check_types(next.first, next.second);
+            if (res != LLAMA_MEMORY_TYPE_OK) {
+                LLAMA_LOG_WARN("%s: this context cannot have %s and %s: %s\n", __func__,
+                        ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
+            }
+        }
+    } catch (const std::bad_alloc &) { // the next growth counts
+    }
+
+    return this->budget != nullptr;
+}
+
+//
+// accounting
+//
+
+size_t llama_kv_budget_member::n_bytes_next(bool ahead, ggml_type type_k, ggml_type type_v) const {
+    size_t res = 0;
+
+    for (const auto * cache : dyn.caches()) {
+        res += cache->storage().n_bytes(cache->rows_after_growth(ahead), type_k, type_v);
+    }
+
+    return res;
+}
+
+size_t llama_kv_budget_member::n_bytes_caches() const {
+    size_t res = 0;
+
+    for (const auto * cache : dyn.caches()) {
+        res += cache->usage().committed;
+    }
+
+    return res;
+}
+
+size_t llama_kv_budget_member::n_bytes_grown() const {
+    const size_t res = dyn.compute.n_bytes();
+
+    return res - std::min(res, n_bytes_compute_start.value_or(res));
+}
+
+size_t llama_kv_budget_member::n_bytes_compute() const {
+    return budget ? n_bytes_grown() : 0;
+}
+
+void llama_kv_budget_member::begin_account() {
+    if (budget && !n_bytes_compute_start) {
+        n_bytes_compute_start = dyn.compute.n_bytes();
+    }
+
+    account();
+}
+
+void llama_kv_budget_member::account() {
+    if (!budget) {
+        return;
+    }
+
+    n_bytes_accounted_caches = n_bytes_caches();
+
+    const size_t n_bytes = n_bytes_accounted_caches + n_bytes_grown();
+
+    budget->usage.committed += n_bytes - n_bytes_accounted;
+
+    n_bytes_accounted = n_bytes;
+}
+
+size_t llama_kv_budget_member::n_bytes_above_with(size_t n_bytes_caches) const {
+    if (!budget || budget->usage.n_bytes == 0) {
+        return 0;
+    }
+
+    const size_t n_bytes = budget->usage.committed - n_bytes_accounted + n_bytes_caches + n_bytes_grown();
+
+    return n_bytes - std::min(n_bytes, budget->usage.n_bytes);
+}
+
+bool llama_kv_budget_member::is_within(size_t n_bytes_caches) const {
+    // what the compute buffers need for cells that are there is had, and the cells of another context are not had here
+    return n_bytes_caches <= n_bytes_accounted_caches || n_bytes_above_with(n_bytes_caches) == 0;
+}
+
+size_t llama_kv_budget_member::n_bytes_above() const {
+    return n_bytes_above_with(n_bytes_caches());
+}
+
+size_t llama_kv_budget_member::n_bytes_above_in(ggml_type type_k, ggml_type type_v) const {
+    return n_bytes_above_with(n_bytes_next(false, type_k, type_v));
+}
+
+bool llama_kv_budget_member::fits(bool ahead) const {
+    if (!budget) {
+        return true;
+    }
+
+    const auto types = dyn.retype->types();
+
+    return is_within(n_bytes_next(ahead, types.first, types.second));
+}
+
+bool llama_kv_budget_member::fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const {
+    const auto & storage = cache.storage();
+
+    // without a budget there can be no types to count in
+    if (!budget || rows == storage.rows()) {
+        return true;
+    }
+
+    const auto types = dyn.retype->types();
+
+    const auto n_bytes = [&](const llama_kv_rows & r) { return storage.n_bytes(r, types.first, types.second); };
+
+    return is_within(n_bytes_caches() - n_bytes(storage.rows()) + n_bytes(rows));
+}
+
+bool llama_kv_budget_member::is_kept() const {
+    return !budget || is_within(n_bytes_caches());
+}
+
+void llama_kv_budget_member::fit_compute() {
+    if (!budget || dyn.compute.is_training()) {
+        return;
+    }
+
+    account();
+
+    if (n_bytes_above_with(n_bytes_accounted_caches) > 0) {
+        dyn.compute.reset_sched();
+        account();
+    }
+}
+
+//
+// the ladder of types
+//
+
+bool llama_kv_budget_member::step_down(bool is_full) {
+    const auto cur = dyn.retype->types();
+
+    if (!budget || budget->hold || cur.first == GGML_TYPE_COUNT) {
+        return false;
+    }
+
+    auto next = cur;
+
+    const size_t n_bytes_old = n_bytes_caches();
+
+    // a growth is held against the budget again when the cells are smaller
+    const bool is_growth = dyn.any([](const auto * cache) { return cache->has_own_request(); });
+
+    for (const auto type : budget->types) {
+        take_smaller(next, type);
+
+        const size_t n_bytes = n_bytes_next(false, next.first, next.second);
+
+        if (next == dyn.retype->types() || !(is_full || is_growth ? n_bytes_above_with(n_bytes) == 0 : is_within(n_bytes))) {
+            continue;
+        }
+
+        // before the types change, after which there can be no memory to account for it
+        const auto first = std::exchange(types_first, types_first.first == GGML_TYPE_COUNT ? dyn.retype->types() : types_first);
+
+        const int32_t res = dyn.retype->set_types(next.first, next.second);
+
+        if (res != LLAMA_MEMORY_TYPE_OK) {
+            LLAMA_LOG_WARN("%s: no %s and %s: %s\n", __func__, ggml_type_name(next.first), ggml_type_name(next.second), llama_memory_type_reason(res));
+        }
+
+        if (res != LLAMA_MEMORY_TYPE_OK && res != LLAMA_MEMORY_TYPE_LOST) {
+            types_first = first;
+        }
+
+        if (res == LLAMA_MEMORY_TYPE_OK) {
+            budget->usage.n_down++;
+
+            // without memory beside the cells, nothing goes back: the next type would not help either
+            return n_bytes_caches() < n_bytes_old;
+        }
+
+        if (res == LLAMA_MEMORY_TYPE_LOST) {
+            return false;
+        }
+    }
+
+    return false;
+}
+
+void llama_kv_budget_member::step_up() {
+    if (!budget || dyn.compute.is_training() || types_first.first == GGML_TYPE_COUNT ||
+            dyn.any([](const auto * cache) { return cache->usage().n_cells_used > 0; })) {
+        return;
+    }
+
+    const size_t n_bytes = n_bytes_next(false, types_first.first, types_first.second);
+
+    if (!is_within(n_bytes) && n_bytes_above_with(n_bytes) > n_bytes_grown()) {
+        return; // nor without what the compute buffers have grown by
+    }
+
+    // they do not shrink by themselves, and that was for cells that are gone
+    dyn.compute.create_sched();
+
+    if (is_within(n_bytes) && dyn.retype->set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {
+        forget_first_types();
+        budget->usage.n_up++;
+    } else {
+        dyn.compute.reset_sched();
+    }
+}
+
+void llama_kv_budget_member::forget_first_types() {
+    types_first = { GGML_TYPE_COUNT, GGML_TYPE_COUNT };
+}
+
+bool llama_kv_budget_member::make_room() {
+    dyn.lctx.synchronize();
+
+    dyn.forget(); // what a batch requested that did not run
+    step_up();
+    begin_account();
+
+    return n_bytes_above() == 0 || (step_down(true) && n_bytes_above() == 0);
+}
+
+//
+// C interface
+//
+
+// return the member of a context. null: its types cannot change
+static llama_kv_budget_member * member_of(llama_context * ctx) {
+    const auto dyn = ctx ? llama_kv_dynamic::of(*ctx) : nullptr;
+
+    return dyn && dyn->retype ? &dyn->retype->budget : nullptr;
+}
+
+llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const ggml_type * types, size_t n_types) {
+    for (size_t i = 0; i < n_types; ++i) {
+        if (!llama_kv_is_type(types[i])) {
+            LLAMA_LOG_ERROR("%s: type %d is not one of KV cells\n", __func__, types[i]);
+            return nullptr;
+        }
+        if (i > 0 && !llama_kv_type_is_smaller(types[i], types[i - 1])) {
+            LLAMA_LOG_ERROR("%s: %s is not smaller than %s\n", __func__, ggml_type_name(types[i]), ggml_type_name(types[i - 1]));
+            return nullptr;
+        }
+    }
+
+    try {
+        return new llama_memory_budget { { types, types + n_types }, { n_bytes, 0, 0, 0, 0 } };
+    } catch (const std::bad_alloc &) {
+        LLAMA_LOG_ERROR("%s: not enough host memory\n", __func__);
+        return nullptr;
+    }
+}
+
+void llama_memory_budget_free(llama_memory_budget * budget) {
+    delete budget;
+}
+
+bool llama_memory_budget_add(llama_memory_budget * budget, llama_context * ctx) {
+    auto * member = member_of(ctx);
+
+    return member && member->join(budget);
+}
+
+void llama_memory_budget_hold(llama_memory_budget * budget, bool hold) {
+    budget->hold = hold;
+}
+
+bool llama_memory_budget_set_other(llama_memory_budget * budget, size_t n_bytes, llama_context * ctx) {
+    auto & usage = budget->usage;
+
+    const size_t n_bytes_old = usage.other;
+
+    if (usage.n_bytes > 0 && n_bytes > std::max(n_bytes_old, usage.n_bytes)) {
+        return false; // no cell needs to change for that
+    }
+
+    const auto set = [&](size_t n) {
+        usage.committed += n - usage.other;
+        usage.other      = n;
+    };
+
+    set(n_bytes);
+
+    const bool has_room = usage.n_bytes == 0 || usage.committed <= usage.n_bytes;
+
+    if (n_bytes > n_bytes_old && has_room) {
+        return true;
+    }
+
+    auto * member = member_of(ctx);
+
+    bool is_made = false;
+
+    try {
+        is_made = member && member->has_budget() && member->make_room();
+    } catch (const std::exception & err) {
+        LLAMA_LOG_WARN("%s: no room is made: %s\n", __func__, err.what());
+    }
+
+    if (is_made || n_bytes <= n_bytes_old) {
+        return true;
+    }
+
+    set(n_bytes_old);
+
+    return false;
+}
+
+llama_memory_budget_usage llama_memory_budget_get_usage(const llama_memory_budget * budget) {
+    return budget->usage;
+}

@@ -1,0 +1,40 @@
+#pragma once
+
+// Limit on the memory of the KV caches of one context. This class has no limit but the memory of the machine: every growth may be
+// tried. The layer of types replaces it by a budget with smaller types to step down to (llama-kv-budget-member.h)
+
+#include <cstddef>
+
+class llama_kv_dynamic_cache;
+class llama_kv_rows;
+
+class llama_kv_limit {
+public:
+    virtual ~llama_kv_limit() = default;
+
+    // count what is taken. begin_account(): before a cache grows or shrinks
+    virtual void begin_account() {}
+    virtual void account() {}
+
+    // whether all caches may take the rows that were requested, as far as that is known before
+    // ahead: with the rows that the growth policy takes in advance
+    virtual bool fits(bool ahead) const { (void) ahead; return true; }
+
+    // whether one cache may have these rows instead of those it has
+    virtual bool fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const { (void) cache; (void) rows; return true; }
+
+    // whether what is taken now is within the limit
+    virtual bool is_kept() const { return true; }
+
+    // bytes by which the compute buffers have grown, as far as they count
+    virtual size_t n_bytes_compute() const { return 0; }
+
+    // give back what the compute buffers have grown by, if it is too much, after a K-shift, which can take more than any batch
+    virtual void fit_compute() {}
+
+    // have the cells take smaller types. returns false if that makes no room
+    virtual bool step_down() { return false; }
+
+    // have the cells take their first types again, if no cell is in use
+    virtual void step_up() {}
+};

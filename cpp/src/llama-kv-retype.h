@@ -1,0 +1,58 @@
+#pragma once
+
+// Change the types of the cells of one llama_context while they are in use: llama_set_memory_type()
+//
+// What stays: positions, cells, rows, the objects of the tensors. What changes: the types and strides of the tensors, where they
+// are, and the basis that K and V are stored in (llama-kv-cell-types.h).
+//
+// All or nothing: all that can fail comes first, with the tensors saying the new types and holding the old data: a graph may
+// not read more of the cells on another backend, the compute buffers have to be there, and, if rows become larger, all of their memory.
+// The data is then moved layer by layer and does not fail.
+
+#include "llama-kv.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <unordered_map>
+#include <utility>
+
+class llama_kv_budget_member;
+class llama_kv_converter;
+class llama_kv_dynamic;
+struct ggml_cgraph;
+
+class llama_kv_retype {
+public:
+    llama_kv_retype(llama_kv_dynamic & dyn, llama_kv_budget_member & budget) : budget(budget), dyn(dyn) {}
+
+    // return the types of K and V. GGML_TYPE_COUNT: there are no cells
+    std::pair<ggml_type, ggml_type> types() const;
+
+    // return what llama_set_memory_type() returns for what can be known before it begins
+    int32_t check_types(ggml_type type_k, ggml_type type_v) const;
+
+    // change the types of all caches. returns a llama_memory_type_result
+    // throws std::bad_alloc
+    int32_t set_types(ggml_type type_k, ggml_type type_v);
+
+    // find out which caches the graphs rotate. builds a graph the first time, so no compute may be in flight
+    void find_rotation();
+
+    // call f(converter), after which no graph that was built before runs again
+    // throws std::runtime_error when the cells could not be converted
+    void convert(const std::function<void(llama_kv_converter &)> & f);
+
+    llama_kv_budget_member & budget;
+
+private:
+    // have the graphs work with the new types, and the memory for the change. if not, nothing has changed
+    int32_t prepare_types(ggml_type type_k, ggml_type type_v);
+
+    // the number of views of each tensor of which the graph reads a copy elsewhere, of all caches
+    std::unordered_map<const ggml_tensor *, size_t> read_elsewhere(ggml_cgraph * gf) const;
+
+    llama_kv_dynamic & dyn;
+
+    bool is_rotation_known = false;
+};
