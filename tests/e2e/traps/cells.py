@@ -56,13 +56,13 @@ ROWS = (
 CELLS = (
     Trap(
         "the cells start small with the storage, and tokens get other cells than in the static cache",
-        small_cells("dyn->enabled"),
+        small_cells("dyn->is_enabled()"),
         copies("llama-dense", "prompt"),
         "prompt",
     ),
     Trap(
         "a window cache of full size starts small, overwrites masked cells and loses history",
-        small_cells("dyn->enabled && kv.n_swa > 0"),
+        small_cells("dyn->is_enabled() && kv.n_swa > 0"),
         copies("gemma3-dense", "prompt", "--swa-full"),
         "prompt",
     ),

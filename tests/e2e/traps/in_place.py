@@ -72,7 +72,7 @@ IN_PLACE = (
     ),
     Trap(
         "in place, a sequence whose copy found no memory is used as if it had been copied",
-        Edit(CACHE_COPIES, "has_late = !pending.empty();", "has_late_copy = false;"),
+        Edit(CACHE_COPIES, "has_late = !pending.empty();", "has_late = false;"),
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),
