@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = find_project(ROOT)
 GROUPS = load_groups(PROJECT)
 FILES = {file.path: file.source.read_text(encoding="utf-8") for file in new_files(PROJECT.cpp)}
-# An include that a file can do without: `#if __has_include("x.h")` stands right before it.
+# An include that a file can do without follows directly after `#ifdef NAME` or `#if __has_include("x.h")`.
 INCLUDE = re.compile(r'(?<!__has_include\(")^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
-OPTIONAL = re.compile(r'#[ \t]*if __has_include\("([^"]+)"\)')
+OPTIONAL = re.compile(r'#if(?:def \w+| __has_include\("[^"]+"\))\n[ \t]*#[ \t]*include[ \t]+"([^"]+)"')
 FOLDERS = ("src", "include", "common", "ggml/include", "ggml/src", "tools/kv-check", "tools/server")
 
 

@@ -15,11 +15,6 @@
 #include <memory>
 #include <string>
 
-// budgets and changes of type are of another layer, which a tree can lack
-#if __has_include("llama-kv-types.h")
-#    define KV_BENCH_TYPES
-#endif
-
 // Seconds of processor time of this process: with one thread what a call takes on an idle machine, whatever else runs on it. With
 // a device seconds of the clock: what it does takes no processor time.
 double seconds_of(const kv_bench_params & params);
