@@ -58,10 +58,11 @@ def test_two_files_of_those_that_need_memory_run_at_once_and_ctest_has_the_last_
 def test_make_verify_is_the_main_job_in_order() -> None:
     def verbs(*options: str) -> list[str]:
         said = run("make", "-n", "-o", ".venv", "verify", *options).stdout
-        return [words.strip() for words in re.findall(r"^\.venv/bin/kvtool (.+)$", said, re.MULTILINE)]
+        return [words.strip() for words in re.findall(r"^\.venv/bin/kvtool ([^;\n]+)", said, re.MULTILINE)]
 
-    assert verbs() == ["doctor", "fetch", "apply", "build --cpu --no-ui", "verify --cpu --quick"]
-    metal = ["doctor --metal", "fetch", "apply", "build --metal --no-ui", "verify --metal"]
+    model = "fetch --model smollm2 --quiet"
+    assert verbs() == ["doctor", "fetch", "apply", "build --cpu --no-ui", "verify --cpu --quick", model]
+    metal = ["doctor --metal", "fetch", "apply", "build --metal --no-ui", "verify --metal", model]
     assert verbs("BACKEND=metal", "FULL=1") == metal
     assert "FULL=1" in run("make", "-n", "-o", ".venv", "verify").stdout, "it says how to prove all"
 
