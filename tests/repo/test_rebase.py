@@ -279,9 +279,9 @@ def test_an_upstream_that_no_list_names_has_what_it_needs(applied: Tiny, kvtool:
     told = {patch["id"]: patch for patch in ran.json["patches"]}
     applied_there = {name for name, patch in told.items() if patch["outcome"] == "applied"}
     assert applied_there == {"flag", "use", "needed", "before"}
-    assert "is needed from llama.cpp v3 on, the lock's next one, and its place is here" in told["needed"]["moved"][0]
-    assert "is not needed from llama.cpp v3 on, the lock's next one, and its" in told["before"]["moved"][0]
-    assert "is not needed from llama.cpp v3 on, the lock's next one, and it has no" in told["placeless"]["moved"][0]
+    assert "is needed from v3 on, the lock's next one, and its place is here" in told["needed"]["moved"][0]
+    assert "is not needed from v3 on, the lock's next one, and its" in told["before"]["moved"][0]
+    assert "is not needed from v3 on, the lock's next one, and it has no" in told["placeless"]["moved"][0]
     assert not any(told[name]["moved"] for name in ("flag", "later", "feature", "instead", "gone"))
     series = tomllib.loads((applied.root / "patches/series.toml").read_text())
     limits = {patch["id"]: (patch.get("from"), patch.get("until")) for patch in series["patch"]}
@@ -350,6 +350,7 @@ def test_json_documents(stopped: Tiny, kvtool: Any) -> None:
         "older",
         "astray",
         "kept",
+        "upstream",
     ]
     assert sorted(dry["patches"][0]) == sorted(
         ["id", "outcome", "commit", "hunks", "added", "removed", "failed", "blocked_by", "moved", "lost", "seconds"]

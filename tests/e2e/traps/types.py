@@ -166,7 +166,7 @@ TYPES = (
     ),
     Trap(
         "a context that goes leaves what it had in the budget",
-        Edit(BUDGET, "this->budget->usage.committed -= std::exchange(n_bytes_accounted, 0);", "(void) 0;"),
+        Edit(BUDGET, "        budget->usage.committed -= n_bytes_accounted;", "        (void) 0;"),
         inplace("llama-dense", "retype-budget"),
         "retype-budget",
     ),
