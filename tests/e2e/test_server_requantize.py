@@ -173,7 +173,8 @@ def test_a_checkpoint_from_before(real: Real, toy: str, tmp_path: Path) -> None:
 def test_a_draft_with_cells_of_its_own(real: Real, model: Path, tmp_path: Path, name: str) -> None:
     """Compare the text with that of a server without a draft.
 
-    With one token per ubatch, both servers run the same attention kernel. Kernels for one and for several tokens round differently.
+    With one token per ubatch, both servers run the same attention kernel. The kernels for one token and for several
+    tokens round differently.
     """
     one = (*ONE, "-ub", "1")
     with serving(real, model, tmp_path / "plain", *one) as server:
