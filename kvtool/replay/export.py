@@ -415,22 +415,40 @@ def plan_rebase(
     found += _text_change(project.series, set_limits(read_text(project.series), dropped, limits))
     found += _text_change(project.lock, pin(read_text(project.lock), lock, done.tag))
     todo = _in_write_order(found)
-    preview = preview_project(project, todo, scratch.place())
-    series = context.with_project(preview).series(upstream)
-    replayed = replay(scratch, done.base, series)
-    if not replayed.complete or replayed.tree != done.tree:
-        raise KvtoolError("the rebased series does not give the tree", why="this is a bug; nothing was written")
-    folded = squash_fixups(scratch, project.tree, applied_of(series, replayed, pinned=False), replayed.head, series)
-    if drift := plan_export(preview, scratch, folded, series, {}):
-        named = ", ".join(change.path for change in drift)
-        raise KvtoolError(f"an export would change {named} again", why="this is a bug; nothing was written")
+    preview, applied = prove_changes(context, scratch, upstream, done.base, done.tree, todo)
     if groups:
         series = context.with_groups(groups).with_project(preview).series(upstream)
         replayed = replay(scratch, done.base, series)
         if error := conflict_error(replayed.reports, done.tag):
             error.next_step = "make a tree with the whole series, and rebase there: kvtool apply"
             raise error
-    return todo, applied_of(series, replayed, pinned=False)
+        applied = applied_of(series, replayed, pinned=False)
+    return todo, applied
+
+
+def prove_changes(
+    context: SeriesContext, scratch: Scratch, upstream: Upstream, base: str, tree: str, todo: Sequence[Change]
+) -> tuple[Project, Applied]:
+    """Apply the series as it would be after some changes; return that project, and what its tree then is.
+
+    base: commit of the upstream tree. KvtoolError unless the series gives `tree` and export leaves its files unchanged.
+    """
+    preview = preview_project(context.project, todo, scratch.place())
+    series = context.with_project(preview).series(upstream)
+    replayed = replay(scratch, base, series)
+    if not replayed.complete or replayed.tree != tree:
+        bad = next((report.id for report in replayed.reports if report.outcome is PatchOutcome.CONFLICT), "")
+        raise _bug("the series to be written does not give the tree", f"patch {bad!r} was not applied" if bad else "")
+    applied = applied_of(series, replayed, pinned=False)
+    folded = squash_fixups(scratch, context.project.tree, applied, replayed.head, series)
+    if drift := plan_export(preview, scratch, folded, series, {}):
+        named = ", ".join(change.path for change in drift[:5])
+        raise _bug("the series to be written does not export unchanged", f"export would change {named}")
+    return preview, applied
+
+
+def _bug(what: str, why: str) -> KvtoolError:
+    return KvtoolError(what, why=why, next_step="please report this; nothing was written")
 
 
 _LATE = {"patches/series.toml": 1, "patches/upstream.lock": 2}

@@ -14,10 +14,9 @@ from kvtool.errors import UsageError
 from kvtool.gitcmd import Git, Scratch
 from kvtool.replay.apply import Blob
 from kvtool.replay.paths import ABSENT, Entry, patch_paths, read_tree
-from kvtool.series.patchfile import Authored
+from kvtool.series.patchfile import Authored, mail_message
 from kvtool.upstream.lock import Lock, usable_tag
 
-_NOT_IN_MAIL = re.compile(r"^(?=---\s*$|diff -|Index: |From [0-9a-f]{40} )", re.MULTILINE)
 _FIXUP = re.compile(r"^(?:(?:fixup|squash|amend)! )+")
 _FOLDER_LINES = 1500  # changed lines from which a patch of a folder is divided among its folders
 _LISTED = 40  # commits that the message of a squashed patch lists
@@ -353,7 +352,7 @@ def _sizes(git: Git, after: Mapping[str, Entry], theirs: Mapping[str, Entry]) ->
 def _patch(
     author: Authored, action: str, commit: str, changes: Mapping[str, Entry], carried: tuple[str, ...]
 ) -> ForkPatch:
-    message = _NOT_IN_MAIL.sub(" ", author.message.lstrip("\n").rstrip() + "\n")
+    message = mail_message(author.message.lstrip("\n").rstrip() + "\n")
     if not message.strip():
         message = f"commit {commit[:10]} (it has no message)\n"
     message = _FIXUP.sub("", message)

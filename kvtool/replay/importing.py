@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from kvtool.errors import ConflictError, KvtoolError, UsageError
 from kvtool.gitcmd import Scratch
 from kvtool.project import read_text
-from kvtool.replay.apply import Builder, applied_of, replay
-from kvtool.replay.export import plan_export, squash_fixups
+from kvtool.replay.apply import Builder
+from kvtool.replay.export import prove_changes
 from kvtool.replay.fork import ForkBase, ForkPatch, ForkPlan
 from kvtool.replay.rebase_plan import SeriesContext
-from kvtool.series.changes import Change, preview_project
+from kvtool.series.changes import Change
 from kvtool.series.incoming import IncomingPatch
 from kvtool.series.patchfile import DIFF_FLAGS, MAIL_FLAGS, find_wrong_count
 from kvtool.series.series import new_id
@@ -81,9 +80,11 @@ def _conflict(builder: Builder, patch: IncomingPatch, tag: str, flags: Sequence[
 
 def refuse_missing(scratch: Scratch, plan: ForkPlan) -> None:
     """Raise UsageError if the fork's repository lacks files of its own tree."""
-    entries = [entry for patch in plan.patches for entry in patch.changes.values() if entry.mode not in ("", "160000")]
     wanted = {blob.id: blob.path for blob in plan.new_files} | {
-        entry.id: path for patch in plan.patches for path, entry in patch.changes.items() if entry in entries
+        entry.id: path
+        for patch in plan.patches
+        for path, entry in patch.changes.items()
+        if entry.mode not in ("", "160000")
     }
     told = scratch.run("cat-file", "--batch-check", input="".join(f"{blob}\n" for blob in wanted)).stdout.splitlines()
     missing = [wanted[line.split()[0]] for line in told if line.endswith(" missing")]
@@ -126,7 +127,7 @@ def import_changes(
     found.append(Change("patches/series.toml", "change", series.encode()))
     lock = pin(read_text(project.lock), context.lock, plan.base.tag)
     found.append(Change("patches/upstream.lock", "change", lock.encode()))
-    _check(context, scratch, base, plan, found)
+    prove_changes(context, scratch, context.lock.upstream(plan.base.tag), base, plan.tree, found)
     return tuple(found), tuple(imported)
 
 
@@ -160,23 +161,3 @@ def _mails(scratch: Scratch, first: str, made: Sequence[tuple[ForkPatch, str]]) 
     scratch.run("format-patch", *flags, "-o", place, f"{first}..{made[-1][1]}")
     files = sorted(place.iterdir(), key=lambda file: int(file.name))
     return [file.read_bytes() for file in files]
-
-
-def _check(context: SeriesContext, scratch: Scratch, base: str, plan: ForkPlan, found: Sequence[Change]) -> None:
-    """Raise KvtoolError unless the files give the fork's tree, and export leaves them as they are."""
-    preview = context.with_project(preview_project(context.project, found, scratch.place()))
-    upstream = context.lock.upstream(plan.base.tag)
-    series = preview.series(upstream)
-    replayed = replay(scratch, base, series)
-    if not replayed.complete or replayed.tree != plan.tree:
-        bad = next((report.id for report in replayed.reports if not report.commit), "")
-        raise _bug("the imported series does not give the fork's tree", f"patch {bad!r} was not applied" if bad else "")
-    applied = applied_of(series, replayed, pinned=False)
-    folded = squash_fixups(scratch, Path(plan.base.tag), applied, replayed.head, series)
-    if drift := plan_export(preview.project, scratch, folded, series, {}):
-        changed = ", ".join(change.path for change in drift[:5])
-        raise _bug("the imported series does not export unchanged", f"export would change {changed}")
-
-
-def _bug(what: str, why: str) -> KvtoolError:
-    return KvtoolError(what, why=why, next_step="please report this; nothing was written")

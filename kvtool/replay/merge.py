@@ -331,7 +331,8 @@ def _lines_of(origin: Commit, hunks: Collection[tuple[str, int]]) -> frozenset[b
     return frozenset(squeezed(row[1:]) for hunk in chosen for row in hunk.rows if row[:1] == b"+")
 
 
-def _new_names(git: Git, origin: Commit, onto: str) -> dict[str, str]:
+@functools.lru_cache(8)  # each step of a pick asks for them
+def _new_names(git: Git, origin: Commit, onto: str) -> Mapping[str, str]:
     """Map each path of a patch to its path in the other upstream; renames are followed."""
     names = {file.path: file.path for file in parse_diff(origin.diff)}
     if not set(names) <= git.paths(onto):
@@ -379,6 +380,7 @@ def read_files(git: Git, *files: tuple[str, str]) -> list[SourceFile]:
 _cached_source = functools.lru_cache(32)(SourceFile)  # the next patch of the series often reads the same file
 
 
+@functools.lru_cache(32)  # the merge, the check of its result and the report of a conflict map the same files
 def map_lines(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
     """Map the lines of one file to another with git diff; lines that were only re-aligned match."""
     if old.text == new.text:

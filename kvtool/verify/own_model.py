@@ -17,11 +17,12 @@ from kvtool.errors import UsageError
 from kvtool.machine import available_memory, cores, memory_warning
 from kvtool.result import CheckOutcome, parse_last_json_line
 from kvtool.verify import talk
-from kvtool.verify.checks import Check, Finding, judge_kv_check
+from kvtool.verify.checks import Check, Finding
 from kvtool.verify.devices import Device
 from kvtool.verify.gguf_file import Header, read_header
+from kvtool.verify.runner import kv_check
 from kvtool.verify.talk import Pair
-from kvtool.verify.trial import Failed, run_trial, trial
+from kvtool.verify.trial import Failed
 
 DEFAULT_CONTEXT, LEAST_CONTEXT = 8192, 1024
 _SMALL = 2**30  # bytes of a model that is quick enough for the longer checks
@@ -203,8 +204,10 @@ class Comparison:
         return self.bin_dir / "kv-check"
 
     def _kv_check(self, check: Check) -> Finding:
-        """Run kv-check, and keep the title of the check and the memory class of the model."""
-        found = _judged_kv_check(check, self._kv_check_program, self.on)
+        """Run kv-check on the device, and keep the title of the check and the memory class of the model."""
+        found = kv_check(check, self._kv_check_program, lane=self.on.lanes[0])
+        if found.outcome is CheckOutcome.PASSED and not found.reason:
+            found = replace(found, reason=f"{found.details.get('values', 0) / 1e6:.1f} million values")
         if found.group not in ("", check.group, "other"):
             self.memory_class = found.group
         self._grew = self._grew or found.grown
@@ -259,19 +262,6 @@ def _speeds(pairs: Sequence[Mapping[str, Any]], kind: str, cores_used: int) -> t
     seconds = [sum(pair[side] for pair in chosen) / cores_used for side in ("base", "test")]
     static, dynamic = (tokens / each if each else None for each in seconds)
     return static, dynamic
-
-
-@trial
-def _judged_kv_check(check: Check, binary: Path, on: Device) -> Finding:
-    """Run kv-check on the device."""
-    argv: list[str | Path] = [binary, "-m", check.model, *check.args, "-v", "--timeout", str(int(check.timeout))]
-    with on.lanes[0]() as device:
-        done = run_trial(check, [*argv, *device], timeout=2 * check.timeout)
-    found = judge_kv_check(check, done.returncode, done.stdout, done.stderr)
-    if found.outcome is CheckOutcome.PASSED:
-        values = found.details.get("values", 0)
-        return replace(found, reason=found.reason or f"{values / 1e6:.1f} million values")
-    return found
 
 
 def write_text(path: Path) -> Path:

@@ -30,7 +30,7 @@ def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, la
 
     # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
     limit = str(max(1, int(check.timeout)))
-    argv: list[str | Path] = [binary, "-m", check.model, *check.args, *f"-t 1 -v --timeout {limit}".split()]
+    argv: list[str | Path] = [binary, "-m", check.model, *f"-t 1 -v --timeout {limit}".split(), *check.args]
     with lane() as device:
         done = run_trial(check, [*argv, *device], timeout=2 * check.timeout + _GRACE, on_tick=look)
     return judge_kv_check(check, done.returncode, done.stdout, done.stderr)
