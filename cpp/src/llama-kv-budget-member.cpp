@@ -212,7 +212,7 @@ bool llama_kv_budget_member::step_down(bool is_full) {
     const size_t n_bytes_old = n_bytes_caches();
 
     // a growth is held against the budget again when the cells are smaller
-    const bool is_growth = dyn.any([](const auto * cache) { return cache->has_own_request(); });
+    const bool is_growth = dyn.any([](const auto * cache) { return cache->requested.has_rows(); });
 
     for (const auto type : budget->types) {
         take_smaller(next, type);

@@ -21,6 +21,7 @@ llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_m
     dyn(llama_kv_dynamic::current()),
     owner(kv.other ? kv.other->dyn.get() : nullptr),
     n_max_cells(n_max),
+    requested(*this),
     copies(*this, kv, kv.hparams, kv.sc_info, kv.v_cells, kv.seq_to_stream),
     planned(*this, kv.seq_to_stream, kv.n_stream),
     state(*this),
@@ -248,36 +249,13 @@ llama_kv_cache::slot_info llama_kv_dynamic_cache::with_purged(llama_kv_cache::sl
     return sinfo;
 }
 
-void llama_kv_dynamic_cache::request_rows(uint32_t s, uint32_t i0, uint32_t i1) {
-    const uint32_t n_block = rows->rows().n_block();
-
-    try {
-        for (uint32_t i = i0; i < i1; i = (i/n_block + 1)*n_block) {
-            if (!rows->has(s, i)) {
-                if (!need) {
-                    need = rows->rows().none();
-                }
-                need->add(s, i, i + 1);
-            }
-        }
-    } catch (const std::bad_alloc &) {
-        dyn->fail_request(); // upstream's prepare() has no way to fail here
-    }
-}
-
-void llama_kv_dynamic_cache::request_rows(uint32_t i0, uint32_t i1) {
-    for (uint32_t s = 0; s < kv.n_stream && is_dynamic(); ++s) {
-        request_rows(s, i0, i1);
-    }
-}
-
 void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
     // a draft reads the cells of its target, also together where the target had them in one batch after the other
     if (dyn && owner && owner->dyn && owner->rows->reads_below()) {
-        owner->forget_request();
+        owner->requested.clear();
         owner->request_windows(sinfos);
 
-        if (owner->has_request() && !owner->dyn->grow()) {
+        if (owner->requested.is_pending() && !owner->dyn->grow()) {
             dyn->fail_request();
         }
     }
@@ -287,13 +265,13 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
     }
 
     // the request of an attempt to place the batch that came to nothing
-    forget_request();
+    requested.clear();
 
     for (const auto & sinfo : sinfos) {
         for (size_t s = 0; s < sinfo.n_stream(); ++s) {
             for (const uint32_t idx : sinfo.idxs[s]) {
                 n_peak = std::max(n_peak, idx + 1);
-                request_rows(sinfo.strm[s], idx, idx + 1);
+                requested.add(sinfo.strm[s], idx, idx + 1);
             }
         }
     }
@@ -317,18 +295,14 @@ void llama_kv_dynamic_cache::request_windows(const slot_info_vec_t & sinfos) {
         }
 
         for (size_t s = 0; s < sinfo.n_stream(); ++s) {
-            request_rows(sinfo.strm[s], 0, end);
+            requested.add(sinfo.strm[s], 0, end);
         }
     }
 }
 
-bool llama_kv_dynamic_cache::has_request() const {
-    return need || (dyn && dyn->has_failed_request());
-}
-
 void llama_kv_dynamic_cache::follow(const llama_kv_dynamic_cache & other) {
-    for (uint32_t s = 0; mirrors(other) && other.need && s < kv.n_stream; ++s) {
-        other.need->each_run(s, [&](uint32_t i0, uint32_t i1) { request_rows(s, i0, i1); });
+    if (mirrors(other)) {
+        requested.add(other.requested);
     }
 }
 
@@ -370,7 +344,7 @@ bool llama_kv_dynamic_cache::clear(llama_seq_id seq_id) {
 
 llama_kv_rows llama_kv_dynamic_cache::next_rows(bool ahead) const {
     if (!rows->has_size()) {
-        return rows->next(*need, ahead, size_cell());
+        return rows->next(requested.rows(), ahead, size_cell());
     }
 
     // over all streams of the caches with as many cells: they mirror each other, so they take the same steps
@@ -382,16 +356,16 @@ llama_kv_rows llama_kv_dynamic_cache::next_rows(bool ahead) const {
         }
     }
 
-    return rows->next(*need, ahead, n_bytes_row);
+    return rows->next(requested.rows(), ahead, n_bytes_row);
 }
 
 llama_kv_rows llama_kv_dynamic_cache::rows_after_growth(bool ahead) const {
-    return need ? next_rows(ahead) : rows->rows();
+    return requested.has_rows() ? next_rows(ahead) : rows->rows();
 }
 
 bool llama_kv_dynamic_cache::is_ahead() const {
     try {
-        return need && !(next_rows(true) == next_rows(false));
+        return requested.has_rows() && !(next_rows(true) == next_rows(false));
     } catch (const std::bad_alloc &) {
         return false;
     }
@@ -408,7 +382,7 @@ bool llama_kv_dynamic_cache::try_resize(const llama_kv_rows & to, const std::vec
 }
 
 bool llama_kv_dynamic_cache::grow(bool ahead) {
-    if (!need) {
+    if (!requested.has_rows()) {
         return true;
     }
 
@@ -450,12 +424,12 @@ void llama_kv_dynamic_cache::commit_growth() {
     if (growing) {
         dyn->usage.count_copied(rows->n_bytes_copied() - growing->n_bytes_copied);
 
-        n_peak = need->end();
+        n_peak = requested.rows().end();
     }
 }
 
 void llama_kv_dynamic_cache::forget() {
-    need.reset();
+    requested.clear();
     growing.reset();
 }
 

@@ -4,10 +4,11 @@
 //
 // This class is the friend of llama_kv_cache. It knows the cells, the storage knows the rows. Its parts are classes of their own:
 //
+//   requested rows that the next batch needs
 //   copies    pending copies of streams and K-shifts
 //   planned   rows without cells (DSV4)
 //   state     rows for saved states
-//   types     types of the cells and the basis that they are stored in, if the layer of types is there
+//   types     types of the cells and their rotation, if the layer `types` is applied
 //
 // All of it runs on the thread that uses the context.
 
@@ -16,6 +17,7 @@
 #include "llama-kv-cache-copies.h"
 #include "llama-kv-cache.h"
 #include "llama-kv-planned-rows.h"
+#include "llama-kv-row-request.h"
 #include "llama-kv-state-rows.h"
 #include "llama-kv-storage.h"
 
@@ -62,22 +64,8 @@ public:
     // clear the stream of a sequence, or all (-1). returns false if it is to be cleared as in a static cache
     bool clear(llama_seq_id seq_id = -1);
 
-    //
-    // requests
-    //
-
-    // request rows [i0, i1) of one stream or of all
-    void request_rows(uint32_t s, uint32_t i0, uint32_t i1);
-    void request_rows(uint32_t i0, uint32_t i1);
-
-    void forget_request() { need.reset(); }
-
-    // check whether rows were requested, of this cache alone, or whether a request of the context failed
-    bool has_own_request() const { return need.has_value(); }
-    bool has_request() const;
-
-    // caches with as many cells mirror each other, and the graphs take the number of rows from either: request what another one
-    // has requested. so a cache that nobody prepares (the indexer's of a hybrid memory) has rows, too
+    // request the rows that another cache of the same shape has requested: the graphs read the number of rows from either cache.
+    // a cache without prepare(), for example the indexer's in a hybrid memory, receives its rows in this way
     void follow(const llama_kv_dynamic_cache & other);
 
     //
@@ -94,7 +82,7 @@ public:
     bool grow(bool ahead); // returns false when there is no memory, and nothing has changed
     void undo_growth();    // the last grow()
     void commit_growth();  // the last grow() holds
-    void forget();         // what was requested
+    void forget();         // the request and the last grow()
 
     // give back the rows of freed cells, of all caches of a context
     // throws std::bad_alloc: then not of all of them, but by copy they have one size all the same
@@ -159,6 +147,7 @@ public:
 
     const uint32_t n_max_cells;
 
+    llama_kv_row_request  requested;
     llama_kv_cache_copies copies;
     llama_kv_planned_rows planned;
     llama_kv_state_rows   state;
@@ -201,8 +190,6 @@ private:
 
     std::unique_ptr<llama_kv_storage> rows;
     std::unique_ptr<llama_kv_storage> by_copy; // while the other one can turn out not to do
-
-    std::optional<llama_kv_rows> need; // rows that were requested
 
     std::optional<growth> growing;
 

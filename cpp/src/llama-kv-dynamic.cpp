@@ -135,7 +135,7 @@ int32_t llama_kv_dynamic::grow_batch(const llama_batch_allocr & balloc) {
 
 bool llama_kv_dynamic::grow_max() {
     for (auto * cache : all) {
-        cache->request_rows(0, cache->n_max_cells);
+        cache->requested.add(0, cache->n_max_cells);
     }
 
     if (!grow(true, false)) { // a context that trains keeps its types
@@ -215,7 +215,7 @@ void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
 //
 
 bool llama_kv_dynamic::has_request() const {
-    return any([](const auto * cache) { return cache->has_own_request(); });
+    return any([](const auto * cache) { return cache->requested.has_rows(); });
 }
 
 bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) {

@@ -15,7 +15,7 @@ void llama_kv_planned_rows::request(const seq_rows & n) {
 
     n_rows_before = n_rows;
 
-    cache.forget_request();
+    cache.requested.clear();
 
     for (size_t i = 0; i < std::min(n.size(), seq_to_stream.size()); ++i) {
         if (n[i] < 0) {
@@ -28,13 +28,13 @@ void llama_kv_planned_rows::request(const seq_rows & n) {
         n_rows[s] = std::max(n_rows[s], n_cur);
 
         if (cache.is_dynamic()) {
-            cache.request_rows(s, 0, cache.storage().reads_below() ? end : n_cur);
+            cache.requested.add(s, 0, cache.storage().reads_below() ? end : n_cur);
         }
     }
 
     // dummy writes go to the last row of the tensors: out of the attention window, where what was not written has to be zero
     if (!cache.storage().has_size()) {
-        cache.request_rows(cache.n_max_cells - 1, cache.n_max_cells);
+        cache.requested.add(cache.n_max_cells - 1, cache.n_max_cells);
     }
 }
 
@@ -122,11 +122,11 @@ uint32_t llama_kv_planned_rows::rows_to_save(uint32_t n, uint32_t s0, uint32_t n
 
     if (cache.is_dynamic() && cache.storage().reads_below()) {
         for (uint32_t s = s0; s < s0 + n_stream; ++s) {
-            cache.request_rows(s, 0, n);
+            cache.requested.add(s, 0, n);
         }
 
         // the rows of other caches are noted already, in the types that they have
-        if (cache.has_request() && !cache.dyn->grow(false, false)) {
+        if (cache.requested.is_pending() && !cache.dyn->grow(false, false)) {
             throw std::runtime_error("no memory for the rows of a state");
         }
     }

@@ -34,7 +34,7 @@ void llama_kv_state_rows::begin_read(llama_seq_id seq_id, llama_state_seq_flags 
 }
 
 bool llama_kv_state_rows::grow(llama_io_read_i & io) {
-    if (!cache.has_request()) {
+    if (!cache.requested.is_pending()) {
         return true;
     }
 

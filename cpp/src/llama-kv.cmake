@@ -17,6 +17,7 @@ set(LLAMA_KV_DYNAMIC_SOURCES
     llama-kv-pages.cpp
     llama-kv-planned-rows.cpp
     llama-kv-region.cpp
+    llama-kv-row-request.cpp
     llama-kv-rows.cpp
     llama-kv-state-rows.cpp
     llama-kv-storage-copy.cpp

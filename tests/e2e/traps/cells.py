@@ -45,11 +45,11 @@ ROWS = (
     *(
         Trap(
             f"in place, the row of DSV4's dummy writes {what}, and is written without being taken",
-            Edit(PLANNED_ROWS, "cache.request_rows(cache.n_max_cells - 1, cache.n_max_cells);", new),
+            Edit(PLANNED_ROWS, "cache.requested.add(cache.n_max_cells - 1, cache.n_max_cells);", new),
             inplace("deepseek4-moe", "pages", "-c", "8192"),
             "pages",
         )
-        for what, new in (("is not asked for", ""), ("is thought to be the first", "cache.request_rows(0, 1);"))
+        for what, new in (("is not asked for", ""), ("is thought to be the first", "cache.requested.add(0, 1);"))
     ),
 )
 

@@ -92,7 +92,7 @@ GROWING = (
     ),
     Trap(
         "in place, cells that were given out have no pages, and nobody counts them",
-        Edit(DYNAMIC_CACHE, "request_rows(sinfo.strm[s], idx, idx + 1);", ""),
+        Edit(DYNAMIC_CACHE, "requested.add(sinfo.strm[s], idx, idx + 1);", ""),
         inplace("llama-dense", "prompt"),
         "status: same-not-grown",
     ),

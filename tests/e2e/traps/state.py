@@ -39,7 +39,7 @@ STATE = (
     ),
     Trap(
         "a state that is larger than the storage is refused instead of making it grow",
-        Edit(STATE_ROWS, "grow(io) ? cache.n_rows() : 0", "cache.has_own_request() ? 0 : cache.n_rows()"),
+        Edit(STATE_ROWS, "grow(io) ? cache.n_rows() : 0", "cache.requested.has_rows() ? 0 : cache.n_rows()"),
         copies("llama-dense", "state-into-dynamic"),
         "state-into-dynamic",
     ),
