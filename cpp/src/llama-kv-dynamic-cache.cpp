@@ -26,7 +26,7 @@ llama_kv_dynamic_cache::llama_kv_dynamic_cache(llama_kv_cache & kv, uint32_t n_m
     planned(*this, kv.seq_to_stream, kv.n_stream),
     state(*this),
     kv(kv), offload(offload),
-    rows(llama_kv_storage::create_fixed(kv.n_stream, n_max, kv.v_trans, kv.ctxs_bufs)) {
+    rows(llama_kv_storage_create_fixed(kv.n_stream, n_max, kv.v_trans, kv.ctxs_bufs)) {
     if (owner) {
         if (dyn && owner->dyn) {
             owner->dyn->add_reader(dyn);
@@ -72,7 +72,7 @@ std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const
         LLAMA_LOG_WARN("%s: LLAMA_KV_DYNAMIC_STORAGE=%s is neither copy nor inplace, and is ignored\n", __func__, wanted.c_str());
     }
 
-    bool is_soft = true;
+    bool readable_uncommitted = true;
 
     for (uint32_t il = 0; offload && il < kv.hparams.n_layer_all; ++il) {
         if (kv.hparams.has_kv(il)) {
@@ -81,17 +81,17 @@ std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const
             if (llama_kv_pages::page_size(buft) == 0) {
                 return nullptr;
             }
-            is_soft = is_soft && llama_kv_pages::is_soft(buft);
+            readable_uncommitted = readable_uncommitted && llama_kv_pages::readable_uncommitted(buft);
         }
     }
 
     // on a device only if the user asks for it: it has not run on a GPU yet
     // transposed V: a page of a device has an element of each of a million rows, all of it would be there after a few
-    if (!is_soft && (wanted != "inplace" || kv.v_trans)) {
+    if (!readable_uncommitted && (wanted != "inplace" || kv.v_trans)) {
         return nullptr;
     }
 
-    return llama_kv_storage::create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, is_soft, kv.ctxs_bufs);
+    return llama_kv_storage_create_inplace(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, readable_uncommitted, kv.ctxs_bufs);
 }
 
 std::vector<llama_kv_storage::layer> llama_kv_dynamic_cache::layers() const {
@@ -129,7 +129,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
     // with its first buffer. a cache that has gone back to a fixed size keeps it
     if (kv.ctxs_bufs.empty() && can_grow()) {
         auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
-        auto copy    = llama_kv_storage::create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
+        auto copy    = llama_kv_storage_create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
 
         if (inplace && inplace->can_grow()) {
             set_storage(std::move(inplace));
@@ -167,7 +167,7 @@ bool llama_kv_dynamic_cache::restart_by_copy() {
     if (by_copy->can_grow()) {
         set_storage(std::move(by_copy));
     } else {
-        rows = llama_kv_storage::create_fixed(kv.n_stream, n_max_cells, kv.v_trans, kv.ctxs_bufs);
+        rows = llama_kv_storage_create_fixed(kv.n_stream, n_max_cells, kv.v_trans, kv.ctxs_bufs);
         by_copy.reset();
     }
 

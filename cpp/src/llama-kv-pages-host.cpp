@@ -185,7 +185,7 @@ size_t llama_kv_pages_size_host() {
     return res;
 }
 
-std::unique_ptr<llama_kv_pages> llama_kv_pages::reserve(size_t size) {
+std::unique_ptr<llama_kv_pages> llama_kv_pages_reserve_range(size_t size) {
     const size_t size_page = llama_kv_pages_size_host();
     const size_t n_bytes   = (size + size_page - 1)/size_page*size_page;
     if (n_bytes == 0) {
@@ -232,7 +232,7 @@ static void buffer_clear(ggml_backend_buffer_t buf, uint8_t value) {
 }
 
 llama_kv_paged_buffer llama_kv_pages_reserve_host(size_t size) {
-    auto pages = std::make_unique<context>(llama_kv_pages::reserve(size));
+    auto pages = std::make_unique<context>(llama_kv_pages_reserve_range(size));
     if (!*pages) {
         return {};
     }

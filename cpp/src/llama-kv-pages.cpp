@@ -11,10 +11,10 @@
 #include <new>
 
 size_t llama_kv_pages::page_size(ggml_backend_buffer_type_t buft) {
-    return is_soft(buft) ? llama_kv_pages_size_host() : llama_kv_pages_size_device(buft);
+    return readable_uncommitted(buft) ? llama_kv_pages_size_host() : llama_kv_pages_size_device(buft);
 }
 
-bool llama_kv_pages::is_soft(ggml_backend_buffer_type_t buft) {
+bool llama_kv_pages::readable_uncommitted(ggml_backend_buffer_type_t buft) {
     return buft == ggml_backend_cpu_buffer_type();
 }
 
@@ -104,7 +104,7 @@ void llama_kv_paged_buffer::show(ggml_backend_buffer_t buf, const llama_kv_pages
     buf->size = pages.n_bytes_committed();
 }
 
-size_t llama_kv_pages_n_behind(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
+size_t llama_kv_pages_n_bytes_padding(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
     // where attention is a product of matrices, kernels take a head for a row: the shorter a row is, the more is read behind it
     ggml_tensor block = {};
     block.type = t->type;
@@ -112,16 +112,16 @@ size_t llama_kv_pages_n_behind(ggml_backend_buffer_type_t buft, const ggml_tenso
     std::fill(block.nb, block.nb + GGML_MAX_DIMS, ggml_type_size(t->type));
     block.ne[0] = ggml_blck_size(t->type);
 
-    const auto n_behind = [&](const ggml_tensor * rows) { return ggml_backend_buft_get_alloc_size(buft, rows) - ggml_nbytes(rows); };
+    const auto n_bytes_padding = [&](const ggml_tensor * rows) { return ggml_backend_buft_get_alloc_size(buft, rows) - ggml_nbytes(rows); };
 
-    return std::max(n_behind(t), n_behind(&block));
+    return std::max(n_bytes_padding(t), n_bytes_padding(&block));
 }
 
 llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft) try {
     const size_t size_page = llama_kv_pages::page_size(buft);
 
     const auto size_of = [&](const ggml_tensor * t) {
-        return t->view_src ? 0 : (ggml_nbytes(t) + llama_kv_pages_n_behind(buft, t) + size_page - 1)/size_page*size_page;
+        return t->view_src ? 0 : (ggml_nbytes(t) + llama_kv_pages_n_bytes_padding(buft, t) + size_page - 1)/size_page*size_page;
     };
 
     size_t size = 0;
@@ -129,7 +129,8 @@ llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buff
         size += size_of(t);
     }
 
-    llama_kv_paged_buffer res = llama_kv_pages::is_soft(buft) ? llama_kv_pages_reserve_host(size) : llama_kv_pages_reserve_device(buft, size);
+    llama_kv_paged_buffer res = llama_kv_pages::readable_uncommitted(buft) ?
+            llama_kv_pages_reserve_host(size) : llama_kv_pages_reserve_device(buft, size);
     if (!res.buf) {
         return {};
     }
@@ -150,7 +151,7 @@ llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buff
 }
 
 ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft, bool in_pages) {
-    if (in_pages && llama_kv_pages::is_soft(buft)) {
+    if (in_pages && llama_kv_pages::readable_uncommitted(buft)) {
         return llama_kv_pages_alloc(ctx, buft).buf.release();
     }
 

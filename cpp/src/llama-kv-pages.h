@@ -39,10 +39,7 @@ public:
     static size_t page_size(ggml_backend_buffer_type_t buft);
 
     // what is not committed can be touched
-    static bool is_soft(ggml_backend_buffer_type_t buft);
-
-    // host memory, size in bytes. null when the addresses cannot be had
-    static std::unique_ptr<llama_kv_pages> reserve(size_t size);
+    static bool readable_uncommitted(ggml_backend_buffer_type_t buft);
 
     virtual ~llama_kv_pages() = default;
 
@@ -109,6 +106,9 @@ protected:
     llama_kv_set committed; // pages
 };
 
+// reserve addresses for size bytes of host memory. returns null if size is 0 or the system refuses
+std::unique_ptr<llama_kv_pages> llama_kv_pages_reserve_range(size_t size);
+
 // a buffer on such a range, which either of both keeps
 struct llama_kv_paged_buffer {
     ggml_backend_buffer_ptr         buf; // null: there is none
@@ -119,7 +119,7 @@ struct llama_kv_paged_buffer {
 };
 
 // the bytes behind the last row of a tensor that kernels can read
-size_t llama_kv_pages_n_behind(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
+size_t llama_kv_pages_n_bytes_padding(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
 
 // ggml_backend_alloc_ctx_tensors_from_buft() on a new range, where nothing is committed yet. each tensor starts on a page of its own
 // to clear the buffer gives back what was written without having been committed

@@ -83,7 +83,7 @@ llama_kv_region::strip llama_kv_region::make_strip(const ggml_tensor * t, ggml_t
         /*.size   =*/ trans ? as.nb[0] : as.nb[1],
         /*.n      =*/ trans ? size_t(t->ne[0]) : 1,
         /*.n_rows =*/ size_t(t->ne[1]),
-        /*.pad    =*/ llama_kv_pages_n_behind(buft, &as),
+        /*.pad    =*/ llama_kv_pages_n_bytes_padding(buft, &as),
     };
 }
 
@@ -141,7 +141,7 @@ llama_kv_set llama_kv_region::pages_of(const llama_kv_rows & rows) const {
 }
 
 bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows) {
-    if (llama_kv_pages::is_soft(buft)) {
+    if (llama_kv_pages::readable_uncommitted(buft)) {
         return true;
     }
 

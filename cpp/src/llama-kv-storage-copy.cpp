@@ -406,10 +406,12 @@ private:
 
 } // namespace
 
-std::unique_ptr<llama_kv_storage> llama_kv_storage::create_copy(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs) {
+std::unique_ptr<llama_kv_storage> llama_kv_storage_create_copy(
+        uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, llama_kv_storage::buffers_t & bufs) {
     return std::make_unique<storage_copy>(n_stream, n_rows, n_pad, v_trans, bufs);
 }
 
-std::unique_ptr<llama_kv_storage> llama_kv_storage::create_fixed(uint32_t n_stream, uint32_t n_rows, bool v_trans, buffers_t & bufs) {
+std::unique_ptr<llama_kv_storage> llama_kv_storage_create_fixed(
+        uint32_t n_stream, uint32_t n_rows, bool v_trans, llama_kv_storage::buffers_t & bufs) {
     return std::make_unique<storage_copy>(n_stream, n_rows, 1, v_trans, bufs, true);
 }

@@ -22,13 +22,14 @@ namespace {
 
 class storage_inplace : public llama_kv_storage {
 public:
-    storage_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool is_soft, buffers_t & bufs) :
-        llama_kv_storage(n_stream, { n_rows, n_pad, 0, true, LLAMA_KV_GROWTH_STEP_BYTES, !is_soft }), v_trans(v_trans), is_soft(is_soft), bufs(bufs) {
+    storage_inplace(uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool readable_uncommitted, buffers_t & bufs) :
+        llama_kv_storage(n_stream, { n_rows, n_pad, 0, true, LLAMA_KV_GROWTH_STEP_BYTES, !readable_uncommitted }),
+        v_trans(v_trans), readable_uncommitted(readable_uncommitted), bufs(bufs) {
         cur = start;
     }
 
     ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers_ctx) override {
-        GGML_ASSERT(llama_kv_pages::page_size(buft) > 0 && (is_soft <= llama_kv_pages::is_soft(buft)));
+        GGML_ASSERT(llama_kv_pages::page_size(buft) > 0 && (readable_uncommitted <= llama_kv_pages::readable_uncommitted(buft)));
 
         if (!add_part(ctx, buft, layers_ctx)) {
             for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
@@ -53,7 +54,7 @@ public:
     }
 
     bool reads_below() const override {
-        return !is_soft;
+        return !readable_uncommitted;
     }
 
     // what is needed, and some more behind the last run of it in each stream
@@ -95,7 +96,7 @@ public:
     llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const override {
         auto res = start;
         res |= used;
-        if (!is_soft) {
+        if (!readable_uncommitted) {
             res.add(0, used.end());
         }
         res &= cur; // what was given out but not committed stays so: such a row has nothing in it
@@ -275,7 +276,7 @@ private:
     }
 
     const bool v_trans;
-    const bool is_soft;
+    const bool readable_uncommitted;
 
     buffers_t & bufs;
 
@@ -289,7 +290,7 @@ private:
 
 } // namespace
 
-std::unique_ptr<llama_kv_storage> llama_kv_storage::create_inplace(
-        uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool is_soft, buffers_t & bufs) {
-    return std::make_unique<storage_inplace>(n_stream, n_rows, n_pad, v_trans, is_soft, bufs);
+std::unique_ptr<llama_kv_storage> llama_kv_storage_create_inplace(
+        uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool readable_uncommitted, llama_kv_storage::buffers_t & bufs) {
+    return std::make_unique<storage_inplace>(n_stream, n_rows, n_pad, v_trans, readable_uncommitted, bufs);
 }

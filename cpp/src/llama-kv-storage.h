@@ -77,14 +77,6 @@ public:
         }
     }
 
-    // n_rows: of each stream, at most
-    static std::unique_ptr<llama_kv_storage> create_fixed  (uint32_t n_stream, uint32_t n_rows, bool v_trans, buffers_t & bufs);
-    static std::unique_ptr<llama_kv_storage> create_copy   (uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, buffers_t & bufs);
-
-    // is_soft: all of the memory is, see llama-kv-pages.h. where it is not, V is not transposed
-    static std::unique_ptr<llama_kv_storage> create_inplace(
-            uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool is_soft, buffers_t & bufs);
-
     virtual ~llama_kv_storage() = default;
 
     // memory for the tensors of ctx, which are those of the layers and have all rows: ggml_backend_alloc_ctx_tensors_from_buft().
@@ -182,3 +174,15 @@ protected:
     bool   is_moved = false;
     size_t n_copied = 0;
 };
+
+// create a storage without memory. throws std::bad_alloc
+//   n_rows               rows of each stream, at most
+//   n_pad                the number of rows is a multiple of this, unless it is n_rows
+//   readable_uncommitted memory without pages can be read and written, see llama-kv-pages.h. if false, v_trans must be false
+//   bufs                 buffers of the cache, which outlive the storage
+std::unique_ptr<llama_kv_storage> llama_kv_storage_create_fixed(
+        uint32_t n_stream, uint32_t n_rows, bool v_trans, llama_kv_storage::buffers_t & bufs);
+std::unique_ptr<llama_kv_storage> llama_kv_storage_create_copy(
+        uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, llama_kv_storage::buffers_t & bufs);
+std::unique_ptr<llama_kv_storage> llama_kv_storage_create_inplace(
+        uint32_t n_stream, uint32_t n_rows, uint32_t n_pad, bool v_trans, bool readable_uncommitted, llama_kv_storage::buffers_t & bufs);

@@ -40,9 +40,9 @@ struct config {
 struct cache {
     cache(const config & cfg, ggml_type type) : cfg(cfg) {
         switch (cfg.what) {
-            case kind::fixed:   storage = llama_kv_storage::create_fixed  (cfg.n_stream, N_MAX,    cfg.v_trans, bufs); break;
-            case kind::copy:    storage = llama_kv_storage::create_copy   (cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs); break;
-            case kind::inplace: storage = llama_kv_storage::create_inplace(cfg.n_stream, N_MAX, 1, cfg.v_trans, true, bufs); break;
+            case kind::fixed:   storage = llama_kv_storage_create_fixed  (cfg.n_stream, N_MAX,    cfg.v_trans, bufs); break;
+            case kind::copy:    storage = llama_kv_storage_create_copy   (cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs); break;
+            case kind::inplace: storage = llama_kv_storage_create_inplace(cfg.n_stream, N_MAX, 1, cfg.v_trans, true, bufs); break;
         }
 
         ggml_context * ctx = ggml_init({ size_t(2*(1 + cfg.n_stream)*N_LAYER)*ggml_tensor_overhead(), NULL, true });

@@ -122,12 +122,12 @@ static void test_rows() {
 }
 
 static void test_commit() {
-    const auto pages = llama_kv_pages::reserve(100*SIZE_PAGE - 1);
+    const auto pages = llama_kv_pages_reserve_range(100*SIZE_PAGE - 1);
     check(pages != nullptr && pages->size() == 100*SIZE_PAGE,          "reserve: size");
     check(pages->n_bytes_committed() == 0 && n_resident(*pages) == 0,  "reserve: takes nothing");
 
     // what is not there reads as zeros (and is mapped then, so not in the range that is looked at below)
-    const auto other = llama_kv_pages::reserve(10*SIZE_PAGE);
+    const auto other = llama_kv_pages_reserve_range(10*SIZE_PAGE);
     bool zero = true;
     for (size_t i = 0; i < other->size(); ++i) {
         zero = zero && other->data()[i] == 0;
@@ -158,7 +158,7 @@ static void test_commit() {
     check(pages->data()[11*SIZE_PAGE] == 0 && pages->data()[55*SIZE_PAGE] == 0 && pages->data()[70*SIZE_PAGE] == 0, "hole: zeros");
 
     // regions where a huge page would fit: no more than was asked for
-    const auto large = llama_kv_pages::reserve(size_t(16) << 20);
+    const auto large = llama_kv_pages_reserve_range(size_t(16) << 20);
     auto some = large->make_set();
     large->add(some, 0, size_t(9) << 20);
     check(!has_huge_pages(*large) || !std::filesystem::exists("/sys/kernel/mm/transparent_hugepage"), "large: small pages");
@@ -199,8 +199,8 @@ static void test_commit() {
     ggml_backend_buffer_clear(whole.buf.get(), 7);
     check(whole.pages->data()[2*SIZE_PAGE - 1] == 7,                   "fill: a buffer that is there as a whole");
 
-    check(llama_kv_pages::reserve(0) == nullptr,                       "reserve: nothing");
-    check(llama_kv_pages::reserve(SIZE_MAX/2) == nullptr,              "reserve: more than there are addresses");
+    check(llama_kv_pages_reserve_range(0) == nullptr,                       "reserve: nothing");
+    check(llama_kv_pages_reserve_range(SIZE_MAX/2) == nullptr,              "reserve: more than there are addresses");
 }
 
 // every commit of an assign fails once, and nothing changes
@@ -210,7 +210,7 @@ static void test_fail() {
     int n_commits = 0;
 
     for (int i_fail = 0; i_fail < 3; ++i_fail) {
-        const auto pages = llama_kv_pages::reserve(100*SIZE_PAGE);
+        const auto pages = llama_kv_pages_reserve_range(100*SIZE_PAGE);
 
         auto set = pages->make_set();
         pages->add(set, 0, 10*SIZE_PAGE);
@@ -291,8 +291,8 @@ static void test_address_space() {
 
     const rlimit low = { rlim_t(n_taken*SIZE_PAGE) + (rlim_t(1) << 32), old.rlim_max };
     setrlimit(RLIMIT_AS, &low);
-    check(llama_kv_pages::reserve(size_t(1) << 33) == nullptr, "a range beyond RLIMIT_AS");
-    check(llama_kv_pages::reserve(size_t(1) << 20) != nullptr, "a range within RLIMIT_AS");
+    check(llama_kv_pages_reserve_range(size_t(1) << 33) == nullptr, "a range beyond RLIMIT_AS");
+    check(llama_kv_pages_reserve_range(size_t(1) << 20) != nullptr, "a range within RLIMIT_AS");
     setrlimit(RLIMIT_AS, &old);
 }
 #endif

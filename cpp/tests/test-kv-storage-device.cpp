@@ -46,7 +46,7 @@ static ggml_backend_buffer_ptr take_all_but(ggml_backend_dev_t dev, size_t n_byt
 // a layer on each of the devices, in the order of a model
 struct cache {
     cache(const std::vector<ggml_backend_dev_t> & devs, ggml_type type, int64_t n_stream, int64_t n_embd_k = N_EMBD) :
-        storage(llama_kv_storage::create_inplace(n_stream, N_MAX, 1, false, false, bufs)) {
+        storage(llama_kv_storage_create_inplace(n_stream, N_MAX, 1, false, false, bufs)) {
         std::map<ggml_backend_dev_t, std::pair<ggml_context_ptr, std::vector<llama_kv_storage::layer>>> parts;
 
         for (ggml_backend_dev_t dev : devs) {
@@ -285,10 +285,10 @@ static void test_heads() {
     ggml_tensor head = *c.layers[0].k_stream[0];
     head.ne[0] = 64;
     head.ne[1] = 1;
-    const size_t n_behind = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(dev), &head) - ggml_nbytes(&head);
+    const size_t n_bytes_padding = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(dev), &head) - ggml_nbytes(&head);
 
     const volatile char * end = (const char *) k->data + 256*k->nb[1];
-    check(n_behind > 0 && end[n_behind - 1] == 0, "heads: what is read behind the last one is there");
+    check(n_bytes_padding > 0 && end[n_bytes_padding - 1] == 0, "heads: what is read behind the last one is there");
 }
 
 static void test_start_fails() {

@@ -105,7 +105,7 @@ static constexpr uint32_t N_MAX   = 4096;
 static constexpr uint32_t N_START = 512; // by copy
 
 struct cache {
-    explicit cache(const config & cfg) : cfg(cfg), storage(llama_kv_storage::create_copy(cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs)) {
+    explicit cache(const config & cfg) : cfg(cfg), storage(llama_kv_storage_create_copy(cfg.n_stream, N_MAX, 1, cfg.v_trans, bufs)) {
         ggml_init_params params = { size_t(2*(1 + cfg.n_stream)*cfg.n_layer)*ggml_tensor_overhead(), NULL, true };
 
         ggml_context * ctx = ggml_init(params);
@@ -517,7 +517,7 @@ static void test_inplace(bool v_trans) {
 
     llama_kv_storage::buffers_t bufs;
 
-    const auto storage = llama_kv_storage::create_inplace(2, N_MAX, 1, v_trans, true, bufs);
+    const auto storage = llama_kv_storage_create_inplace(2, N_MAX, 1, v_trans, true, bufs);
     const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
     check(buf != nullptr && storage->n_rows() == N_MAX && storage->can_grow(), what + ": all addresses are there");
     check(storage->rows().size() == 2*256 && storage->has(1, 255) && !storage->has(1, 256), what + ": the start");
@@ -591,7 +591,7 @@ static void test_inplace_fails() {
 
     llama_kv_storage::buffers_t bufs;
 
-    const auto storage = llama_kv_storage::create_inplace(1, N_MAX, 1, false, true, bufs);
+    const auto storage = llama_kv_storage_create_inplace(1, N_MAX, 1, false, true, bufs);
     const ggml_backend_buffer_ptr buf { storage->alloc(ctx.get(), ggml_backend_cpu_buffer_type(), { l }) };
 
     const auto   before = storage->rows();

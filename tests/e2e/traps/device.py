@@ -91,7 +91,7 @@ DEVICE = (
     ),
     Trap(
         "on a device, kernels that take a head for a row read behind the last one",
-        Edit(PAGES, "std::max(n_behind(t), n_behind(&block))", "n_behind(t)"),
+        Edit(PAGES, "std::max(n_bytes_padding(t), n_bytes_padding(&block))", "n_bytes_padding(t)"),
         DEVICES,
         "exit",
     ),
