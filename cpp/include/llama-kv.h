@@ -23,6 +23,7 @@ extern "C" {
         int64_t  t_grow_max_us;  // time the longest one took
         uint32_t n_retype;       // times the types of the KV cells have changed
         int64_t  t_retype_us;    // time that took
+        uint32_t n_no_memory;    // times that there was no memory for cells, also for those of a state
     };
 
     // Works with and without kv_dynamic

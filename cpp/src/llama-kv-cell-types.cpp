@@ -84,12 +84,12 @@ bool llama_kv_cell_types::transposes_v(ggml_cgraph * gf) const {
 // the basis
 //
 
-void llama_kv_cell_types::init_rot(ggml_type type_k, ggml_type type_v) {
+void llama_kv_cell_types::init_rot(ggml_type type_k, ggml_type type_v, bool force) {
     const auto n_rot_k = rot.n_rot_k;
     const auto n_rot_v = rot.n_rot_v;
 
     try {
-        rot.init(type_k, type_v);
+        rot.init(type_k, type_v, force);
     } catch (...) { // no memory for a matrix
         rot.n_rot_k = n_rot_k;
         rot.n_rot_v = n_rot_v;
@@ -108,7 +108,7 @@ void llama_kv_cell_types::begin_find_rotation() {
     noted_rot_v = nullptr;
 
     if (cache.has_types()) {
-        init_rot(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0);
+        init_rot(GGML_TYPE_Q8_0, GGML_TYPE_Q8_0, true); // a state can be rotated although the cells are not
     }
 }
 
@@ -129,18 +129,18 @@ void llama_kv_cell_types::end_find_rotation(ggml_backend_sched_t sched) {
     }
 }
 
-std::pair<uint32_t, uint32_t> llama_kv_cell_types::wanted_rots(ggml_type type_k, ggml_type type_v) {
+std::pair<uint32_t, uint32_t> llama_kv_cell_types::wanted_rots(ggml_type type_k, ggml_type type_v, bool force) {
     const auto [type_k_cur, type_v_cur] = cache.cell_types();
 
-    init_rot(type_k, type_v);
+    init_rot(type_k, type_v, force);
     const std::pair<uint32_t, uint32_t> res = { rot.n_rot_k, rot.n_rot_v };
     init_rot(type_k_cur, type_v_cur);
 
     return res;
 }
 
-uint32_t llama_kv_cell_types::wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v) {
-    const auto res = wanted_rots(type_k, type_v);
+uint32_t llama_kv_cell_types::wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v, bool force) {
+    const auto res = wanted_rots(type_k, type_v, force);
 
     return is_v ? res.second : res.first;
 }

@@ -32,7 +32,8 @@ public:
 
         const std::unordered_map<int64_t, std::vector<float>> & matrices; // by the size of a block
 
-        std::function<void(ggml_type, ggml_type)> init; // for other types
+        // for other types. force: also where LLAMA_ATTN_ROT_DISABLE is set
+        std::function<void(ggml_type, ggml_type, bool force)> init;
     };
 
     // for a cache, when all of its layers are there
@@ -64,7 +65,7 @@ public:
     void prepare_shift();
 
     // K is stored in a rotated basis where its type wants it
-    bool is_rotated() const { return is_rotated_k; }
+    bool is_rotated() const { return is_rotated_k && rot.n_rot_k > 0; }
 
     // called when an input is built: the graph rotates with t. null: it does not
     void note_rot_k(ggml_tensor * t) { noted_rot_k = t; }
@@ -75,8 +76,9 @@ public:
     void end_find_rotation(ggml_backend_sched_t sched); // null: there is no graph
 
     // the size of the rotated blocks: of now, and of other types if graphs rotate
+    // force: also where LLAMA_ATTN_ROT_DISABLE is set
     uint32_t n_rot(bool is_v) const { return is_v ? rot.n_rot_v : rot.n_rot_k; }
-    uint32_t wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v);
+    uint32_t wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v, bool force = false);
 
     // the blocks to rotate by to get from blocks of this size to those of now
     uint32_t rotation_to_now(bool is_v, uint32_t from) const;
@@ -118,11 +120,12 @@ private:
     static uint32_t rotation_delta(uint32_t from, uint32_t to);
 
     // have the rotation of these types
+    // force: also where LLAMA_ATTN_ROT_DISABLE is set
     // throws std::bad_alloc, and nothing has changed then
-    void init_rot(ggml_type type_k, ggml_type type_v);
+    void init_rot(ggml_type type_k, ggml_type type_v, bool force = false);
 
     // return the size of the rotated blocks that types want: of K and V
-    std::pair<uint32_t, uint32_t> wanted_rots(ggml_type type_k, ggml_type type_v);
+    std::pair<uint32_t, uint32_t> wanted_rots(ggml_type type_k, ggml_type type_v, bool force = false);
 
     rotation rot;
 

@@ -221,6 +221,7 @@ bool llama_kv_dynamic::has_request() const {
 bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) {
     try {
         if (is_batch && !copies.finish_copies()) {
+            usage.count_no_memory();
             return false;
         }
 
@@ -228,7 +229,12 @@ bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) {
             return true;
         }
 
-        return grow_requested(may_step_down);
+        const bool res = grow_requested(may_step_down);
+        if (!res) {
+            usage.count_no_memory();
+        }
+
+        return res;
     } catch (const std::bad_alloc &) { // to count the bytes
         LLAMA_LOG_WARN("%s: not enough host memory to grow the KV cache\n", __func__);
     }
@@ -238,6 +244,8 @@ bool llama_kv_dynamic::grow(bool is_batch, bool may_step_down) {
         cache->undo_growth();
     }
     forget();
+
+    usage.count_no_memory();
 
     return false;
 }

@@ -50,18 +50,25 @@ void llama_kv_foreign_state::read_streams(
 // line, line after line. it is read in parts that are converted at a time
 bool llama_kv_foreign_state::read_rows(
         llama_io_read_i & io, ggml_tensor * t, int32_t type_state, bool is_v, uint32_t n_rot_state, bool has_size_row,
-        const std::vector<row_range> & rows) {
+        const std::vector<row_range> & rows) try {
     const bool trans = is_v && types.v_trans;
 
     const auto & cache = types.cache;
 
     const auto type = (ggml_type) type_state;
 
-    // it comes from outside: a type that cells can have, and the rotation that goes with it here, or none
+    // the state comes from outside: check that it has a type that cells can have, and the rotation of that type, or none. it can be
+    // rotated although the cells here are not (LLAMA_ATTN_ROT_DISABLE)
+    const auto has_rot = [&]() {
+        const auto [type_k, type_v] = cache.cell_types();
+        const uint32_t n_rot = is_v ? types.wanted_rot(true, type_k, type, true) : types.wanted_rot(false, type, type_v, true);
+
+        return n_rot_state == 0 || n_rot_state == n_rot;
+    };
+
     if (cache.state.is_on_device() || !cache.dyn || !llama_kv_is_type(type_state) || t->ne[0] % ggml_blck_size(type) != 0 ||
-            (trans && ggml_is_quantized(type)) ||
-            (n_rot_state != 0 && n_rot_state != (is_v ? types.wanted_rot(true, cache.cell_types().first, type) : types.wanted_rot(false, type, cache.cell_types().second)))) {
-        LLAMA_LOG_ERROR("%s: a state of type %d cannot be read into a KV cache of type %s\n", __func__, type_state, ggml_type_name(t->type));
+            (trans && ggml_is_quantized(type)) || !has_rot()) {
+        LLAMA_LOG_ERROR("%s: a state of type %d with a rotation of %u cannot be read into a KV cache of type %s\n", __func__, type_state, n_rot_state, ggml_type_name(t->type));
         return false;
     }
 
@@ -150,4 +157,7 @@ bool llama_kv_foreign_state::read_rows(
     });
 
     return true;
+} catch (const std::bad_alloc &) {
+    types.cache.dyn->usage.count_no_memory();
+    throw;
 }

@@ -161,6 +161,7 @@ void llama_kv_retype::convert(const std::function<void(llama_kv_converter &)> & 
 
     if (converter.has_failed()) {
         dyn.compute.set_lost();
+        dyn.usage.count_no_memory(); // what a conversion lacks, unless the device fails
         throw std::runtime_error("failed to convert KV cells");
     }
 }

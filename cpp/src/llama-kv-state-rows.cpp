@@ -75,6 +75,7 @@ llama_kv_dynamic_room llama_kv_state_rows::reserve(llama_io_read_i & io, const l
         dyn->copies.update();
 
         if (dyn->any(is_late)) {
+            dyn->usage.count_no_memory();
             drop();
             return { 0 };
         }

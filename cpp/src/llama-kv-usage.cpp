@@ -31,6 +31,10 @@ void llama_kv_usage::log() const {
     }
 }
 
+void llama_kv_usage::count_no_memory() {
+    counters.n_no_memory++;
+}
+
 void llama_kv_usage::count_growth(int64_t t_us) {
     counters.n_grow++;
     counters.t_grow_us     += t_us;

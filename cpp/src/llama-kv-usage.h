@@ -23,6 +23,7 @@ public:
     void log() const;
 
     void count_growth(int64_t t_us);         // of all caches together
+    void count_no_memory();
     void count_copied(size_t n_bytes);       // by a growth of one cache
     void count_shrink(size_t n_bytes_copied); // of one cache
     void count_retype(int64_t t_us);

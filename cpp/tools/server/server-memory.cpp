@@ -14,10 +14,8 @@ bool server_memory_is_short(const llama_context * ctx, size_t n_cells) {
     return usage.n_cells < usage.n_cells_max && usage.n_cells_max - usage.n_cells_used >= n_cells;
 }
 
-bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before, size_t n_cells, bool is_counted) {
-    const bool has_cells = before.n_cells - before.n_cells_used >= n_cells || llama_get_memory_usage(ctx).n_grow > before.n_grow;
-
-    return server_memory_is_short(ctx, n_cells) && !(is_counted && has_cells);
+bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before) {
+    return llama_get_memory_usage(ctx).n_no_memory > before.n_no_memory;
 }
 
 bool server_memory_is_full(const llama_context * ctx, size_t n_cells) {

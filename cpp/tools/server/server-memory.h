@@ -12,13 +12,12 @@
 constexpr int32_t SERVER_CHUNK_NO_CELLS = -2;
 
 // return true if the context lacks memory for n_cells more, false if it lacks cells: all of them are in use
-// only this function decides that. call it after a failed decode or state load. ctx may be null
+// only this function decides that. call it after a failed decode. ctx may be null
 bool server_memory_is_short(const llama_context * ctx, size_t n_cells = 1);
 
-// return the same for a state that was not restored. false if there were cells for it, or it got some: then the state is invalid
+// return true if a state was not restored because the context lacked memory, false if it lacked cells or the state is invalid
 // before: usage before the state was read
-// is_counted: usage counts every cell that the state needs (no other streams, no window)
-bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before, size_t n_cells, bool is_counted);
+bool server_memory_is_short_for_state(const llama_context * ctx, const llama_memory_usage & before);
 
 // return true if the context has fewer than n_cells free cells
 bool server_memory_is_full(const llama_context * ctx, size_t n_cells);

@@ -153,10 +153,9 @@ size_t server_pool::read_file(int id_slot, const char * path, llama_tokens & tok
         // one of several caches may have read its part
         llama_memory_seq_rm(llama_get_memory(slot.ctx_tgt), slot.id, -1, -1);
 
-        const size_t n_cells    = server_tokens::deserialize(tokens, (bool) projector).size();
-        const bool   can_fit    = 0 < n_cells && n_cells <= std::min<size_t>(slot.n_ctx, before.n_cells_max);
-        const bool   is_full    = before.n_cells_max - before.n_cells_used < n_cells;
-        const bool   is_counted = params.kv_unified && llama_model_n_swa(llama_get_model(slot.ctx_tgt)) == 0;
+        const size_t n_cells = server_tokens::deserialize(tokens, (bool) projector).size();
+        const bool   can_fit = 0 < n_cells && n_cells <= std::min<size_t>(slot.n_ctx, before.n_cells_max);
+        const bool   is_full = before.n_cells_max - before.n_cells_used < n_cells;
 
         size_t n_idle = 0;
         for (const server_slot_view & other : cells.idle_slots(&slot)) {
@@ -165,7 +164,7 @@ size_t server_pool::read_file(int id_slot, const char * path, llama_tokens & tok
         // idle slots keep their cells if these would not be enough
         const bool can_help = before.n_cells_max - before.n_cells_used + n_idle >= n_cells;
 
-        is_short = can_fit && server_memory_is_short_for_state(slot.ctx_tgt, before, n_cells, is_counted);
+        is_short = can_fit && server_memory_is_short_for_state(slot.ctx_tgt, before);
 
         return !is_short && !(can_fit && is_full && can_help);
     });
