@@ -1,4 +1,4 @@
-"""For the tests of `kvtool top` a server made of answers and an address that has none; for verify's a project."""
+"""Provide a scripted web server for `kvtool top`, an address without a server, and a project for `kvtool verify`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """An address where nothing listens, and nobody else may: it is taken."""
+def unused_address() -> Iterator[str]:
+    """Yield a loopback address with no listener. The port is bound, so no other program can listen there."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -35,7 +35,7 @@ def nobody() -> Iterator[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with fake binaries and a vocabulary; the work directory is the current one."""
+    """Create a project with fake binaries and a vocabulary, and make it the current directory."""
     root = tmp_path / "project"
     (root / "patches").mkdir(parents=True)
     (root / "patches" / "series.toml").write_text("")

@@ -1,4 +1,4 @@
-"""What the tests of a hunk's place share: a patch that turned one file into another, and what the check says of it."""
+"""Create a patch from two texts, apply it elsewhere, and return the verdict of the placement check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kvtool bench against a stand-in for kv-bench: bars, tables, files, plots, and what can go wrong."""
+"""Test kvtool bench against a fake kv-bench: bars, tables, files, plots and failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def named(result: Benched, name: str, mode: str) -> Bar:
     return next(b for b in result.bars if (b.name, b.mode) == (name, mode))
 
 
-def test_a_run_ends_in_bars_with_what_was_measured(place: Path) -> None:
+def test_run_reports_measured_bars(place: Path) -> None:
     result = run(place)
     in_place, copy, static = "inplace", "copy", "static"
     rounds = [f"{mode} rounds" for mode in (in_place, in_place, copy, copy)]
@@ -66,7 +66,7 @@ def test_a_run_ends_in_bars_with_what_was_measured(place: Path) -> None:
     assert all(b.met for b in result.bars) and result.failure is None
 
 
-def test_the_modes_take_turns_and_the_first_changes(place: Path) -> None:
+def test_rounds_rotate_the_first_mode(place: Path) -> None:
     run(place, quick=False)
     modes = (place / "log").read_text().splitlines()[:9]
     assert [modes[i] for i in (0, 3, 6)] == ["inplace", "copy", "static"]
@@ -75,9 +75,7 @@ def test_the_modes_take_turns_and_the_first_changes(place: Path) -> None:
 @pytest.mark.parametrize(
     ("fate", "name"), [("wasteful", "peak over steady, copy"), ("slow-prompt", "prompt speed / static, in-place")]
 )
-def test_a_missed_bar_fails_only_when_strict(
-    place: Path, monkeypatch: pytest.MonkeyPatch, fate: str, name: str
-) -> None:
+def test_missed_bar_fails_only_strict_run(place: Path, monkeypatch: pytest.MonkeyPatch, fate: str, name: str) -> None:
     monkeypatch.setenv("FAKE_BENCH", fate)
     assert run(place).failure is None
     failure = run(place, strict=True).failure
@@ -85,7 +83,7 @@ def test_a_missed_bar_fails_only_when_strict(
     assert name in failure.why
 
 
-def test_a_static_side_that_does_not_fit_is_left_out_and_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_static_cache_is_skipped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "available_memory", lambda: 6 * 2**30)
     result = run(place)
     assert "8.0 GiB" in result.skipped
@@ -96,7 +94,7 @@ def test_a_static_side_that_does_not_fit_is_left_out_and_said(place: Path, monke
     assert b"static (reserved)" in result.pictures()["memory.svg"]
 
 
-def test_without_resident_memory_the_rest_is_still_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_resident_memory_skips_bars(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_BENCH", "no-rss")
     result = run(place)
     unknown = {"peak over steady", "resident after creation / static", "KV resident after clear and a decode"}
@@ -113,7 +111,7 @@ def test_without_resident_memory_the_rest_is_still_measured(place: Path, monkeyp
         ("dies-late", "could not measure", "exit code 139"),
     ],
 )
-def test_a_program_that_fails_is_an_error_that_says_why(
+def test_failing_program_reports_reason(
     place: Path, monkeypatch: pytest.MonkeyPatch, fate: str, what: str, why: str
 ) -> None:
     monkeypatch.setenv("FAKE_BENCH", fate)
@@ -122,14 +120,14 @@ def test_a_program_that_fails_is_an_error_that_says_why(
     assert what in caught.value.what and why in caught.value.why and caught.value.next_step
 
 
-def test_a_program_that_hangs_is_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_program_is_killed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_BENCH", "slow")
     monkeypatch.setattr(runs, "_TIMEOUT", 0.5)
     with pytest.raises(MeasureError, match="did not finish"):
         run(place)
 
 
-def test_a_missing_program_is_an_error(place: Path) -> None:
+def test_missing_program_is_error(place: Path) -> None:
     (place / "bin" / "kv-bench").unlink()
     with pytest.raises(MeasureError, match="kv-bench is not in"):
         run(place)
@@ -140,19 +138,19 @@ def test_a_missing_program_is_an_error(place: Path) -> None:
     [{"rounds": -1}, {"rounds": 1}, {"n_ctx": 100}, {"model": Path("no.gguf")}, {"baseline": Path("nowhere")}],
     ids=str,
 )
-def test_options_that_make_no_sense(place: Path, options: dict[str, object]) -> None:
+def test_bad_options_are_refused(place: Path, options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         run(place, **options)
     assert not (place / "log").exists()
 
 
-def test_depths_that_do_not_fit_are_left_out(place: Path) -> None:
+def test_depths_beyond_context_are_skipped(place: Path) -> None:
     result = run(place, n_ctx=2048)
     assert {r.depth for r in result.rows if r.moment == "depth"} == {89, 809}
     assert {s.depth for s in result.speeds} == {250, 1000}
 
 
-def test_files_are_written_with_everything_in_them(place: Path) -> None:
+def test_out_writes_all_files(place: Path) -> None:
     out = place / "out"
     run(place, out=out)
     wanted = {"bench.md", "bench.json", "memory.svg", "memory.png", "growth.svg", "growth.png"}
@@ -168,15 +166,15 @@ def test_files_are_written_with_everything_in_them(place: Path) -> None:
     assert doc["command"] == "bench" and doc["ok"] is True
     assert {"tag", "model", "machine", "n_ctx", "repeats", "rounds", "bars", "rows", "speeds", "skipped"} <= set(doc)
     assert {"name", "mode", "value", "low", "high", "bound", "met", "note"} <= set(doc["bars"][0])
-    assert str(place) not in json.dumps(doc)  # nothing of one machine's paths
+    assert str(place) not in json.dumps(doc)  # no path of this machine is in the document
 
 
-def test_the_same_figures_give_the_same_plots(place: Path) -> None:
+def test_plots_are_reproducible(place: Path) -> None:
     found = run(place)
     assert found.pictures() == found.pictures()
 
 
-def test_without_matplotlib_the_error_comes_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_fails_before_measuring(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingToolError, match="matplotlib is not installed") as caught:
         run(place, out=place / "out")
@@ -184,21 +182,21 @@ def test_without_matplotlib_the_error_comes_first(place: Path, monkeypatch: pyte
     assert not (place / "log").exists()
 
 
-def test_a_directory_that_cannot_be_written_is_an_error(place: Path) -> None:
+def test_unwritable_directory_is_error(place: Path) -> None:
     (place / "file").write_text("")
     with pytest.raises(DiskError, match="cannot write to"):
         run(place, out=place / "file")
     assert not (place / "log").exists(), "before anything is measured"
 
 
-def test_what_was_measured_is_told_when_it_cannot_be_written(place: Path) -> None:
+def test_unwritten_results_are_printed(place: Path) -> None:
     (place / "out/bench.md").mkdir(parents=True)
     result = run(place, out=place / "out")
     assert isinstance(result.failure, DiskError) and result.rows
     assert result.to_json()["error"]["code"] == "disk" and "unwritten" not in result.to_json()
 
 
-def test_the_upstream_is_the_applied_one_or_none_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_title_names_applied_upstream(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(place).markdown(()).startswith("# kvtool bench\n")
     assert not (place / "llama.cpp").exists(), "kvtool apply would refuse it"
     monkeypatch.setattr(bench, "read_applied", lambda _tree: type("Applied", (), {"tag": "v1"}))
@@ -206,14 +204,14 @@ def test_the_upstream_is_the_applied_one_or_none_is_named(place: Path, monkeypat
     assert (place / "llama.cpp/build/bench").is_dir()
 
 
-def test_two_benchmarks_at_once_are_refused(place: Path) -> None:
+def test_second_benchmark_is_refused(place: Path) -> None:
     work = project(place).cache / "bench"
     work.mkdir(parents=True)
     with try_lock_dir(work, MeasureError, "bench is running"), pytest.raises(MeasureError, match="another kvtool"):
         run(place)
 
 
-def test_the_tables_are_rendered_for_people(
+def test_console_prints_tables(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_BENCH", "wasteful")
@@ -222,17 +220,18 @@ def test_the_tables_are_rendered_for_people(
     assert "Growth up to each depth" in said and "bars met" in said and "MISSED" in said
 
 
-def test_the_flag_off_is_held_against_an_unpatched_build(place: Path) -> None:
+def test_flag_off_compares_with_baseline(place: Path) -> None:
     unpatched = place / "unpatched"
     unpatched.mkdir()
     (unpatched / "libllama.so").write_bytes(b"")
     result = run(place, baseline=unpatched)
     turns = "unpatched", "unpatched", "bin", "bin"
-    others = [f"static rounds {name} {seed}" for name in turns for seed in range(4)]  # odd: the other is loaded first
+    # odd seeds load the other build first
+    others = [f"static rounds {name} {seed}" for name in turns for seed in range(4)]
     assert (place / "log").read_text().splitlines()[-16:] == others
     speeds = {speed.mode: speed.rounds for speed in result.speeds}
     assert speeds == {"in-place": 2, "copy": 2, "off": 2, "same": 2}
     for mode, base in (("off", "unpatched"), ("same", "itself")):
         creation = named(result, f"create speed / {base}", mode)
         assert creation.met and creation.bound == "0.99 to 1.01"
-        assert named(result, f"generate speed / {base}", mode).met is False  # faster by 2 % is not the same either
+        assert named(result, f"generate speed / {base}", mode).met is False  # 2 % faster also misses the bar

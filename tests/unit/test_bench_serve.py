@@ -1,4 +1,4 @@
-"""kvtool bench --serve against a stand-in for llama-server: what is counted, what fails, what is written."""
+"""Test kvtool bench --serve against a fake llama-server: counts, failures and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvtool.options import Env
 from kvtool.project import Project
 from tests import fakes
 
-# It knows a prompt that begins as one before it: with the flag any one, else one of the slot. A token takes 10 bytes.
+# A prompt may start with an earlier prompt: with the flag, of any slot; else, of its own slot. A token uses 10 bytes.
 SERVER = """
 import json, os, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,10 +86,11 @@ def run(place: Path, **options: object) -> ServeResult:
     return result
 
 
-def test_each_kind_of_cache_serves_the_same_chats(place: Path) -> None:
+def test_all_modes_serve_same_chats(place: Path) -> None:
     static, dynamic, shared = run(place).rows
     assert [row.mode for row in (static, dynamic, shared)] == ["static", "dynamic", "shared"]
-    load = 3 * (525 + 552)  # two turns: 500 tokens that all have and 25 of its own; those, the 2 of the answer, 25 more
+    # two turns: 500 shared tokens and 25 of the chat; then the same, the 2 tokens of the answer and 25 more
+    load = 3 * (525 + 552)
     for row in (static, dynamic, shared):
         assert (row.requests, row.errors, row.prompt_tokens) == (6, 0, load)
         assert row.first is not None and row.worst is not None and row.worst >= row.first
@@ -99,7 +100,7 @@ def test_each_kind_of_cache_serves_the_same_chats(place: Path) -> None:
     assert shared.committed == 20 * together
 
 
-def test_what_sharing_saves_is_held_against_its_bars(place: Path) -> None:
+def test_sharing_bars_compare_savings(place: Path) -> None:
     bars = {bar.name: bar for bar in run(place, chats=8).bars}
     ratio = (500 + 8 * 52) / (8 * 552)
     assert bars["KV bytes used / without sharing"].value == pytest.approx(ratio)
@@ -108,7 +109,7 @@ def test_what_sharing_saves_is_held_against_its_bars(place: Path) -> None:
     assert bars["requests that fail"].met is True
 
 
-def test_a_server_without_the_flag_is_measured_without(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_sharing_skips_mode(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SERVE", "old")
     result = run(place)
     assert [row.mode for row in result.rows] == ["static", "dynamic"] and "--kv-share-prefix" in result.skipped
@@ -116,22 +117,20 @@ def test_a_server_without_the_flag_is_measured_without(place: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("fate", "error"), [("full", "503"), ("ends", "no room now"), ("cut", "no end")])
-def test_a_request_that_fails_is_counted_and_told(
-    place: Path, monkeypatch: pytest.MonkeyPatch, fate: str, error: str
-) -> None:
+def test_failed_requests_are_counted(place: Path, monkeypatch: pytest.MonkeyPatch, fate: str, error: str) -> None:
     monkeypatch.setenv("FAKE_SERVE", fate)
     result = run(place, strict=True)
     assert all(row.errors == 4 and error in row.error for row in result.rows)
     assert isinstance(result.failure, MeasureError) and "requests that fail" in result.failure.why
 
 
-def test_a_server_that_does_not_start_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_start_failure_is_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SERVE", "dies")
     with pytest.raises(MeasureError, match="static: llama-server did not start"):
         run(place)
 
 
-def test_ctrl_c_waits_for_no_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_does_not_wait(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over, answered = threading.Event(), list[bool]()
 
     def ask(_server: object, request: dict[str, Any]) -> Reply:
@@ -148,12 +147,12 @@ def test_ctrl_c_waits_for_no_answer(place: Path, monkeypatch: pytest.MonkeyPatch
     assert answered in ([], [True])
 
 
-def test_one_chat_shares_nothing(place: Path) -> None:
+def test_single_chat_is_refused(place: Path) -> None:
     with pytest.raises(UsageError, match="nobody to share with"):
         run(place, chats=1)
 
 
-def test_it_is_told_and_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_printed_and_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(place, out=place / "out")
     result.render(Console())
     assert "first s" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""kvtool bench without a program: speeds, intervals and bars out of samples made up here."""
+"""Test speeds, intervals and bars of kvtool bench on made-up samples, without a program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pair(i: int, base: float, test: float, added: int = 0, n_tokens: int = 1) ->
     return Pair(i, "generate", 100, n_tokens, base, test, int(added > 0), added)
 
 
-def test_the_interval_is_students_over_the_rounds() -> None:
+def test_interval_uses_student_distribution() -> None:
     found = speed.interval([1.00, 1.02, 0.98, 1.01])
     assert found.value == pytest.approx(1.0024, abs=1e-4)
     assert found.low == pytest.approx(0.97550, abs=1e-5) and found.high == pytest.approx(1.03002, abs=1e-5)
@@ -23,17 +23,17 @@ def test_the_interval_is_students_over_the_rounds() -> None:
     assert (alone.low, alone.high, str(alone)) == (0, None, "1.000 (0.000-inf)"), "no number that JSON does not have"
 
 
-def test_more_pairs_do_not_make_up_for_rounds() -> None:
+def test_interval_counts_rounds_not_pairs() -> None:
     few = [pair(i, 1.0, time) for i, time in enumerate((0.95, 1.0, 1.05))]
     assert speed.by_round(few * 50, speed.speed_without_growth) == speed.by_round(few, speed.speed_without_growth)
 
 
-def test_a_pair_that_was_disturbed_changes_nothing() -> None:
+def test_outlier_pair_is_ignored() -> None:
     calm = [pair(0, 1.0, 1.0)] * 9
     assert speed.overall_speed([*calm, pair(0, 1.0, 30.0)]) == 1.0
 
 
-def test_growths_weigh_as_often_as_they_come() -> None:
+def test_growths_weigh_by_frequency() -> None:
     some = [pair(0, 1.0, 1.0), pair(0, 1.0, 3.0, added=100)]
     assert speed.speed_without_growth(some) == 1.0
     assert speed.overall_speed(some) == pytest.approx(1 / 1.02)  # 2 more in one of 100 calls
@@ -43,7 +43,7 @@ def test_growths_weigh_as_often_as_they_come() -> None:
     )  # more often than once a call
 
 
-def test_what_had_a_growth_every_time_has_no_steady_speed() -> None:
+def test_growth_every_time_has_no_steady() -> None:
     (found,) = speed.speeds("copy", True, ["generate", "prompt"], [pair(i, 1.0, 2.0, added=8) for i in range(3)])
     assert found.steady is None and found.growing == 2.0 and found.ratio.value == pytest.approx(0.5)
     assert (found.growths, found.pairs, found.rounds) == (3, 3, 3)
@@ -57,19 +57,19 @@ def test_what_had_a_growth_every_time_has_no_steady_speed() -> None:
         (0.98, None, None, 0.99, None, False),
         (0.0, None, None, None, 0, True),
         (1.0, 0.975, 1.2, 0.99, None, True),
-        (1.0, 0.965, 1.01, 0.99, None, False),  # too unsure
-        (0.985, 0.98, 0.99, 0.99, None, False),  # sure, and too low
+        (1.0, 0.965, 1.01, 0.99, None, False),  # too uncertain
+        (0.985, 0.98, 0.99, 0.99, None, False),  # certain, and too low
         (1.0, 0.98, 1.04, 0.99, 1.01, False),
         (None, None, None, 0.99, None, None),
     ],
 )
-def test_a_bar_has_two_sides_and_an_interval_counts(
+def test_bar_checks_limits_and_interval(
     value: float | None, low: float | None, high: float | None, least: float | None, most: float | None, met: bool
 ) -> None:
     assert Bar("x", "copy", value, least, most, low=low, high=high).met is met
 
 
-def test_the_depth_that_decides_is_the_one_that_misses() -> None:
+def test_worst_depth_decides_bar() -> None:
     def at(depth: int, value: float, low: float) -> speed.Speed:
         ratio = Figure(value, low, value)
         return speed.Speed("copy", True, "generate", depth, 1, 1.0, ratio, None, None, 0, 4, 4)
@@ -79,7 +79,7 @@ def test_the_depth_that_decides_is_the_one_that_misses() -> None:
 
 
 def sample(mode: str, points: list[tuple[str, int, int, int]]) -> list[runs.Row]:
-    """points: name, depth, resident MiB, committed MiB; the peak is 10 MiB above."""
+    """Return rows for points of (name, depth, resident MiB, committed MiB). The peak is 10 MiB higher."""
     counted = {"n_grow": 1, "n_shrink": 0, "n_bytes_copied": 0, "t_grow_us": 1000, "t_grow_max_us": 1000}
     said = [
         {
@@ -93,7 +93,7 @@ def sample(mode: str, points: list[tuple[str, int, int, int]]) -> list[runs.Row]
     return runs.rows_of(mode, whole)
 
 
-def test_memory_that_is_freed_but_kept_counts_as_peak_and_as_left() -> None:
+def test_unreturned_memory_counts_as_used() -> None:
     static = sample("static", [("created", 0, 1000, 1000), ("depth", 4, 1020, 1000), ("after-clear", 1, 1020, 1000)])
     hoards = sample("in-place", [("created", 0, 30, 20), ("depth", 4, 920, 400), ("after-clear", 1, 580, 20)])
     found = {b.name: b.value for b in runs.memory_bars([*hoards, *static])}
@@ -102,7 +102,7 @@ def test_memory_that_is_freed_but_kept_counts_as_peak_and_as_left() -> None:
     assert {b.name: b.value for b in runs.memory_bars(hoards)}["peak over steady"] == 10
 
 
-def test_rows_are_medians_and_growths_up_to_the_depth_count() -> None:
+def test_medians_count_growths_to_depth() -> None:
     some = [sample("copy", [("created", 0, 5 + i, 1), ("depth", 8, r, 9)]) for i, r in enumerate((30, 10, 20))]
     created, deep = runs.medians(some)
     assert (created.resident, deep.resident) == (6 * MIB, 20 * MIB)

@@ -1,4 +1,4 @@
-"""kvtool bench --types against stand-ins for kv-bench and kv-check: what is measured, held against bars, and drawn."""
+"""Test kvtool bench --types against fake kv-bench and kv-check: measurements, bars and plots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(place: Path, **options: object) -> TypesResult:
     return result
 
 
-def test_each_change_is_measured_in_place_and_by_copy(place: Path) -> None:
+def test_changes_are_measured_per_storage(place: Path) -> None:
     found = run(place)
     assert found.cells == 8192
     assert [(c.mode, c.types) for c in found.changes] == [
@@ -45,7 +45,7 @@ def test_each_change_is_measured_in_place_and_by_copy(place: Path) -> None:
     assert (first.seconds, first.memcpy, first.over_steady) == (0.5, 0.25, 24 * 2**10)
 
 
-def test_a_budget_is_a_quarter_of_what_the_context_would_take(place: Path) -> None:
+def test_budget_is_quarter_of_context(place: Path) -> None:
     static, alone, ladder = run(place).held
     assert {h.budget for h in (static, alone, ladder)} == {2**27}
     assert (static.tokens, alone.tokens, ladder.tokens) == (2048, 2048, 4096)
@@ -53,7 +53,7 @@ def test_a_budget_is_a_quarter_of_what_the_context_would_take(place: Path) -> No
 
 
 @pytest.mark.parametrize(("quick", "mib", "tokens"), [(False, 2048, 4096), (True, 256, 512)])
-def test_without_a_model_the_budget_is_filled_with_large_cells(
+def test_budget_without_model_uses_large_cells(
     place: Path, monkeypatch: pytest.MonkeyPatch, quick: bool, mib: int, tokens: int
 ) -> None:
     made: list[str] = []
@@ -69,7 +69,7 @@ def test_without_a_model_the_budget_is_filled_with_large_cells(
     assert f"tokens in {mib} MiB" in found.pictures()["types.svg"].decode()
 
 
-def test_what_is_lost_is_told_for_each_model_that_can_have_the_types(place: Path) -> None:
+def test_loss_is_reported_per_model(place: Path) -> None:
     found = run(place)
     assert [(loss.model, loss.types) for loss in found.losses] == [
         (model, types)
@@ -81,12 +81,12 @@ def test_what_is_lost_is_told_for_each_model_that_can_have_the_types(place: Path
     assert Loss("x", "f16 to q8_0", 0.5, 0.0).kl_ratio > 1.5 and Loss("x", "f16 to q8_0", 1e-9, 0.0).kl_ratio == 0
 
 
-def test_quick_takes_a_few_models(place: Path) -> None:
+def test_quick_uses_few_models(place: Path) -> None:
     found = run(place, quick=True)
     assert {loss.model for loss in found.losses} == {"llama-dense", "gemma3-dense"} and found.cells == 2048
 
 
-def test_bars_that_are_missed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_bars_are_listed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_BENCH", "wasteful")
     monkeypatch.setattr(models, "toys", lambda *_: (fakes.model(place, "worse"),))
     found = run(place, strict=True)
@@ -100,14 +100,14 @@ def test_bars_that_are_missed(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(found.failure, MeasureError)
 
 
-def test_without_resident_memory_the_rest_is_still_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_resident_memory_skips_bar(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_BENCH", "no-rss")
     found = run(place)
     assert {c.over_steady for c in found.changes} == {None}
     assert {bar.name.partition(",")[0] for bar in found.bars if bar.met is None} == {"peak over steady"}
 
 
-def test_the_files_say_the_same(place: Path) -> None:
+def test_files_match_results(place: Path) -> None:
     out = place / "out"
     found = run(place, out=out)
     assert {file.name for file in out.iterdir()} == {"types.md", "types.json", "types.svg", "types.png"}
@@ -119,12 +119,12 @@ def test_the_files_say_the_same(place: Path) -> None:
     assert "tokens in 128 MiB" in (out / "types.svg").read_text()
 
 
-def test_two_choices_are_refused(place: Path) -> None:
+def test_types_and_serve_are_exclusive(place: Path) -> None:
     with pytest.raises(UsageError, match="--types and --serve"):
         run(place, serve=True)
 
 
-def test_an_answer_without_types_is_not_understood(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_without_types_is_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_BENCH", "typeless")
     with pytest.raises(MeasureError, match="not understood"):
         run(place)

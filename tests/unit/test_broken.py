@@ -1,4 +1,4 @@
-"""How the library with broken lines is written (tests/e2e/broken.py)."""
+"""Test how tests/e2e/broken.py writes the library with lines that can be broken at run time."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ def body(*edits: tuple[int, Edit]) -> str:
     return rewrite(SOURCE, list(edits)).partition("#line 1\n")[2]
 
 
-def test_a_statement_becomes_a_branch() -> None:
+def test_statement_becomes_branch() -> None:
     assert "if (kv_broken(3)) {\n\n} else {\nsync();\n}" in body((3, Edit("f", "sync();", "")))
 
 
-def test_an_expression_becomes_a_choice_behind_its_anchor() -> None:
+def test_expression_becomes_conditional() -> None:
     made = body((1, Edit("f", "size()", "max()", after="int g()")))
     assert made.count("kv_broken") == 1
     assert made.endswith("return (kv_broken(1) ? (max()) : (size()));\n}\n")
 
 
-def test_two_edits_of_one_place_are_both_there() -> None:
+def test_edits_of_one_place_nest() -> None:
     made = body((1, Edit("f", "sync();", "a();")), (2, Edit("f", "sync();", "b();")))
     assert made.count("sync();") == 1
     assert "kv_broken(1)" in made and "kv_broken(2)" in made
 
 
-def test_several_places_do_not_move_each_other() -> None:
+def test_edits_of_several_places() -> None:
     made = body((1, Edit("f", "sync();", "")), (2, Edit("f", "size()", "0", after="int f()")))
     assert made.index("kv_broken(1)") < made.index("kv_broken(2)") < made.index("int g()")
 
@@ -37,6 +37,6 @@ def test_several_places_do_not_move_each_other() -> None:
 @pytest.mark.parametrize(
     "edit", [Edit("f", "gone();", ""), Edit("f", "size()", "0"), Edit("f", "sync();", "", "no such")]
 )
-def test_a_line_that_cannot_be_told_is_an_error(edit: Edit) -> None:
+def test_missing_or_ambiguous_line_fails(edit: Edit) -> None:
     with pytest.raises(AssertionError):
         edit.find(SOURCE)

@@ -1,4 +1,4 @@
-"""`kvtool build`'s command line: what it accepts, refuses and prints, without building."""
+"""Test the command line of `kvtool build`: accepted and refused options and printed output, without building."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
     (root / "patches").mkdir(parents=True)
     (root / "patches" / "series.toml").touch()
-    monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))  # Vulkan headers would be tried, for seconds
+    # avoid probing the real Vulkan headers, which takes seconds
+    monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))
     return root
 
 
 @pytest.mark.parametrize("backend", cmake.BACKENDS)
 @pytest.mark.parametrize("tools", ["here", "nowhere"])
-def test_dry_run_prints_both_commands_on_any_machine(
+def test_dry_run_prints_both_commands(
     project: Path, backend: str, tools: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if tools == "nowhere":
@@ -48,7 +49,7 @@ def test_dry_run_prints_both_commands_on_any_machine(
     assert not directory.exists(), "a dry run writes nothing"
 
 
-def test_dry_run_quotes_for_the_shell(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_quotes_paths(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree = project / "a tree"
     cli.run(["build", "-n", "--project", str(project), "--tree", str(tree)])
     out = capsys.readouterr().out
@@ -57,7 +58,7 @@ def test_dry_run_quotes_for_the_shell(project: Path, capsys: pytest.CaptureFixtu
     assert str(build.Command(("cmake", "a b"), {"CCACHE_BASEDIR": "/a b"})) == "CCACHE_BASEDIR='/a b' cmake 'a b'"
 
 
-def test_what_is_to_be_typed_is_quoted(
+def test_printed_commands_are_quoted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "a b"
@@ -72,7 +73,7 @@ def test_what_is_to_be_typed_is_quoted(
     assert runpy.run_path(toolchain.__file__)["_PIP"].startswith(f"{typed} -m")
 
 
-def test_what_another_program_wrote_need_not_be_utf_8(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cmake_files_may_be_latin1(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build.make_plan(find_project(project), build.Options(), toolchain.for_dry_run("cpu"))
     files = plan.build_dir / "CMakeFiles/3.25"
     files.mkdir(parents=True)
@@ -127,12 +128,14 @@ def test_json_contract(project: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--jobs", "-2"], "--jobs -2 makes no sense"),
     ],
 )
-def test_wrong_arguments(project: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused(
+    project: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(["build", "-n", *arguments, "--project", str(project)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_machine_without_the_backend_is_told_before_the_tree_is_looked_at(
+def test_missing_backend_fails_before_tree_check(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
@@ -142,12 +145,12 @@ def test_a_machine_without_the_backend_is_told_before_the_tree_is_looked_at(
     assert error["what"] == "cannot build --metal here: no Metal"
 
 
-def test_defines_keep_what_follows_the_first_equals() -> None:
+def test_define_splits_at_first_equals() -> None:
     assert build.parse_defines(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
     with pytest.raises(UsageError):
         build.parse_defines(["A"])
 
 
-def test_as_many_jobs_as_this_process_has_cores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_default_to_cores(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["build", "-n", "--json", "--project", str(project)]) == 0
     assert json.loads(capsys.readouterr().out)["jobs"] == cores() >= 1

@@ -1,4 +1,4 @@
-"""What kv-check's answers mean, and the guards over all of them."""
+"""Test how kvtool verify judges the answers of kv-check, and the guards over all answers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def judged(status: str, code: int, log: str = PLAIN, **more: object) -> Finding:
         ("load-fails", 2, CheckOutcome.FAILED),
     ],
 )
-def test_each_status_has_its_outcome(status: str, code: int, outcome: CheckOutcome) -> None:
+def test_status_maps_to_outcome(status: str, code: int, outcome: CheckOutcome) -> None:
     found = judged(status, code)
     assert (found.status, found.outcome, found.group) == (status, outcome, "plain")
 
 
 @pytest.mark.parametrize(("status", "code"), [("same", 1), ("same", 2), ("differs", 0), ("static-fails", 1)])
-def test_an_exit_code_that_contradicts_the_answer_is_a_failure(status: str, code: int) -> None:
+def test_contradicting_exit_code_fails(status: str, code: int) -> None:
     found = judged(status, code)
     assert (found.status, found.outcome) == ("garbage", CheckOutcome.FAILED)
     assert f"says {status} but ended with exit code {code}" in found.reason
@@ -48,7 +48,7 @@ def test_an_exit_code_that_contradicts_the_answer_is_a_failure(status: str, code
 @pytest.mark.parametrize(
     "stdout", ["", "\n\n", "no json", "[1, 2]", '{"status": "splendid"}', '{"reason": "x"}', '{"st']
 )
-def test_an_answer_that_is_none_is_garbage(stdout: str) -> None:
+def test_unparsable_answer_is_garbage(stdout: str) -> None:
     found = checks.judge_kv_check(CHECK, 0, stdout, "the log's end")
     assert (found.status, found.outcome) == ("garbage", CheckOutcome.FAILED)
     assert found.details["log"] == "the log's end"
@@ -63,20 +63,20 @@ def test_an_answer_that_is_none_is_garbage(stdout: str) -> None:
         ("inplace", "by copy, in place", CheckOutcome.FAILED),
     ],
 )
-def test_a_cache_that_grew_another_way_is_a_failure(asked: str, grew: str, outcome: CheckOutcome) -> None:
+def test_wrong_growth_storage_fails(asked: str, grew: str, outcome: CheckOutcome) -> None:
     answer = json.dumps({"status": "same", "grown": True, "storage": grew})
     found = checks.judge_kv_check(replace(CHECK, args=("--quick", "--storage", asked)), 0, answer, PLAIN)
     assert found.outcome is outcome
 
 
 @pytest.mark.parametrize(("code", "words"), [(-11, "signal 11"), (134, "exit code 134"), (3, "exit code 3")])
-def test_a_crash_of_kv_check_itself_is_a_failure(code: int, words: str) -> None:
+def test_kv_check_crash_fails(code: int, words: str) -> None:
     found = checks.judge_kv_check(CHECK, code, "", "")
     assert (found.status, found.outcome) == ("crash", CheckOutcome.FAILED)
     assert words in found.reason
 
 
-def test_a_difference_is_located_in_one_sentence() -> None:
+def test_difference_names_its_location() -> None:
     diff = {"decode": 2, "row": 1, "index": 7, "static": 0.5, "dynamic": 0.25}
     found = judged(
         "differs",
@@ -87,7 +87,7 @@ def test_a_difference_is_located_in_one_sentence() -> None:
     assert found.details["first_diff"] == {"shift": diff}
 
 
-def test_a_failing_dynamic_side_is_named_with_its_reason() -> None:
+def test_dynamic_failure_names_check() -> None:
     found = judged("dynamic-fails", 1, checks=[{"name": "copy", "status": "dynamic-fails", "reason": "SIGSEGV"}])
     assert found.reason == "copy: SIGSEGV"
 
@@ -108,7 +108,7 @@ def test_a_failing_dynamic_side_is_named_with_its_reason() -> None:
         ("", ""),
     ],
 )
-def test_the_memory_class_is_read_from_the_log(log: str, expected: str) -> None:
+def test_memory_class_from_log(log: str, expected: str) -> None:
     assert checks.memory_class(log) == expected
 
 
@@ -122,7 +122,7 @@ FULL = EMPTY.replace("0 layers", "2 layers")
     ("log", "grown"),
     [(FULL, True), (EMPTY, False), (f"{EMPTY}\n{FULL}", True), (f"{EMPTY}\n{EMPTY}", False), (PLAIN, True)],
 )
-def test_a_growth_of_a_cache_without_layers_is_none(log: str, grown: bool) -> None:
+def test_growth_without_layers_is_ignored(log: str, grown: bool) -> None:
     found = judged("same", 0, log, grown=True)
     assert (found.grown, found.status) == (grown, "same" if grown else "same-not-grown")
     assert found.outcome is CheckOutcome.PASSED
@@ -136,7 +136,7 @@ def runs(grown: int, total: int) -> list[Finding]:
     ]
 
 
-def test_too_few_grown_models_fail_although_each_is_the_same() -> None:
+def test_too_few_grown_models_fail() -> None:
     expected = checks.EXPECTED_GROWN["v0.5.0"]
     assert expected >= 95
     assert checks.judge_grown(runs(expected, 127), "v0.5.0").outcome is CheckOutcome.PASSED
@@ -145,12 +145,12 @@ def test_too_few_grown_models_fail_although_each_is_the_same() -> None:
     assert f"only {expected - 1} of 127" in found.reason
 
 
-def test_an_upstream_nobody_measured_is_held_to_a_share() -> None:
+def test_unmeasured_upstream_expects_share() -> None:
     assert checks.expected_grown("b12345", 100) == 75
-    assert checks.expected_grown("v0.5.0", 10) == 10  # never more than there are
+    assert checks.expected_grown("v0.5.0", 10) == 10  # never more than the number of models
 
 
-def test_only_the_plain_runs_with_flash_attention_count_as_grown() -> None:
+def test_grown_counts_flash_attention_runs() -> None:
     off = [Finding("kv-check/m/fa-off", "kv-check", "plain", CheckOutcome.PASSED, "same", grown=True)]
     assert checks.judge_grown([*runs(1, 2), *off], "other").details["grown"] == 1
 
@@ -165,7 +165,7 @@ def test_only_the_plain_runs_with_flash_attention_count_as_grown() -> None:
         ("b12345", "rpc", 0, True),
     ],
 )
-def test_quick_needs_models_that_grow(tag: str, label: str, grown: int, fails: bool) -> None:
+def test_quick_needs_grown_models(tag: str, label: str, grown: int, fails: bool) -> None:
     again = Finding("kv-check/m0/fa-off", "kv-check", "plain", CheckOutcome.PASSED, "same-not-grown")
     found = checks.judge_quick_grown([*runs(grown, 2), again], tag, label)
     assert [f.status for f in found] == ["not-grown"] * fails
@@ -184,10 +184,10 @@ GIB, MIB = 2**30, 2**20
         (8 * GIB, 65 * MIB, "too-big"),
         (None, 20 * MIB, "same"),
         (None, 8 * GIB, "too-big"),
-        (1 * GIB, 20 * MIB, "garbage"),  # less than its own cache: the measurement cannot be right
+        (1 * GIB, 20 * MIB, "garbage"),  # less than its own cache: the measurement is wrong
     ],
 )
-def test_memory_is_judged(static: int | None, dynamic: int, status: str) -> None:
+def test_memory_is_judged_by_limits(static: int | None, dynamic: int, status: str) -> None:
     found = checks.judge_memory(MEMORY, static, dynamic, 8 * GIB, "too little memory")
     assert found.status == status
     assert ("too little memory" in found.reason) == (static is None)
@@ -200,12 +200,12 @@ def test_toy_checks_name_the_variant() -> None:
     assert planned[0].args == ("-fa", "on", "-ctk", "q8_0")
 
 
-def test_a_toy_that_the_tree_lacks_is_left_out() -> None:
+def test_missing_toy_is_skipped() -> None:
     toys = [Path("gemma3-dense.gguf"), Path("llama-dense.gguf"), Path("zebra.gguf")]
     assert [t.stem for t in checks.named_toys(toys, checks.CLASS_TOYS)] == ["llama-dense", "gemma3-dense"]
 
 
-def test_by_copy_every_toy_that_can_grow_is_filled_until_it_does() -> None:
+def test_copy_checks_fill_compressed_toys() -> None:
     toys = [Path("llama-dense.gguf"), Path(f"{checks.COMPRESSED}.gguf")]
     in_place, by_copy = (plan.kv_checks(toys, quick=False, chosen=False, by_copy=how) for how in (False, True))
     assert [check.id for check in in_place] == [check.id for check in by_copy]

@@ -1,4 +1,4 @@
-"""The Makefile, ci/ and the workflow: they agree with each other, and what goes wrong is said."""
+"""Test that the Makefile, ci/ and the workflows agree, and that their failures are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*argv: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) 
     return subprocess.run([str(a) for a in argv], cwd=cwd, env=env, capture_output=True, text=True)
 
 
-def test_the_workflows_only_call_what_a_person_can_run() -> None:
+def test_workflows_call_local_commands() -> None:
     files = sorted((ROOT / ".github").rglob("*.yml"))
     assert {file.stem for file in files} == {"action", "ci", "nightly", "release"}
     commands = [command for file in files for command in re.findall(r"run: (.+)", file.read_text())]
@@ -36,7 +36,7 @@ def test_the_workflows_only_call_what_a_person_can_run() -> None:
         assert (ROOT / script[1]).is_file(), command
 
 
-def test_every_nightly_job_is_one_that_the_script_knows() -> None:
+def test_nightly_jobs_are_known() -> None:
     jobs = re.search(r"what: \[(.+)\]", (ROOT / ".github/workflows/nightly.yml").read_text())
     assert jobs
     script = (ROOT / "ci" / "nightly.sh").read_text()
@@ -44,7 +44,7 @@ def test_every_nightly_job_is_one_that_the_script_knows() -> None:
     assert set(jobs[1].split(", ")) == known
 
 
-def test_two_files_of_those_that_need_memory_run_at_once_and_ctest_has_the_last_word() -> None:
+def test_suite_limits_parallel_e2e_files() -> None:
     runs = re.findall(r"^ *(?:pytest|ctest) .*", (ROOT / "ci" / "suite.sh").read_text(), re.MULTILINE)
     words = ("tests/e2e", "--numprocesses", "--maxprocesses 2 --dist loadfile", "ctest")
     assert [tuple(word in run for word in words) for run in runs] == [
@@ -55,7 +55,7 @@ def test_two_files_of_those_that_need_memory_run_at_once_and_ctest_has_the_last_
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_verify_is_the_main_job_in_order() -> None:
+def test_make_verify_matches_main_job() -> None:
     def verbs(*options: str) -> list[str]:
         said = run("make", "-n", "-o", ".venv", "verify", *options).stdout
         return [words.strip() for words in re.findall(r"^\.venv/bin/kvtool ([^;\n]+)", said, re.MULTILINE)]
@@ -79,7 +79,7 @@ def copy_of_setup(tmp_path: Path) -> Path:
     return Path(shutil.copy(ROOT / "ci" / "setup.sh", tmp_path / "ci"))
 
 
-def test_setup_with_an_old_python_says_what_to_install(tmp_path: Path) -> None:
+def test_setup_refuses_old_python(tmp_path: Path) -> None:
     script = copy_of_setup(tmp_path)
     old = tmp_path / "bin" / "python3"
     old.parent.mkdir()
@@ -93,18 +93,19 @@ def test_setup_with_an_old_python_says_what_to_install(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_setup_takes_only_the_python_it_is_given(tmp_path: Path) -> None:
+def test_setup_uses_given_python_only(tmp_path: Path) -> None:
     done = run("/bin/sh", copy_of_setup(tmp_path), env={"PATH": "/usr/bin:/bin", "PYTHON": "/no/python"})
     assert done.returncode == 7
     assert "/no/python" in done.stderr
 
 
-def test_setup_keeps_an_environment_that_was_made_through_a_link(tmp_path: Path) -> None:
+def test_setup_keeps_linked_environment(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     copy_of_setup(tmp_path / "real")
     made = tmp_path / "real" / ".venv" / "bin"
     made.mkdir(parents=True)
-    (made / "activate").write_text(f"VIRTUAL_ENV={(tmp_path / 'real').resolve()}/.venv\n")  # Python's own name for it
+    # the path as Python resolves it
+    (made / "activate").write_text(f"VIRTUAL_ENV={(tmp_path / 'real').resolve()}/.venv\n")
     (made / "python").write_text("#!/bin/sh\n")
     (made / "python").chmod(0o755)
     (tmp_path / "link").symlink_to("real")
@@ -112,11 +113,11 @@ def test_setup_keeps_an_environment_that_was_made_through_a_link(tmp_path: Path)
     assert (done.returncode, done.stdout) == (0, "installing kvtool into .venv\n"), done
 
 
-# --- what a GPU has to show ---------------------------------------------------------------------------------------
+# --- the GPU script -----------------------------------------------------------------------------------------------
 
 
 def gpu(tmp_path: Path, programs: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
-    """Run ci/gpu.sh in a tree of its own, where there is no GPU. programs: those of a build, and what they do (sh)."""
+    """Run ci/gpu.sh in its own tree without a GPU. `programs` maps the programs of a build to their shell code."""
     (tmp_path / "ci").mkdir(exist_ok=True)
     toys = tmp_path / "llama.cpp" / "build" / "gpu" / "toys"
     toys.mkdir(parents=True, exist_ok=True)
@@ -131,13 +132,13 @@ def gpu(tmp_path: Path, programs: dict[str, str], **env: str) -> subprocess.Comp
     return run("bash", Path(shutil.copy(ROOT / "ci" / "gpu.sh", tmp_path / "ci")), env=settings, cwd=tmp_path)
 
 
-def test_without_a_gpu_the_script_says_what_it_did_not_run(tmp_path: Path) -> None:
+def test_gpu_script_without_gpu(tmp_path: Path) -> None:
     done = gpu(tmp_path, {})
     assert (done.returncode, done.stderr) == (4, "")
     assert done.stdout.startswith("NOT RUN: everything, because there is no GPU here")
 
 
-def test_every_step_for_a_gpu_leaves_its_result_at_once_and_runs_once(tmp_path: Path) -> None:
+def test_gpu_steps_save_results_once(tmp_path: Path) -> None:
     count = f"echo x >>{tmp_path}/calls; "
     fine = count + """echo noise; echo '{"status": "same", "storage": "in place"}'"""
     build = {"BIN": str(tmp_path / "bin"), "DEVICE": "CPU"}
@@ -151,7 +152,7 @@ def test_every_step_for_a_gpu_leaves_its_result_at_once_and_runs_once(tmp_path: 
     assert {row["step"]: (row["rc"], row["answer"]) for row in rows} == {
         "pages": (7, None),
         **dict.fromkeys(in_place, (0, answer)),
-        # they ran, and grew another way than they were to; then static against static
+        # both ran and grew in another way than requested; then the check of static against static
         **dict.fromkeys(by_copy, ("lacks", answer)),
         **dict.fromkeys((f"self-{name}" for name in by_copy), (0, answer)),
     }
@@ -199,7 +200,7 @@ def canary_report(tmp_path: Path, key: str = KEY, code: str = "conflict") -> Pat
 
 
 def issue(tmp_path: Path, report: Path, **env: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-    """Run ci/issue.py with a stand-in for gh; how gh was called, with what it got on stdin at the end."""
+    """Run ci/issue.py with a fake gh. Return the result and the calls of gh, each with its stdin last."""
     folder, log = tmp_path / "bin", tmp_path / "gh.log"
     folder.mkdir(exist_ok=True)
     fakes.program(folder / "gh", GH)
@@ -209,7 +210,7 @@ def issue(tmp_path: Path, report: Path, **env: str) -> tuple[subprocess.Complete
     return done, [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def test_a_new_breakage_gets_an_issue_with_its_key(tmp_path: Path) -> None:
+def test_new_breakage_opens_issue(tmp_path: Path) -> None:
     done, calls = issue(tmp_path, canary_report(tmp_path))
     assert done.returncode == 0 and "issues/7" in done.stdout, done.stderr
     assert [call[:2] for call in calls] == [["issue", "list"], ["issue", "create"]]
@@ -218,7 +219,7 @@ def test_a_new_breakage_gets_an_issue_with_its_key(tmp_path: Path) -> None:
     assert f"kvtool-canary-key: {KEY}" in text and "the log" in text and "`kvtool rebase b100`" in text
 
 
-def test_a_breakage_that_has_an_issue_gets_no_other(tmp_path: Path) -> None:
+def test_known_breakage_opens_no_issue(tmp_path: Path) -> None:
     mine = json.dumps([{"number": 3, "body": f"x\nkvtool-canary-key: {KEY}\n"}])
     done, calls = issue(tmp_path, canary_report(tmp_path), GH_ISSUES=mine)
     assert "issue #3" in done.stdout and [call[1] for call in calls] == ["list"]
@@ -227,18 +228,18 @@ def test_a_breakage_that_has_an_issue_gets_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "code"), [("", "conflict"), (KEY, "network"), (KEY, "missing_tool")])
-def test_no_breakage_or_only_the_machine_no_issue(tmp_path: Path, key: str, code: str) -> None:
+def test_machine_failure_opens_no_issue(tmp_path: Path, key: str, code: str) -> None:
     done, calls = issue(tmp_path, canary_report(tmp_path, key, code))
     assert (done.returncode, calls) == (0, [])
 
 
-def test_gh_that_fails_is_an_error(tmp_path: Path) -> None:
+def test_gh_failure_is_error(tmp_path: Path) -> None:
     done, _ = issue(tmp_path, canary_report(tmp_path), GH_FAILS="1")
     assert done.returncode != 0 and "not logged in" in done.stderr
 
 
-def loaded(name: str) -> Any:
-    """A script of ci/ as a module."""
+def load_ci_script(name: str) -> Any:
+    """Import a script of ci/ as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "ci" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
@@ -246,8 +247,8 @@ def loaded(name: str) -> Any:
     return script
 
 
-def test_bits_that_are_not_upstreams_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    bits = loaded("upstream_bits")
+def test_bits_unlike_upstream_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    bits = load_ci_script("upstream_bits")
     theirs = bits.Said(("prompt 0 1", "copy 0 2"), 0)
     same, off = theirs._replace(grew=True), bits.Said(("prompt 0 1", "copy 0 3"), 0, True)
     short, ended = bits.Said(("prompt 0 1",), 0, True), bits.Said(("prompt 0 1",), -6)
@@ -261,15 +262,15 @@ def test_bits_that_are_not_upstreams_are_told(capsys: pytest.CaptureFixture[str]
         "'copy 0 3' instead of 'copy 0 2'",
         "'exit code 0' instead of 'copy 0 2'",
         "'exit code -6' instead of 'copy 0 2'",
-        "",  # upstream says no more
+        "",  # upstream prints no more
     ]
     assert bits.show(found) == 1 and bits.show(found[:1]) == 0
-    assert bits.show([row(theirs, theirs)]) == 2  # equal, and never grown by copy
+    assert bits.show([row(theirs, theirs)]) == 2  # equal, but never grown by copy
     assert "| fa | 5 | 5, 0 | 5, 5 | 2, 4 | 1 |" in capsys.readouterr().out
 
 
-def test_upstreams_tests_that_only_the_patched_tree_fails_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    script = loaded("upstream_tests")
+def test_new_upstream_test_failures_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    script = load_ci_script("upstream_tests")
     unpatched = {"same": "ok", "lost": "ok", "gone": "ok", "broken": "ok", "bad": "FAILED: 1", "out": "not run"}
     patched = {
         **unpatched,
@@ -280,8 +281,8 @@ def test_upstreams_tests_that_only_the_patched_tree_fails_are_counted(capsys: py
         "new": "FAILED: 4",
     }
     del patched["gone"]
-    assert script.show([unpatched, patched, patched]) == 4  # lost, gone, broken, new
+    assert script.show([unpatched, patched, patched]) == 4  # lost, gone, broken and new
     out = capsys.readouterr().out
-    assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # it fails in another way: worth a look
+    assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # it fails in another way, so it is listed
     assert "| ours |" not in out
     assert "1 of 8 tests pass in all three columns, 1 run in none" in out

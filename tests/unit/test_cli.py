@@ -1,4 +1,4 @@
-"""The command line: help that teaches, errors with codes, JSON that nothing pollutes."""
+"""Test the command line: help, errors with exit codes, and stdout with nothing but JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def every_error() -> list[type[KvtoolError]]:
     return [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, KvtoolError)]
 
 
-def test_exit_codes_and_words_are_frozen() -> None:
+def test_exit_codes_are_frozen() -> None:
     assert {e.__name__: (e.exit_code, e.code) for e in every_error()} == {
         "KvtoolError": (1, "internal"),
         "DiskError": (1, "disk"),
@@ -56,20 +56,20 @@ def test_version(kvtool: Any) -> None:
         (["fetch", "--mirror"], "--mirror"),
     ],
 )
-def test_usage_errors(kvtool: Any, args: list[str], says: str) -> None:
+def test_usage_errors_exit_2(kvtool: Any, args: list[str], says: str) -> None:
     ran = kvtool(*args)
     assert ran.code == 2 and says in ran.err and ran.out == "" and "--help" in ran.err
     ran = kvtool(*args, "--json")
     assert ran.code == 2 and ran.json["ok"] is False and ran.json["error"]["code"] == "usage"
 
 
-def test_what_every_command_takes_may_stand_before_the_verb(kvtool: Any, tmp_path: Path) -> None:
+def test_common_options_before_verb(kvtool: Any, tmp_path: Path) -> None:
     assert kvtool("--json", "-v", "--project", tmp_path, "status").json["command"] == "status"
     assert kvtool(f"--project={tmp_path}", "-q", "status").code == 2
     assert kvtool("-v").out == kvtool().out and kvtool("-v", "--version").out.startswith("kvtool ")
 
 
-def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_prints_text_verbatim(capsys: pytest.CaptureFixture[str]) -> None:
     said, texts = console.Console(), ("user:x:1000 a:b:c :bug:", "[x] \\[y]", "#define A \\", "all:\t\tb", "c\r", "")
     for text in texts:
         said.line(text)
@@ -83,9 +83,7 @@ def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.split() == ["a:b:c", "a:b:c", "\\"]
 
 
-def test_a_log_gets_no_progress_that_says_nothing_new(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_skips_unchanged_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(console, "_QUIET_SECONDS", -1.0)
     with console.Console().progress("working", 4) as bar:
         for done in (1, 1, 1, 2):
@@ -113,7 +111,7 @@ def test_error_document_is_frozen(kvtool: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
-def test_a_document_is_json_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+def test_json_in_every_encoding(tmp_path: Path, encoding: str) -> None:
     place = tmp_path / "prüfung 😀"
     env = {**os.environ, "PYTHONIOENCODING": encoding}
     argv = [sys.executable, "-m", "kvtool", "status", "--json", "--project", str(place)]
@@ -124,7 +122,7 @@ def test_a_document_is_json_in_every_encoding(tmp_path: Path, encoding: str) -> 
 @pytest.mark.parametrize(
     ("error", "code"), [(ZeroDivisionError("oh"), "internal"), (OSError(28, "No space left on device"), "disk")]
 )
-def test_only_an_internal_error_has_a_traceback_and_still_is_json(
+def test_traceback_only_for_internal_errors(
     kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, code: str
 ) -> None:
     from kvtool.commands import status
@@ -139,7 +137,7 @@ def test_only_an_internal_error_has_a_traceback_and_still_is_json(
     assert ran.code == 1 and ran.json["error"]["code"] == code and ("Traceback" in ran.err) == (code == "internal")
 
 
-def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bisect_usage_error_exits_128(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     judging = (("bisect", "id", "--at", "HEAD", "--nope"), ("bisect", "id", "--att", "HEAD"), ("b", "--at=HEAD"))
     for args in judging:
         assert kvtool(*args).code == 128, args
@@ -150,7 +148,7 @@ def test_what_bisect_cannot_parse_is_no_verdict_for_git(kvtool: Any, monkeypatch
     assert kvtool("bisect", "id", "--at", "HEAD").code == 128
 
 
-def test_places_that_are_none_or_no_text(tmp_path: Path) -> None:
+def test_missing_and_non_utf8_places(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"odd-\xff")
     odd.mkdir()
     ran = subprocess.run([sys.executable, "-m", "kvtool", "status", "--project", odd], capture_output=True)
@@ -161,9 +159,7 @@ def test_places_that_are_none_or_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["KVTOOL_PROJECT", "KVTOOL_TREE", "KVTOOL_CACHE"])
-def test_a_place_of_a_user_that_is_none(
-    kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
-) -> None:
+def test_place_of_unknown_user(kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
     monkeypatch.chdir(make(tmp_path / "one"))
     monkeypatch.setenv(variable, "~no-such-user/x")
     ran = kvtool("status", "--json")
@@ -172,8 +168,8 @@ def test_a_place_of_a_user_that_is_none(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
 @pytest.mark.parametrize("json", [(), ("--json",)])
-def test_an_output_that_ends_early(json: tuple[str, ...]) -> None:
-    """A reader that goes away changes no exit code, a full disk is told."""
+def test_closed_pipe_and_full_disk(json: tuple[str, ...]) -> None:
+    """Expect the usual exit code if the reader of the pipe exits, and an error if the disk is full."""
     argv = [sys.executable, "-m", "kvtool", "lint", *json]
     reader, writer = os.pipe()
     os.close(reader)
@@ -188,12 +184,12 @@ def test_an_output_that_ends_early(json: tuple[str, ...]) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors of POSIX")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_an_output_that_is_closed(closed: str) -> None:
+def test_closed_descriptors_are_ignored(closed: str) -> None:
     ran = subprocess.run(["sh", "-c", f"{sys.executable} -m kvtool lint {closed}"], capture_output=True)
     assert (ran.returncode, ran.stderr) == (0, b"")
 
 
-def test_interrupt(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_exits_130(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(only: str = "") -> None:
         raise KeyboardInterrupt
 
@@ -234,7 +230,7 @@ def test_result_as_json() -> None:
     assert to_plain({Path("x"): {1}}) == {"x": [1]}
 
 
-# The fields of each command's document. A script somewhere reads them: add, do not rename.
+# Freeze the fields of each command's document, because scripts read them: add fields, never rename them.
 CONTRACT = {
     "init.InitResult": "project patches new_files files",
     "fetch.FetchResult": "tag tree commit source cache freed",
@@ -269,7 +265,7 @@ def make(path: Path) -> Path:
     return path
 
 
-def test_project_is_found_upward_by_option_and_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_lookup_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three = (make(tmp_path / name) for name in ("one", "two", "three"))
     (one / "deep/er").mkdir(parents=True)
     monkeypatch.chdir(one / "deep/er")
@@ -284,7 +280,7 @@ def test_project_is_found_upward_by_option_and_by_variable(tmp_path: Path, monke
     assert project.find_project(None, tmp_path / "u").tree == tmp_path / "u"
 
 
-def test_elsewhere_it_is_the_checkout_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_defaults_to_package_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert project.find_project().root == Path(project.__file__).parents[1]
     monkeypatch.setattr(project, "_PACKAGE", tmp_path / "site/kvtool")
@@ -292,11 +288,11 @@ def test_elsewhere_it_is_the_checkout_of_this_package(tmp_path: Path, monkeypatc
     with pytest.raises(UsageError, match="no kvtool project"):
         project.find_project()
     make(tmp_path / "site/kvtool/_data")
-    assert project.find_project().tree == tmp_path / "llama.cpp"  # a wheel's data is no place for a tree
+    assert project.find_project().tree == tmp_path / "llama.cpp"  # a wheel's data directory must not contain the tree
 
 
 @pytest.mark.parametrize("args", [("rebase", "v2"), ("rebase", "--abort"), ("export",)])
-def test_what_an_installation_carries_is_not_written(
+def test_installed_series_is_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvtool: Any, args: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(project, "PACKAGED", make(tmp_path / "_data"))

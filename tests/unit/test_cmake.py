@@ -1,4 +1,4 @@
-"""Flags, presets and commands of a build, as values."""
+"""Test the flags, presets and commands of a build."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMON = (
 )
 RELEASE = "-DCMAKE_BUILD_TYPE=Release " + COMMON
 
-# The commands are a contract: someone without kvtool can type them.
+# Freeze the commands: a user without kvtool can type them.
 CONFIGURE = {
     "cpu": RELEASE + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_METAL=OFF",
     "metal": RELEASE + "-DCMAKE_INSTALL_RPATH=@loader_path -DGGML_METAL=ON -DGGML_METAL_EMBED_LIBRARY=ON "
@@ -51,13 +51,13 @@ PRESETS = {
 
 
 @pytest.mark.parametrize("backend", cmake.BACKENDS)
-def test_configure_command_of_each_backend(backend: str) -> None:
+def test_configure_command_per_backend(backend: str) -> None:
     expected = START.format(f"{backend}-release") + CONFIGURE[backend]
     assert " ".join(make(backend).configure) == expected
 
 
 @pytest.mark.parametrize("preset", cmake.PRESETS)
-def test_configure_command_of_each_preset(preset: str) -> None:
+def test_configure_command_per_preset(preset: str) -> None:
     expected = START.format(f"cpu-{preset}") + PRESETS[preset] + "-DCMAKE_INSTALL_RPATH=$ORIGIN -DGGML_METAL=OFF"
     if preset == "dist":
         expected += " -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON"
@@ -73,23 +73,23 @@ def test_build_command_and_default_targets() -> None:
     assert make("cpu", chosen=("all",)).targets == ("all",)
 
 
-def test_a_build_for_other_machines_is_not_for_this_one() -> None:
+def test_dist_build_is_portable() -> None:
     on_a_mac = make("metal", "dist", system="Darwin").flags
     assert (on_a_mac["GGML_NATIVE"], on_a_mac["CMAKE_OSX_DEPLOYMENT_TARGET"]) == ("OFF", "13.3")
     assert "GGML_BACKEND_DL" not in on_a_mac
     assert "llama-quantize" in make("cpu", "dist").targets
 
 
-def test_the_page_is_made_by_an_npm_that_the_build_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_build_uses_given_npm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/elsewhere")
     planned = make("cpu", npm=Path("/venv/bin/npm"), with_page=True)
     assert "-DLLAMA_BUILD_UI=ON" in planned.configure
     assert planned.env["PATH"].split(os.pathsep) == ["/venv/bin", "/elsewhere"]
-    nowhere = make("cpu", with_page=True, page_required=True)  # of a dry run alone
+    nowhere = make("cpu", with_page=True, page_required=True)  # only a dry run has no npm
     assert "-DLLAMA_BUILD_UI=ON" in nowhere.configure and "PATH" not in nowhere.env
 
 
-def test_https_is_in_what_people_run_and_not_in_a_portable_build_for_macs() -> None:
+def test_https_except_in_portable_mac_build() -> None:
     def https(preset: str, **more: object) -> bool:
         return "-DLLAMA_OPENSSL=ON" in make("cpu", preset, https={"LLAMA_OPENSSL": "ON"}, **more).configure
 
@@ -98,7 +98,7 @@ def test_https_is_in_what_people_run_and_not_in_a_portable_build_for_macs() -> N
     assert not https("release", defines={"LLAMA_OPENSSL": "OFF"}), "the user's word wins"
 
 
-def test_default_targets_have_the_unit_tests_of_cpp() -> None:
+def test_default_targets_include_unit_tests() -> None:
     files = (
         "tests/test-kv-growth.cpp",
         "tests/test-kv-alloc.cpp",
@@ -112,13 +112,13 @@ def test_default_targets_have_the_unit_tests_of_cpp() -> None:
 
 
 @pytest.mark.parametrize(("system", "rpath"), [("Linux", "$ORIGIN"), ("Darwin", "@loader_path"), ("Windows", None)])
-def test_programs_find_their_libraries_beside_themselves(system: str, rpath: str | None) -> None:
+def test_rpath_per_system(system: str, rpath: str | None) -> None:
     flags = make("cpu", system=system).flags
     assert flags.get("CMAKE_INSTALL_RPATH") == rpath
     assert ("CMAKE_BUILD_WITH_INSTALL_RPATH" in flags) == (rpath is not None)
 
 
-def test_nothing_in_a_build_downloads_but_the_page() -> None:
+def test_build_downloads_nothing_except_page() -> None:
     for backend in cmake.BACKENDS:
         flags = make(backend).flags
         assert {flags["LLAMA_BUILD_UI"], flags["LLAMA_USE_PREBUILT_UI"]} == {"OFF"}
@@ -132,14 +132,14 @@ def test_sanitizers_reach_ggml_too() -> None:
         assert llama and llama == {name.removeprefix("GGML_") for name in flags if name.startswith("GGML_SANITIZE")}
 
 
-def test_ccache_is_the_launcher_of_every_language() -> None:
+def test_ccache_launches_every_compiler() -> None:
     flags = make("cuda", ccache=Path("/c/ccache")).flags
     launchers = {name: value for name, value in flags.items() if "LAUNCHER" in name}
     assert launchers == {f"CMAKE_{name}_COMPILER_LAUNCHER": "/c/ccache" for name in ("C", "CXX", "CUDA")}
     assert "CMAKE_CUDA_COMPILER_LAUNCHER" not in make("cpu", ccache=Path("/c/ccache")).flags
 
 
-def test_ccache_counts_paths_from_the_tree_and_debug_keeps_its_directory() -> None:
+def test_ccache_base_directory() -> None:
     planned = make("cpu", ccache=Path("/c/ccache"))
     assert planned.env == {
         "CCACHE_BASEDIR": "/t",
@@ -150,7 +150,7 @@ def test_ccache_counts_paths_from_the_tree_and_debug_keeps_its_directory() -> No
     assert make("cpu").env == {}
 
 
-def test_user_defines_win_and_come_once() -> None:
+def test_user_defines_override_flags() -> None:
     planned = make("cpu", defines={"LLAMA_OPENSSL": "ON", "GGML_LTO": "ON"}, flags={"GGML_LTO": "OFF"})
     assert [arg for arg in planned.configure if "OPENSSL" in arg or "LTO" in arg] == [
         "-DLLAMA_OPENSSL=ON",
@@ -158,7 +158,7 @@ def test_user_defines_win_and_come_once() -> None:
     ]
 
 
-def test_key_follows_flags_and_compiler_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_depends_on_flags_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     key = make("cpu").key
     assert make("cpu").key == key
@@ -168,13 +168,13 @@ def test_key_follows_flags_and_compiler_variables(monkeypatch: pytest.MonkeyPatc
     assert make("cpu").key != key
 
 
-def test_places() -> None:
+def test_build_directories() -> None:
     assert cmake.build_dir(TREE) == Path("/t/build/cpu-release")
     assert cmake.build_dir(TREE, "metal", "debug") == Path("/t/build/metal-debug")
 
 
 def _added_presets() -> dict[str, dict[str, object]]:
-    """The presets that our patch adds to upstream's CMakePresets.json, by name."""
+    """Return the presets that our patch adds to upstream's CMakePresets.json, by name."""
     patches = Path(__file__).parents[2] / "patches"
     for patch in patches.glob("*.patch"):
         _, found, rest = patch.read_text().partition("diff --git a/CMakePresets.json b/CMakePresets.json\n")
@@ -185,13 +185,13 @@ def _added_presets() -> dict[str, dict[str, object]]:
     pytest.skip("no patch on CMakePresets.json yet")
 
 
-def test_upstream_metal_preset_says_what_kvtool_builds() -> None:
-    """`cmake --preset apple-metal-release` and `kvtool build --metal` must not drift apart."""
+def test_metal_preset_matches_kvtool_flags() -> None:
+    """Compare `cmake --preset apple-metal-release` with `kvtool build --metal`."""
     presets = _added_presets()
     ours = make("metal", system="Darwin").flags
-    # kvtool's own choices (tests, no downloads) are no business of the preset
+    # leave out kvtool's own choices: tests, and no downloads
     expected = {name: value for name, value in ours.items() if name not in cmake.COMMON_FLAGS}
-    del expected["CMAKE_BUILD_TYPE"]  # comes from upstream's hidden preset "release"
+    del expected["CMAKE_BUILD_TYPE"]  # is in upstream's hidden preset "release"
     assert presets["apple-metal"]["cacheVariables"] == expected
     assert presets["apple-metal-release"]["inherits"] == ["apple-metal", "release"]
     assert presets["apple-metal-debug"]["inherits"] == ["apple-metal", "debug"]

@@ -1,4 +1,4 @@
-"""Both sides of the contract between the patched programs and kvtool have the same log lines and field names."""
+"""Compare the log lines and field names of the patched programs with kvtool/contract.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtool.top.reading import Budget, Memory
 ROOT = Path(__file__).resolve().parents[2]
 CPP = ROOT / "cpp"
 WRITERS = ("tools/kv-check/report.cpp", "tools/kv-check/memory.cpp", "tools/kv-bench/kv-bench.cpp")
-# Modules that read documents of kv-check and kv-bench, and what else they look up by name.
+# Map each module that reads documents of kv-check and kv-bench to the other names that it looks up.
 READERS = {
     "kvtool/verify/checks.py": set(),
     "kvtool/verify/runner.py": set(),

@@ -1,4 +1,4 @@
-"""Where kvtool verify puts the cache: behind ggml-rpc-servers that it starts and ends, or on a build's own GPU."""
+"""Test the device that kvtool verify uses: ggml-rpc-servers that it starts and ends, or a build's own GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from kvtool.errors import VerifyError
 from kvtool.verify import devices, server
 from tests import fakes
-from tests.unit.verifying import document, run, speaking
+from tests.unit.verifying import document, run, use_text_models
 
 
-def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
+def test_rpc_starts_and_ends_servers(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    speaking(here, monkeypatch)
+    use_text_models(here, monkeypatch)
     seen: list[devices.Device] = []
     real = devices.device
 
@@ -34,7 +34,7 @@ def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
     ids = [f["id"] for f in document(capsys)["findings"]]
     assert ids[0] == "kv-check/llama-dense/fa-on/quick/rpc"
     assert "server/llama-dense/single/rpc" in ids
-    # a server has one client at a time, so there is one for each job
+    # start one server per job, because a server accepts one client at a time
     ports = set()
     for lane in seen[0].lanes:
         with lane() as args:
@@ -49,7 +49,7 @@ def test_rpc_puts_the_cache_behind_a_server_that_is_ended(
     assert len(ports) == 2
 
 
-def test_an_rpc_server_that_a_run_took_along_is_there_for_the_next(here: Path, tmp_path: Path) -> None:
+def test_killed_rpc_server_is_replaced(here: Path, tmp_path: Path) -> None:
     with devices.device("rpc", here / "bin", tmp_path, 1) as on:
         (lane,) = on.lanes
         with lane() as args:
@@ -62,13 +62,11 @@ def test_an_rpc_server_that_a_run_took_along_is_there_for_the_next(here: Path, t
             socket.create_connection((host, int(port)), timeout=5).close()
 
 
-def test_a_port_that_another_took_is_not_taken_for_the_servers(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rpc_port_in_use_is_retried(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listens = devices._listens
 
     def late(port: int) -> bool:
-        time.sleep(1)  # so that the server has seen that it cannot have the port
+        time.sleep(1)  # let the server notice that the port is in use
         return listens(port)
 
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -81,7 +79,7 @@ def test_a_port_that_another_took_is_not_taken_for_the_servers(
 
 
 @pytest.mark.usefixtures("here")
-def test_an_rpc_server_that_dies_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dead_rpc_server_is_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FAKE_RPC", "dies")
     assert run("--quick", "--rpc") == 8
     captured = capsys.readouterr()
@@ -89,19 +87,17 @@ def test_an_rpc_server_that_dies_says_so(monkeypatch: pytest.MonkeyPatch, capsys
     assert "cannot allocate" in captured.err
 
 
-def test_an_rpc_server_that_never_listens_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_rpc_server_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.program(tmp_path / "ggml-rpc-server", "import time; time.sleep(60)")
     monkeypatch.setattr(devices, "_START_SECONDS", 0.2)
-    ports = iter([server.free_port()])  # another server would not do better
+    ports = iter([server.free_port()])  # another server would fail, too
     monkeypatch.setattr(devices, "free_port", lambda: next(ports))
     with pytest.raises(VerifyError, match="it does not listen"), devices.device("rpc", tmp_path, tmp_path, 0):
         pass
 
 
 @pytest.mark.usefixtures("here")
-def test_a_gpu_build_is_tested_on_its_gpu_or_not_at_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpu_build_uses_its_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FAKE_TOYS", "same@llama")
     monkeypatch.setenv("FAKE_DEVICES", "BLAS: Accelerate\nCPU: M4\nMTL0: Apple M4\nMTL1: another")
     assert run("--models", "*", "--metal", "--json") == 0
@@ -116,5 +112,5 @@ def test_a_gpu_build_is_tested_on_its_gpu_or_not_at_all(
     ("listing", "names"),
     [("CPU: x\nCUDA0: H200\nCUDA1: H200", ["CUDA0", "CUDA1"]), ("", []), ("BLAS: y\nno devices", [])],
 )
-def test_devices_are_those_that_are_no_processor(listing: str, names: list[str]) -> None:
+def test_parse_devices_excludes_processors(listing: str, names: list[str]) -> None:
     assert devices.parse_devices(listing) == names

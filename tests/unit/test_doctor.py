@@ -1,4 +1,4 @@
-"""`kvtool doctor`: what it reports and its exit code."""
+"""Test the report and the exit code of `kvtool doctor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_ready_here(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ready_machine_exits_0(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--json"]) == 0
     doc = json.loads(capsys.readouterr().out)
     assert [check["name"] for check in doc["checks"]] == [
@@ -35,14 +35,14 @@ def test_ready_here(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (place / "cache").exists(), "looking changes nothing"
 
 
-def test_a_person_sees_one_line_each(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_prints_one_line_per_check(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "ready: kvtool fetch" in out
     assert "C++ compiler" in out
 
 
-def test_nothing_installed_is_exit_7_and_says_how_to_get_each(
+def test_missing_tools_exit_7_with_hints(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -63,7 +63,7 @@ def test_nothing_installed_is_exit_7_and_says_how_to_get_each(
     assert all(reason for reason in doc["backends"].values())
 
 
-def test_optional_things_do_not_fail(
+def test_optional_tools_may_be_missing(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = shutil.which
@@ -72,7 +72,7 @@ def test_optional_things_do_not_fail(
     assert "npm is optional; to get it" in capsys.readouterr().out
 
 
-def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_not_ready(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(place)._replace(free=doctor.NEEDED_BYTES - 1)
     monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
     failure = doctor.diagnose(place / "tree", place / "cache").failure
@@ -80,16 +80,14 @@ def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure.exit_code == 7
 
 
-def test_a_cache_that_cannot_be_written(place: Path) -> None:
+def test_unwritable_cache_is_not_ready(place: Path) -> None:
     (place / "file").touch()
     found = {check.name: check for check in doctor.diagnose(place / "tree", place / "file" / "cache").checks}
     assert not found["cache"].ok
     assert "KVTOOL_CACHE" in found["cache"].how
 
 
-def test_an_old_git_is_refused(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_git_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "bin").mkdir()
     old = fakes.program(place / "bin" / "git", "print('git version 2.37.7')")
     monkeypatch.setenv("PATH", str(old.parent), prepend=os.pathsep)
@@ -98,12 +96,12 @@ def test_an_old_git_is_refused(
     assert error["what"] == "not ready: git" and "2.38 is needed" in error["why"] and "git-core" in error["next"]
 
 
-def test_a_backend_that_is_named_is_needed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requested_backend_is_required(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--vulkan", "--json"]) == 7
     assert "Vulkan headers" in json.loads(capsys.readouterr().out)["error"]["what"]
 
 
-def test_outside_of_a_project(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_outside_project(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("KVTOOL_PROJECT", str(place / "no-project"))
     assert cli.run(["doctor"]) == 0

@@ -1,4 +1,4 @@
-"""What kvtool says of itself: the help of each command, its examples, and what a shell completes."""
+"""Test the help of each command, its examples and the shell completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtool import cli, options
 
 
 @pytest.mark.parametrize("verb", cli.COMMANDS)
-def test_help_of_each_command_teaches(verb: str, kvtool: Any) -> None:
+def test_help_of_each_command(verb: str, kvtool: Any) -> None:
     ran = kvtool(verb, "--help")
     text = " ".join(ran.out.replace("│", " ").split())
     assert ran.code == 0
@@ -41,7 +41,7 @@ def bare(text: str) -> str:
 
 
 @pytest.mark.parametrize("verb", cli.COMMANDS)
-def test_help_loses_no_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_keeps_text_in_brackets(verb: str, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     command = importlib.import_module(cli.module_of(verb)).command
     shown = bare(kvtool(verb, "--help").out)
@@ -61,10 +61,10 @@ def test_examples_can_be_pasted(verb: str) -> None:
         assert "|" not in example
         words = shlex.split(example, comments=True)
         assert words[:2] == ["kvtool", verb]
-        app.commands[verb].make_context(verb, words[2:])  # type: ignore[attr-defined]  # raises for what it cannot parse
+        app.commands[verb].make_context(verb, words[2:])  # type: ignore[attr-defined]  # raises if it cannot parse
 
 
-def test_help_lists_the_commands_in_the_order_of_use(kvtool: Any) -> None:
+def test_help_lists_commands_in_order(kvtool: Any) -> None:
     for args in (("--help",), ("-h",), ()):
         out = kvtool(*args).out
         at = [out.index(f"│ {verb} ") for verb in cli.COMMANDS]
@@ -72,7 +72,7 @@ def test_help_lists_the_commands_in_the_order_of_use(kvtool: Any) -> None:
         assert "doctor" in out and "then fetch, apply, build, verify" in " ".join(out.split())
 
 
-def test_the_shell_completes_verbs_and_options() -> None:
+def test_shell_completes_verbs_and_options() -> None:
     def completes(words: str) -> list[str]:
         said = {"_KVTOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         code = "import sys; sys.argv = ['kvtool']; from kvtool import cli; cli.main()"

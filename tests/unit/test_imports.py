@@ -1,4 +1,4 @@
-"""The imports between the modules of kvtool: no cycle, and one way between series, replay and worktree."""
+"""Test the imports between the modules of kvtool: no cycles, and one direction between the layers."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_import_of_git_by_series_is_found(package: Path) -> None:
+def test_git_import_by_series_is_found(package: Path) -> None:
     assert find_upward_imports(import_graph(package)) == ["kvtool.series.text imports kvtool.gitcmd"]
 
 
-def test_late_import_that_closes_a_cycle_is_found(package: Path) -> None:
+def test_late_import_cycle_is_found(package: Path) -> None:
     (package / "kvtool/series/text.py").write_text("def late():\n    from kvtool.replay.apply import f\n")
     graph = import_graph(package)
     assert find_cycle(graph) == ["kvtool.replay.apply", "kvtool.series.text"]

@@ -1,4 +1,4 @@
-"""The journal of `kvtool verify --matrix`: what was found out is neither lost nor believed wrongly."""
+"""Test the journal of `kvtool verify --matrix`: it loses no finding and trusts no damaged line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file(work: Path) -> Path:
-    """The file of the journal of "abc"."""
+    """Return the path of the journal with the key "abc"."""
     return work / "matrix-abc.jsonl"
 
 
-def test_what_was_found_out_is_known_to_the_next_run(work: Path) -> None:
+def test_findings_survive_restart(work: Path) -> None:
     journal = Journal(work, "abc")
     journal.add(ONE, found(ONE))
     journal.add(TWO, found(TWO))
@@ -37,24 +37,24 @@ def test_what_was_found_out_is_known_to_the_next_run(work: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", [CheckOutcome.FAILED, CheckOutcome.SKIPPED])
-def test_what_did_not_pass_runs_again(work: Path, outcome: CheckOutcome) -> None:
+def test_failed_checks_run_again(work: Path, outcome: CheckOutcome) -> None:
     Journal(work, "abc").add(ONE, found(ONE, outcome))
     assert Journal(work, "abc").known == {}
 
 
-def test_what_passed_in_part_runs_again(work: Path) -> None:
+def test_partly_passed_checks_run_again(work: Path) -> None:
     Journal(work, "abc").add(ONE, found(ONE, reason="static fails in shift: timeout"))
     assert Journal(work, "abc").known == {}
 
 
-def test_other_programs_know_nothing_and_take_nothing_away(work: Path) -> None:
+def test_other_key_has_own_journal(work: Path) -> None:
     Journal(work, "abc").add(ONE, found(ONE))
     assert Journal(work, "def").known == {}
     assert list(Journal(work, "abc").known) == [ONE.id]
 
 
 @pytest.mark.parametrize("left", [1, 20, 60])
-def test_a_line_that_was_cut_off_is_left_out(work: Path, file: Path, left: int) -> None:
+def test_truncated_line_is_ignored(work: Path, file: Path, left: int) -> None:
     journal = Journal(work, "abc")
     journal.add(ONE, found(ONE))
     journal.add(TWO, found(TWO))
@@ -70,13 +70,13 @@ STRANGE = '{"id": "x", "outcome": "passed", "details": []}'
 
 
 @pytest.mark.parametrize("text", ["", "\n", "not json\n", "[]\n{}\n3\n", STRANGE, "\x00\xff"])
-def test_a_file_that_is_no_journal_is_an_empty_one(work: Path, file: Path, text: str) -> None:
+def test_damaged_journal_is_empty(work: Path, file: Path, text: str) -> None:
     file.parent.mkdir()
     file.write_text(text, "latin-1")
     assert Journal(work, "abc").known == {}
 
 
-def test_a_complete_run_leaves_nothing(work: Path, file: Path) -> None:
+def test_forget_removes_journal(work: Path, file: Path) -> None:
     journal = Journal(work, "abc")
     journal.add(ONE, found(ONE))
     journal.forget()

@@ -1,4 +1,4 @@
-"""The layers of patches/series.toml: their pages, and which files of cpp/ include which."""
+"""Test the layers of patches/series.toml: their pages, and the includes between the files of cpp/."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = find_project(ROOT)
 GROUPS = load_groups(PROJECT)
 FILES = {file.path: file.source.read_text(encoding="utf-8") for file in new_files(PROJECT.cpp)}
-# An include that a file can do without follows directly after `#ifdef NAME` or `#if __has_include("x.h")`.
+# An optional include follows directly after `#ifdef NAME` or `#if __has_include("x.h")`.
 INCLUDE = re.compile(r'(?<!__has_include\(")^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 OPTIONAL = re.compile(r'#if(?:def \w+| __has_include\("[^"]+"\))\n[ \t]*#[ \t]*include[ \t]+"([^"]+)"')
 FOLDERS = ("src", "include", "common", "ggml/include", "ggml/src", "tools/kv-check", "tools/server")
@@ -45,7 +45,7 @@ def includes_of(group: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("group", [group.id for group in GROUPS])
-def test_group_includes_only_what_it_depends_on(group: str) -> None:
+def test_group_includes_only_its_dependencies(group: str) -> None:
     assert includes_of(group) == set()
 
 

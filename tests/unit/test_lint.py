@@ -1,4 +1,4 @@
-"""kvtool lint on a patch file: what each rule finds, on which line, and that a good file has nothing to say."""
+"""Test each rule of kvtool lint on a patch file, with its line, and a patch without mistakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lint(old: bytes = b"", new: bytes = b"", paths: tuple[str, ...] = ()) -> lis
     return lint_patch(GOOD.replace(old, new, 1), "patches/x.patch", paths)[1]
 
 
-def test_a_good_patch_has_no_findings() -> None:
+def test_good_patch_has_no_findings() -> None:
     mail, found = lint_patch(GOOD, "patches/x.patch", ("src/new.cpp",))
     assert found == [] and mail is not None and mail.subject == "cache : grow on demand"
 
@@ -64,13 +64,13 @@ def test_a_good_patch_has_no_findings() -> None:
         (b"--- a/src/a.cpp", b"new file mode 100644\n--- /dev/null", "new-file", 8, "adds src/a.cpp"),
     ],
 )
-def test_each_rule(old: bytes, new: bytes, rule: str, line: int, says: str) -> None:
+def test_each_rule_reports_line(old: bytes, new: bytes, rule: str, line: int, says: str) -> None:
     found = lint(old, new)
     assert [(f.rule, f.line) for f in found] == [(rule, line)], found
     assert says in found[0].what and found[0].next and str(found[0]).startswith(f"patches/x.patch:{line}: ")
 
 
-def test_a_hunk_without_a_change_and_a_patch_without_a_hunk() -> None:
+def test_empty_hunk_and_empty_patch() -> None:
     assert "hunk-empty" in {
         f.rule for f in lint(b"+10,3 @@ int f() {\n     int x;\n+    int y;\n", b"+10,2 @@\n     int x;\n")
     }
@@ -78,24 +78,24 @@ def test_a_hunk_without_a_change_and_a_patch_without_a_hunk() -> None:
     assert [f.rule for f in lint_patch(empty, "patches/x.patch", ())[1]] == ["empty"]
 
 
-def test_a_binary_file() -> None:
+def test_binary_file_is_reported() -> None:
     binary = GOOD[: GOOD.index(b"--- a/")] + b"GIT binary patch\nliteral 0\nHc$@<O00001\n\n"
     assert [f.rule for f in lint_patch(binary, "patches/x.patch", ())[1]] == ["binary"]
 
 
-def test_a_file_of_cpp_is_not_patched() -> None:
+def test_patched_cpp_file_is_reported() -> None:
     assert [(f.rule, f.line) for f in lint(paths=("src/a.cpp",))] == [("new-file", 8)]
 
 
-def test_lines_that_end_in_cr_lf_in_a_file_of_upstreams_that_does() -> None:
+def test_crlf_file_of_upstream_is_allowed() -> None:
     assert lint_patch(GOOD.replace(b";\n", b";\r\n"), "patches/x.patch", ())[1] == []
 
 
-def test_every_finding_is_told_not_only_the_first() -> None:
+def test_all_findings_are_reported() -> None:
     bad = GOOD.replace(b": grow", b": grows").replace(b"int y;", b"int y; ").replace(b"-20,3", b"-20,4")
     assert [f.rule for f in lint_patch(bad, "patches/x.patch", ())[1]] == ["subject", "whitespace", "hunk-count"]
 
 
 @pytest.mark.parametrize("subject", [b"bring it back", b"need two", b"embed the library", b"process more", b"speed up"])
-def test_words_that_only_look_like_another_form(subject: bytes) -> None:
+def test_imperative_ending_like_inflection(subject: bytes) -> None:
     assert lint(b"grow on demand", subject) == []

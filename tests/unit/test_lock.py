@@ -1,4 +1,4 @@
-"""upstream.lock: what is accepted, and that each mistake is named."""
+"""Test parsing of upstream.lock: valid locks, and errors that name the mistake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sources = [
 """
 
 
-def test_good() -> None:
+def test_parse_valid_lock() -> None:
     lock = parse_lock(GOOD)
     assert list(lock.upstreams) == ["v0", "v1"]
     assert lock.upstream().tag == "v1"
@@ -56,7 +56,7 @@ def test_good() -> None:
         ("current", "current = ", "not valid TOML"),
     ],
 )
-def test_mistakes_are_named(old: str, new: str, says: str) -> None:
+def test_lock_mistakes_are_named(old: str, new: str, says: str) -> None:
     assert old in GOOD
     with pytest.raises(UsageError) as caught:
         parse_lock(GOOD.replace(old, new, 1), "my.lock")
@@ -72,19 +72,19 @@ def test_missing_file_and_wrong_bytes(tmp_path: Path) -> None:
         load_lock(tmp_path / "bytes")
 
 
-def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:
-    """As Notepad writes it."""
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    """Accept the mark that Notepad writes."""
     (tmp_path / "upstream.lock").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
     assert load_lock(tmp_path / "upstream.lock") == parse_lock(GOOD)
 
 
-def test_unknown_tag_lists_the_known_ones() -> None:
+def test_unknown_tag_lists_known_tags() -> None:
     with pytest.raises(UsageError) as caught:
         parse_lock(GOOD).upstream("v7")
     assert "v0, v1" in caught.value.next_step
 
 
-def test_the_lock_of_this_project() -> None:
+def test_lock_of_this_project() -> None:
     lock = load_lock(Path(__file__).parents[2] / "patches/upstream.lock")
     assert {"v0.5.0", "v0.4.0", "b11063", "b10361"} <= set(lock.upstreams)
     dates = [upstream.date for upstream in lock.upstreams.values()]

@@ -1,4 +1,4 @@
-"""Models with random weights: made once, read back with gguf's own reader, and nothing half written."""
+"""Test generated models: made once, readable by gguf's own reader, and never left half-written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def generated(generator: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_toys_are_made_once_per_binary(generator: Path, tmp_path: Path) -> None:
+def test_toys_are_made_once(generator: Path, tmp_path: Path) -> None:
     counted: list[int] = []
     first = models.toys(generator, tmp_path / "work", counted.append)
     assert [t.stem for t in first] == ["same@a", "same@b"]
@@ -36,7 +36,7 @@ def test_toys_are_made_once_per_binary(generator: Path, tmp_path: Path) -> None:
     assert generated(generator) == 1
 
 
-def test_toys_that_another_run_made_meanwhile_are_taken(generator: Path, tmp_path: Path) -> None:
+def test_toys_of_parallel_run_are_used(generator: Path, tmp_path: Path) -> None:
     def on_progress(_made: int) -> None:
         if not (others := tmp_path / "others").exists():
             others.mkdir()
@@ -49,7 +49,7 @@ def test_toys_that_another_run_made_meanwhile_are_taken(generator: Path, tmp_pat
     assert [p.name for p in (tmp_path / "work").iterdir()] == [toys[0].parent.name]
 
 
-def test_a_new_library_makes_new_toys_and_removes_the_old(generator: Path, tmp_path: Path) -> None:
+def test_new_library_replaces_toys(generator: Path, tmp_path: Path) -> None:
     first = models.toys(generator, tmp_path / "work")
     (generator.parent / "libllama.so").write_bytes(b"another build")
     second = models.toys(generator, tmp_path / "work")
@@ -58,7 +58,7 @@ def test_a_new_library_makes_new_toys_and_removes_the_old(generator: Path, tmp_p
     assert not first[0].exists()
 
 
-def test_what_a_killed_run_left_is_removed_and_what_another_is_making_is_not(generator: Path, tmp_path: Path) -> None:
+def test_stale_leftovers_are_removed(generator: Path, tmp_path: Path) -> None:
     killed, making = (tmp_path / "work" / f"making-{name}" for name in ("killed", "now"))
     for place in (killed, making):
         (place / "toys").mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_what_a_killed_run_left_is_removed_and_what_another_is_making_is_not(gen
 
 
 @pytest.mark.parametrize("mode", ["fails", ""])
-def test_a_generator_that_fails_or_writes_nothing_leaves_nothing(
+def test_failing_generator_leaves_nothing(
     generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("FAKE_TOYS", mode or " ")
@@ -93,7 +93,7 @@ def write_toy(path: Path, n_vocab: int = 4, n_embd: int = 16) -> Path:
         "output_norm.weight": (n_embd,),
         "blk.0.attn_q.weight": (32, n_embd),
         "blk.0.attn_q_norm.weight": (8,),
-        "blk.0.ffn_up.weight": (n_vocab, n_embd),  # as many rows as there are tokens, and no vocabulary
+        "blk.0.ffn_up.weight": (n_vocab, n_embd),  # as many rows as tokens, but not the vocabulary
         "blk.0.ssm_a": (8,),
         "blk.0.attn_q.scale": (1,),
         "blk.0.attn_q.input_scale": (1,),
@@ -130,7 +130,7 @@ def tensors(path: Path) -> dict[str, Any]:
     return {t.name: t for t in GGUFReader(path).tensors}
 
 
-def test_a_spoken_model_has_the_toys_geometry_and_the_vocabularys_tokens(made: Path) -> None:
+def test_text_model_geometry_and_tokens(made: Path) -> None:
     fields = GGUFReader(made).fields
     assert fields["general.architecture"].contents() == "toyarch"
     assert fields["toyarch.context_length"].contents() == models.CONTEXT
@@ -143,7 +143,7 @@ def test_a_spoken_model_has_the_toys_geometry_and_the_vocabularys_tokens(made: P
     assert fields["tokenizer.ggml.bos_token_id"].contents() == 1
 
 
-def test_only_embeddings_and_output_are_widened(made: Path) -> None:
+def test_only_vocabulary_tensors_are_widened(made: Path) -> None:
     shapes = {name: tuple(int(n) for n in t.shape)[::-1] for name, t in tensors(made).items()}
     assert shapes["token_embd.weight"] == (len(VOCAB), 16)
     assert shapes["output.weight"] == (len(VOCAB), 16)
@@ -151,7 +151,7 @@ def test_only_embeddings_and_output_are_widened(made: Path) -> None:
     assert shapes["blk.0.attn_q.weight"] == (32, 16)
 
 
-def test_weights_are_scaled_so_that_a_signal_survives(made: Path) -> None:
+def test_weights_are_scaled(made: Path) -> None:
     weights = tensors(made)
     assert abs(float(np.mean(weights["output_norm.weight"].data)) - 1) < 0.2
     assert abs(float(np.mean(weights["blk.0.attn_q_norm.weight"].data)) - 2) < 0.3
@@ -160,7 +160,7 @@ def test_weights_are_scaled_so_that_a_signal_survives(made: Path) -> None:
     assert not [name for name in weights if name.endswith("scale")]
 
 
-def test_the_same_seed_gives_the_same_file_and_another_another(tmp_path: Path, made: Path) -> None:
+def test_text_model_depends_on_seed(tmp_path: Path, made: Path) -> None:
     toy, words = tmp_path / "toy.gguf", tmp_path / "vocab.gguf"
     again = models.text_model(toy, words, tmp_path / "elsewhere")
     assert again.read_bytes() == made.read_bytes()
@@ -169,7 +169,7 @@ def test_the_same_seed_gives_the_same_file_and_another_another(tmp_path: Path, m
     assert not again.exists()  # one generation of a model is kept
 
 
-def test_a_spoken_model_is_made_once_and_again_when_the_toy_changes(tmp_path: Path, made: Path) -> None:
+def test_changed_toy_renews_text_model(tmp_path: Path, made: Path) -> None:
     toy, words = tmp_path / "toy.gguf", tmp_path / "vocab.gguf"
     before = made.stat().st_mtime_ns
     assert models.text_model(toy, words, tmp_path / "work") == made
@@ -179,7 +179,7 @@ def test_a_spoken_model_is_made_once_and_again_when_the_toy_changes(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all, but long enough to look like one"])
-def test_a_file_that_is_no_model_is_an_error_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_toy_is_error(tmp_path: Path, content: bytes) -> None:
     toy = tmp_path / "toy.gguf"
     toy.write_bytes(content)
     with pytest.raises(VerifyError, match="is not a readable GGUF file"):
@@ -187,7 +187,7 @@ def test_a_file_that_is_no_model_is_an_error_and_leaves_nothing(tmp_path: Path, 
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_a_vocabulary_without_tokens_is_an_error(tmp_path: Path) -> None:
+def test_empty_vocabulary_is_error(tmp_path: Path) -> None:
     empty = tmp_path / "vocab.gguf"
     writer = GGUFWriter(empty, "llama")
     writer.add_bos_token_id(1)
@@ -196,7 +196,7 @@ def test_a_vocabulary_without_tokens_is_an_error(tmp_path: Path) -> None:
         models.text_model(write_toy(tmp_path / "toy.gguf"), empty, tmp_path / "work")
 
 
-def test_the_cache_model_has_the_geometry_of_the_real_one(tmp_path: Path) -> None:
+def test_cache_model_geometry(tmp_path: Path) -> None:
     path = models.cache_model(models.QWEN35_27B, tmp_path)
     fields = GGUFReader(path).fields
     assert fields["llama.block_count"].contents() == 16
@@ -209,7 +209,7 @@ def test_the_cache_model_has_the_geometry_of_the_real_one(tmp_path: Path) -> Non
     assert models.QWEN35_27B.bytes_per_cell() * 131072 == 8 * 2**30
 
 
-def test_a_whole_model_has_its_heads_and_words(tmp_path: Path) -> None:
+def test_whole_model_has_heads_and_vocabulary(tmp_path: Path) -> None:
     small = models.Geometry("small", layers=2, kv_heads=1, head_size=8, heads=3, embd=24, ffn=40, vocab=300)
     found = tensors(models.cache_model(small, tmp_path))
     shapes = {
@@ -220,7 +220,7 @@ def test_a_whole_model_has_its_heads_and_words(tmp_path: Path) -> None:
     assert models.cache_model(models.Geometry("cache alone", 2, 1, 8), tmp_path) != models.cache_model(small, tmp_path)
 
 
-def test_a_draft_that_shares_cells_has_its_targets_geometry_and_no_keys(tmp_path: Path) -> None:
+def test_sharing_draft_geometry(tmp_path: Path) -> None:
     pair = drafts.draft_pair(tmp_path)
     target, draft = (GGUFReader(path).fields for path in pair)
     for key in ("block_count", "attention.key_length", "attention.sliding_window", "attention.sliding_window_pattern"):
@@ -232,7 +232,7 @@ def test_a_draft_that_shares_cells_has_its_targets_geometry_and_no_keys(tmp_path
     assert drafts.draft_pair(tmp_path) == pair and pair[0].stat().st_mtime_ns == before
 
 
-def test_an_mtp_layer_is_the_last_one_once_more_and_what_leads_into_it(tmp_path: Path) -> None:
+def test_mtp_layer_repeats_last_layer(tmp_path: Path) -> None:
     toy = tmp_path / "toy.gguf"
     writer = GGUFWriter(toy, "qwen35")
     writer.add_uint32("qwen35.block_count", 2)

@@ -1,4 +1,4 @@
-"""kvtool verify --patch: runs what series.toml names for a patch, all of that, and nothing else."""
+"""Test kvtool verify --patch: it runs exactly the tests that series.toml names for a patch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kvtool import cli
 from kvtool.verify import named
 from tests import fakes
-from tests.unit.verifying import speaking
+from tests.unit.verifying import use_text_models
 
 SERIES = """
 [[patch]]
@@ -42,8 +42,8 @@ tests = ["kv-chekc"]
 
 @pytest.fixture
 def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With patches that name tests, and two unit tests."""
-    speaking(here, monkeypatch)
+    """Add patches that name tests, and two unit tests."""
+    use_text_models(here, monkeypatch)
     (here / "patches/series.toml").write_text(SERIES)
     (here / "cpp/tests").mkdir(parents=True)
     for name, code in (("good", 0), ("bad", 3)):
@@ -58,7 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], patch: str, *args: str) -> tuple[int
 
 
 @pytest.mark.usefixtures("here")
-def test_only_what_the_patch_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_named_tests_run(capsys: pytest.CaptureFixture[str]) -> None:
     code, data = run(capsys, "cache")
     kinds = [f["kind"] for f in data["findings"]]
     assert (code, kinds[0], set(kinds)) == (0, "unit", {"unit", "kv-check"})
@@ -68,13 +68,13 @@ def test_only_what_the_patch_names(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_a_unit_test_that_fails_is_exit_8_with_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_unit_test_exits_8(capsys: pytest.CaptureFixture[str]) -> None:
     code, data = run(capsys, "unit")
     assert code == 8 and [f["outcome"] for f in data["findings"]] == ["failed", "passed"]
     assert data["findings"][0]["reason"] == "exit code 3: assert bad"
 
 
-def test_the_preset_is_read_by_cmake(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preset_is_read_by_cmake(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def presets(*names: str, version: int = 4) -> None:
         entries = [{"name": name, "generator": "Ninja", "binaryDir": "build"} for name in names]
         text = json.dumps({"version": version, "configurePresets": entries})
@@ -95,12 +95,12 @@ def test_the_preset_is_read_by_cmake(here: Path, capsys: pytest.CaptureFixture[s
     ("patch", "says"),
     [("nope", "name one of: cache"), ("none", "names no test"), ("typo", "'kv-chekc'")],
 )
-def test_what_cannot_be_run_is_a_usage_error(capsys: pytest.CaptureFixture[str], patch: str, says: str) -> None:
+def test_unrunnable_patch_is_usage_error(capsys: pytest.CaptureFixture[str], patch: str, says: str) -> None:
     code, data = run(capsys, patch)
     assert code == 2 and says in " ".join(str(value) for value in data["error"].values())
 
 
-def test_only_what_is_needed_is_built(here: Path) -> None:
+def test_only_needed_targets_are_built(here: Path) -> None:
     assert named.targets({"preset"}, here / "cpp") == ("kv-check",)
     assert named.targets({"server", "test-kv-bad"}, here / "cpp") == (
         "kv-check",

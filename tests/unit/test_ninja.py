@@ -1,4 +1,4 @@
-"""Reading ninja's output."""
+"""Test the parser of ninja's output."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def test_counters_and_descriptions() -> None:
     assert (parser.steps, parser.failed, parser.message) == (3, {}, "")
 
 
-def test_total_changes_when_cmake_runs_again() -> None:
+def test_total_changes_after_cmake_rerun() -> None:
     parser, steps = feed("[0/1] Re-running CMake...\n-- Configuring done\n[1/220] Building x.o\n")
     assert [(s.done, s.total) for s in steps] == [(0, 1), (1, 220)]
     assert parser.steps == 1, "announcing CMake is no finished step"
 
 
-def test_nothing_to_do() -> None:
+def test_no_work_to_do() -> None:
     parser, steps = feed("ninja: no work to do.\n")
     assert (steps, parser.steps, parser.message) == ([], 0, "no work to do.")
 
 
-# ninja 1.12 and later say the exit code, earlier ones do not
+# ninja 1.12 and later print the exit code
 @pytest.mark.parametrize("code", ["", "[code=1] ", "[code=-9] "])
-def test_a_failed_step_keeps_its_command_and_output(code: str) -> None:
+def test_failed_step_keeps_output(code: str) -> None:
     parser, _ = feed(
         "[1/3] Building CXX object a.cpp.o\n"
         "warning: that was fine\n"
@@ -53,7 +53,7 @@ def test_a_failed_step_keeps_its_command_and_output(code: str) -> None:
     assert list(parser.tail) == ["warning: that was fine"]
 
 
-def test_two_failures_at_once_stay_apart() -> None:
+def test_two_failures_are_separated() -> None:
     parser, _ = feed(
         "FAILED: a.o\ncc a.c\na is wrong\n"
         "[3/9] Building C object c.o\nc warns\n"
@@ -63,18 +63,18 @@ def test_two_failures_at_once_stay_apart() -> None:
     assert parser.failed == {"a.o": ["cc a.c", "a is wrong"], "b.o": ["cc b.c", "b is wrong"]}
 
 
-def test_a_failure_without_output_or_command() -> None:
+def test_failure_without_output() -> None:
     parser, _ = feed("FAILED: [code=1] custom\n")
     assert parser.failed == {"custom": []}
 
 
-def test_the_tail_is_bounded_and_keeps_the_end() -> None:
+def test_tail_is_bounded() -> None:
     parser, _ = feed("\n".join(f"line {n}" for n in range(1000)))
     assert parser.tail[-1] == "line 999"
     assert len(parser.tail) == 40
 
 
-def test_targets_without_the_files_below_directories() -> None:
+def test_targets_exclude_files() -> None:
     listing = "llama-server: phony\nbin/llama-server: CXX_EXECUTABLE\nall: phony\nsrc\\x.obj: CXX\nC:/x: y\n\n"
     assert parse_targets(listing) == {"llama-server", "all"}
 
@@ -89,5 +89,5 @@ def test_targets_without_the_files_below_directories() -> None:
         ("", ""),
     ],
 )
-def test_short(description: str, expected: str) -> None:
+def test_short_description(description: str, expected: str) -> None:
     assert short(description) == expected

@@ -1,4 +1,4 @@
-"""The archive of a build: its name, its bytes, and that one which is not what it says is found out."""
+"""Test the archive of a build: its name, reproducible bytes, and the check of its contents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENTRIES = (
         ("Linux", "x86_64", "cpu", "release", "ubuntu-x64-release.tar.gz"),
     ],
 )
-def test_names_are_upstreams(system: str, machine: str, backend: str, preset: str, name: str) -> None:
+def test_archive_names_match_upstream(system: str, machine: str, backend: str, preset: str, name: str) -> None:
     assert archive.archive_name("b11549", system, machine, backend, preset) == f"llama-b11549-bin-{name}"
 
 
@@ -43,12 +43,12 @@ def write(out: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
-def test_the_same_contents_give_the_same_bytes(name: str, tmp_path: Path) -> None:
+def test_archive_is_reproducible(name: str, tmp_path: Path) -> None:
     first, second = write(tmp_path / "one" / name), write(tmp_path / "two" / name)
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_tar_has_one_folder_links_and_nobodys_name(tmp_path: Path) -> None:
+def test_tar_has_folder_and_links(tmp_path: Path) -> None:
     with tarfile.open(write(tmp_path / "a.tar.gz")) as tar:
         members = {member.name: member for member in tar}
     assert {name.split("/")[0] for name in members} == {"llama-b1"}
@@ -57,12 +57,12 @@ def test_a_tar_has_one_folder_links_and_nobodys_name(tmp_path: Path) -> None:
     assert {(m.uid, m.gid, m.uname, m.gname) for m in members.values()} == {(0, 0, "", "")}
 
 
-def test_a_zip_has_no_folder(tmp_path: Path) -> None:
+def test_zip_has_no_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(write(tmp_path / "a.zip")) as packed:
         assert "llama-server" in packed.namelist()
 
 
-def test_what_was_unpacked_is_what_its_sums_say(tmp_path: Path) -> None:
+def test_changed_file_fails_checksum(tmp_path: Path) -> None:
     folder = archive.unpack(write(tmp_path / "a.tar.gz"), tmp_path / "there")
     check._sums(folder)
     (folder / "licenses" / "LICENSE-x").write_bytes(b"bound")
@@ -70,7 +70,7 @@ def test_what_was_unpacked_is_what_its_sums_say(tmp_path: Path) -> None:
         check._sums(folder)
 
 
-def test_a_disk_that_ends_leaves_the_old_archive_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_old_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = write(tmp_path / "a.tar.gz")
     before = out.read_bytes()
 
@@ -84,7 +84,7 @@ def test_a_disk_that_ends_leaves_the_old_archive_and_no_part(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_finding_that_did_not_pass_is_an_error() -> None:
+def test_failed_finding_is_error() -> None:
     check._passed(Finding("kv-check/package", "kv-check", "", CheckOutcome.PASSED, "same"))
     with pytest.raises(VerifyError, match="differs"):
         check._passed(Finding("kv-check/package", "kv-check", "", CheckOutcome.FAILED, "differs", "why"))

@@ -1,4 +1,4 @@
-"""Patch files: mails and diffs taken apart."""
+"""Test the parsers of mails and diffs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ new mode 100755
 """
 
 
-def test_mail() -> None:
+def test_parse_mail_fields() -> None:
     mail = parse_mail(MAIL, "here")
     assert (mail.name, mail.email) == ("Jö", "j@example.invalid")
     assert mail.date == "Fri, 20 Nov 2026 13:41:10 +0100"
@@ -66,12 +66,12 @@ LONG = b"=?UTF-8?q?=D0=92=D0=BB=D0=B0?=\n =?UTF-8?q?=D0=B4=D0=B8=D0=BC=20=D0=98?
         (b"A <a@b@c d>", "A", "a@b@c d"),
     ],
 )
-def test_authors_are_as_git_has_them(header: bytes, name: str, email: str) -> None:
+def test_author_matches_git(header: bytes, name: str, email: str) -> None:
     mail = parse_mail(MAIL.replace(b"=?UTF-8?q?J=C3=B6?= <j@example.invalid>", header), "here")
     assert (mail.name, mail.email) == (name, email)
 
 
-def test_stat_behind_dashes_is_no_message() -> None:
+def test_diffstat_is_not_message() -> None:
     mail = parse_mail(MAIL.replace(b"\ndiff --git a/src", b"\n---\n src/a | 2 +-\n\ndiff --git a/src", 1), "here")
     assert mail.message == "Ünï [x] one two\n\nBody with ü.\n"
 
@@ -85,30 +85,31 @@ def test_stat_behind_dashes_is_no_message() -> None:
         (b"\nFrom: ", b"\nX-From: ", "From header"),
     ],
 )
-def test_not_a_mail(old: bytes, new: bytes, says: str) -> None:
+def test_invalid_mail_is_error(old: bytes, new: bytes, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_mail(MAIL.replace(old, new, 1), "patch 'x'")
     assert "patch 'x'" in caught.value.what and says in caught.value.why and "kvtool export" in caught.value.next_step
 
 
-def test_empty_file() -> None:
+def test_empty_file_is_error() -> None:
     with pytest.raises(UsageError):
         parse_mail(b"", "here")
 
 
 @pytest.mark.parametrize("signature", [b"-- \n2.39.5\n\n", b"-- \nmine\n- two\n"])
-def test_a_signature_is_no_row(signature: bytes) -> None:
-    row = MAIL.replace(b"-all\n", b"-all\n-- \n").replace(b"@@ -1 +0,0", b"@@ -1,2 +0,0")  # a removed "- " is one
+def test_signature_is_not_diff(signature: bytes) -> None:
+    # a removed "- " looks like a signature
+    row = MAIL.replace(b"-all\n", b"-all\n-- \n").replace(b"@@ -1 +0,0", b"@@ -1,2 +0,0")
     assert parse_mail(row + signature, "here").diff == parse_mail(row, "here").diff == row[row.index(b"diff --git") :]
 
 
-def test_line_ends_are_told() -> None:
+def test_crlf_mail_is_error() -> None:
     with pytest.raises(UsageError) as caught:
         parse_mail(MAIL.replace(b"\n", b"\r\n"), "here")
     assert "CR LF" in caught.value.why
 
 
-def test_diff() -> None:
+def test_parse_diff_hunks() -> None:
     spaced, gone, mode = parse_diff(parse_mail(MAIL, "here").diff)
     assert [f.path for f in (spaced, gone, mode)] == ["src/a b.cpp", "gone.h", "run.sh"]
     assert [(h.number, h.total, h.header, h.heading) for h in spaced.hunks] == [
@@ -127,6 +128,6 @@ def test_carriage_return_is_content() -> None:
     assert (len(file.hunks), file.hunks[0].text) == (1, b"@@ -1 +1 @@\n-a\r@@ -1 +1 @@\r\n+b\r+c")
 
 
-def test_size() -> None:
+def test_diff_size() -> None:
     assert diff_size(parse_mail(MAIL, "here").diff)[1:] == (2, 2)
     assert diff_size(b"") == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""A new upstream in the lock: its place in the order, and no other line touched."""
+"""Test adding an upstream to the lock: its position, with every other line unchanged."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def lock() -> Lock:
         ("b300", "2026-04-01", 3),  # newer than all
         ("v2.0", "2026-04-01", 3),
         ("b150", "2026-01-20", 1),
-        ("b150", "2026-11-20", 1),  # a mirror made the commit today: the number decides
+        ("b150", "2026-11-20", 1),  # the mirror made the commit today: the number decides
         ("b50", "2026-11-20", 0),
         ("b250", "2026-02-20", 2),  # before v1.0, by its date
         ("b250", "2025-01-01", 2),  # but never before a lower number
         ("v0.9", "2026-02-01", 1),
     ],
 )
-def test_place(tag: str, date: str, place: int) -> None:
+def test_position_in_lock_order(tag: str, date: str, place: int) -> None:
     assert place_of(lock(), tag, date) == place
     grown = with_upstream(lock(), tag, "d" * 40, date)
     assert list(grown.upstreams)[place] == tag and grown.upstream(tag).order == place
@@ -48,7 +48,7 @@ def test_known_tag_changes_one_line() -> None:
 
 
 @pytest.mark.parametrize(("tag", "date"), [("b300", "2026-04-01"), ("b150", "2026-01-20"), ("b50", "2026-01-01")])
-def test_new_tag_gets_an_entry_and_keeps_every_comment(tag: str, date: str) -> None:
+def test_new_tag_keeps_comments(tag: str, date: str) -> None:
     grown = with_upstream(lock(), tag, "d" * 40, date)
     text = pin(TEXT, grown, tag)
     assert parse_lock(text) == Lock(tag, "", grown.upstreams)

@@ -1,4 +1,4 @@
-"""Where a hunk belongs: the line map, the enclosing function, and what each says of a wrong place."""
+"""Test the placement check of a hunk: the line map, the enclosing function and the messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.placing import BASE, diff, judge
 
 
 def add(text: str, after: str, line: str = "    more();\n") -> str:
-    """`text` with a line more behind the only place where `after` ends."""
+    """Insert `line` into the text after the only occurrence of `after`."""
     assert text.count(after) == 1
     return text.replace(after, after + line)
 
@@ -22,19 +22,19 @@ def add(text: str, after: str, line: str = "    more();\n") -> str:
 PATCHED = add("".join(BASE), "int y = 3;\n    use(y);\n")
 
 
-def test_right_place_when_lines_moved(tmp_path: Path) -> None:
+def test_moved_lines_are_right_place(tmp_path: Path) -> None:
     target = "// new\n" * 5 + "".join(BASE)
     (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 3;\n    use(y);\n"))
     assert (found.wrong, found.note) == ("", "")
 
 
-def test_other_function(tmp_path: Path) -> None:
+def test_other_function_is_wrong(tmp_path: Path) -> None:
     target = "".join(BASE)
     (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 2;\n    use(y);\n"))
     assert "it landed in line 9, in 'int f2() {'; it belongs in line 15, in 'int f3() {'" in found.wrong
 
 
-def test_twin_before_the_right_place(tmp_path: Path) -> None:
+def test_twin_before_right_place(tmp_path: Path) -> None:
     target = "".join([*BASE[:2], BASE[2].replace("f3", "g3"), *BASE[2:]])
     wrong = target.replace("int y = 3;\n    use(y);\n", "int y = 3;\n    use(y);\n    more();\n", 1)
     (found,) = judge(tmp_path, PATCHED, target, wrong)
@@ -43,20 +43,20 @@ def test_twin_before_the_right_place(tmp_path: Path) -> None:
     assert not found.wrong
 
 
-def test_function_that_was_moved_as_a_whole(tmp_path: Path) -> None:
+def test_moved_function_is_right_place(tmp_path: Path) -> None:
     target = "".join([BASE[2], BASE[0], BASE[1], BASE[3]])
     (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 3;\n    use(y);\n"))
     assert not found.wrong
 
 
-def test_signature_that_changed(tmp_path: Path) -> None:
+def test_changed_signature_is_right_place(tmp_path: Path) -> None:
     target = "".join(BASE).replace("int f3() {", "int f3(int x) {")
     (found,) = judge(tmp_path, PATCHED, target, add(target, "int y = 3;\n    use(y);\n"))
     assert not found.wrong
 
 
-def test_function_that_is_gone_takes_its_hunk_with_it(tmp_path: Path) -> None:
-    """Its last lines look like those of the one before it, so that the diff may take one for the other."""
+def test_removed_function_refuses_hunk(tmp_path: Path) -> None:
+    """Use a function whose last lines equal those before it, so that a diff may confuse the two."""
     patched = "".join(BASE).replace("    return y;\n}\n\nint f4", "    return y;\n    // end\n}\n\nint f4")
     target = "".join([*BASE[:2], BASE[3]])
     for function in ("f2", "f4"):
@@ -70,7 +70,7 @@ TWINS = "int f() {\n    b();\n    c();\n    x();\n    b();\n    c();\n}\n"
 
 
 @pytest.mark.parametrize(("target", "places"), [(TWINS, 2), (TWINS.replace("x();\n    b();", "x();"), 1)])
-def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Path, target: str, places: int) -> None:
+def test_rewritten_lines_need_unique_place(tmp_path: Path, target: str, places: int) -> None:
     base = "int f() {\n    b();\n    c();\n}\n"
     pieces = pieces_of(parse_diff(diff(tmp_path, base, add(base, "    b();\n"), 1))[0])
     result = target.replace("    b();\n", "    b();\n    more();\n", 1)
@@ -81,7 +81,7 @@ def test_lines_that_upstream_rewrote_need_one_place_in_the_function(tmp_path: Pa
     assert (f"{places} places there would do" in found.wrong) == (places > 1)
 
 
-def test_label_that_upstream_put_above_is_worth_a_look_only(tmp_path: Path) -> None:
+def test_new_label_above_is_note(tmp_path: Path) -> None:
     base = "struct s {\n    int a;\n    int b;\n    int c;\n};\n"
     patched = base.replace("    int c;\n", "    int more;\n    int c;\n")
     target = base.replace("    int a;\n", "    int a;\nprivate:\n")
@@ -94,7 +94,7 @@ EDITED = BASE[2].replace("use(y);", "use(y, 0);").replace("return y", "return -y
 
 
 def methods(text: str) -> str:
-    """The functions as methods of a class, of which git's headings say `private:`."""
+    """Turn the functions into methods of a class. git's hunk headings then contain `private:`."""
     return (
         "class c {\nprivate:\n"
         + "".join(f"    {line}" if line.strip() else line for line in text.splitlines(True))
@@ -104,9 +104,7 @@ def methods(text: str) -> str:
 
 @pytest.mark.parametrize("shape", [str, methods])
 @pytest.mark.parametrize("behind", [False, True])
-def test_copy_of_a_function_while_the_original_was_edited(
-    tmp_path: Path, shape: Callable[[str], str], behind: bool
-) -> None:
+def test_copied_function_with_edited_original(tmp_path: Path, shape: Callable[[str], str], behind: bool) -> None:
     copy = BASE[2].replace("f3", "g3")
     target = "".join([*BASE[:2], *([EDITED, copy] if behind else [copy, EDITED]), BASE[3]])
     base, patched = shape("".join(BASE)), shape(PATCHED)
@@ -114,13 +112,13 @@ def test_copy_of_a_function_while_the_original_was_edited(
     assert "it landed in" in found.wrong and "int g3() {'; it belongs in 'int f3() {', which stands in" in found.wrong
 
 
-def test_signature_that_changed_and_a_function_that_calls_it_by_the_old_one(tmp_path: Path) -> None:
+def test_changed_signature_with_old_wrapper(tmp_path: Path) -> None:
     target = "".join(BASE).replace("int f3() {", "int f3(int x) {") + "int f3() { return f3(0); }\n"
     (found,) = judge(tmp_path, PATCHED, target, add(target, F3))
     assert (found.wrong, found.note) == ("", "")
 
 
-def test_two_copies_of_a_function_that_is_gone(tmp_path: Path) -> None:
+def test_two_copies_of_removed_function(tmp_path: Path) -> None:
     copies = [BASE[2].replace("f3", name) for name in ("f3_here", "f3_there")]
     target = "".join([*BASE[:2], *copies, BASE[3]])
     result = add(target, f"f3_there() {{\n    {F3}")
@@ -128,8 +126,8 @@ def test_two_copies_of_a_function_that_is_gone(tmp_path: Path) -> None:
     assert "upstream has made more than one of 'int f3() {', with the same lines in each" in found.wrong
 
 
-def test_copy_behind_a_function_that_is_as_it_was(tmp_path: Path) -> None:
-    """A diff may say that the body went along to the copy."""
+def test_copy_after_unchanged_function(tmp_path: Path) -> None:
+    """Use a copy for which a diff may report that the body moved to it."""
     target = "".join([*BASE[:3], BASE[2].replace("f3", "g3"), BASE[3]])
     pieces = pieces_of(parse_diff(diff(tmp_path, "".join(BASE), PATCHED, 1))[0])
     texts = ("".join(BASE), PATCHED, target, target.replace(F3, F3 + "    more();\n", 1))
@@ -164,13 +162,13 @@ def test_function_around_a_line(line: int, function: tuple[int, int] | None) -> 
     assert SourceFile(text.encode(), "f.py").function_at(line) is None
 
 
-def test_hunks_out_of_order_cannot_be_told(tmp_path: Path) -> None:
+def test_hunks_out_of_order_are_wrong(tmp_path: Path) -> None:
     target = "".join(BASE)
     (found,) = judge(tmp_path, PATCHED, target, target)
     assert "cannot be told" in found.wrong
 
 
-def test_hunks_that_share_a_line_of_context() -> None:
+def test_hunks_sharing_context() -> None:
     old = "a\nb\nx\nc\nd\n"
     new = "a\n1\nb\nx\nc\n2\nd\n"
     text = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1,3 @@\n a\n+1\n b\n@@ -4,2 +5,3 @@\n c\n+2\n d\n"
@@ -215,13 +213,13 @@ def test_runs_do_not_depend_on_the_context(tmp_path: Path) -> None:
     [
         ("abc", "abc", {0: 0, 1: 1, 2: 2}),  # all of them
         ("abc", "xabyc", {0: 1, 1: 2, 2: 4}),
-        ("a}}b", "xa}b", {0: 1, 3: 3}),  # which brace is which nobody can tell
+        ("a}}b", "xa}b", {0: 1, 3: 3}),  # the braces are indistinguishable
         ("ab", "yba", {}),  # in another order
         ("}", "}}", {}),
         ("abc", "", {}),
     ],
 )
-def test_lines_of_a_block_that_were_only_re_aligned(old: str, new: str, kept: dict[int, int]) -> None:
+def test_realigned_lines_are_mapped(old: str, new: str, kept: dict[int, int]) -> None:
     keys = [[b"-", *(text[n : n + 1].encode() for n in range(len(text))), b"-"] for text in (old, new)]
     moved = LineMap([Block(1, len(old), 1, len(new))]).with_keys(*keys)
     assert {n: place - 1 for n in range(len(old)) if (place := moved.line(n + 1)) is not None} == kept

@@ -1,6 +1,7 @@
-"""Code that upstream has twice, or had: a hunk goes to none but its own, and where that has gone nowhere.
+"""Test hunks whose code upstream has or had twice.
 
-Each case: where git puts the hunk, and what the check has to say of that.
+A hunk must stay with its own code and fail if that code was removed. Each case is the place where git puts the hunk,
+and the expected verdict of the check.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from tests.unit.placing import judge
 
 
 def put(text: str, line: str, after: str) -> str:
-    """`text` with a line more behind the first `after`."""
+    """Insert `line` into the text after the first occurrence of `after`."""
     assert after in text
     return text.replace(after, after + line, 1)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A hunk puts `line` behind `after`: in base and, by git, in target. says: a part of wrong, or of the note."""
+    """Describe a hunk that adds `line` after `after`, in base and, by git, in target.
+
+    `says` is a part of the expected `wrong` or `note`.
+    """
 
     name: str
     base: str
@@ -196,7 +200,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize("case", [*REWRITTEN, *CLASSES, *BRANCHES, *HEADS], ids=lambda case: case.name)
-def test_a_hunk_does_not_go_to_the_twin(tmp_path: Path, case: Case) -> None:
+def test_hunk_in_twin_is_wrong(tmp_path: Path, case: Case) -> None:
     base, target = (put(text, case.line, case.after) for text in (case.base, case.target))
     (found,) = judge(tmp_path, base, case.target, target, case.base, case.path)
     assert case.says in found.wrong, found
@@ -293,7 +297,7 @@ STAYS = [
 
 
 @pytest.mark.parametrize("case", STAYS, ids=lambda case: case.name)
-def test_a_hunk_stays_where_its_lines_are(tmp_path: Path, case: Case) -> None:
+def test_hunk_with_own_lines_is_right(tmp_path: Path, case: Case) -> None:
     base, target = (put(text, case.line, case.after) for text in (case.base, case.target))
     (found,) = judge(tmp_path, base, case.target, target, case.base, case.path)
     assert not found.wrong

@@ -1,4 +1,4 @@
-"""Processes: output, failure, interruption, and that nothing is left running."""
+"""Test processes: output, failure and interruption, and that none is left running."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_capture_both_outputs_and_input(tmp_path: Path) -> None:
     assert process.capture([PY, "-c", code], input=tmp_path / "file").stdout == "from a file\n"
 
 
-def test_input_waits_for_a_program_that_reads_late() -> None:
+def test_late_reader_gets_input() -> None:
     late = "import sys, time; time.sleep(0.5); print(len(sys.stdin.read()))"
     assert process.capture([PY, "-c", late], input="x" * 2**20).stdout == f"{2**20}\n"
 
 
-def test_capture_keeps_bytes_that_are_no_text() -> None:
+def test_capture_keeps_binary_bytes() -> None:
     done = process.capture([PY, "-c", "import sys; sys.stdout.buffer.write(bytes(range(256)))"])
     assert done.stdout.encode("utf-8", "surrogateescape") == bytes(range(256))
     assert (
@@ -42,44 +42,44 @@ def test_capture_keeps_bytes_that_are_no_text() -> None:
     )
 
 
-def test_environment_is_merged_and_none_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAYS", "1")
     monkeypatch.setenv("GOES", "1")
     code = "import os; print(os.environ.get('STAYS'), os.environ.get('GOES'), os.environ.get('NEW'))"
     assert process.capture([PY, "-c", code], env={"GOES": None, "NEW": "2"}).stdout == "1 None 2\n"
 
 
-def test_failure_shows_the_output() -> None:
+def test_failure_shows_output() -> None:
     with pytest.raises(BuildError) as caught:
         process.capture([PY, "-c", "import sys; print('seen'); sys.exit(3)"], error=BuildError)
     assert "exit code 3" in caught.value.what and caught.value.output == "seen"
     assert process.capture([PY, "-c", "raise SystemExit(3)"], check=False).returncode == 3
 
 
-def test_timeout_ends_it() -> None:
+def test_timeout_kills_process() -> None:
     with pytest.raises(KvtoolError, match="did not finish"):
         process.capture([PY, "-c", "import time; time.sleep(60)"], timeout=0.2)
 
 
-def test_missing_program() -> None:
+def test_missing_program_is_named() -> None:
     with pytest.raises(MissingToolError, match="no-such-program is not installed"):
         process.capture(["no-such-program"])
     with pytest.raises(MissingToolError):
         process.capture([Path("/no/such/program")])
 
 
-def test_which_looks_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_which_searches_python_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert process.which(Path(sys.executable).name) is not None
     assert process.which("no-such-program") is None
 
 
-def test_ticks_while_it_runs(tmp_path: Path) -> None:
+def test_ticks_while_running(tmp_path: Path) -> None:
     code = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
     process.capture([PY, "-c", code, tmp_path / "ticked"], on_tick=(tmp_path / "ticked").touch, timeout=60)
 
 
-def test_stream_splits_at_every_line_end() -> None:
+def test_stream_splits_at_line_ends() -> None:
     code = r"import sys; sys.stdout.write('a\rb\nc\r\nd'); sys.stdout.flush(); sys.stderr.write('\ne')"
     lines: list[str] = []
     done = process.stream([PY, "-c", code], on_line=lines.append)
@@ -88,13 +88,13 @@ def test_stream_splits_at_every_line_end() -> None:
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30  # of the 60 s that it has
+    deadline = time.monotonic() + 30  # the process runs for 60 s
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # there is no /proc, or it goes just now
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # without /proc, or if the process ends now
             if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
                 return True
         time.sleep(0.05)
@@ -109,7 +109,7 @@ FAMILY = (
 
 
 @posix
-def test_exception_in_a_stream_ends_the_whole_family() -> None:
+def test_stream_exception_kills_children() -> None:
     pids: list[int] = []
 
     def stop(line: str) -> None:
@@ -122,7 +122,7 @@ def test_exception_in_a_stream_ends_the_whole_family() -> None:
 
 
 @posix
-def test_spawn_ends_the_whole_family(tmp_path: Path) -> None:
+def test_spawn_kills_children(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with process.spawn([PY, "-c", FAMILY], stdout=log) as running:
         while not log.read_text().strip():
@@ -132,7 +132,7 @@ def test_spawn_ends_the_whole_family(tmp_path: Path) -> None:
 
 
 @posix
-def test_who_asks_at_the_terminal_is_told_that_there_is_none() -> None:
+def test_children_have_no_terminal() -> None:
     asks = "from kvtool import process; process.capture(['sh', '-c', 'read x </dev/tty'], check=False)"
     on_a_terminal = "import pty, sys; pty.spawn([sys.executable, '-c', sys.argv[1]])"
     subprocess.run([PY, "-c", on_a_terminal, asks], stdin=subprocess.DEVNULL, timeout=30, check=True)
@@ -141,7 +141,7 @@ def test_who_asks_at_the_terminal_is_told_that_there_is_none() -> None:
 @posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("way", ["capture", "stream", "spawn"])
-def test_a_signal_while_a_program_starts_leaves_none(
+def test_signal_during_start_kills_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, number: signal.Signals
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -157,7 +157,7 @@ def test_a_signal_while_a_program_starts_leaves_none(
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     before = signal.signal(signal.SIGTERM, stop)
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     argv = [PY, "-c", "import time; time.sleep(60)"]
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -176,7 +176,7 @@ def test_a_signal_while_a_program_starts_leaves_none(
 
 
 @posix
-def test_a_program_may_start_in_a_thread_and_under_nohup() -> None:
+def test_start_in_thread_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         ask = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, signal.pthread_sigmask(0, ()))"
@@ -188,7 +188,7 @@ def test_a_program_may_start_in_a_thread_and_under_nohup() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_observer_sees_each_command() -> None:
+def test_on_command_sees_each_command() -> None:
     seen: list[str] = []
     process.on_command(lambda argv: seen.append(process.quote(argv)))
     process.capture([PY, "-c", "print('a b')"])

@@ -1,4 +1,4 @@
-"""What is said of a patch that has less on the new upstream than it had."""
+"""Test the message about a patch that changes less on the new upstream."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ ONE_LINE = HEAD + b"@@ -1 +1,2 @@\n a\n+b\n"
         (TWO_HUNKS, ONE_LINE, "1 of 2 hunks, 1 of 2 lines"),
     ],
 )
-def test_lost(was: bytes, now: bytes, said: str) -> None:
+def test_lost_changes_message(was: bytes, now: bytes, said: str) -> None:
     assert rebase_plan.lost_changes(was, now) == said

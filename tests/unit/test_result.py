@@ -1,4 +1,4 @@
-"""What is kept as JSON comes back as it was, and tables for the web keep their columns."""
+"""Test that results survive JSON unchanged, and that Markdown tables keep their columns."""
 
 import dataclasses
 import json
@@ -27,19 +27,19 @@ class Whole:
 WHOLE = Whole((Part(CheckOutcome.PASSED), Part(CheckOutcome.FAILED, ("a", "b"))), ("x", 1), Part(CheckOutcome.SKIPPED))
 
 
-def test_what_was_written_is_read_back() -> None:
+def test_plain_round_trip() -> None:
     assert from_plain(Whole, json.loads(json.dumps(to_plain(WHOLE)))) == WHOLE
 
 
-def test_what_is_new_or_has_a_default_may_be_missing_and_what_is_old_may_stay() -> None:
+def test_missing_and_unknown_fields() -> None:
     assert from_plain(Part, {"outcome": "passed", "unheard": 1}) == Part(CheckOutcome.PASSED)
 
 
 @pytest.mark.parametrize("data", [{}, [], None, 3, {"outcome": "splendid"}, {"outcome": "passed", "names": 1}])
-def test_anything_else_is_an_error(data: object) -> None:
+def test_invalid_plain_is_error(data: object) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         from_plain(Part, data)
 
 
-def test_a_cell_cannot_end_a_column() -> None:
+def test_table_escapes_cells() -> None:
     assert markdown.table(("a", ">n"), [("x|y\nz", "1")]) == "| a | n |\n|---|---:|\n| x\\|y<br>z | 1 |\n"

@@ -1,4 +1,4 @@
-"""kv-check and the memory measurement, run for real against a stand-in that does whatever can go wrong."""
+"""Test the runs of kv-check and the memory measurement against a fake program with every kind of failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtool.verify.checks import Check, Finding
 from kvtool.verify.devices import IN_MEMORY
 from tests import fakes
 
-FAST = 120.0  # for what ends at once: a machine may be busy
+FAST = 120.0  # for programs that end at once: the machine may be busy
 
 
 @pytest.fixture
@@ -48,23 +48,23 @@ def check_on(directory: Path, name: str, timeout: float = FAST) -> Check:
         ("crash", "crash", CheckOutcome.FAILED),
     ],
 )
-def test_every_way_to_end(kv_check: Path, tmp_path: Path, name: str, status: str, outcome: CheckOutcome) -> None:
+def test_status_of_each_ending(kv_check: Path, tmp_path: Path, name: str, status: str, outcome: CheckOutcome) -> None:
     found = runner.kv_check(check_on(tmp_path, name), kv_check)
     assert (found.status, found.outcome) == (status, outcome)
 
 
-def test_a_run_that_hangs_is_ended_and_fails(kv_check: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_run_times_out(kv_check: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_GRACE", 0.0)
     found = runner.kv_check(check_on(tmp_path, "timeout", timeout=1.0), kv_check)
     assert (found.status, found.outcome) == ("timeout", CheckOutcome.FAILED)
     assert "did not finish within 2 s" in found.reason and found.group == "other" and found.seconds > 1
 
 
-def test_the_memory_class_comes_from_the_log(kv_check: Path, tmp_path: Path) -> None:
+def test_memory_class_from_log(kv_check: Path, tmp_path: Path) -> None:
     assert runner.kv_check(check_on(tmp_path, "iswa"), kv_check).group == "iSWA"
 
 
-def test_findings_keep_the_order_of_the_checks_and_progress_reaches_the_end(kv_check: Path, tmp_path: Path) -> None:
+def test_findings_keep_check_order(kv_check: Path, tmp_path: Path) -> None:
     names = ["same", "differs", "crash", "static-fails", "same@2", "iswa"]
     seen: list[tuple[int, str]] = []
     found = runner.kv_checks(
@@ -84,14 +84,14 @@ def memory(directory: Path, name: str, available: int | None = None, timeout: fl
 
 
 @pytest.mark.usefixtures("kv_check")
-def test_memory_of_both_sides_is_compared(tmp_path: Path) -> None:
+def test_memory_compares_both_sides(tmp_path: Path) -> None:
     found = memory(tmp_path, "slim")
     assert found.outcome is CheckOutcome.PASSED and found.seconds > 0
     assert (found.details["dynamic_bytes"], found.details["static_bytes"]) == (20 << 20, 8590 << 20)
 
 
 @pytest.mark.usefixtures("kv_check")
-def test_the_static_side_is_left_out_where_it_does_not_fit(tmp_path: Path) -> None:
+def test_oversized_static_side_is_skipped(tmp_path: Path) -> None:
     found = memory(tmp_path, "slim", available=4 << 30)
     assert found.outcome is CheckOutcome.PASSED
     assert found.details["static_bytes"] is None
@@ -109,22 +109,22 @@ def test_the_static_side_is_left_out_where_it_does_not_fit(tmp_path: Path) -> No
         ("unknown", "skipped", CheckOutcome.SKIPPED),
     ],
 )
-def test_memory_that_cannot_be_believed(tmp_path: Path, name: str, status: str, outcome: CheckOutcome) -> None:
+def test_implausible_memory_fails(tmp_path: Path, name: str, status: str, outcome: CheckOutcome) -> None:
     found = memory(tmp_path, name)
     assert (found.status, found.outcome) == (status, outcome)
 
 
 @pytest.mark.usefixtures("kv_check")
-def test_memory_that_takes_forever_fails(tmp_path: Path) -> None:
+def test_memory_timeout_fails(tmp_path: Path) -> None:
     assert memory(tmp_path, "slow", timeout=1.0).status == "timeout"
 
 
-def test_available_memory_is_a_number_of_bytes_or_unknown() -> None:
+def test_available_memory_is_bytes_or_none() -> None:
     free = machine.available_memory()
     assert free is None or free > 2**20
 
 
-def test_the_page_cache_of_a_cgroup_is_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroup_page_cache_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "/proc/meminfo": "MemAvailable: 1000 kB",
         "/sys/fs/cgroup/memory.max": "1000\n",
@@ -137,13 +137,13 @@ def test_the_page_cache_of_a_cgroup_is_no_memory_in_use(monkeypatch: pytest.Monk
     assert machine.available_memory() == 1000
 
 
-def test_a_finding_is_frozen(kv_check: Path, tmp_path: Path) -> None:
+def test_finding_is_frozen(kv_check: Path, tmp_path: Path) -> None:
     found = runner.kv_check(check_on(tmp_path, "same"), kv_check)
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.status = "differs"  # type: ignore[misc]
 
 
-def test_ctrl_c_ends_what_is_running(kv_check: Path, tmp_path: Path) -> None:
+def test_interrupt_kills_running_checks(kv_check: Path, tmp_path: Path) -> None:
     checks = [check_on(tmp_path, "forever", timeout=3600), check_on(tmp_path, "forever@2", timeout=3600)]
 
     def interrupt(_done: int, running: str) -> None:
@@ -152,6 +152,6 @@ def test_ctrl_c_ends_what_is_running(kv_check: Path, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         runner.kv_checks(checks, kv_check, [IN_MEMORY], interrupt)
-    # the fake sleeps for an hour: were it still there, its command line would be too
+    # the fake sleeps for an hour: if it still ran, its command line would be found
     listed = subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in listed

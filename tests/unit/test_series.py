@@ -1,4 +1,4 @@
-"""series.toml and cpp/: what is accepted, and that each mistake is named."""
+"""Test series.toml and cpp/: valid files, and errors that name the mistake."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ tests = ["a", "b"]
 """
 
 
-def test_good() -> None:
+def test_parse_valid_series() -> None:
     one, two = parse_series(GOOD)
     assert one == Patch("one", "one.patch", "because")
     assert two == Patch("two", "second.patch", "because, too", "submitted", "#1", "v1", "v3", ("a", "b"))
 
 
-def test_empty_is_a_series() -> None:
+def test_empty_series_is_valid() -> None:
     assert parse_series("# nothing yet\n") == ()
 
 
@@ -58,14 +58,14 @@ def test_empty_is_a_series() -> None:
         ('id = "one"', 'id = "one', "not valid TOML"),
     ],
 )
-def test_mistakes_are_named(old: str, new: str, says: str) -> None:
+def test_series_mistakes_are_named(old: str, new: str, says: str) -> None:
     assert old in GOOD
     with pytest.raises(UsageError) as caught:
         parse_series(GOOD.replace(old, new, 1), "s.toml")
     assert says in str(caught.value), str(caught.value)
 
 
-def test_from_and_until_go_by_the_order_of_the_lock() -> None:
+def test_limits_follow_lock_order() -> None:
     entries = "".join(
         f'[[upstream]]\ntag = "{t}"\ndate = "2026"\ntree = "{"0" * 40}"\n' for t in ("b9", "b10", "v1", "b11")
     )
@@ -87,7 +87,7 @@ def test_from_and_until_go_by_the_order_of_the_lock() -> None:
     ("path", "expected"),
     [("README.md", True), ("a/README.md", False), (".x", True), ("a/.x/b", True), ("a/b~", True), ("a/b", False)],
 )
-def test_rule_of_cpp(path: str, expected: bool) -> None:
+def test_ignored_paths_of_cpp(path: str, expected: bool) -> None:
     assert is_ignored_path(path) is expected
 
 
@@ -114,11 +114,11 @@ def ids(text: str) -> list[str]:
     return [patch.id for patch in parse_series(text)]
 
 
-def test_edit_keeps_the_text_when_nothing_changes() -> None:
+def test_edit_without_changes_keeps_text() -> None:
     assert edit_series(GOOD, ["one", "two"], {}, set()) == GOOD
 
 
-def test_edit_appends() -> None:
+def test_edit_appends_patch() -> None:
     text = edit_series(GOOD, ["one", "two", "three"], {"three": 'say "so"'}, set())
     assert text.startswith(GOOD.strip("\n")) and ids(text) == ["one", "two", "three"]
     assert parse_series(text)[2].why == 'say "so"'
@@ -132,7 +132,7 @@ def test_edit_inserts_removes_and_reorders() -> None:
     assert ids(edit_series(GOOD, [], {}, {"one", "two"})) == []
 
 
-def test_edit_of_entries_in_an_array() -> None:
+def test_edit_entries_in_array() -> None:
     merged = 'upstream = { status = "merged", pr = "p" }'
     text = f'patch = [\n  {{ id = "a", why = "w", {merged} }},\n  {{ id = "b", why = "w" }},\n]\n'
     for order in (["a", "b", "c"], ["c", "b", "a"]):
@@ -141,12 +141,12 @@ def test_edit_of_entries_in_an_array() -> None:
     assert edit_series("patch = []\n", ["c"], {"c": "new"}, set()).startswith("[[patch]]\n")
 
 
-def test_edit_leaves_skipped_patches_behind_the_one_they_followed() -> None:
+def test_edit_keeps_skipped_patches_in_place() -> None:
     assert ids(edit_series(GOOD, ["one", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
     assert ids(edit_series(GOOD, ["two", "new"], {"new": "n"}, set())) == ["one", "two", "new"]
 
 
-def testnew_id() -> None:
+def test_new_id() -> None:
     assert new_id("KV-cache : Grow, on demand!", set()) == "kv-cache-grow-on-demand"
     assert new_id("x", {"x", "x-2"}) == "x-3"
     assert new_id("ü", set()) == "patch"
@@ -183,7 +183,7 @@ why = "w"
 )
 
 
-def test_comments_stay_with_their_entries() -> None:
+def test_comments_move_with_entries() -> None:
     text = edit_series(COMMENTED, ["three", "two", "one"], {}, set())
     assert ids(text) == ["three", "two", "one"] and text.startswith("# about the file\n\ngoal_lines = 3\n\n[[patch]]")
     three, two, one = text.index('"three"'), text.index('"two"'), text.index('"one"')
@@ -193,13 +193,13 @@ def test_comments_stay_with_their_entries() -> None:
     )
 
 
-def test_comments_of_a_dropped_patch_go_with_it() -> None:
+def test_dropped_patch_drops_comments() -> None:
     for text in (set_limits(COMMENTED, ["two"], {}), edit_series(COMMENTED, ["one", "three"], {}, {"two"})):
         assert ids(text) == ["one", "three"] and "two" not in text
         assert all(words in text for words in ("# about one", "# still about one", "# the end of three"))
 
 
-def test_limit_is_set_above_the_comments_that_follow() -> None:
+def test_limit_is_set_before_comments() -> None:
     text = set_limits(COMMENTED, [], {"one": ("until", "v3"), "two": ("from", "v2"), "three": ("until", "v4")})
     assert [(patch.since, patch.until) for patch in parse_series(text)] == [("", "v3"), ("v2", ""), ("", "v4")]
     assert 'a reason\nuntil = "v3"\n# still about one\n' in text
@@ -208,7 +208,7 @@ def test_limit_is_set_above_the_comments_that_follow() -> None:
     assert again == text.replace('"v3"', '"v9"')
 
 
-def test_tables_that_are_no_patches_stay() -> None:
+def test_other_tables_are_kept() -> None:
     text = COMMENTED + '\n# about layers\n[layers]\ncore = "first"\n'
     for edited in (
         edit_series(text, ["two", "one", "three"], {}, set()),

@@ -1,4 +1,4 @@
-"""The llama-server driver against a stand-in: ready, dead, deaf, and never left behind."""
+"""Test the llama-server driver against a fake server that starts, dies, hangs, and is always ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_requests_at_once_are_answered_in_order_and_the_server_is_ended(binary: Path, tmp_path: Path) -> None:
+def test_parallel_requests_keep_order(binary: Path, tmp_path: Path) -> None:
     model = fakes.model(tmp_path, "good")
     with llama_server(binary, model, [], tmp_path / "log") as server:
         asked = [Request(f"prompt {i}", 8, i) for i in range(4)]
@@ -42,7 +42,7 @@ def test_requests_at_once_are_answered_in_order_and_the_server_is_ended(binary: 
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_the_server_is_ended_whatever_happens_inside(binary: Path, tmp_path: Path, error: type[BaseException]) -> None:
+def test_server_ends_after_exception(binary: Path, tmp_path: Path, error: type[BaseException]) -> None:
     pid = 0
     with pytest.raises(error), llama_server(binary, fakes.model(tmp_path, "good"), [], tmp_path / "log") as server:
         pid = server.process.pid
@@ -50,7 +50,7 @@ def test_the_server_is_ended_whatever_happens_inside(binary: Path, tmp_path: Pat
     assert pid and gone(pid)
 
 
-def test_a_server_that_dies_says_why(binary: Path, tmp_path: Path) -> None:
+def test_dead_server_reports_log(binary: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(VerifyError, match="did not start") as caught,
         llama_server(binary, fakes.model(tmp_path, "dies"), [], tmp_path / "log"),
@@ -60,9 +60,7 @@ def test_a_server_that_dies_says_why(binary: Path, tmp_path: Path) -> None:
     assert "no such model" in caught.value.output
 
 
-def test_a_server_that_never_gets_ready_is_given_up(
-    binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_never_ready_times_out(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtool.verify.server.START_SECONDS", 1)
     with (
         pytest.raises(VerifyError, match="did not start") as caught,
@@ -72,7 +70,7 @@ def test_a_server_that_never_gets_ready_is_given_up(
     assert "not ready after 1 s" in caught.value.why
 
 
-def test_a_port_that_someone_took_is_tried_again_on_another(binary: Path, tmp_path: Path) -> None:
+def test_port_in_use_is_retried(binary: Path, tmp_path: Path) -> None:
     with llama_server(binary, fakes.model(tmp_path, "port-taken"), [], tmp_path / "log") as server:
         assert server.complete(Request("hello", 1)).content
     assert (tmp_path / "port-taken.starts").read_text() == "xxx"
@@ -81,7 +79,7 @@ def test_a_port_that_someone_took_is_tried_again_on_another(binary: Path, tmp_pa
 @pytest.mark.parametrize(
     ("name", "words"), [("http-500", "HTTP 500"), ("nonsense", "HTTP 200"), ("no-tokens", "not a completion")]
 )
-def test_an_answer_that_is_none_is_an_error(binary: Path, tmp_path: Path, name: str, words: str) -> None:
+def test_invalid_answer_is_error(binary: Path, tmp_path: Path, name: str, words: str) -> None:
     with (
         llama_server(binary, fakes.model(tmp_path, name), [], tmp_path / "log") as server,
         pytest.raises(VerifyError, match=words),
@@ -89,7 +87,7 @@ def test_an_answer_that_is_none_is_an_error(binary: Path, tmp_path: Path, name: 
         server.complete(Request("hello", 1))
 
 
-def test_a_server_that_goes_away_is_an_error_with_its_exit_code(binary: Path, tmp_path: Path) -> None:
+def test_killed_server_reports_exit_code(binary: Path, tmp_path: Path) -> None:
     with llama_server(binary, fakes.model(tmp_path, "good"), [], tmp_path / "log") as server:
         server.process.kill()
         server.process.wait()
@@ -99,7 +97,7 @@ def test_a_server_that_goes_away_is_an_error_with_its_exit_code(binary: Path, tm
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
-def test_what_it_has_in_memory_is_what_the_system_says(binary: Path, tmp_path: Path) -> None:
+def test_resident_memory_matches_proc(binary: Path, tmp_path: Path) -> None:
     with llama_server(binary, fakes.model(tmp_path, "good"), [], tmp_path / "log") as server:
         pages = int(Path(f"/proc/{server.process.pid}/statm").read_text("ascii").split()[1])
         assert server.resident() == pytest.approx(pages * os.sysconf("SC_PAGESIZE"), rel=0.2)
@@ -108,7 +106,7 @@ def test_what_it_has_in_memory_is_what_the_system_says(binary: Path, tmp_path: P
         assert server.resident() is None
 
 
-def test_a_proxy_of_the_environment_is_not_asked(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_are_ignored(binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -116,12 +114,12 @@ def test_a_proxy_of_the_environment_is_not_asked(binary: Path, tmp_path: Path, m
         assert server.complete(Request("hello", 1)).tokens
 
 
-def test_free_ports_are_loopback_ports() -> None:
+def test_free_port_range() -> None:
     assert 1024 <= free_port() < 65536
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x1c", "\x85", "\u2028"])
-def test_what_ends_no_line_of_a_stream(end: str) -> None:
+def test_stream_keeps_unicode_line_ends(end: str) -> None:
     said = [{"content": f"{end}a{end}"}, {"content": ""}]
     text = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in said) + "data: [DONE]\n\n"
     cut = (bytes([byte]) for byte in text.encode())

@@ -1,4 +1,4 @@
-"""What a file of C says of its lines: the blocks around them, what is a body without braces, what is not compiled."""
+"""Test SourceFile: enclosing blocks, bodies without braces, and lines that are not compiled."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ eight)";
 @pytest.mark.parametrize(
     ("line", "heads"),
     [
-        (1, []),  # the function's own is left out, and so is what begins in this line
+        (1, []),  # the function itself, and blocks that begin in this line, are left out
         (3, [1]),
         (5, [1]),  # over an empty line and a directive
-        (7, []),  # an empty line is in the block of what follows it
+        (7, []),  # an empty line is in the block of the next line
         (8, []),
-        (10, [8]),  # over a brace alone in its line
+        (10, [8]),  # over a line with only a brace
         (9, [8]),
-        (14, []),  # a block without a head
+        (14, []),  # a block without a header
         (15, [14]),
-        (20, [19, 18, 17]),  # labels in a row
-        (25, [23]),  # a class is not left out, and a literal ends nothing
+        (20, [19, 18, 17]),  # several labels
+        (25, [23]),  # a class is included, and a literal ends no block
         (99, []),
     ],
 )
-def test_blocks_around_a_line(line: int, heads: list[int]) -> None:
+def test_enclosing_headers(line: int, heads: list[int]) -> None:
     assert SourceFile(NESTED, "f.cpp").enclosing_headers(line) == heads
     assert SourceFile(NESTED, "f.txt").enclosing_headers(line) == []
 
@@ -74,7 +74,7 @@ def test_blocks_around_a_line(line: int, heads: list[int]) -> None:
         ("    do_it(a)", False),
     ],
 )
-def test_the_one_statement_of_an_if_or_a_loop(above: str, body: bool) -> None:
+def test_is_body_without_braces(above: str, body: bool) -> None:
     text = f"{above}\n        more();\n".encode()
     found = [SourceFile(text, name).is_body(1) for name in ("f.cpp", "f.txt")]
     assert found == [body, False]
@@ -82,14 +82,14 @@ def test_the_one_statement_of_an_if_or_a_loop(above: str, body: bool) -> None:
     assert not SourceFile(text, "f.cpp").is_body(3)
 
 
-def test_lines_that_are_not_compiled() -> None:
+def test_disabled_lines() -> None:
     text = b"a();\n#if 0\nb();\n#else\nc();\n#endif\n/* d();\n   e(); */\nf();\n"
     why = [SourceFile(text, "f.cpp").disabled(number) for number in range(10)]
     assert why == ["", "", "an #if 0", "an #if 0", "", "", "", "a comment", "", ""]
     assert not any(SourceFile(text, "f.txt").disabled(number) for number in range(10))
 
 
-def test_the_line_that_heads_what_is_around_another() -> None:
+def test_heading_of_line() -> None:
     lines = split_lines(b"int f() {\n    a();\n}\n\n\n")
     assert [heading_at(lines, number) for number in (0, 1, 4, 5, 9)] == [0, 0, 0, 0, 0]
     assert heading_at(lines[1:2], 0) is None

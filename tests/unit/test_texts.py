@@ -1,4 +1,7 @@
-"""Texts with and without the flag: equal, different, unstable, not grown, and programs that fail on one side."""
+"""Test the comparison of texts with and without the flag.
+
+Programs give equal, different or unstable texts, do not grow, or fail on one side.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +44,20 @@ def complete(bin_dir: Path, name: str, timeout: float = 120.0) -> Finding:
         ("dynamic-fails", "dynamic-fails", CheckOutcome.FAILED),
     ],
 )
-def test_completion(bin_dir: Path, name: str, status: str, outcome: CheckOutcome) -> None:
+def test_completion_status(bin_dir: Path, name: str, status: str, outcome: CheckOutcome) -> None:
     found = complete(bin_dir, name)
     assert (found.status, found.outcome) == (status, outcome)
 
 
-def test_a_difference_in_texts_is_shown_where_it_starts(bin_dir: Path) -> None:
+def test_text_difference_names_position(bin_dir: Path) -> None:
     assert complete(bin_dir, "differs").reason == "the texts differ from character 16: static '!', dynamic '?'"
 
 
-def test_a_completion_that_hangs_is_a_timeout(bin_dir: Path) -> None:
+def test_hanging_completion_times_out(bin_dir: Path) -> None:
     assert complete(bin_dir, "timeout", timeout=1.0).status == "timeout"
 
 
-def test_the_environment_variable_is_tried_alone(bin_dir: Path) -> None:
+def test_environment_variable_alone(bin_dir: Path) -> None:
     def by_env(name: str) -> Finding:
         check = Check("completion/x", "completion", fakes.model(bin_dir.parent, name), by_env=True)
         return texts.completion(check, bin_dir / "llama-completion", bin_dir.parent)
@@ -74,7 +77,7 @@ def test_the_environment_variable_is_tried_alone(bin_dir: Path) -> None:
         ("timeout", "timeout"),
     ],
 )
-def test_bench(bin_dir: Path, name: str, status: str) -> None:
+def test_bench_status(bin_dir: Path, name: str, status: str) -> None:
     timeout = 1.0 if name == "timeout" else 120.0
     check = Check("bench/x", "bench", fakes.model(bin_dir.parent, name), timeout=timeout)
     found = texts.bench(check, bin_dir / "llama-bench")
@@ -105,42 +108,42 @@ def serve(bin_dir: Path, name: str, exact: bool = True) -> Finding:
         ("nonsense", "static-fails", CheckOutcome.FAILED),
     ],
 )
-def test_server(bin_dir: Path, name: str, exact: bool, status: str, outcome: CheckOutcome) -> None:
+def test_server_status(bin_dir: Path, name: str, exact: bool, status: str, outcome: CheckOutcome) -> None:
     found = serve(bin_dir, name, exact)
     assert (found.status, found.outcome) == (status, outcome), found.reason
 
 
-def test_a_static_server_that_gives_both_answers_proves_a_batched_dynamic_one(bin_dir: Path) -> None:
+def test_static_repeat_explains_dynamic_text(bin_dir: Path) -> None:
     # starts: static-1 (odd), dynamic (even), static-2 (odd), static-3 (even): only the third control matches
     found = serve(bin_dir, "flips", exact=False)
     assert (found.status, found.details["static_runs"]) == ("same", 4 - 1)
     assert found.details["not_repeated_by_static"] > 0
 
 
-def test_a_server_that_never_repeats_itself_proves_nothing(bin_dir: Path) -> None:
+def test_unstable_static_server_fails(bin_dir: Path) -> None:
     found = serve(bin_dir, "drifts", exact=False)
     assert (found.status, found.outcome) == ("unstable", CheckOutcome.FAILED)
     assert found.details["static_runs"] == conversation.STATIC_RUNS
     assert "proves nothing" in found.reason
 
 
-def test_an_answer_that_only_the_dynamic_server_gives_differs_even_with_six_controls(bin_dir: Path) -> None:
+def test_dynamic_only_text_differs(bin_dir: Path) -> None:
     found = serve(bin_dir, "rare", exact=False)
     assert (found.status, found.details["static_runs"]) == ("differs", conversation.STATIC_RUNS)
 
 
-def test_an_exact_server_that_flips_is_unstable(bin_dir: Path) -> None:
+def test_flipping_exact_server_is_unstable(bin_dir: Path) -> None:
     assert serve(bin_dir, "drifts", exact=True).status == "unstable"
 
 
-def test_a_slot_file_of_the_dynamic_server_that_static_reads_wrongly_differs(bin_dir: Path) -> None:
+def test_misread_slot_file_differs(bin_dir: Path) -> None:
     found = serve(bin_dir, "other-file")
     assert found.status == "differs"
     assert "the other kind's slot file" in found.reason
 
 
 class Parts:
-    """A llama-server that has both parts, or with --draft-lazy what it was told to have."""
+    """Imitate a llama-server with a projector and a draft, or with --draft-lazy with the requested ones."""
 
     def __init__(self, args: list[str], grows: bool) -> None:
         self.has = set() if parts.LAZY[1] in args else {"speculative", "mmproj"}
@@ -158,7 +161,7 @@ class Parts:
 @pytest.mark.parametrize(
     ("grows", "status"), [((False, True), "same"), ((False, False), "not-grown"), ((True, True), "differs")]
 )
-def test_a_projector_and_a_draft_come_and_go_in_a_cache_that_grows(
+def test_load_unload_in_growing_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: tuple[bool, bool], status: str
 ) -> None:
     @contextlib.contextmanager
@@ -172,18 +175,18 @@ def test_a_projector_and_a_draft_come_and_go_in_a_cache_that_grows(
     assert parts.check_load_unload(check, binary, tmp_path).status == status
 
 
-def test_a_server_that_cannot_even_print_its_help_fails(tmp_path: Path) -> None:
+def test_server_help_crash_fails(tmp_path: Path) -> None:
     binary = fakes.program(tmp_path / "llama-server", "import os; os.abort()")
     found = parts.check_load_unload(Check("server/x/parts", "parts", tmp_path), binary, tmp_path)
     assert (found.status, found.outcome) == ("static-fails", CheckOutcome.FAILED)
 
 
-def test_prompts_are_repeatable_and_differ_by_seed() -> None:
+def test_prompts_depend_on_seed() -> None:
     assert texts.prompt(1, 300) == texts.prompt(1, 300)
     assert texts.prompt(1, 300) != texts.prompt(2, 300)
     assert len(texts.prompt(1, 300).split()) == 300
 
 
-def test_growths_are_read_from_a_log() -> None:
+def test_growths_from_log() -> None:
     log = "x: resizing KV cache from 256 to 512 cells\nx: resizing KV cache from 512 to 1024 cells (1.00 MiB)\n"
     assert texts.growths(log) == [[256, 512], [512, 1024]]

@@ -1,4 +1,4 @@
-"""What a machine has and lacks: fake machines with nothing but the programs a test puts there."""
+"""Test the search for build tools on fake machines that have only the programs of the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the fake progra
 
 
 class Machine:
-    """A PATH and a Python environment of our own, empty at first."""
+    """Provide a PATH and a Python environment that are empty at first."""
 
     def __init__(self, root: Path) -> None:
         self.bin = root / "bin"
@@ -60,7 +60,7 @@ def everything_for_cpu(machine: Machine) -> None:
     machine.add("cmake", "ninja", where=machine.python)
 
 
-def test_cpu_needs_compilers_cmake_and_ninja_and_no_more(machine: Machine) -> None:
+def test_cpu_needs_compilers_cmake_ninja(machine: Machine) -> None:
     everything_for_cpu(machine)
     found = toolchain.require("cpu", "Linux")
     assert (found.cmake, found.ninja) == (machine.python / "cmake", machine.python / "ninja")
@@ -68,7 +68,7 @@ def test_cpu_needs_compilers_cmake_and_ninja_and_no_more(machine: Machine) -> No
     assert found.flags == {}
 
 
-def test_cmake_beside_python_wins_over_path(machine: Machine) -> None:
+def test_cmake_beside_python_is_preferred(machine: Machine) -> None:
     everything_for_cpu(machine)
     machine.add("cmake", "ninja")
     assert toolchain.require("cpu", "Linux").cmake == machine.python / "cmake"
@@ -76,7 +76,7 @@ def test_cmake_beside_python_wins_over_path(machine: Machine) -> None:
     assert toolchain.require("cpu", "Linux").cmake == machine.bin / "cmake"
 
 
-def test_ccache_is_used_when_it_is_there(machine: Machine) -> None:
+def test_installed_ccache_is_used(machine: Machine) -> None:
     everything_for_cpu(machine)
     machine.add("ccache")
     assert toolchain.require("cpu", "Linux").ccache == machine.bin / "ccache"
@@ -91,9 +91,7 @@ def test_ccache_is_used_when_it_is_there(machine: Machine) -> None:
         ("ninja", "ninja", "-m pip install ninja"),
     ],
 )
-def test_each_missing_tool_is_named_with_the_way_to_get_it(
-    machine: Machine, lacking: str, name: str, debian: str
-) -> None:
+def test_missing_tool_has_install_hint(machine: Machine, lacking: str, name: str, debian: str) -> None:
     everything_for_cpu(machine)
     for folder in (machine.bin, machine.python):
         (folder / lacking).unlink(missing_ok=True)
@@ -106,7 +104,7 @@ def test_each_missing_tool_is_named_with_the_way_to_get_it(
     assert debian in lines[0]
 
 
-def test_all_that_is_missing_comes_in_one_error_and_one_hint_for_both_compilers(machine: Machine) -> None:
+def test_all_missing_tools_in_one_error(machine: Machine) -> None:
     machine.add("cmake", "ninja", where=machine.python)
     with pytest.raises(MissingToolError) as caught:
         toolchain.require("cpu", "Linux")
@@ -114,8 +112,8 @@ def test_all_that_is_missing_comes_in_one_error_and_one_hint_for_both_compilers(
     assert caught.value.next_step.count("build-essential") == 1
 
 
-def test_a_compiler_that_cannot_run_is_missing(machine: Machine) -> None:
-    """macOS has a c++ that only says that the command line tools must be installed."""
+def test_failing_compiler_is_missing(machine: Machine) -> None:
+    """Imitate the c++ of macOS that only asks to install the command line tools."""
     everything_for_cpu(machine)
     stub = machine.add("c++", says="xcrun: error: invalid active developer path", code=1)
     with pytest.raises(MissingToolError) as caught:
@@ -123,26 +121,26 @@ def test_a_compiler_that_cannot_run_is_missing(machine: Machine) -> None:
     assert f"{stub} does not run" in caught.value.why
 
 
-def test_cxx_decides_and_may_carry_arguments(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cxx_variable_with_arguments(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     everything_for_cpu(machine)
     other = machine.add("mycxx", says="mycxx 9.9")
     monkeypatch.setenv("CXX", "mycxx -m64")
     assert toolchain.find_compiler("C++") == toolchain.Tool("C++ compiler", other, "9.9")
-    monkeypatch.setenv("CXX", " ")  # as if it were not set
+    monkeypatch.setenv("CXX", " ")  # like an unset variable
     assert toolchain.find_compiler("C++").path
     monkeypatch.setenv("CXX", "nowhere")
     with pytest.raises(MissingToolError, match=r"\$CXX names nowhere"):
         toolchain.require("cpu", "Linux")
 
 
-def test_metal_elsewhere_says_so_and_nothing_else(machine: Machine) -> None:
+def test_metal_needs_macos(machine: Machine) -> None:
     with pytest.raises(MissingToolError) as caught:
         toolchain.require("metal", "Linux")
     assert caught.value.why == "Metal exists on macOS only, and this is Linux"
     assert "kvtool build --metal" in caught.value.next_step
 
 
-def test_metal_on_a_mac_needs_an_sdk(machine: Machine) -> None:
+def test_metal_needs_sdk(machine: Machine) -> None:
     everything_for_cpu(machine)
     with pytest.raises(MissingToolError, match="xcrun finds no macOS SDK"):
         toolchain.require("metal", "Darwin")
@@ -150,7 +148,7 @@ def test_metal_on_a_mac_needs_an_sdk(machine: Machine) -> None:
     assert toolchain.require("metal", "Darwin").cmake == machine.python / "cmake"
 
 
-def test_cuda_needs_nvcc_and_tells_cmake_where_it_is(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_passes_nvcc_to_cmake(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     everything_for_cpu(machine)
     with pytest.raises(MissingToolError) as caught:
         toolchain.require("cuda", "Linux")
@@ -160,7 +158,7 @@ def test_cuda_needs_nvcc_and_tells_cmake_where_it_is(machine: Machine, monkeypat
     with pytest.raises(MissingToolError, match="cuBLAS") as caught:
         toolchain.require("cuda", "Linux")
     assert "nvcc" not in caught.value.what
-    # a wrapper on PATH does not say where the toolkit is
+    # a wrapper on PATH does not reveal the toolkit's directory
     machine.add("nvcc", says="Cuda compilation tools, release 13.0")
     header = toolchain.CUDA_BIN.parent / "targets" / "x86_64-linux" / "include" / "cublas_v2.h"
     header.parent.mkdir(parents=True)
@@ -173,7 +171,7 @@ def test_cuda_needs_nvcc_and_tells_cmake_where_it_is(machine: Machine, monkeypat
     assert toolchain.require("cuda", "Linux").flags == {}, "CMake finds it itself"
 
 
-def test_cuda_without_a_gpu_builds_for_all_of_them(machine: Machine) -> None:
+def test_cuda_without_gpu_builds_all(machine: Machine) -> None:
     machine.add("nvcc", says="Cuda compilation tools, release 13.0")
     assert toolchain.for_dry_run("cuda", "Linux").flags == {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
     machine.add("nvidia-smi", says="No devices were found")
@@ -182,7 +180,7 @@ def test_cuda_without_a_gpu_builds_for_all_of_them(machine: Machine) -> None:
     assert toolchain.for_dry_run("cuda", "Linux").flags == {}
 
 
-def test_nvcc_from_pypi_is_found_and_its_missing_links_are_told(machine: Machine) -> None:
+def test_nvcc_from_pypi(machine: Machine) -> None:
     everything_for_cpu(machine)
     home = toolchain.SITE / "nvidia" / "cu13"
     nvcc = machine.add("nvcc", where=home / "bin", says="Cuda compilation tools, release 13.0")
@@ -201,7 +199,7 @@ def test_nvcc_from_pypi_is_found_and_its_missing_links_are_told(machine: Machine
 
 
 def vulkan(root: Path, text: str) -> Path:
-    """Vulkan headers, SPIRV headers and a loader below a prefix."""
+    """Create Vulkan headers, SPIRV headers and a loader below a prefix."""
     config = "share/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake"
     headers = ("include/vulkan/vulkan.hpp", "include/vulkan/vulkan_core.h")
     for name in (*headers, "lib/x/libvulkan.so", config):
@@ -210,7 +208,7 @@ def vulkan(root: Path, text: str) -> Path:
     return root / "include"
 
 
-def test_vulkan_names_each_part_that_is_missing(machine: Machine) -> None:
+def test_vulkan_names_missing_parts(machine: Machine) -> None:
     everything_for_cpu(machine)
     with pytest.raises(MissingToolError) as caught:
         toolchain.require("vulkan", "Linux")
@@ -219,9 +217,7 @@ def test_vulkan_names_each_part_that_is_missing(machine: Machine) -> None:
     assert caught.value.next_step.count("glslc libvulkan-dev spirv-headers") == 1
 
 
-def test_vulkan_headers_that_are_too_old_are_passed_over(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_vulkan_headers_are_skipped(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything_for_cpu(machine)
     machine.add("glslc")
     vulkan(tmp_path / "usr", "typedef struct VkInstanceCreateInfo {} VkInstanceCreateInfo;")
@@ -239,7 +235,7 @@ def test_vulkan_headers_that_are_too_old_are_passed_over(
     ("place", "more"),
     [("usr", {}), ("usr/opt/openssl@3", {"OPENSSL_ROOT_DIR": "{root}/usr/opt/openssl@3"}), ("own", {})],
 )
-def test_https_is_there_with_openssls_headers(
+def test_https_needs_openssl_headers(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, more: dict[str, str]
 ) -> None:
     monkeypatch.setenv("OPENSSL_ROOT_DIR", str(tmp_path / "own"))
@@ -253,7 +249,7 @@ def test_https_is_there_with_openssls_headers(
     assert toolchain.for_dry_run("cpu", "Linux").https == expected
 
 
-def test_a_dry_run_needs_nothing_installed(machine: Machine) -> None:
+def test_dry_run_needs_no_tools(machine: Machine) -> None:
     for backend in ("cpu", "metal", "cuda", "vulkan"):
         found = toolchain.for_dry_run(backend, "Linux")
         assert (found.cmake, found.ninja, found.ccache) == (Path("cmake"), Path("ninja"), None)
@@ -268,11 +264,11 @@ def test_a_dry_run_needs_nothing_installed(machine: Machine) -> None:
         ("no number here", ""),
     ],
 )
-def test_versions(machine: Machine, says: str, expected: str) -> None:
+def test_version_of_tool(machine: Machine, says: str, expected: str) -> None:
     assert toolchain.version_of(machine.add("tool", says=says)) == expected
 
 
-def test_a_program_that_fails_or_is_none_has_no_version(machine: Machine, tmp_path: Path) -> None:
+def test_failing_program_has_no_version(machine: Machine, tmp_path: Path) -> None:
     assert toolchain.version_of(machine.add("tool", code=3)) is None
     (tmp_path / "text").write_text("no program")
     assert toolchain.version_of(tmp_path / "text") is None

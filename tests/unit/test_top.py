@@ -1,4 +1,4 @@
-"""`kvtool top` against a server made of answers: every kind of server, one look and look after look."""
+"""Test `kvtool top` against a scripted server: every kind of server, single readings and watching."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.unit.tops import (
     texts,
 )
 
-# --- one look -----------------------------------------------------------------------------------------------------
+# --- one reading --------------------------------------------------------------------------------------------------
 
 
-def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
+def test_json_of_one_reading(fake: Fake, kvtool: Any) -> None:
     draft = {**TARGET, "type_k": "q8_0", "device": "a", "other_bytes": MIB, "odd": [1]}
     fake.say(kv_cache={"target": TARGET, "draft": draft})
     ran = kvtool("top", fake.url, "--once", "--json")
@@ -65,9 +65,9 @@ def test_the_document_of_one_look(fake: Fake, kvtool: Any) -> None:
     }
 
 
-def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
+def test_text_of_one_reading(fake: Fake, kvtool: Any) -> None:
     fake.say(kv_cache={"target": {**TARGET, "device": "a", "other_bytes": MIB}})
-    for args in (["--once"], []):  # without a terminal it looks once, too
+    for args in (["--once"], []):  # without a terminal it also reads once
         ran = kvtool("top", fake.url, *args)
         assert ran.code == 0 and ran.err == ""
         for said in (
@@ -82,7 +82,7 @@ def test_one_look_for_people(fake: Fake, kvtool: Any) -> None:
         assert re.search(r"^ +1  generating +192 +4096 +50 +100 +42$", ran.out, re.MULTILINE)
 
 
-def test_the_cells_that_a_slot_shares(fake: Fake, kvtool: Any) -> None:
+def test_shared_cells_of_slot(fake: Fake, kvtool: Any) -> None:
     fake.say(slots=(IDLE, SHARING))
     shown = kvtool("top", fake.url, "--once").out
     assert re.search(r"^slot +state +cells +shared +of ", shown, re.MULTILINE)
@@ -91,12 +91,12 @@ def test_the_cells_that_a_slot_shares(fake: Fake, kvtool: Any) -> None:
     assert [slot["shared"] for slot in kvtool("top", fake.url, "--json").json["server"]["slots"]] == [None, 128]
 
 
-def test_a_slot_that_waits_for_cells(fake: Fake, kvtool: Any) -> None:
+def test_slot_waiting_for_cells(fake: Fake, kvtool: Any) -> None:
     fake.say(slots=(IDLE, {**BUSY, "is_waiting": True}))
     assert re.search(r"^ +1  waiting +192 +4096 +50 +100 +42$", kvtool("top", fake.url, "--once").out, re.MULTILINE)
 
 
-def test_a_model_without_an_alias_is_called_as_its_file(fake: Fake, kvtool: Any) -> None:
+def test_model_without_alias_shows_file(fake: Fake, kvtool: Any) -> None:
     for alias, path, shown in (
         ("/models/a.gguf", "/models/a.gguf", "a.gguf"),
         ("C:\\models\\a.gguf", "C:\\models\\a.gguf", "a.gguf"),
@@ -106,12 +106,12 @@ def test_a_model_without_an_alias_is_called_as_its_file(fake: Fake, kvtool: Any)
         assert kvtool("top", fake.url, "--json").json["server"]["model"] == shown
 
 
-def test_it_asks_for_nothing_that_others_would_notice(fake: Fake, kvtool: Any) -> None:
+def test_only_props_and_slots_are_requested(fake: Fake, kvtool: Any) -> None:
     kvtool("top", fake.url, "--once")
     assert fake.asked == ["/props", "/slots"]
 
 
-def test_a_sleeping_server_is_told_and_not_woken(fake: Fake, kvtool: Any) -> None:
+def test_sleeping_server_is_not_woken(fake: Fake, kvtool: Any) -> None:
     fake.say(is_sleeping=True, kv_cache={"target": NOTHING})
     ran = kvtool("top", fake.url, "--once")
     assert ran.code == 0 and "asleep: its memory is free" in ran.out and "slot" not in ran.out
@@ -119,7 +119,7 @@ def test_a_sleeping_server_is_told_and_not_woken(fake: Fake, kvtool: Any) -> Non
     assert set(fake.asked) == {"/props"}
 
 
-def test_a_server_that_does_not_tell_of_its_slots(fake: Fake, kvtool: Any) -> None:
+def test_server_without_slots_endpoint(fake: Fake, kvtool: Any) -> None:
     fake.say(endpoint_slots=False)
     ran = kvtool("top", fake.url, "--once")
     assert ran.code == 0 and "it runs with --no-slots" in ran.out and "16.0 MiB committed" in ran.out
@@ -158,10 +158,10 @@ BROKEN_CACHE = {"kv_cache": {"target": without(TARGET, "cells")}}
         ({"/props": LOADING}, 9, ["is not ready", "why:  Loading model", "ask again"]),
         ({"/slots": LOADING}, 9, ["is not ready"]),
         ({"/props": (503, "busy")}, 9, ["why:  HTTP 503"]),
-        ({"/props": (502, "")}, 9, ["nobody answers behind", "HTTP 502"]),
+        ({"/props": (502, "")}, 9, ["unused_address answers behind", "HTTP 502"]),
     ],
 )
-def test_a_server_that_is_not_as_it_should_be(
+def test_unusable_server_is_error(
     fake: Fake, kvtool: Any, answers: dict[str, tuple[int, Any]], code: int, says: list[str]
 ) -> None:
     fake.answers |= answers
@@ -173,13 +173,13 @@ def test_a_server_that_is_not_as_it_should_be(
     assert document.code == code and document.json["error"]["exit_code"] == code
 
 
-def test_nobody_is_there(nobody: str, kvtool: Any) -> None:
-    ran = kvtool("top", nobody)
-    assert ran.code == 9 and f"error: no server answers at {nobody}" in ran.err
+def test_connection_refused(unused_address: str, kvtool: Any) -> None:
+    ran = kvtool("top", unused_address)
+    assert ran.code == 9 and f"error: no server answers at {unused_address}" in ran.err
     assert "refused" in ran.err and "next: start it" in ran.err
 
 
-def test_a_server_that_says_nothing_is_given_up(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_times_out(kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         ran = kvtool("top", f"127.0.0.1:{mute.getsockname()[1]}")
@@ -189,9 +189,7 @@ def test_a_server_that_says_nothing_is_given_up(kvtool: Any, monkeypatch: pytest
 # --- the key, the address, the interval ---------------------------------------------------------------------------
 
 
-def test_the_key_comes_from_the_option_or_the_servers_variable(
-    fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_api_key_option_and_variable(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.key = "sésame"
     assert kvtool("top", fake.url, "--api-key", "sésame").code == 0
     fake.key = "sesame"
@@ -199,19 +197,19 @@ def test_the_key_comes_from_the_option_or_the_servers_variable(
     wrong = kvtool("top", fake.url, "--api-key", "0pen")
     assert wrong.code == 2 and "wants another API key" in wrong.err and "0pen" not in wrong.err
     assert kvtool("top", fake.url, "--api-key", "sesame").code == 0
-    monkeypatch.setenv("LLAMA_API_KEY", " sesame, other\n")  # what the server takes: several of them
+    monkeypatch.setenv("LLAMA_API_KEY", " sesame, other\n")  # the format of the server: several keys
     assert kvtool("top", fake.url).code == 0
     assert kvtool("top", fake.url, "--api-key", "0pen").code == 2
     assert "sesame" not in kvtool("top", "--help").out
 
 
-def test_a_key_that_no_header_can_carry(fake: Fake, kvtool: Any) -> None:
+def test_invalid_api_key(fake: Fake, kvtool: Any) -> None:
     ran = kvtool("top", fake.url, "--api-key", "open\nsesame")
     assert ran.code == 2 and "no header can carry" in ran.err and "sesame" not in ran.err
     assert fake.asked == []
 
 
-def test_addresses(fake: Fake, kvtool: Any) -> None:
+def test_address_forms(fake: Fake, kvtool: Any) -> None:
     bare = fake.url.removeprefix("http://")
     fake.answers |= {f"/prefix{path}": answer for path, answer in fake.answers.items()}
     for url, shown in (
@@ -226,30 +224,30 @@ def test_addresses(fake: Fake, kvtool: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://[::1", "http://host:port"])
-def test_what_is_no_address(url: str, kvtool: Any) -> None:
+def test_invalid_address(url: str, kvtool: Any) -> None:
     ran = kvtool("top", url)
     assert ran.code == 2 and "is no address" in ran.err and "next: kvtool top http://" in ran.err
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9"])
-def test_intervals_that_are_none(fake: Fake, kvtool: Any, interval: str) -> None:
+def test_invalid_interval(fake: Fake, kvtool: Any, interval: str) -> None:
     ran = kvtool("top", fake.url, "-i", interval)
     assert ran.code == 2 and "not between 0.1 and 3600 seconds" in ran.err and fake.asked == []
 
 
-def test_no_proxy_between_a_machine_and_itself(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_ignores_proxy(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     assert kvtool("top", fake.url).code == 0
     ran = kvtool("top", "http://example.invalid")  # the proxy of the sealed tests refuses
     assert ran.code == 9 and "refused" in ran.err
 
 
-# --- look after look ----------------------------------------------------------------------------------------------
+# --- watching -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def watch(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """watch(step, ...) -> (pictures, exit code): `kvtool top`, a step in place of each pause, and then Ctrl-C."""
+    """Run `kvtool top` with a step in place of each pause, then Ctrl-C. Return (pictures, exit code)."""
 
     def run(*steps: Callable[[], object]) -> tuple[list[str], int]:
         pictures: list[str] = []
@@ -276,9 +274,7 @@ def watch(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_watching_shows_what_happens_and_ends_with_the_last_picture(
-    fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watching_shows_changes(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     grown = {**TARGET, "cells": 512, "committed_bytes": 32 * MIB, "grow_total": 5, "grow_seconds_total": 0.2511}
     back = {**grown, "cells": 256, "committed_bytes": 16 * MIB, "shrink_total": 2}
     pictures, code = watch(
@@ -296,14 +292,14 @@ def test_watching_shows_what_happens_and_ends_with_the_last_picture(
     assert "asleep: its memory is free" in out.out and out.err == ""
 
 
-def test_a_document_is_of_one_look_in_a_terminal_too(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_reads_once_in_terminal(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.Console, "interactive", True)
     for option in ("--json", "--once"):
         assert kvtool("top", fake.url, option).code == 0
     assert fake.asked == ["/props", "/slots"] * 2
 
 
-def test_watching_waits_for_a_server_that_goes_away(fake: Fake, watch: Any) -> None:
+def test_watching_waits_for_server(fake: Fake, watch: Any) -> None:
     pictures, code = watch(
         lambda: fake.answers.update({"/props": (502, "")}),
         lambda: fake.answers.update({"/props": LOADING}),
@@ -318,12 +314,12 @@ def test_watching_waits_for_a_server_that_goes_away(fake: Fake, watch: Any) -> N
     assert pictures[3].count("it does not answer") == 1, "said once, however long it takes"
 
 
-def test_ctrl_c_while_the_server_is_gone_says_so(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_without_server_exits_9(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _, code = watch(lambda: fake.answers.update({"/props": (502, "")}))
-    assert code == 9 and "nobody answers behind" in capsys.readouterr().err
+    assert code == 9 and "unused_address answers behind" in capsys.readouterr().err
 
 
-def test_watching_begins_with_a_server_that_loads(fake: Fake, watch: Any) -> None:
+def test_watching_starts_during_loading(fake: Fake, watch: Any) -> None:
     fake.answers["/props"] = LOADING
     pictures, code = watch(lambda: fake.say())
     assert code == 0 and pictures[0].splitlines() == [
@@ -334,11 +330,11 @@ def test_watching_begins_with_a_server_that_loads(fake: Fake, watch: Any) -> Non
     assert "16.0 MiB committed" in pictures[1]
 
 
-def test_watching_ends_with_what_no_waiting_heals(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_stops_at_denied_key(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _, code = watch(lambda: fake.answers.update({"/props": DENIED}))
     assert code == 2 and "wants an API key" in capsys.readouterr().err
 
 
-def test_watching_does_not_begin_where_nobody_is(nobody: str, monkeypatch: pytest.MonkeyPatch, kvtool: Any) -> None:
+def test_watching_needs_server(unused_address: str, monkeypatch: pytest.MonkeyPatch, kvtool: Any) -> None:
     monkeypatch.setattr(console.Console, "interactive", True)
-    assert kvtool("top", nobody).code == 9
+    assert kvtool("top", unused_address).code == 9

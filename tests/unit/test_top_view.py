@@ -1,4 +1,4 @@
-"""What `kvtool top` makes of its looks, and the picture of it."""
+"""Test the changes between readings of `kvtool top`, and the picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvtool.top.reading import Phase, Reading, Slot, State
 from kvtool.top.view import Speed, View, changes, size
 from tests.unit.tops import MIB, Fake, memory, reading, slot, texts
 
-# --- what the looks mean ------------------------------------------------------------------------------------------
+# --- changes between readings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ from tests.unit.tops import MIB, Fake, memory, reading, slot, texts
         ({}, {"grow_total": 9, "shrink_total": 0}, ["it was started anew"]),
     ],
 )
-def test_what_happened_between_two_looks(before: dict[str, Any], now: dict[str, Any], told: list[str]) -> None:
+def test_changes_between_readings(before: dict[str, Any], now: dict[str, Any], told: list[str]) -> None:
     assert changes(reading(**before), reading(**now)) == told
 
 
-def test_each_context_tells_of_itself() -> None:
+def test_changes_per_context() -> None:
     before = Reading(State.AWAKE, "", "", (memory("target"),), ())
     now = Reading(State.AWAKE, "", "", (memory("target", grow_total=4), memory("draft", grow_total=9)), ())
     assert [told.split()[0] for told in changes(before, now)] == ["target"], "a draft that came has not grown"
@@ -71,7 +71,7 @@ def test_each_context_tells_of_itself() -> None:
     assert [told.split()[0] for told in changes(now, later)] == ["target", "draft"]
 
 
-def test_sleep_and_waking_are_told() -> None:
+def test_sleep_and_wakeup_are_reported() -> None:
     asleep = reading(state=State.ASLEEP)
     assert changes(reading(), asleep) == ["it fell asleep and gave all memory back"]
     assert changes(asleep, reading()) == ["it woke up"]
@@ -95,7 +95,7 @@ def test_tokens_per_second(before: Slot, now: Slot, prompt: float, generated: fl
     assert view.with_reading(reading(now), 3.0).speeds == {0: Speed(prompt, generated)}
 
 
-def test_no_time_between_two_looks_and_a_gap() -> None:
+def test_speeds_without_elapsed_time() -> None:
     busy = slot(0, Phase.GENERATING, generated=4)
     assert View("url").with_reading(reading(busy), 1.0).with_reading(reading(busy), 1.0).speeds == {0: Speed()}
     gone = View("url").with_reading(reading(busy), 1.0).with_failure(NetworkError("gone"), 2.0)
@@ -114,7 +114,7 @@ def test_old_events_are_forgotten() -> None:
     assert len(view.events) == 100 and "grew once" in view.events[0][1]
 
 
-def test_sizes() -> None:
+def test_size_units() -> None:
     counts = (0, 1023, 1024, 16 * MIB, 1023.9 * MIB, 8192 * MIB, 2**50)
     assert [size(n) for n in counts] == [
         "0 B",
@@ -134,7 +134,7 @@ LARGE |= dict.fromkeys(("reserved_bytes", "committed_bytes", "used_bytes"), 1024
 
 
 def full(slots: int, events: int = 0) -> View:
-    """A view of large numbers."""
+    """Return a view with large numbers."""
     working = [slot(n, Phase.GENERATING, n_ctx=10**7, cells=10**7, reused=10**7, prompt=10**7) for n in range(slots)]
     view = View("http://127.0.0.1:8080").with_reading(reading(*working, **LARGE), 0.0)
     later = [dataclasses.replace(slot, generated=99999) for slot in working]
@@ -143,7 +143,7 @@ def full(slots: int, events: int = 0) -> View:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+def test_picture_fits_terminal_width(width: int) -> None:
     lines = texts(draw(full(4, 4), width))
     assert max(map(len, lines)) <= width
     assert len(lines[3]) == width, "the bar takes what there is"
@@ -152,7 +152,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     )
 
 
-def test_what_a_server_calls_itself_cannot_break_the_picture() -> None:
+def test_model_name_is_sanitized() -> None:
     view = View("url").with_reading(dataclasses.replace(reading(), model="a\x1b[2J\nb\ud800" + "長" * 99), 0.0)
     line = draw(view, 80)[0]
     assert texts([line])[0].startswith("url  a?[2J?b?長")
@@ -177,19 +177,19 @@ def test_what_a_server_calls_itself_cannot_break_the_picture() -> None:
         (5, 200, 100, "█▓▓▓▓▓▓▓▓▓"),
     ],
 )
-def test_the_bar_shows_all_that_is_there(used: int, committed: int, reserved: int, bar: str) -> None:
+def test_bar_shows_used_committed_reserved(used: int, committed: int, reserved: int, bar: str) -> None:
     sizes: dict[str, Any] = {"used_bytes": used, "committed_bytes": committed, "reserved_bytes": reserved}
     line = texts(draw(View("url").with_reading(reading(**sizes), 0.0), 26))[3]
     assert line == f"target  {bar}{100 * committed / reserved if reserved else 0:6.1f} %"
 
 
-def test_speeds_stand_beside_the_slots_and_add_up() -> None:
+def test_speeds_per_slot_and_total() -> None:
     lines = texts(draw(full(2), 80))
     assert lines[1] == "awake   prompt 0.0 t/s   generated 199998.0 t/s"
     assert [line.split()[-1] for line in lines[-2:]] == ["99999.0", "99999.0"]
 
 
-def test_the_types_stand_below_the_numbers() -> None:
+def test_types_are_shown() -> None:
     types: dict[str, Any] = {"type_k": "q8_0", "type_v": "q4_0"}
     for n, shown in ((0, ""), (1, ", changed once"), (3, ", changed 3 times")):
         lines = texts(draw(View("url").with_reading(reading(**types, retype_total=n), 0.0), 80))
@@ -197,7 +197,7 @@ def test_the_types_stand_below_the_numbers() -> None:
     assert not any("types" in line for line in texts(draw(View("url").with_reading(reading(), 0.0), 80)))
 
 
-def test_a_budget_and_what_was_given_up_for_it(fake: Fake, kvtool: Any) -> None:
+def test_budget_is_shown(fake: Fake, kvtool: Any) -> None:
     budget = {"types": ["f16", "q8_0"], "bytes": 64 * MIB, "committed_bytes": 12 * MIB, "down_total": 1, "up_total": 0}
     fake.say(kv_budget=budget)
     said = kvtool("top", fake.url).out
@@ -210,7 +210,7 @@ def test_a_budget_and_what_was_given_up_for_it(fake: Fake, kvtool: Any) -> None:
 
 
 @pytest.mark.parametrize("height", [12, 24, 60])
-def test_a_low_terminal_shows_those_that_work_and_the_last_events(height: int) -> None:
+def test_low_terminal_keeps_busy_slots(height: int) -> None:
     idle, busy = [slot(n) for n in range(60)], slot(60, Phase.GENERATING, generated=1)
     view = dataclasses.replace(View("url").with_reading(reading(*idle, busy), 0.0), events=(("12:00:00", "last"),) * 9)
     lines = texts(draw(view, 80, height))
@@ -221,7 +221,7 @@ def test_a_low_terminal_shows_those_that_work_and_the_last_events(height: int) -
     assert len(draw(view, 80)) > 70, "without a height all of it"
 
 
-def test_a_terminal_without_blocks_gets_other_marks(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ascii_terminal(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said_to = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(said_to, encoding="ascii"))
     assert cli.run(["top", fake.url]) == 0
@@ -230,8 +230,8 @@ def test_a_terminal_without_blocks_gets_other_marks(fake: Fake, kvtool: Any, mon
     assert "target  ##=..." in said and "= 16.0 MiB committed" in said
 
 
-def test_the_picture_in_the_docs_is_of_this_version() -> None:
-    """Else: python ci/top_picture.py"""
+def test_picture_in_docs_is_current() -> None:
+    """Run `python ci/top_picture.py` if this test fails."""
     svg = (Path(__file__).parents[2] / "docs" / "top.svg").read_text("utf-8")
     shown = " ".join(html.unescape(" ".join(re.findall(r"<text [^>]*>([^<]*)</text>", svg))).split())
     *_, memory, sizes, cells, grown, _, columns, _ = texts(draw(View("url").with_reading(reading(slot(0)), 0.0), 100))
@@ -241,7 +241,7 @@ def test_the_picture_in_the_docs_is_of_this_version() -> None:
     assert "target" in memory and "http" not in re.sub(r"http://(127|www.w3.org)|https://www.textualize.io", "", svg)
 
 
-def test_a_picture_is_for_a_terminal_that_can_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interactive_needs_capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not console.Console().interactive
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

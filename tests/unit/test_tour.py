@@ -1,4 +1,4 @@
-"""docs/tour.md and the tables of docs/design.md name functions and files that exist."""
+"""Test that docs/tour.md and the tables of docs/design.md name existing functions and files."""
 
 from __future__ import annotations
 

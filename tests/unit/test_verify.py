@@ -1,4 +1,7 @@
-"""kvtool verify from the command line over stand-in programs: the table, the JSON, the JUnit file, the exit code."""
+"""Test kvtool verify from the command line with fake programs.
+
+The tests read the table, the JSON, the JUnit file and the exit code.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,18 @@ from kvtool.verify import checks, matrix, models, plan, report
 from kvtool.verify.checks import Check, Finding
 from kvtool.verify.journal import Journal
 from tests import fakes
-from tests.unit.verifying import document, run, speaking
+from tests.unit.verifying import document, run, use_text_models
 
 ALL = "same@llama not-grown@mamba static-fails@gpt2 no-cache@dream iswa@gemma"
 
 
-def cached(here: Path) -> Path:
-    """Where verify works while no tree is applied."""
+def work_directory(here: Path) -> Path:
+    """Return the work directory of verify while no tree is applied."""
     return here.parent / "cache" / "verify"
 
 
 @pytest.mark.usefixtures("here")
-def test_all_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_checks_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FAKE_TOYS", ALL)
     assert run("--models", "*") == 0
     out = capsys.readouterr().out
@@ -49,9 +52,7 @@ def test_all_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("here")
-def test_one_difference_is_exit_8_and_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_difference_exits_8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FAKE_TOYS", "same@llama differs")
     assert run("--models", "*") == 8
     captured = capsys.readouterr()
@@ -62,9 +63,7 @@ def test_one_difference_is_exit_8_and_named(
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["dynamic-fails", "load-fails", "crash", "garbage", "contradicts"])
-def test_each_kind_of_failure_is_exit_8(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_each_failure_exits_8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str) -> None:
     monkeypatch.setenv("FAKE_TOYS", f"same@llama {name}")
     assert run("--models", "*", "--json") == 8
     data = document(capsys)
@@ -73,23 +72,21 @@ def test_each_kind_of_failure_is_exit_8(
     assert [f["status"] for f in data["findings"] if f["outcome"] == "failed"]
 
 
-def test_several_globs_are_separated_by_commas(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_globs_by_comma(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FAKE_TOYS", "same@1 same@2 iswa zebra")
     assert run("--models", "same@1,is*", "--quick", "--json") == 0
     assert {f["id"].split("/")[1] for f in document(capsys)["findings"]} == {"same@1", "iswa"}
 
 
 @pytest.mark.usefixtures("here")
-def test_unknown_models_and_contradicting_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--models", "zebra*") == 2
     assert "no toy model is called zebra*" in capsys.readouterr().err
     assert run("--quick", "--matrix") == 2
     assert run("--jobs", "-1") == 2
 
 
-def test_a_missing_program_says_which(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_program_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "bin" / "kv-check").unlink()
     assert run("--models", "*") == 8
     assert "kv-check is not in" in capsys.readouterr().err
@@ -99,7 +96,7 @@ TWO = ("llama-dense", "qwen35-dense")
 
 
 def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    speaking(here, monkeypatch)
+    use_text_models(here, monkeypatch)
     assert run("--quick", "--json") == 0
     assert [f["id"] for f in document(capsys)["findings"]] == [
         "kv-check/llama-dense/fa-on/quick",
@@ -130,10 +127,8 @@ def test_quick_runs_every_kind(here: Path, monkeypatch: pytest.MonkeyPatch, caps
     ]
 
 
-def test_full_runs_all_toys_and_guards_how_many_grew(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    speaking(here, monkeypatch)
+def test_full_runs_all_toys(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use_text_models(here, monkeypatch)
     assert run("--json") == 0
     ids = [f["id"] for f in document(capsys)["findings"]]
     assert sum(i.startswith("kv-check/") for i in ids) == 3 * 2 + 3 * 5 + 3
@@ -147,10 +142,10 @@ def test_full_runs_all_toys_and_guards_how_many_grew(
 
 
 @pytest.mark.parametrize(("how", "toys"), [("--quick", "not-grown"), ("--matrix", "same not-grown@a not-grown@b")])
-def test_models_that_do_not_grow_fail_although_each_is_the_same(
+def test_ungrown_models_fail(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str, toys: str
 ) -> None:
-    speaking(here, monkeypatch)
+    use_text_models(here, monkeypatch)
     monkeypatch.setenv("FAKE_TOYS", toys)
     monkeypatch.setattr(plan, "CLASS_TOYS", ("not-grown",))
     monkeypatch.setattr(matrix, "in_memory", one_by_one)
@@ -159,19 +154,19 @@ def test_models_that_do_not_grow_fail_although_each_is_the_same(
     assert failed["status"] == "not-grown"
 
 
-def test_a_stale_tree_is_refused_with_exit_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stale_tree_exits_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "cpp/tools/kv-check").mkdir(parents=True)
     (here / "cpp/tools/kv-check/main.cpp").touch()
     assert cli.run(["verify", "--quick", "--json"]) == 4
     assert document(capsys)["error"]["code"] == "tree"
 
 
-def test_before_apply_the_place_of_the_tree_is_left_alone(here: Path) -> None:
+def test_verify_before_apply_creates_no_tree(here: Path) -> None:
     assert run("--models", "*") == 0
-    assert not (here / "llama.cpp").exists() and any(cached(here).iterdir())
+    assert not (here / "llama.cpp").exists() and any(work_directory(here).iterdir())
 
 
-def test_what_is_verified_is_not_built_anew_meanwhile(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_is_locked_during_verify(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "cpp/tools/kv-check").mkdir(parents=True)
     (here / "cpp/tools/kv-check/main.cpp").touch()
     seen: list[bool] = []
@@ -200,15 +195,15 @@ def test_what_is_verified_is_not_built_anew_meanwhile(here: Path, monkeypatch: p
     assert len(seen) == 3
 
 
-def test_two_runs_in_one_work_directory_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    work = cached(here)
+def test_second_run_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = work_directory(here)
     work.mkdir(parents=True)
     with filelock.FileLock(work / "kvtool.lock"):
         assert run("--models", "*") == 8
     assert "another kvtool verify is running there" in capsys.readouterr().err
 
 
-def test_classes_come_in_the_order_of_their_weight() -> None:
+def test_classes_are_ordered() -> None:
     found = [
         Finding(f"kv-check/m/{name}", "kv-check", name, CheckOutcome.PASSED, "same")
         for name in ("zzz", "hybrid", "plain", "iSWA")
@@ -216,14 +211,14 @@ def test_classes_come_in_the_order_of_their_weight() -> None:
     assert [row.memory_class for row in report.class_rows(found)] == ["plain", "iSWA", "hybrid", "zzz"]
 
 
-def test_every_toy_for_a_class_is_one_that_upstream_may_have() -> None:
+def test_class_toys_are_unique() -> None:
     assert len(set(checks.CLASS_TOYS)) == len(checks.CLASS_TOYS)
     assert set(checks.CHEAP_TOYS) < set(checks.CLASS_TOYS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("toys", "program"), [("timeout", "kv-check"), ("llama-dense", "llama-server")])
-def test_an_interrupt_leaves_no_program_behind(
+def test_interrupt_leaves_no_program(
     here: Path, monkeypatch: pytest.MonkeyPatch, toys: str, program: str, number: signal.Signals
 ) -> None:
     monkeypatch.setenv("FAKE_TOYS", toys)
@@ -244,15 +239,13 @@ def test_an_interrupt_leaves_no_program_behind(
         listed = subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
         return [line for line in listed.splitlines() if str(here / "bin" / name) in line]
 
-    def heeding() -> None:
-        signal.signal(
-            number, signal.SIG_DFL
-        )  # a job in the background of a shell ignores SIGINT, and so do its children
+    def restore_sigint() -> None:
+        signal.signal(number, signal.SIG_DFL)  # a shell's background job ignores SIGINT, and its children do, too
 
     env = {**os.environ, "PYTHONPATH": str(Path(verify.__file__).parents[2])}
-    with subprocess.Popen([sys.executable, str(driver), *which], env=env, preexec_fn=heeding) as process:
+    with subprocess.Popen([sys.executable, str(driver), *which], env=env, preexec_fn=restore_sigint) as process:
         deadline = time.monotonic() + 60
-        # asked once: a check may have had the program running for a moment only
+        # check once: a program may run for a moment only
         while not (there := running(program)) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(number)
@@ -261,10 +254,10 @@ def test_an_interrupt_leaves_no_program_behind(
     assert running("") == []
 
 
-def test_a_matrix_that_did_not_end_goes_on_where_it_stopped(
+def test_interrupted_matrix_resumes(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # "once" crashes when it runs a second time, so what passed the first time must be taken over
+    # "once" crashes in its second run, so the first result must be reused
     monkeypatch.setenv("FAKE_TOYS", "once")
     monkeypatch.setattr(matrix, "in_memory", one_by_one)
     real, seen = Journal.add, []
@@ -278,27 +271,25 @@ def test_a_matrix_that_did_not_end_goes_on_where_it_stopped(
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "add", interrupted)
         assert run("--matrix", "--jobs", "1") == 130
-    (journal,) = cached(here).glob("matrix-*.jsonl")
+    (journal,) = work_directory(here).glob("matrix-*.jsonl")
     capsys.readouterr()
     assert run("--matrix", "--jobs", "1", "--json") == 8
     captured = capsys.readouterr()
     assert "1 of 2 runs are known" in captured.err
     statuses = [f["status"] for f in json.loads(captured.out)["findings"]]
-    # the second one was interrupted, and is not known; the last one is on growth
+    # the second check was interrupted and has no result; the last check is about growth
     assert statuses == ["same", "crash", "same"]
     assert not journal.exists()
 
 
 def one_by_one(toys: Sequence[Path]) -> list[Check]:
-    """Two runs of each toy in place of the hundreds of a matrix."""
+    """Return two runs of each toy instead of the hundreds of a matrix."""
     return [Check(f"kv-check/{t.stem}/matrix/f16-fa-on/{n}/inplace", "kv-check", t) for t in toys for n in ("1", "4")]
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("toys", ["static-fails", "no-cache@dream skipped"])
-def test_a_run_that_could_compare_nothing_has_proven_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], toys: str
-) -> None:
+def test_nothing_compared_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], toys: str) -> None:
     monkeypatch.setenv("FAKE_TOYS", toys)
     assert run("--models", "*") == 8
     captured = capsys.readouterr()
@@ -306,7 +297,7 @@ def test_a_run_that_could_compare_nothing_has_proven_nothing(
     assert "dynamic equals static" not in captured.out
 
 
-def test_what_was_found_out_is_told_when_the_report_cannot_be_written(
+def test_unwritable_report_prints_findings(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(_findings: object) -> str:
@@ -317,4 +308,6 @@ def test_what_was_found_out_is_told_when_the_report_cannot_be_written(
     assert run("--matrix", "--junit", "report.xml", "--json") == 1
     data = document(capsys)
     assert data["error"]["why"] == "the disk is full" and data["findings"] and "unwritten" not in data
-    assert list(cached(here).glob("matrix-*.jsonl")), "nothing was told to a file: the same command again is short"
+    assert list(work_directory(here).glob("matrix-*.jsonl")), (
+        "nothing was told to a file: the same command again is short"
+    )

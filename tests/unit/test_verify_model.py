@@ -1,4 +1,7 @@
-"""kvtool verify --model over stand-in programs: the report, the JSON, errors before anything is loaded."""
+"""Test kvtool verify --model with fake programs.
+
+The tests read the report, the JSON, and the errors before anything is loaded.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,7 @@ def test_one_program_runs_at_a_time(bin_dir: Path, tmp_path: Path) -> None:
         ("dies", "chat through llama-server", "dynamic-fails"),
     ],
 )
-def test_difference_is_exit_8(
+def test_difference_exits_8(
     bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, title: str, status: str
 ) -> None:
     assert run(bin_dir, gguf(tmp_path / f"{name}.gguf"), "--quick", "--json") == 8
@@ -171,9 +174,7 @@ def test_difference_is_exit_8(
     assert data["error"]["exit_code"] == 8
 
 
-def test_refused_types_are_equal_if_both_sides_refuse(
-    bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_types_refused_by_both_are_equal(bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(bin_dir, gguf(tmp_path / "no-types.gguf"), "--quick", "--json") == 0
 
 
@@ -199,7 +200,7 @@ def test_draft_and_projector_reach_the_server(bin_dir: Path, tmp_path: Path) -> 
     ("name", "cut", "words"),
     [("missing", None, "there is no model"), ("cut", 10, "truncated"), ("header", 150, "truncated")],
 )
-def test_bad_file_is_exit_2_before_any_program(
+def test_bad_file_exits_2(
     bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, cut: int | None, words: str
 ) -> None:
     model = tmp_path / f"{name}.gguf"
@@ -210,7 +211,7 @@ def test_bad_file_is_exit_2_before_any_program(
     assert programs_run(bin_dir) == []
 
 
-def test_file_of_another_kind_is_exit_2(bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_file_type_exits_2(bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "readme.gguf"
     model.write_text("about")
     assert run(bin_dir, model, "--json") == 2
@@ -222,12 +223,12 @@ def test_missing_shard_is_named(bin_dir: Path, tmp_path: Path, capsys: pytest.Ca
     assert "big-00002-of-00002.gguf is missing" in document(capsys)["error"]["what"]
 
 
-def test_unknown_architecture_is_exit_2(bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_architecture_exits_2(bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(bin_dir, gguf(tmp_path / "unknown.gguf", arch="lxama"), "--json") == 2
     assert "architecture 'lxama'" in document(capsys)["error"]["why"]
 
 
-def test_model_larger_than_memory_is_exit_2(
+def test_oversized_model_exits_2(
     bin_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_model, "available_memory", lambda: 1 << 30)

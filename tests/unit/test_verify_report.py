@@ -1,4 +1,4 @@
-"""What kvtool verify leaves for machines, and what it says to do next."""
+"""Test the JSON and JUnit reports of kvtool verify, and its next steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.verifying import document, run
 
 
 @pytest.mark.usefixtures("here")
-def test_the_json_is_frozen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_frozen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FAKE_TOYS", "same@llama")
     assert run("--models", "same*", "--json") == 0
     data = document(capsys)
@@ -39,9 +39,7 @@ def test_the_json_is_frozen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     }
 
 
-def test_junit_is_written_and_parses(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_junit_is_valid(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FAKE_TOYS", "same@llama differs static-fails")
     assert run("--models", "*", "--junit", "reports/verify.xml") == 8
     root = ET.parse(here / "reports" / "verify.xml").getroot()
@@ -56,7 +54,7 @@ def test_junit_is_written_and_parses(
     )
 
 
-def test_junit_survives_what_a_model_may_say() -> None:
+def test_junit_escapes_model_text() -> None:
     found = Finding("completion/x", "completion", "", CheckOutcome.FAILED, "differs", "static '\x00\x1b]\ud800' <&>\"")
     text = report.as_junit([found])
     message = ET.fromstring(text.encode("utf-8")).find(".//failure")
@@ -64,7 +62,7 @@ def test_junit_survives_what_a_model_may_say() -> None:
 
 
 @pytest.mark.parametrize("option", ["--markdown", "--junit"])
-def test_a_report_that_cannot_be_written_is_refused_at_once(
+def test_unwritable_report_fails_at_once(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     monkeypatch.setenv("FAKE_TOYS", "forever")
@@ -74,7 +72,7 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(
 
 
 @pytest.mark.parametrize("option", ["--markdown", "--junit"])
-def test_what_ends_before_there_is_a_report_leaves_none(here: Path, option: str) -> None:
+def test_usage_error_leaves_no_report(here: Path, option: str) -> None:
     assert run("--matrix", option, "new/report", "--models", "none") == 2
     assert not Path("new/report").exists()
 
@@ -90,13 +88,13 @@ def test_what_ends_before_there_is_a_report_leaves_none(here: Path, option: str)
         ("kv-check/grown", "the same command"),
     ],
 )
-def test_what_to_do_next_runs_what_failed(id_: str, again: str) -> None:
+def test_next_step_repeats_failed_check(id_: str, again: str) -> None:
     found = Finding(id_, "kv-check", "", CheckOutcome.FAILED, "differs")
     failure = report.Verified("v1", "full", Path(), (), (found,), None, 0.0).failure
     assert failure is not None and failure.next_step.startswith(f"{again} ")
 
 
-def test_a_report_that_could_not_be_written_is_told_beside_a_check_that_failed(
+def test_unwritten_report_with_failed_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = Finding("kv-check/m/fa-on", "kv-check", "", CheckOutcome.FAILED, "differs")

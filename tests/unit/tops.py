@@ -1,4 +1,4 @@
-"""What the tests of `kvtool top` share: a server made of answers, and readings of one."""
+"""Provide a scripted server and readings for the tests of `kvtool top`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DENIED = (401, {"error": {"message": "Invalid API Key", "type": "authentication_
 
 
 class Fake(ThreadingHTTPServer):
-    """A web server whose answers are set: a status and JSON, or a text, by path. key: what it wants, if any."""
+    """Serve scripted answers: a status with JSON or text for each path. `key` is the required API key, if any."""
 
     daemon_threads = True
 

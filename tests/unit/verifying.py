@@ -1,4 +1,4 @@
-"""What the tests of `kvtool verify` share: a run over stand-in programs, in the project of the fixture `here`."""
+"""Run `kvtool verify` with fake programs, in the project of the fixture `here`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return data
 
 
-def speaking(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole of verify, with models that need no GGUF."""
+def use_text_models(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run all of verify with models that need no GGUF."""
     monkeypatch.setenv("FAKE_TOYS", "llama-dense qwen35-dense mamba-dense")
     vocabulary = directory / "llama.cpp" / "models" / models.VOCABULARY
     vocabulary.parent.mkdir(parents=True)
