@@ -1,4 +1,4 @@
-"""Draw docs/bench/budget.png, a conversation that crosses two rungs: python ci/budget_picture.py BIN_DIR MODEL
+"""Draw docs/results/bench/budget.png, a conversation that crosses two rungs: python ci/budget_picture.py BIN_DIR MODEL
 
 BIN_DIR has a kv-bench of ours; MODEL has the cache of Qwen3.5-27B, as `kvtool verify` makes it. Needs kvtool[bench].
 """
@@ -16,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-OUT = Path(__file__).resolve().parents[1] / "docs" / "bench" / "budget.png"
+OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "bench" / "budget.png"
 MIB = 2**20
 BUDGET, STEP, CELLS = 512, 512, 32768
 TYPES = ("f16", "q8_0", "q4_0")

@@ -1,4 +1,6 @@
-"""Draw docs/top.svg, what `kvtool top` shows of a server that works: python ci/top_picture.py BIN_DIR VOCABULARY
+"""Draw docs/results/top.svg, the output of `kvtool top` for a busy server.
+
+Usage: python ci/top_picture.py BIN_DIR VOCABULARY
 
 BIN_DIR has a llama-server of ours; VOCABULARY is a vocabulary file of upstream's tree. The model has random weights and
 the cache of Qwen3.5-27B. Takes a minute.
@@ -28,7 +30,7 @@ from kvtool.verify import models
 from kvtool.verify.server import LlamaServer, Request, llama_server
 from kvtool.verify.texts import FLAG, prompt
 
-OUT = Path(__file__).resolve().parents[1] / "docs" / "top.svg"
+OUT = Path(__file__).resolve().parents[1] / "docs" / "results" / "top.svg"
 WIDTH, LINES = 100, 20
 URL = "http://127.0.0.1:8080"  # shown, whatever port was free
 WORDS = (200, 700, 1500)  # of the prompts in the slots 0 to 2, while slot 3 was erased

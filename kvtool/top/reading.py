@@ -27,7 +27,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Memory:
-    """What the caches of one context (target, draft) take; the names and meanings are the server's (docs/server.md).
+    """Memory of the caches of one context (target or draft). docs/reference/server.md describes the names.
 
     more: what a newer server says beyond that. No type: it has no cells now, or does not say.
     """

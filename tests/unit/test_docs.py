@@ -10,7 +10,7 @@ import pytest
 from kvtool import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs/features.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/explanation/comparison.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("|")]
 HEAD, FEATURES = ROWS[0], ROWS[2:]
 

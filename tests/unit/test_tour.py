@@ -1,4 +1,4 @@
-"""Test that docs/tour.md and the tables of docs/design.md name existing functions and files."""
+"""Test that docs/explanation/tour.md and the tables of docs/explanation/design.md name existing functions and files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from kvtool.series.patchfile import parse_diff, parse_mail
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
-DESIGN = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/tour.md").read_text(encoding="utf-8")
+DESIGN = (ROOT / "docs/explanation/design.md").read_text(encoding="utf-8")
 
 # 1. `class::function()` in `folder/file.cpp`, hooked by `patches/name.patch`
 STOP = re.compile(r"(\d+)\. `([\w.:]+)\(\)` in `([\w./-]+)`(?:, hooked by `patches/([\w-]+\.patch)`)?")

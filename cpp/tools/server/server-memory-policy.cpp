@@ -23,7 +23,7 @@ server_budget_hold server_memory_policy::hold_types() {
     return { params.kv_budget.get(), (has_idle && is_shared) || is_held_for_spare };
 }
 
-// the numbers are the rows of the table in docs/server.md. row 1 is server_pool::admit()
+// the numbers are the rows of the table in docs/reference/server.md. row 1 is server_pool::admit()
 bool server_memory_policy::make_room_for_batch(int32_t & n_batch, int32_t off) {
     if (oom.drop_drafts(off)) { // 2. drafts in the batch
         return true;

@@ -18,7 +18,7 @@
 
 // Decide which owner frees memory, and in which order. No other class calls the owners to free memory for someone else.
 //
-// The order is the table in docs/server.md, "When the pool is full". The owners are, with the rows of the table:
+// The order is the table "When the pool is full" in docs/reference/server.md. The owners, with the rows of the table:
 //
 //  server_oom                     | 2: drafts of the batch, 9: the slot that lacks a cell
 //  server_saved_prompts           | 3: conversations in RAM
