@@ -1,7 +1,7 @@
-"""Sealed tests: a temporary HOME and cache, fixed dates, an editor that fails, no network.
+"""Seal the tests: a temporary HOME and cache, fixed dates, an editor that fails, no network.
 
-`project` is a kvtool project over a tiny upstream made here; `kvtool` runs a command line in this process. Tests of
-tests/e2e, which need the real world, are left alone.
+`project` is a kvtool project with a tiny upstream, which is created here. `kvtool` runs a command line in this process.
+The tests of tests/e2e need the real environment and are not sealed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from kvtool import cli, process
 
-NOWHERE = "http://127.0.0.1:9"  # nothing listens there: refused at once
+NOWHERE = "http://127.0.0.1:9"  # a closed port, so connections are refused at once
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def sealed(
 
 
 def git(repo: Path, *args: str, strip: bool = True) -> str:
-    """The user's own git, as in a shell; its output."""
+    """Run the user's own git, as in a shell, and return its output."""
     done = subprocess.run(["git", "-C", str(repo), *args], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip() if strip else done.stdout
@@ -92,7 +92,7 @@ def write_files(root: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    """A tiny upstream with the tags v1 and v2."""
+    """Create a tiny upstream with the tags v1 and v2."""
     repo = tmp_path / "upstream"
     repo.mkdir()
     git(repo, "init", "-q")
@@ -109,7 +109,7 @@ def upstream(tmp_path: Path) -> Path:
 
 @dataclass
 class Tiny:
-    """A kvtool project over the tiny upstream. Paths as in kvtool.project.Project."""
+    """Describe a kvtool project for the tiny upstream. Paths are like those of kvtool.project.Project."""
 
     root: Path
     upstream: Path
@@ -125,7 +125,7 @@ class Tiny:
         return self.tree / ".git" / "kvtool"
 
     def write_lock(self, current: str = "v1", **trees: str) -> None:
-        """Write upstream.lock; trees: other tree ids than the true ones."""
+        """Write upstream.lock. `trees` replaces tree ids by wrong ones."""
         text = f'current = "{current}"\nremote = "{self.root / "no-remote"}"\n'
         for day, tag in enumerate(("v1", "v2"), 1):
             tree = trees.get(tag) or git(self.upstream, "rev-parse", f"{tag}^{{tree}}")
@@ -137,7 +137,7 @@ class Tiny:
     def add_patch(
         self, name: str, *edits: tuple[str, str, str], extra: str = "", message: str = "", u: int = 1
     ) -> None:
-        """A patch that replaces (path, old, new) on top of v1 and the patches so far."""
+        """Add a patch that replaces (path, old, new) on top of v1 and the earlier patches."""
         work = self.root.parent / "patch-work"
         if not work.exists():
             git(self.upstream, "worktree", "add", "-q", "--detach", str(work), "v1")
@@ -153,7 +153,7 @@ class Tiny:
             file.write(f'\n[[patch]]\nid = "{name}"\nwhy = "because of {name}"\n{extra}')
 
     def snapshot(self) -> dict[str, bytes]:
-        """All files of patches/ and cpp/."""
+        """Return all files of patches/ and cpp/."""
         folders = (self.root / "patches", self.root / "cpp")
         return {
             str(p.relative_to(self.root)): p.read_bytes() for f in folders for p in sorted(f.rglob("*")) if p.is_file()
@@ -162,7 +162,7 @@ class Tiny:
 
 @pytest.fixture
 def project(tmp_path: Path, upstream: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Two patches, two new files; the mirror is set, so that nothing has to be named."""
+    """Create a project with two patches and two new files. The mirror is set by default."""
     tiny = Tiny(tmp_path / "project", upstream)
     write_files(
         tiny.root,
@@ -198,7 +198,7 @@ class Ran:
 
 @pytest.fixture
 def kvtool(capsys: pytest.CaptureFixture[str]) -> Any:
-    """kvtool("apply", "--json") -> Ran, in this process."""
+    """Run kvtool("apply", "--json") in this process and return Ran."""
 
     def run(*args: str | Path) -> Ran:
         capsys.readouterr()
@@ -211,7 +211,7 @@ def kvtool(capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.fixture
 def start() -> Any:
-    """start("fetch") -> a kvtool process of its own, for kills and races."""
+    """Run start("fetch") as a kvtool process, for kills and races."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*args: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Stand-ins for the programs that verify runs: small Python scripts whose behaviour the model's file name decides."""
+"""Imitate the programs that verify runs: small Python scripts. The model's file name selects the behaviour."""
 
 from __future__ import annotations
 
@@ -287,14 +287,14 @@ sys.exit(139 if fate == "dies-late" else 0 if doc["status"] == "ok" else 2)
 
 
 def program(path: Path, source: str) -> Path:
-    """An executable that runs this Python."""
+    """Write an executable that runs this Python source."""
     path.write_text(f"#!{sys.executable}\n{source}", "utf-8")
     path.chmod(0o755)
     return path
 
 
 def programs(directory: Path) -> Path:
-    """A bin directory with all of them."""
+    """Create a bin directory with all fake programs."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, source in (
         ("kv-check", KV_CHECK),
@@ -309,7 +309,7 @@ def programs(directory: Path) -> Path:
 
 
 def model(directory: Path, name: str) -> Path:
-    """A model file whose name tells the fakes what to do."""
+    """Create a model file whose name selects the behaviour of the fakes."""
     path = directory / f"{name}.gguf"
     path.write_bytes(b"GGUF")
     return path

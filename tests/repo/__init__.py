@@ -1,4 +1,4 @@
-"""Tests on real git repositories; a failed assert in a helper module shows its values, as one in a test does."""
+"""Run kvtool on real git repositories. Failed asserts in helper modules show their values, like those in tests."""
 
 import pytest
 

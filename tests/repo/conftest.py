@@ -1,4 +1,4 @@
-"""What several files share: the tree applied, a rebase that stops, and a git that kills kvtool."""
+"""Provide an applied tree, a rebase that stops at a conflict, and a git that kills kvtool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def applied(project: Tiny, kvtool: Any) -> Tiny:
 
 @pytest.fixture
 def stopped(applied: Tiny, kvtool: Any) -> Tiny:
-    """Where a rebase onto v3 stops at `block`; `more` changes what block brings, `tail` has its place."""
+    """Prepare a project whose rebase onto v3 stops at `block`. `more` changes the lines of `block`; `tail` applies."""
     applied.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n    mid();\n    last();\n"))
     applied.add_patch("more", ("src/a.cpp", "mid();", "mid(1);"))
     applied.add_patch("tail", ("src/a.cpp", "x + 6;", "x + 6 + 1;"))

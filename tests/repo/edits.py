@@ -1,4 +1,4 @@
-"""What a person changes, in the project or in the patched tree; and which files an export wrote."""
+"""Edit the project or the patched tree as a user does, and list the files that an export wrote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def change_series(project: Tiny) -> None:
 
 
 def edit(project: Tiny, path: str, old: str, new: str, message: str) -> None:
-    """Replace in the patched tree, and commit."""
+    """Replace text in a file of the patched tree, and commit."""
     file = project.tree / path
     text = file.read_text()
     assert text.count(old) == 1

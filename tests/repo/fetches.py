@@ -1,4 +1,4 @@
-"""What the tests of kvtool fetch share: a look into the cache, and stand-ins for programs."""
+"""Inspect the cache and replace programs, for the tests of kvtool fetch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def cached_refs(tmp_path: Path) -> list[str]:
 
 
 def assert_clean(tmp_path: Path) -> None:
-    """Nothing half done is left."""
+    """Assert that no temporary file is left."""
     assert cached_refs(tmp_path) == []
     left = cache_of(tmp_path) / "kvtool-tmp"
     assert not left.exists() or not list(left.iterdir())
 
 
 def fake(tmp_path: Path, monkeypatch, name: str, script: str) -> None:
-    """A program on PATH before all others."""
+    """Put a fake program at the front of PATH."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
     (folder / name).write_text("#!/bin/sh\n" + script)

@@ -1,9 +1,9 @@
-"""How kvtool is killed.
+"""Kill kvtool at chosen moments.
 
-The moments are chosen by a stand-in for git that kills kvtool (and itself) at its n-th call, before or after the call,
-so the states that a kill between two git calls can leave are tried. A sample of them keeps the suite quick;
-KILL_ALL=1 tries every one. Then each command is killed at random times, a few in the suite; KVTOOL_KILLS=N kills each N
-times, KVTOOL_SEED chooses other times.
+A fake git kills kvtool (and itself) at its n-th call, before or after the call. The tests thus try the states that a
+kill between two git calls can leave. A sample of these states keeps the suite quick; KILL_ALL=1 tries every state. Then
+each command is killed at random times, a few times in the suite. KVTOOL_KILLS=N kills each command N times; KVTOOL_SEED
+chooses other times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pytest
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="stands in for git with a shell script")
 
-KILLS = int(os.environ.get("KVTOOL_KILLS", "4"))  # read here: the tests' own environment has none of kvtool's settings
+# read at import, because the tests' environment has no settings of kvtool
+KILLS = int(os.environ.get("KVTOOL_KILLS", "4"))
 SEED = int(os.environ.get("KVTOOL_SEED", "1"))
 
 SCRIPT = """#!/bin/sh
@@ -35,13 +36,14 @@ exec {git} "$@"
 
 
 def moments(calls: int) -> list[tuple[int, str]]:
-    """At which call, and on which side of it."""
+    """Return the number of a git call and "before" or "after", for each kill."""
     every = [(at, when) for at in range(1, calls + 1) for when in ("before", "after")]
-    return every if os.environ.get("KILL_ALL") else every[:: max(1, len(every) // 10) | 1]  # odd: both sides
+    # an odd step, so that both sides are sampled
+    return every if os.environ.get("KILL_ALL") else every[:: max(1, len(every) // 10) | 1]
 
 
 class Killer:
-    """Runs kvtool with a git that counts, and kills at a given call."""
+    """Run kvtool with a git that counts its calls and kills kvtool at a given call."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -56,7 +58,7 @@ class Killer:
         return subprocess.run([sys.executable, "-m", "kvtool", *args], env=env, capture_output=True).returncode
 
     def calls(self, *args: str) -> int:
-        """How many git calls the command makes."""
+        """Return the number of git calls that the command makes."""
         assert self.run(*args) == 0
         return len(self.counter.read_text())
 
@@ -68,9 +70,9 @@ def restore(what: Path, saved: Path) -> None:
 
 
 def kill_family(pid: int) -> None:
-    """Kill a process and all that it started, as a power cut does."""
+    """Kill a process and all of its children, like a power cut."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)  # or it starts another one while they are listed
+        os.kill(pid, signal.SIGSTOP)  # otherwise it could start another process during the listing
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout.split()
     pairs = list(zip(map(int, listed[::2]), map(int, listed[1::2]), strict=True))
     family = [pid]

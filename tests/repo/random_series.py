@@ -1,17 +1,5 @@
 #!/usr/bin/env python3
-"""Rebase random series onto random upstreams, and check that nothing is lost, doubled or written wrongly.
-
-    python -m tests.repo.random_series [FIRST] [COUNT]
-
-Each seed makes a small upstream, a series of patches on it, and a newer upstream. Upstream takes whole hunks or parts
-of them, perhaps with other white space or elsewhere, and edits, moves, deletes and re-indents lines of its own. Every
-line that somebody adds is unique, so that a line that occurs too often or too rarely shows. These are violations:
-
-1. The written series, applied to the new upstream, does not give the rebased tree, or an export of it would change it.
-2. A line of a patch that upstream has by itself occurs more often than in upstream, white space aside.
-3. A line that an applied patch adds is neither in the result nor upstream, or one that it removes is still there, while
-   the report says nothing.
-"""
+"""Rebase random series onto random upstreams, and check that nothing is lost, doubled or written wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of kvtool rebase share: another upstream, a conflict with its resolution, what is there afterwards."""
+"""Create upstream tags and resolve conflicts, for the tests of kvtool rebase."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.conftest import Tiny, git
 
 
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], lock: bool = True) -> str:
-    """A new upstream tag on top of the last one, (path, old, new) replaced; into the lock unless told otherwise."""
+    """Tag a new upstream on top of the last tag, with edits (path, old, new), and add it to the lock if `lock`."""
     for path, old, new in edits:
         file = project.upstream / path
         text = file.read_text()
@@ -35,7 +35,7 @@ def outcomes(ran: Any) -> dict[str, str]:
 
 
 def everything(project: Tiny) -> dict[str, bytes]:
-    """All files of the project, the tree's own git repository aside, and where its branches are."""
+    """Return all files of the project, except the tree's git repository, and the commits of its branches."""
     found = {
         str(p.relative_to(project.root)): p.read_bytes()
         for p in sorted(project.root.rglob("*"))
@@ -53,14 +53,14 @@ BLOCK = ("src/a.cpp", "x + 44;\n", "x + 44;\n    one();\n    mid();\n    last();
 
 
 def resolve(project: Tiny, path: str, old: str, new: str) -> None:
-    """What a person makes of a conflict: upstream's file with `old` replaced."""
+    """Resolve a conflict as a user does: write upstream's file with `old` replaced."""
     upstream = git(project.tree, "show", f"HEAD:{path}", strip=False)
     assert upstream.count(old) == 1
     (project.tree / path).write_text(upstream.replace(old, new))
 
 
 def finished(project: Tiny, kvtool: Any) -> None:
-    """The rebase is through: all says v3, and again gives the same."""
+    """Assert that the rebase is complete: all files name v3, and a second run changes nothing."""
     assert current(project) == "v3"
     assert kvtool("status", "--json").json["state"] == "clean"
     assert kvtool("export", "--check").code == 0

@@ -1,4 +1,4 @@
-"""kvtool apply against real git and a tiny upstream: what is in the tree, and what a conflict says."""
+"""Test kvtool apply with real git and a tiny upstream: the contents of the tree, and the report of a conflict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mtimes(tree: Path) -> dict[str, int]:
     }
 
 
-def test_tree_is_upstream_plus_cpp_plus_a_commit_per_patch(project: Tiny, kvtool) -> None:
+def test_tree_has_one_commit_per_patch(project: Tiny, kvtool) -> None:
     ran = kvtool("apply", "--json")
     assert ran.code == 0, ran
     assert ran.json["outcome"] == "created"
@@ -47,7 +47,7 @@ def test_tree_is_upstream_plus_cpp_plus_a_commit_per_patch(project: Tiny, kvtool
     assert git(project.tree, "config", "--local", "core.autocrlf") == "false"
 
 
-def test_author_and_date_come_from_the_mail_committer_is_fixed(project: Tiny, kvtool) -> None:
+def test_commit_metadata_from_mail(project: Tiny, kvtool) -> None:
     project.add_patch(
         "late", ("src/b.h", "bool one;", "bool one; // 1"), message="Sübject ünï\n\nWhy it is so.\n\nMore."
     )
@@ -59,14 +59,14 @@ def test_author_and_date_come_from_the_mail_committer_is_fixed(project: Tiny, kv
     )
 
 
-def test_a_date_that_is_none_is_told(project: Tiny, kvtool) -> None:
+def test_invalid_date_is_error(project: Tiny, kvtool) -> None:
     patch = project.root / "patches/flag.patch"
     patch.write_text(re.sub(r"(?m)^Date: .*", "Date: soon", patch.read_text()))
     ran = kvtool("apply", "--json")
     assert ran.code == 2 and "'soon'" in ran.json["error"]["what"], ran
 
 
-def test_same_ids_on_two_clones_under_other_settings(project: Tiny, kvtool, tmp_path, monkeypatch) -> None:
+def test_commit_ids_are_reproducible(project: Tiny, kvtool, tmp_path, monkeypatch) -> None:
     first = kvtool("apply", "--json").json["head"]
     copy = tmp_path / "elsewhere"
     shutil.copytree(project.root, copy, ignore=shutil.ignore_patterns("llama.cpp"))
@@ -79,9 +79,7 @@ def test_same_ids_on_two_clones_under_other_settings(project: Tiny, kvtool, tmp_
 
 
 @needs_posix
-def test_what_others_own_is_used_where_the_users_git_uses_it(
-    project: Tiny, kvtool, tmp_path: Path, monkeypatch
-) -> None:
+def test_safe_directory_setting_is_used(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     real = shutil.which("git")
     fake(tmp_path, monkeypatch, "git", f'GIT_TEST_ASSUME_DIFFERENT_OWNER=1 exec {real} "$@"\n')
     assert "dubious ownership" in str(kvtool("apply", "--json").json["error"])
@@ -91,8 +89,8 @@ def test_what_others_own_is_used_where_the_users_git_uses_it(
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["dangling", "empty"])
-def test_the_tree_may_be_a_link(project: Tiny, kvtool, tmp_path, there: bool) -> None:
-    """As where the disk with room is another; and it is one tree by both names."""
+def test_tree_may_be_symlink(project: Tiny, kvtool, tmp_path, there: bool) -> None:
+    """Use a link to a larger disk. Both names mean the same tree."""
     place = tmp_path / "large disk" / "llama"
     if there:
         place.mkdir(parents=True)
@@ -122,7 +120,7 @@ def test_only_files_that_change_are_written(project: Tiny, kvtool) -> None:
     assert [name for name, when in mtimes(project.tree).items() if when != 10**18] == ["src/new.cpp"]
 
 
-def test_removed_cpp_file_and_dropped_patch_go_away(project: Tiny, kvtool) -> None:
+def test_removed_file_and_patch_disappear(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.root / "cpp/src/new.cpp").unlink()
     text = (project.root / "patches/series.toml").read_text()
@@ -132,12 +130,13 @@ def test_removed_cpp_file_and_dropped_patch_go_away(project: Tiny, kvtool) -> No
     assert "grown" not in (project.tree / "src/a.cpp").read_text()
 
 
-def test_other_tag_same_tree_directory(project: Tiny, kvtool) -> None:
+def test_other_tag_reuses_tree_directory(project: Tiny, kvtool) -> None:
     kvtool("apply")
     ran = kvtool("apply", "v2", "--json")
     assert (ran.code, ran.json["tag"]) == (0, "v2")
     assert "x + 88" in (project.tree / "src/a.cpp").read_text()
-    assert kvtool("status", "--json").json["state"] == "clean"  # v2 was named, so the lock's v1 does not make it stale
+    # v2 was requested, so the lock's v1 does not make the tree stale
+    assert kvtool("status", "--json").json["state"] == "clean"
     assert kvtool("apply", "--json").json["tag"] == "v1"
     assert kvtool("status", "--json").json["state"] == "clean"
 
@@ -151,8 +150,8 @@ def test_from_and_until_skip_a_patch(project: Tiny, kvtool) -> None:
     assert (outcomes["new"], outcomes["old"]) == ("applied", "skipped")
 
 
-def test_another_upstream_gets_the_patches_as_a_rebase_moves_them(project: Tiny, kvtool) -> None:
-    """Upstream re-aligned a line near one patch. The other patch is then changed there and exported."""
+def test_other_upstream_gets_moved_patches(project: Tiny, kvtool) -> None:
+    """Use an upstream that re-aligned a line near one patch; then change and export the other patch there."""
     release(project, "v3", ("src/b.h", "    bool one;\n", "    bool   one;\n"))
     before = project.snapshot()
     ran = kvtool("apply", "v3", "--json")
@@ -178,7 +177,7 @@ def break_patch(project: Tiny, name: str, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def test_conflict_names_patch_file_and_hunk_and_leaves_the_tree(project: Tiny, kvtool) -> None:
+def test_conflict_leaves_tree_and_names_hunk(project: Tiny, kvtool) -> None:
     project.add_patch("more", ("src/b.h", "bool dynamic;", "bool dynamic; // default off"))
     project.add_patch("aside", ("src/a.cpp", "x + 7;", "x + 7 + 1;"))
     kvtool("apply")
@@ -199,7 +198,7 @@ def test_conflict_names_patch_file_and_hunk_and_leaves_the_tree(project: Tiny, k
     assert "needs flag first" in human.out and "src/b.h hunk 1 of 1" in human.out + human.err
 
 
-def test_every_hunk_that_fails_is_named(project: Tiny, kvtool) -> None:
+def test_failed_hunks_are_named(project: Tiny, kvtool) -> None:
     edits = [("src/a.cpp", f"x + {n};", f"x + {n} + 100;") for n in (1, 4, 7)]
     project.add_patch("three", *edits)
     break_patch(project, "three", "-    int y = x + 1;", "-    int y = x + 111;")
@@ -218,8 +217,8 @@ def test_every_hunk_that_fails_is_named(project: Tiny, kvtool) -> None:
         ("kill -9 $$", "internal"),
     ],
 )
-def test_a_git_that_fails_is_no_conflict(applied: Tiny, kvtool, tmp_path, monkeypatch, how: str, code: str) -> None:
-    """A full disk, or one that the system killed to have its memory."""
+def test_git_failure_is_not_conflict(applied: Tiny, kvtool, tmp_path, monkeypatch, how: str, code: str) -> None:
+    """Use a full disk, or a git that the system killed because memory was low."""
     (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
     fake(tmp_path, monkeypatch, "git", f'case " $* " in *" apply "*) {how};; esac\nexec {shutil.which("git")} "$@"\n')
     ran = kvtool("apply", "--json")
@@ -233,26 +232,26 @@ def test_conflict_on_first_apply_leaves_nothing(project: Tiny, kvtool) -> None:
     assert sorted(p.name for p in project.root.iterdir()) == ["cpp", "patches"]
 
 
-def test_patch_that_upstream_has_is_merged_not_a_conflict(project: Tiny, kvtool) -> None:
+def test_patch_in_upstream_is_merged(project: Tiny, kvtool) -> None:
     project.add_patch("up", ("src/a.cpp", "x + 8;", "x + 88;"))
     ran = kvtool("apply", "v2", "--json")
     assert ran.code == 0
     assert ran.json["patches"][2]["outcome"] == "merged"
 
 
-def test_patch_to_a_file_that_is_not_there(project: Tiny, kvtool) -> None:
+def test_patch_to_missing_file(project: Tiny, kvtool) -> None:
     break_patch(project, "flag", "src/b.h", "src/gone.h")
     ran = kvtool("apply", "--json")
     assert ran.code == 3
     assert ran.json["patches"][0]["failed"][0]["reason"] == "upstream has no such file"
 
 
-def test_hunk_that_lands_in_another_function_is_shown(project: Tiny, kvtool) -> None:
+def test_hunk_in_other_function_is_shown(project: Tiny, kvtool) -> None:
     project.add_patch("drift", ("src/a.cpp", "x + 5;\n    return y;", "x + 5;\n    y++;\n    return y;"))
     path = project.root / "patches/drift.patch"
     text = path.read_text()
     assert "function_5" in text
-    # written against another file, for another result
+    # written for another file and another result
     text = re.sub(r"^index .{40}\.\..{40}", f"index {'1' * 40}..{'2' * 40}", text, flags=re.MULTILINE)
     path.write_text(text.replace("int function_5(int x) {", "int function_6(int x) {"))
     ran = kvtool("apply", "--json")
@@ -262,7 +261,7 @@ def test_hunk_that_lands_in_another_function_is_shown(project: Tiny, kvtool) -> 
 
 
 @pytest.mark.parametrize("path", ["src/a.cpp", "src/a.cpp/inner.h", "docs"])
-def test_cpp_file_at_a_path_of_upstream(project: Tiny, kvtool, path: str) -> None:
+def test_cpp_file_at_upstream_path(project: Tiny, kvtool, path: str) -> None:
     target = project.root / "cpp" / path
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("x")
@@ -271,7 +270,7 @@ def test_cpp_file_at_a_path_of_upstream(project: Tiny, kvtool, path: str) -> Non
     assert not project.tree.exists()
 
 
-def test_quilt_patch_in_patches_is_sent_to_import(project: Tiny, kvtool) -> None:
+def test_quilt_patch_suggests_import(project: Tiny, kvtool) -> None:
     path = project.root / "patches/use.patch"
     diff = path.read_text().partition("\ndiff --git")[2]
     path.write_text(f"Description: a quilt patch\nAuthor: Ann <ann@x>\n\ndiff --git{diff}")
@@ -286,7 +285,7 @@ def test_quilt_patch_in_patches_is_sent_to_import(project: Tiny, kvtool) -> None
         ("+    int y", "+ one more\n+    int y", "3 lines after the change (there are 4)"),
     ],
 )
-def test_wrong_count_names_the_line_of_the_file(project: Tiny, kvtool, old: str, new: str, words: str) -> None:
+def test_wrong_count_names_line(project: Tiny, kvtool, old: str, new: str, words: str) -> None:
     path = project.root / "patches/use.patch"
     text = path.read_text()
     assert text.count(old) == 1

@@ -1,4 +1,4 @@
-"""kvtool apply leaves alone what it did not make: edits, files, commits, and directories of the user's."""
+"""Test that kvtool apply keeps the user's edits, files, commits and directories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_uncommitted_edit_is_kept(project: Tiny, kvtool) -> None:
     assert (project.tree / "src/new.cpp").read_text() == "int brand_new;\n"
 
 
-def test_untracked_file_is_kept_even_in_the_way(project: Tiny, kvtool) -> None:
+def test_untracked_file_in_way_is_kept(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.tree / "src/other.cpp").write_text("mine")
     write = project.root / "cpp/src/other.cpp"
@@ -31,7 +31,7 @@ def test_untracked_file_is_kept_even_in_the_way(project: Tiny, kvtool) -> None:
     assert ran.code == 4 and (project.tree / "src/other.cpp").read_text() == "mine"
 
 
-def test_ignored_file_in_the_way_is_kept(project: Tiny, kvtool) -> None:
+def test_ignored_file_in_way_is_kept(project: Tiny, kvtool) -> None:
     kvtool("apply")
     before = git(project.tree, "rev-parse", "HEAD")
     write_files(project.tree, {"build-mine/x.cpp": "mine"})
@@ -45,7 +45,7 @@ def test_ignored_file_in_the_way_is_kept(project: Tiny, kvtool) -> None:
     assert kvtool("apply").code == 0
 
 
-def test_ignored_file_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:
+def test_ignored_file_leaves_tree_clean(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.tree / "build").mkdir()
     (project.tree / "build/x").write_text("object")
@@ -56,7 +56,7 @@ def test_ignored_file_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:
 
 @pytest.fixture(params=["core.excludesFile", "the usual place"])
 def ignored_everywhere(request: pytest.FixtureRequest) -> None:
-    """The user's own git ignores notes*, in every repository."""
+    """Let the user's own git ignore notes* in every repository."""
     if request.param == "core.excludesFile":
         write_files(Path.home(), {"my-ignore": "notes*\n"})
         git(Path.home(), "config", "--global", "core.excludesFile", "~/my-ignore")
@@ -65,7 +65,7 @@ def ignored_everywhere(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.usefixtures("ignored_everywhere")
-def test_what_the_user_ignores_everywhere_is_no_dirt_and_stays(project: Tiny, kvtool) -> None:
+def test_globally_ignored_file_leaves_tree_clean(project: Tiny, kvtool) -> None:
     kvtool("apply")
     write_files(project.tree, {"notes.txt": "mine", "src/notes/x": "mine"})
     assert kvtool("status", "--json").json["state"] == "clean"
@@ -77,7 +77,7 @@ def test_what_the_user_ignores_everywhere_is_no_dirt_and_stays(project: Tiny, kv
 
 @pytest.mark.usefixtures("ignored_everywhere")
 @pytest.mark.parametrize("path", ["src/notes.cpp", "src/notes.cpp/mine"])
-def test_what_the_user_ignores_everywhere_is_kept_even_in_the_way(project: Tiny, kvtool, path: str) -> None:
+def test_globally_ignored_file_in_way_is_kept(project: Tiny, kvtool, path: str) -> None:
     kvtool("apply")
     before = git(project.tree, "rev-parse", "HEAD")
     write_files(project.tree, {path: "mine"})
@@ -91,7 +91,7 @@ def test_what_the_user_ignores_everywhere_is_kept_even_in_the_way(project: Tiny,
     assert kvtool("apply").code == 0
 
 
-def test_commit_of_the_users_is_kept(project: Tiny, kvtool) -> None:
+def test_own_commit_is_kept(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.tree / "src/b.h").write_text("mine\n")
     git(project.tree, "commit", "-qam", "my work")
@@ -101,7 +101,7 @@ def test_commit_of_the_users_is_kept(project: Tiny, kvtool) -> None:
     assert git(project.tree, "log", "-1", "--format=%s") == "my work"
 
 
-def test_commit_on_the_branch_while_head_is_elsewhere_is_kept(project: Tiny, kvtool) -> None:
+def test_branch_commit_with_detached_head(project: Tiny, kvtool) -> None:
     kvtool("apply")
     git(project.tree, "commit", "-q", "--allow-empty", "-m", "x")
     (project.tree / "src/b.h").write_text("mine\n")
@@ -113,7 +113,7 @@ def test_commit_on_the_branch_while_head_is_elsewhere_is_kept(project: Tiny, kvt
     assert git(project.tree, "log", "-1", "--format=%s", "kvtool/v1") == "my work"
 
 
-def test_branch_that_another_work_tree_has_is_kept(applied: Tiny, kvtool, tmp_path) -> None:
+def test_branch_of_other_worktree_is_kept(applied: Tiny, kvtool, tmp_path) -> None:
     assert kvtool("apply", "v2").code == kvtool("apply", "v1").code == 0
     git(applied.tree, "worktree", "add", "-q", str(tmp_path / "two"), "kvtool/v2")
     change_series(applied)
@@ -125,7 +125,7 @@ def test_branch_that_another_work_tree_has_is_kept(applied: Tiny, kvtool, tmp_pa
     assert kvtool("apply", "v2").code == 0
 
 
-def test_operation_under_way(project: Tiny, kvtool) -> None:
+def test_running_git_operation_is_refused(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.tree / ".git/rebase-merge").mkdir()
     change_series(project)
@@ -134,7 +134,7 @@ def test_operation_under_way(project: Tiny, kvtool) -> None:
 
 
 @pytest.mark.parametrize("content", ["file", "dir", "git"])
-def test_what_kvtool_did_not_make_is_not_touched(project: Tiny, kvtool, content: str) -> None:
+def test_foreign_place_is_not_touched(project: Tiny, kvtool, content: str) -> None:
     if content == "file":
         project.tree.write_text("mine")
     else:
@@ -147,12 +147,12 @@ def test_what_kvtool_did_not_make_is_not_touched(project: Tiny, kvtool, content:
     assert project.tree.is_file() or (project.tree / "mine").read_text() == "x"
 
 
-def test_empty_directory_is_fine(project: Tiny, kvtool) -> None:
+def test_empty_directory_is_used(project: Tiny, kvtool) -> None:
     project.tree.mkdir()
     assert kvtool("apply").code == 0
 
 
-def test_state_that_cannot_be_read(project: Tiny, kvtool) -> None:
+def test_unreadable_state_is_error(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.state / "state.json").write_text("{ not json")
     ran = kvtool("apply", "--json")

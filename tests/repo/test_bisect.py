@@ -1,4 +1,4 @@
-"""kvtool bisect: over the lock's upstreams, and commit by commit under the real git bisect run."""
+"""Test kvtool bisect over the lock's upstreams, and commit by commit under the real git bisect run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from kvtool.commands.bisect import Trial, Verdict, search
 from tests.conftest import Tiny, git
 
-# --- the search, pure ---------------------------------------------------------------------------------------------
+# --- the search alone ---------------------------------------------------------------------------------------------
 
 
 def found(verdicts: str) -> tuple[str, str, str, int]:
-    """verdicts: a letter per upstream (g, b, s). Last good, first bad, suspects, number of trials."""
+    """Return (last good, first bad, suspects, number of trials) for verdicts with a letter per upstream (g, b, s)."""
     words = {"g": Verdict.GOOD, "b": Verdict.BAD, "s": Verdict.SKIP}
     tags = [f"{n:02}" for n in range(len(verdicts))]
     asked: list[str] = []
@@ -32,13 +32,13 @@ def found(verdicts: str) -> tuple[str, str, str, int]:
     return tags[good], tags[bad], " ".join(tags[good + 1 : bad]), len(asked)
 
 
-def test_the_search_finds_every_border_in_few_trials() -> None:
+def test_search_finds_every_border() -> None:
     for border in range(1, 17):
         last, first, suspects, trials = found("g" * border + "b" * (17 - border))
         assert (int(last), int(first), suspects) == (border - 1, border, "") and trials <= 7
 
 
-def test_what_must_be_skipped_gives_way_and_is_a_suspect() -> None:
+def test_skipped_upstream_is_suspect() -> None:
     assert found("ggggsbbbb") == ("03", "05", "04", 5)
     assert found("gsssb")[:3] == ("00", "04", "01 02 03")
     assert found("gsgsbsb")[:3] == ("02", "04", "03")
@@ -50,7 +50,7 @@ def test_what_must_be_skipped_gives_way_and_is_a_suspect() -> None:
 
 @pytest.fixture
 def long(project: Tiny) -> Tiny:
-    """Upstreams v1 to v9; from v5 on the lines of the patch `use` are others, from v8 on those of `flag`."""
+    """Add upstreams v1 to v9. v5 changes the lines of the patch `use`, and v8 those of `flag`."""
     for number in range(3, 10):
         source = project.upstream / "src/a.cpp"
         text = source.read_text() + f"// {number}\n"
@@ -73,7 +73,7 @@ def long(project: Tiny) -> Tiny:
     return project
 
 
-def test_over_the_upstreams_of_the_lock(long: Tiny, kvtool: Any) -> None:
+def test_bisect_over_lock(long: Tiny, kvtool: Any) -> None:
     before = long.snapshot()
     ran = kvtool("bisect", "use", "--good", "v1", "--bad", "v9", "--json")
     assert ran.code == 0, ran
@@ -85,7 +85,7 @@ def test_over_the_upstreams_of_the_lock(long: Tiny, kvtool: Any) -> None:
     assert "v8 is the first where flag fails, v7 the last where it holds" in out
 
 
-def test_backwards_from_new_to_old(long: Tiny, kvtool: Any) -> None:
+def test_bisect_from_new_to_old(long: Tiny, kvtool: Any) -> None:
     lock = long.root / "patches/upstream.lock"
     lock.write_text(lock.read_text().replace('current = "v1"', 'current = "v9"'))
     series = long.root / "patches/series.toml"
@@ -104,7 +104,7 @@ def test_backwards_from_new_to_old(long: Tiny, kvtool: Any) -> None:
     assert [t["tag"] for t in ran.json["trials"]] == sorted((t["tag"] for t in ran.json["trials"]), reverse=True)
 
 
-def test_what_cannot_tell_is_skipped_with_its_reason(long: Tiny, kvtool: Any) -> None:
+def test_missing_upstream_is_skipped(long: Tiny, kvtool: Any) -> None:
     git(long.upstream, "tag", "-d", "v5")
     ran = kvtool("bisect", "use", "--bad", "v9", "--json")
     assert ran.code == 0, ran
@@ -124,7 +124,7 @@ def test_what_cannot_tell_is_skipped_with_its_reason(long: Tiny, kvtool: Any) ->
         (("use",), "--bad is missing"),
     ],
 )
-def test_ends_that_are_no_ends(long: Tiny, kvtool: Any, args: tuple[str, ...], says: str) -> None:
+def test_bisect_rejects_wrong_endpoints(long: Tiny, kvtool: Any, args: tuple[str, ...], says: str) -> None:
     ran = kvtool("bisect", *args, "--json")
     assert ran.code == 2 and says in str(ran.json["error"]), ran
 
@@ -138,7 +138,7 @@ def at(kvtool: Any, long: Tiny, patch: str, revision: str) -> tuple[int, str]:
     return ran.code, ran.json.get("verdict") or ran.json["error"]["why"] or ran.json["error"]["what"]
 
 
-def test_the_exit_code_is_the_verdict(long: Tiny, kvtool: Any) -> None:
+def test_exit_code_is_verdict(long: Tiny, kvtool: Any) -> None:
     assert at(kvtool, long, "use", "v5~1") == (0, "good")
     assert at(kvtool, long, "use", "v5") == (1, "bad")
     series = long.root / "patches/series.toml"
@@ -149,15 +149,13 @@ def test_the_exit_code_is_the_verdict(long: Tiny, kvtool: Any) -> None:
     series.write_text(text)
 
 
-def test_a_patch_behind_one_that_fails_cannot_tell(long: Tiny, kvtool: Any) -> None:
+def test_patch_after_failing_patch_is_skipped(long: Tiny, kvtool: Any) -> None:
     long.add_patch("behind", ("src/a.cpp", "x + 2 + grown();", "x + 2 + grown() + more;"))
     assert at(kvtool, long, "use", "v5") == (1, "bad")
     assert at(kvtool, long, "behind", "v5") == (125, "skip")
 
 
-def test_any_other_trouble_is_128_and_never_a_verdict(
-    long: Tiny, kvtool: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_other_errors_exit_128(long: Tiny, kvtool: Any, monkeypatch: Any, tmp_path: Path) -> None:
     assert at(kvtool, long, "use", "no-such-commit")[0] == 128
     assert at(kvtool, long, "nope", "v5")[0] == 128
     assert kvtool("bisect", "use", "--at", "HEAD", "--bad", "v9").code == 128
@@ -167,7 +165,7 @@ def test_any_other_trouble_is_128_and_never_a_verdict(
     assert ran.code == 128 and "ZeroDivisionError" in ran.json["error"]["what"], ran
 
 
-def test_git_bisect_run_finds_the_commit(long: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_git_bisect_run_finds_commit(long: Tiny, kvtool: Any, tmp_path: Path) -> None:
     assert kvtool("fetch").code == 0
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(long.upstream), str(clone))
@@ -177,7 +175,7 @@ def test_git_bisect_run_finds_the_commit(long: Tiny, kvtool: Any, tmp_path: Path
     assert f"{git(clone, 'rev-parse', 'v5')} is the first bad commit" in said
 
 
-def test_a_shallow_clone_will_do(long: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_bisect_in_shallow_clone(long: Tiny, kvtool: Any, tmp_path: Path) -> None:
     clone = tmp_path / "shallow"
     git(tmp_path, "clone", "-q", "--depth", "2", f"file://{long.upstream}", str(clone))
     ran = kvtool("bisect", "use", "--at", "HEAD~1", "--mirror", clone)

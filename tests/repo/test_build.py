@@ -1,4 +1,4 @@
-"""kvtool build for real: CMake, ninja and the compiler on a tiny tree that looks like llama.cpp."""
+"""Test kvtool build with the real CMake, ninja and compiler on a tiny tree that looks like llama.cpp."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 def write_tree(root: Path) -> Path:
-    """A tree with two of llama.cpp's programs, and others of the default targets missing."""
+    """Create a tree with two of llama.cpp's programs, and without the other default targets."""
     files = {
         "CMakeLists.txt": CMAKE,
         "include/tiny.h": HEADER,
@@ -76,12 +76,12 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `kvtool build --json` on a tree; the document, with the exit code as "exit"."""
+    """Run `kvtool build --json` on a tree. Return the document, with the exit code as "exit"."""
     project = tmp_path / "project"
     (project / "patches").mkdir(parents=True)
     (project / "patches" / "series.toml").touch()
     monkeypatch.setattr("kvtool.commands.build.require_applied", lambda _project: None)
-    # without ccache unless a test wants it, so that every machine runs the same
+    # disable ccache by default, so that every machine runs the same
     monkeypatch.setenv("CCACHE_DISABLE", "1")
 
     def run(tree: Path, *arguments: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def output_of(tree: Path, name: str, build_name: str = "cpu-release") -> str:
     return process.capture([tree / "build" / build_name / "bin" / name]).stdout.strip()
 
 
-def test_builds_what_is_there_of_the_default_targets(build: Run, tree: Path) -> None:
+def test_build_uses_existing_default_targets(build: Run, tree: Path) -> None:
     done = build(tree)
     assert (done["exit"], done["configured"]) == (0, True)
     assert done["targets"] == ["llama-server", "llama-bench"]
@@ -105,7 +105,7 @@ def test_builds_what_is_there_of_the_default_targets(build: Run, tree: Path) -> 
     assert output_of(tree, "llama-server") == "hello 7"
 
 
-def test_second_run_does_nothing_and_an_edit_rebuilds_only_its_own(build: Run, tree: Path) -> None:
+def test_second_build_is_incremental(build: Run, tree: Path) -> None:
     build(tree)
     again = build(tree)
     assert (again["configured"], again["steps"]) == (False, 0)
@@ -115,7 +115,7 @@ def test_second_run_does_nothing_and_an_edit_rebuilds_only_its_own(build: Run, t
     assert output_of(tree, "llama-server") == "hello 8"
 
 
-def test_a_failing_build_shows_the_failing_command_and_recovers(build: Run, tree: Path) -> None:
+def test_failing_build_shows_command(build: Run, tree: Path) -> None:
     (tree / "other.c").write_text("int other(void) { return nonsense; }\n")
     failed = build(tree)
     assert failed["exit"] == 7
@@ -129,19 +129,19 @@ def test_a_failing_build_shows_the_failing_command_and_recovers(build: Run, tree
     assert build(tree)["exit"] == 0
 
 
-def test_an_unknown_target_is_a_usage_error_with_a_guess(build: Run, tree: Path) -> None:
+def test_unknown_target_suggests_name(build: Run, tree: Path) -> None:
     wrong = build(tree, "--target", "lama-server")
     assert (wrong["exit"], wrong["error"]["what"]) == (2, "there is no target lama-server")
     assert "llama-server" in wrong["error"]["why"]
 
 
-def test_named_targets_and_all(build: Run, tree: Path) -> None:
+def test_build_named_targets(build: Run, tree: Path) -> None:
     one = build(tree, "--target", "llama-bench")
     assert (one["targets"], one["steps"]) == (["llama-bench"], 2)
     assert build(tree, "--target", "all")["steps"] == 3
 
 
-def test_a_target_that_a_patch_adds_later_is_built_without_being_asked(build: Run, tree: Path) -> None:
+def test_new_default_target_is_built(build: Run, tree: Path) -> None:
     build(tree)
     with (tree / "CMakeLists.txt").open("a") as file:
         file.write("\nadd_executable(kv-check bench.cpp)\n")
@@ -150,14 +150,14 @@ def test_a_target_that_a_patch_adds_later_is_built_without_being_asked(build: Ru
     assert done["configured"] is False, "ninja runs CMake again itself"
 
 
-def test_a_define_configures_again_and_is_forgotten_again(build: Run, tree: Path) -> None:
+def test_define_is_not_remembered(build: Run, tree: Path) -> None:
     assert build(tree, "-D", "GREETING=hi")["configured"] is True
     assert output_of(tree, "llama-server") == "hi 7"
     assert build(tree)["configured"] is True
     assert output_of(tree, "llama-server") == "hello 7"
 
 
-def test_a_configure_that_fails_says_why_and_is_tried_again(build: Run, tree: Path) -> None:
+def test_failed_configure_is_repeated(build: Run, tree: Path) -> None:
     build(tree)
     failed = build(tree, "-D", "FAIL=ON")
     assert failed["exit"] == 7
@@ -166,7 +166,7 @@ def test_a_configure_that_fails_says_why_and_is_tried_again(build: Run, tree: Pa
     assert build(tree)["configured"] is True
 
 
-def test_a_cmakelists_that_breaks_later_says_why(build: Run, tree: Path) -> None:
+def test_broken_cmakelists_shows_reason(build: Run, tree: Path) -> None:
     build(tree)
     (tree / "CMakeLists.txt").write_text((tree / "CMakeLists.txt").read_text() + "\nno_such_command()\n")
     failed = build(tree)
@@ -174,14 +174,14 @@ def test_a_cmakelists_that_breaks_later_says_why(build: Run, tree: Path) -> None
     assert "no_such_command" in failed["error"]["why"]
 
 
-def test_backends_and_presets_have_directories_of_their_own(build: Run, tree: Path) -> None:
+def test_directory_per_backend_and_preset(build: Run, tree: Path) -> None:
     build(tree, "--preset", "debug")
     build(tree, "--preset", "asan", "-t", "llama-bench")
     assert sorted(path.name for path in (tree / "build").iterdir()) == ["cpu-asan", "cpu-debug"]
     assert Path(build(tree, "--vulkan", "--preset", "asan", "--dry-run")["build_dir"]).name == "vulkan-asan"
 
 
-def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None:
+def test_parallel_build_is_refused(build: Run, tree: Path) -> None:
     build(tree)
     with filelock.FileLock(tree / "build" / "cpu-release" / "kvtool.lock"):
         refused = build(tree)
@@ -190,10 +190,10 @@ def test_two_builds_in_one_directory_are_refused(build: Run, tree: Path) -> None
 
 
 @pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not installed")
-def test_ccache_hits_in_a_checkout_at_another_path(build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ccache_hits_at_other_path(build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CCACHE_DISABLE")
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
-    # upstream compiles its models in batches, whose generated sources include the real ones by path
+    # upstream compiles its models in batches: generated sources include the real sources by path
     first = build(write_tree(tmp_path / "first"), "-D", "BATCHES=ON")
     assert (first["cache_hits"], first["cache_misses"]) == (0, 4)
     elsewhere = tmp_path / "a" / "longer path"
@@ -203,9 +203,7 @@ def test_ccache_hits_in_a_checkout_at_another_path(build: Run, tmp_path: Path, m
 
 
 @pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not installed")
-def test_ccache_gives_a_debugger_the_sources_of_its_own_tree(
-    build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ccache_keeps_debug_source_paths(build: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CCACHE_DISABLE")
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
     build(write_tree(tmp_path / "first"), "--preset", "debug")
@@ -215,7 +213,7 @@ def test_ccache_gives_a_debugger_the_sources_of_its_own_tree(
     assert b"/second/build/cpu-debug" in next(objects).read_bytes()
 
 
-def test_the_build_directory_can_be_moved_with_its_programs(build: Run, tree: Path, tmp_path: Path) -> None:
+def test_build_directory_is_relocatable(build: Run, tree: Path, tmp_path: Path) -> None:
     with (tree / "CMakeLists.txt").open("a") as file:
         file.write("\nset(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)\nadd_library(lib SHARED other.c)\n")
         file.write("add_executable(llama-cli server.cpp)\ntarget_link_libraries(llama-cli lib)\n")
@@ -236,7 +234,7 @@ MISSING = "-D", "SAYS=npm ci failed (1)", "-D", "THEN=no assets available - buil
 
 @pytest.fixture
 def page(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """A tree whose server has a web page; call it with whether this machine has npm."""
+    """Add a web page to the server of the tree. Call the result with True if this machine has npm."""
     with (tree / "CMakeLists.txt").open("a") as file:
         file.write(PAGE)
     real = process.which
@@ -252,16 +250,14 @@ def built_page(tree: Path) -> bool:
     return "LLAMA_BUILD_UI:UNINITIALIZED=ON" in (tree / "build/cpu-release/CMakeCache.txt").read_text()
 
 
-def test_the_page_is_built_where_npm_is_and_left_out_elsewhere(
-    build: Run, tree: Path, page: Callable[[bool], None]
-) -> None:
+def test_page_is_built_with_npm(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
     page(True)
     assert build(tree)["ui"] is True and built_page(tree)
     page(False)
     assert build(tree)["ui"] is False and not built_page(tree)
 
 
-def test_no_ui_holds_until_ui(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
+def test_no_ui_is_remembered(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
     page(True)
     assert build(tree, "--no-ui")["ui"] is False
     again = build(tree)
@@ -269,7 +265,7 @@ def test_no_ui_holds_until_ui(build: Run, tree: Path, page: Callable[[bool], Non
     assert build(tree, "--ui")["ui"] is True and built_page(tree)
 
 
-def test_a_page_that_was_asked_for_needs_npm(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
+def test_requested_page_needs_npm(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
     page(False)
     refused = build(tree, "--ui")
     assert (refused["exit"], refused["error"]["code"]) == (7, "missing_tool")
@@ -277,9 +273,7 @@ def test_a_page_that_was_asked_for_needs_npm(build: Run, tree: Path, page: Calla
     assert not (tree / "build").exists(), "nothing was started"
 
 
-def test_npm_that_fails_is_an_error_for_who_asked_and_else_told(
-    build: Run, tree: Path, page: Callable[[bool], None]
-) -> None:
+def test_npm_failure_is_error_if_requested(build: Run, tree: Path, page: Callable[[bool], None]) -> None:
     page(True)
     without = build(tree, *MISSING)
     assert (without["exit"], without["no_page"]) == (0, "npm ci failed (1)")
@@ -290,13 +284,13 @@ def test_npm_that_fails_is_an_error_for_who_asked_and_else_told(
 
 @pytest.fixture
 def compiles(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """The tiny project with a patch more, so that its library compiles."""
+    """Add a patch to the tiny project, so that its library compiles."""
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     project.add_patch("declare", ("src/a.cpp", "int function_1(", "int grown();\nint function_1("))
     return project
 
 
-def test_only_the_applied_tree_is_built(compiles: Tiny, kvtool: Any) -> None:
+def test_only_applied_tree_is_built(compiles: Tiny, kvtool: Any) -> None:
     missing = kvtool("build", "--json")
     assert (missing.code, missing.json["error"]["code"]) == (4, "tree")
     kvtool("apply")
@@ -318,7 +312,7 @@ def test_only_the_applied_tree_is_built(compiles: Tiny, kvtool: Any) -> None:
     assert log.read_bytes() == before, "nothing was started"
 
 
-def test_applying_again_rebuilds_nothing_and_a_new_patch_only_what_it_touches(compiles: Tiny, kvtool: Any) -> None:
+def test_apply_again_rebuilds_nothing(compiles: Tiny, kvtool: Any) -> None:
     kvtool("apply")
     assert kvtool("build", "--json").json["steps"] == 3, "two objects, one library"
     kvtool("apply")
@@ -329,7 +323,7 @@ def test_applying_again_rebuilds_nothing_and_a_new_patch_only_what_it_touches(co
     assert kvtool("build", "--json").json["steps"] == 2, "one object, the library; not src/new.cpp"
 
 
-def test_one_changed_file_of_cpp_rebuilds_only_what_depends_on_it(compiles: Tiny, kvtool: Any) -> None:
+def test_changed_cpp_file_rebuilds_dependents(compiles: Tiny, kvtool: Any) -> None:
     (compiles.root / "cpp/src/new.h").write_text("extern int brand_new;\n")
     (compiles.root / "cpp/src/new.cpp").write_text('#include "new.h"\nint brand_new;\n')
     kvtool("apply")

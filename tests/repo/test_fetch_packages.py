@@ -1,4 +1,4 @@
-"""kvtool fetch from npm packages and sdists: every kind of bad input, with message and exit code."""
+"""Test kvtool fetch from npm packages and sdists: every kind of bad input, its message and exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.repo.fetches import assert_clean, fake, needs_posix
 def npm_package(
     project: Tiny, tmp_path: Path, *, cut: bool = False, cut_bundle: int = 0, member: str = "package/up.bundle"
 ) -> Path:
-    """A tarball as `npm pack` leaves it, with v1's tree as a git bundle."""
+    """Create a tarball like `npm pack`, with v1's tree as a git bundle."""
     git(project.upstream, "checkout", "-q", "v1")
     bundle = tmp_path / "up.bundle"
     git(project.upstream, "bundle", "create", "-q", str(bundle), "HEAD")
@@ -57,7 +57,7 @@ def sha512(path: Path) -> str:
 
 
 @needs_posix
-def test_npm_package(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_fetch_npm_package(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     package = npm_package(project, tmp_path)
     use_npm(project, tmp_path, monkeypatch, package, sha512(package))
     ran = kvtool("fetch", "--json")
@@ -69,7 +69,7 @@ def test_npm_package(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None
     ("damage", "digest"),
     [({"cut": True}, True), ({"cut": True}, False), ({"cut_bundle": 40}, False), ({"member": "package/other"}, False)],
 )
-def test_npm_package_that_is_damaged(project: Tiny, kvtool, tmp_path: Path, monkeypatch, damage, digest) -> None:
+def test_damaged_npm_package(project: Tiny, kvtool, tmp_path: Path, monkeypatch, damage, digest) -> None:
     whole = npm_package(project, tmp_path)
     integrity = sha512(whole) if digest else ""
     use_npm(project, tmp_path, monkeypatch, npm_package(project, tmp_path, **damage), integrity)
@@ -80,14 +80,14 @@ def test_npm_package_that_is_damaged(project: Tiny, kvtool, tmp_path: Path, monk
 
 
 @needs_posix
-def test_npm_that_says_integrity_failed(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_npm_integrity_error_exits_5(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     use_npm(project, tmp_path, monkeypatch, npm_package(project, tmp_path))
     fake(tmp_path, monkeypatch, "npm", "echo 'npm error code EINTEGRITY' >&2; exit 1\n")
     assert kvtool("fetch").code == 5
 
 
 @needs_posix
-def test_damaged_first_source_does_not_stop_the_second(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_second_source_after_damaged_first(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     use_npm(project, tmp_path, monkeypatch, npm_package(project, tmp_path, cut=True))
     text = (project.root / "patches/upstream.lock").read_text()
     (project.root / "patches/upstream.lock").write_text(
@@ -98,7 +98,7 @@ def test_damaged_first_source_does_not_stop_the_second(project: Tiny, kvtool, tm
 
 
 @needs_posix
-def test_nothing_reachable_and_nothing_cached(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_unreachable_sources_exit_9(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     use_npm(project, tmp_path, monkeypatch, npm_package(project, tmp_path))
     fake(tmp_path, monkeypatch, "npm", "echo 'npm error network ECONNREFUSED' >&2; exit 1\n")
     ran = kvtool("fetch", "--json")
@@ -110,7 +110,7 @@ def test_nothing_reachable_and_nothing_cached(project: Tiny, kvtool, tmp_path: P
 
 
 @needs_posix
-def test_missing_npm_is_told_and_the_rest_is_tried(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_missing_npm_tries_next_source(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     use_npm(project, tmp_path, monkeypatch, npm_package(project, tmp_path))
     folder = tmp_path / "only-git"
     folder.mkdir()
@@ -126,7 +126,7 @@ def test_missing_npm_is_told_and_the_rest_is_tried(project: Tiny, kvtool, tmp_pa
 
 
 def sdist(folder: Path, *, change: str = "", leave_out: str = "") -> Path:
-    """A source archive with v1's tree as a plain folder, and a build backend that must not run."""
+    """Create a source archive with v1's tree in a folder, and a build backend that must not run."""
     package = folder / "tinyllama-2026.1.1.tar.gz"
     folder.mkdir(exist_ok=True)
     top = "tinyllama-2026.1.1"
@@ -155,7 +155,7 @@ def use_sdist(project: Tiny, monkeypatch, folder: Path, integrity: str = "", pat
     monkeypatch.delenv("KVTOOL_UPSTREAM")
 
 
-def test_sdist(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_fetch_sdist(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     package = sdist(tmp_path / "links")
     use_sdist(project, monkeypatch, tmp_path / "links", "sha256-" + hashlib.sha256(package.read_bytes()).hexdigest())
     ran = kvtool("fetch", "--json")
@@ -163,7 +163,7 @@ def test_sdist(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"change": "x"}, {"leave_out": "docs/empty"}])
-def test_sdist_with_another_tree(project: Tiny, kvtool, tmp_path: Path, monkeypatch, bad) -> None:
+def test_sdist_with_wrong_tree(project: Tiny, kvtool, tmp_path: Path, monkeypatch, bad) -> None:
     sdist(tmp_path / "links", **bad)
     use_sdist(project, monkeypatch, tmp_path / "links")
     ran = kvtool("fetch", "--json")
@@ -171,7 +171,7 @@ def test_sdist_with_another_tree(project: Tiny, kvtool, tmp_path: Path, monkeypa
     assert_clean(tmp_path)
 
 
-def test_a_name_in_an_archive_need_not_be_text(tmp_path: Path) -> None:
+def test_non_utf8_name_in_archive(tmp_path: Path) -> None:
     file, link = (tarfile.TarInfo(f"top/folder/{name}") for name in ("caf\udce9", "link"))
     link.type, link.linkname = tarfile.SYMTYPE, "caf\udce9"
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
@@ -181,27 +181,27 @@ def test_a_name_in_an_archive_need_not_be_text(tmp_path: Path) -> None:
     assert b"inline caf\xe9\n" in (tmp_path / "out").read_bytes()
 
 
-def test_sdist_with_another_digest(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_sdist_with_wrong_digest(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     sdist(tmp_path / "links")
     use_sdist(project, monkeypatch, tmp_path / "links", "sha256-" + "0" * 64)
     ran = kvtool("fetch", "--json")
     assert ran.code == 5 and "damaged" in ran.json["error"]["why"]
 
 
-def test_sdist_without_the_folder(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_sdist_without_folder(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     sdist(tmp_path / "links")
     use_sdist(project, monkeypatch, tmp_path / "links", path="third/other")
     assert kvtool("fetch").code == 5
 
 
-def test_sdist_that_is_not_there(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_missing_sdist_exits_9(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "links").mkdir()
     use_sdist(project, monkeypatch, tmp_path / "links")
     ran = kvtool("fetch", "--json")
     assert ran.code == 9, ran
 
 
-def test_an_environment_without_pip_says_so(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
+def test_missing_pip_is_reported(project: Tiny, kvtool, tmp_path: Path, monkeypatch) -> None:
     sdist(tmp_path / "links")
     use_sdist(project, monkeypatch, tmp_path / "links")
     real = importlib.util.find_spec
@@ -215,7 +215,7 @@ def test_an_environment_without_pip_says_so(project: Tiny, kvtool, tmp_path: Pat
 
 
 @needs_posix
-def test_second_waits_for_the_first_and_says_so(project: Tiny, start, tmp_path: Path, monkeypatch) -> None:
+def test_second_fetch_waits(project: Tiny, start, tmp_path: Path, monkeypatch) -> None:
     package = npm_package(project, tmp_path)
     use_npm(project, tmp_path, monkeypatch, package)
     go = tmp_path / "go"

@@ -1,4 +1,4 @@
-"""Trees with some groups of the series: which patches and files they have, and what leads back from them."""
+"""Test trees with some groups of the series: their patches and files, and the export back into the series."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def change_toml(tiny: Tiny, old: str, new: str) -> None:
 
 @pytest.fixture
 def layered(project: Tiny) -> Tiny:
-    """A series of three groups: base (flag, use), more (extra, which stands on use) and fixes (typo)."""
+    """Create a series of three groups: base (flag, use), more (extra, which depends on use) and fixes (typo)."""
     write_files(project.root, {"cpp/src/more-1.cpp": "int more;\n", "cpp/tests/test-kv-base.cpp": "int main() {}\n"})
     project.add_patch("extra", ("src/a.cpp", "+ grown();", "+ grown() + more;"), extra='group = "more"\n')
     project.add_patch("typo", ("src/a.cpp", "int y = x + 7;", "int y = x + 77;"), extra='group = "fixes"\n')
@@ -81,13 +81,13 @@ def test_fixes_apply_to_bare_upstream(layered: Tiny, kvtool: Any) -> None:
     assert not (layered.tree / "src/new.cpp").exists()
 
 
-def test_every_group_is_the_whole_series(layered: Tiny, kvtool: Any) -> None:
+def test_all_groups_are_whole_series(layered: Tiny, kvtool: Any) -> None:
     whole = kvtool("apply", "--json").json
     named = kvtool("apply", "--group", "fixes", "--group", "more", "--json").json
     assert named["outcome"] == "unchanged" and named["groups"] == [] and named["head"] == whole["head"]
 
 
-def test_apply_without_group_restores_the_whole_series(layered: Tiny, kvtool: Any) -> None:
+def test_apply_without_group_restores_series(layered: Tiny, kvtool: Any) -> None:
     kvtool("apply", "--group", "base")
     assert kvtool("status", "--json").json["only"] == ["base"]
     assert kvtool("apply", "--json").json["groups"] == []
@@ -99,7 +99,7 @@ def test_unknown_group_is_refused(layered: Tiny, kvtool: Any) -> None:
     assert ran.code == 2 and "base, more, fixes" in ran.json["error"]["next"], ran
 
 
-def test_change_of_another_group_leaves_the_tree_clean(layered: Tiny, kvtool: Any) -> None:
+def test_other_group_change_leaves_clean(layered: Tiny, kvtool: Any) -> None:
     kvtool("apply", "--group", "base")
     (layered.root / "cpp/src/more-1.cpp").write_text("long more;\n")
     assert kvtool("status", "--json").json["state"] == "clean"
@@ -108,14 +108,14 @@ def test_change_of_another_group_leaves_the_tree_clean(layered: Tiny, kvtool: An
     assert status["state"] == "stale" and status["next"] == "kvtool apply --group base"
 
 
-def test_removed_group_makes_the_tree_stale(layered: Tiny, kvtool: Any) -> None:
+def test_removed_group_makes_tree_stale(layered: Tiny, kvtool: Any) -> None:
     kvtool("apply", "--group", "fixes")
     change_toml(layered, '[[group]]\nid = "fixes"\nfiles = []\n', "")
     status = kvtool("status", "--json").json
     assert status["state"] == "stale" and "'fixes'" in status["why"]
 
 
-def test_export_keeps_the_other_groups(layered: Tiny, kvtool: Any) -> None:
+def test_export_keeps_other_groups(layered: Tiny, kvtool: Any) -> None:
     kvtool("apply", "--group", "base")
     before = layered.snapshot()
     commit(layered, "bool dynamic;", "bool dynamic; // on", "fixup! flag", "src/b.h")
@@ -131,7 +131,7 @@ def test_export_keeps_the_other_groups(layered: Tiny, kvtool: Any) -> None:
     assert kvtool("apply").code == 0 and kvtool("export", "--check").code == 0
 
 
-def test_export_gives_a_new_patch_its_group(layered: Tiny, kvtool: Any) -> None:
+def test_export_sets_group_of_patch(layered: Tiny, kvtool: Any) -> None:
     kvtool("apply", "--group", "more")
     commit(layered, "int y = x + 5;", "int y = x + 55;", "five : be larger")
     assert kvtool("export").code == 0
@@ -141,7 +141,7 @@ def test_export_gives_a_new_patch_its_group(layered: Tiny, kvtool: Any) -> None:
     assert kvtool("apply").code == 0 and len(subjects(layered)) == 5
 
 
-def test_export_refuses_a_file_of_another_group(layered: Tiny, kvtool: Any) -> None:
+def test_export_refuses_other_groups_file(layered: Tiny, kvtool: Any) -> None:
     kvtool("apply", "--group", "base")
     write_files(layered.tree, {"src/more-2.cpp": "int two;\n"})
     git(layered.tree, "add", "-A")
@@ -150,7 +150,7 @@ def test_export_refuses_a_file_of_another_group(layered: Tiny, kvtool: Any) -> N
     assert ran.code == 4 and "a file of more" in ran.json["error"]["why"], ran
 
 
-def test_export_refuses_what_breaks_another_group(layered: Tiny, kvtool: Any) -> None:
+def test_export_refuses_breaking_other_group(layered: Tiny, kvtool: Any) -> None:
     kvtool("apply", "--group", "base")
     before = layered.snapshot()
     commit(layered, "+ grown();", "+ much_grown();", "fixup! use")
@@ -178,7 +178,7 @@ def test_mailbox_has_only_the_group(layered: Tiny, kvtool: Any, tmp_path: Path) 
     assert git(clone, "rev-parse", "HEAD^{tree}") == git(layered.tree, "rev-parse", "HEAD^{tree}")
 
 
-def test_mailbox_refuses_a_group_that_the_tree_lacks(layered: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_mailbox_refuses_missing_group(layered: Tiny, kvtool: Any, tmp_path: Path) -> None:
     kvtool("apply", "--group", "base")
     ran = kvtool("export", "--mailbox", tmp_path / "box", "--group", "fixes", "--json")
     assert ran.code == 2 and ran.json["error"]["next"] == "kvtool apply --group base --group fixes", ran

@@ -1,4 +1,4 @@
-"""kvtool import: a git fork becomes a series that gives the fork's tree, whatever its history looks like."""
+"""Test kvtool import: the imported series must recreate the tree of a git fork, for every kind of history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.repo.rebases import outcomes
 
 @pytest.fixture
 def fork(project: Tiny, tmp_path: Path) -> Path:
-    """A clone of upstream at v1, with the branch main."""
+    """Clone upstream at v1, with the branch main."""
     place = tmp_path / "my-fork"
     git(tmp_path, "clone", "-q", str(project.upstream), str(place))
     git(place, "checkout", "-q", "-B", "main", "v1")
@@ -25,7 +25,7 @@ def fork(project: Tiny, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def empty(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tiny:
-    """An empty project over the same upstream."""
+    """Create an empty project for the same upstream."""
     root = tmp_path / "mine"
     assert kvtool("init", root, "--empty").code == 0
     monkeypatch.chdir(root)
@@ -60,7 +60,7 @@ def actions(ran: Any) -> list[tuple[str, str]]:
     return [(patch["subject"], patch["action"]) for patch in ran.json["patches"]]
 
 
-def test_line_of_commits_becomes_patches(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_linear_commits_become_patches(empty: Tiny, kvtool: Any, fork: Path) -> None:
     first = commit(fork, "a: change five\n\nBecause.", ("src/a.cpp", "x + 5;", "x + 55;"), src__more__n_h="int n;\n")
     git(fork, "config", "user.name", "Bob")
     commit(fork, "new: only files", src__more__m_h="int m;\n")
@@ -98,8 +98,8 @@ def test_odd_files_are_carried(empty: Tiny, kvtool: Any, fork: Path) -> None:
     assert (empty.root / "cpp/picture.png").is_file() and not (empty.root / "cpp/.github").exists()
 
 
-def test_merges_of_upstream_keep_what_can_be_moved(empty: Tiny, kvtool: Any, fork: Path) -> None:
-    """v2 changes line 8 of src/a.cpp and adds a line on top. One file merges, one needs a person."""
+def test_upstream_merge_keeps_movable_commits(empty: Tiny, kvtool: Any, fork: Path) -> None:
+    """Use v2, which changes line 8 of src/a.cpp and adds a first line: one file merges, one conflicts."""
     commit(fork, "h: change the header", ("src/b.h", "bool two;", "bool two; // !"))
     commit(fork, "a: change eight", ("src/a.cpp", "x + 8;", "x + 8 + 8;"))
     commit(fork, "a: change three", ("src/a.cpp", "x + 3;", "x + 33;"))
@@ -125,7 +125,7 @@ def test_merges_of_upstream_keep_what_can_be_moved(empty: Tiny, kvtool: Any, for
     assert "a: change eight" in squashed and "a: change three" in squashed
 
 
-def test_clean_merges_of_upstream_keep_every_commit(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_clean_upstream_merge_keeps_commits(empty: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "a: change three", ("src/a.cpp", "x + 3;", "x + 33;"))
     git(fork, "merge", "-q", "--no-ff", "-m", "Merge v2", "v2")
     commit(fork, "a: change five", ("src/a.cpp", "x + 5;", "x + 55;"))
@@ -134,7 +134,7 @@ def test_clean_merges_of_upstream_keep_every_commit(empty: Tiny, kvtool: Any, fo
     assert "x + 88" in (empty.tree / "src/a.cpp").read_text()
 
 
-def test_merge_of_own_branch_is_one_patch(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_own_branch_merge_is_one_patch(empty: Tiny, kvtool: Any, fork: Path) -> None:
     git(fork, "checkout", "-qb", "topic")
     commit(fork, "a: one", ("src/a.cpp", "x + 1;", "x + 11;"))
     commit(fork, "a: two", ("src/a.cpp", "x + 2;", "x + 22;"))
@@ -146,7 +146,7 @@ def test_merge_of_own_branch_is_one_patch(empty: Tiny, kvtool: Any, fork: Path) 
     assert len(ran.json["patches"][1]["commits"]) == 2
 
 
-def test_squash_makes_one_patch_per_folder(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_squash_creates_patch_per_folder(empty: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "a: one", ("src/a.cpp", "x + 1;", "x + 11;"), new_h="int n;\n")
     commit(fork, "cmake: two", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp src/b.cpp)"))
     commit(fork, "a: three", ("src/a.cpp", "x + 3;", "x + 33;"))
@@ -158,7 +158,7 @@ def test_squash_makes_one_patch_per_folder(empty: Tiny, kvtool: Any, fork: Path)
     assert [len(patch["commits"]) for patch in ran.json["patches"]] == [1, 2]
 
 
-def test_messages_that_a_series_cannot_have_are_changed(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_invalid_messages_are_changed(empty: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "same\n\nbody\n---\nmore\ndiff -u a b", ("src/a.cpp", "x + 1;", "x + 11;"))
     commit(fork, "same", ("src/a.cpp", "x + 2;", "x + 22;"))
     commit(fork, "fixup! same", ("src/a.cpp", "x + 3;", "x + 33;"))
@@ -169,7 +169,7 @@ def test_messages_that_a_series_cannot_have_are_changed(empty: Tiny, kvtool: Any
     assert len(subjects) == len(set(subjects)) == 5 and subjects[-1] == "[SYCL] tag"
 
 
-def test_base_is_named_or_found_or_asked_for(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_base_is_named_or_found(empty: Tiny, kvtool: Any, fork: Path) -> None:
     git(fork, "tag", "-d", "v1", "v2")
     middle = commit(fork, "upstream: untagged", ("src/a.cpp", "x + 1;", "x + 11;"))
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"))
@@ -184,7 +184,7 @@ def test_base_is_named_or_found_or_asked_for(empty: Tiny, kvtool: Any, fork: Pat
     assert ran.json["base"] == middle and actions(ran) == [("a: own", "kept")]
 
 
-def test_unknown_base_is_asked_for(empty: Tiny, kvtool: Any, fork: Path, tmp_path: Path) -> None:
+def test_unknown_base_is_requested(empty: Tiny, kvtool: Any, fork: Path, tmp_path: Path) -> None:
     git(fork, "remote", "remove", "upstream")
     git(fork, "checkout", "-q", "--orphan", "other")
     commit(fork, "all at once", ("src/a.cpp", "x + 2;", "x + 22;"))
@@ -195,14 +195,14 @@ def test_unknown_base_is_asked_for(empty: Tiny, kvtool: Any, fork: Path, tmp_pat
     assert "does not have v1" in ran.json["notes"][0]
 
 
-def test_base_that_the_fork_lacks_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_base_outside_fork_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"))
     base = git(fork, "rev-parse", "v1")
     ran = kvtool("import", fork, "--base", "upstream/HEAD", "--json")
     assert ran.code == 2 and f"--base {base[:10]}" in ran.json["error"]["next"]
 
 
-def test_url_and_bundle_and_revision(empty: Tiny, kvtool: Any, fork: Path, tmp_path: Path) -> None:
+def test_import_url_bundle_revision(empty: Tiny, kvtool: Any, fork: Path, tmp_path: Path) -> None:
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"))
     git(fork, "branch", "stable")
     commit(fork, "a: more", ("src/a.cpp", "x + 3;", "x + 33;"))
@@ -231,12 +231,12 @@ def test_wrong_arguments_are_explained(empty: Tiny, kvtool: Any, fork: Path, arg
     assert empty.snapshot() == before
 
 
-def test_folder_inside_a_repository_is_no_fork(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_folder_inside_repository_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> None:
     ran = kvtool("import", fork / "src", "--json")
     assert ran.code == 2 and "inside another repository" in ran.json["error"]["why"]
 
 
-def test_project_with_a_series_is_refused(project: Tiny, kvtool: Any, fork: Path) -> None:
+def test_project_with_series_is_refused(project: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"))
     before = project.snapshot()
     ran = kvtool("import", fork, "--json")
@@ -244,7 +244,7 @@ def test_project_with_a_series_is_refused(project: Tiny, kvtool: Any, fork: Path
     assert project.snapshot() == before
 
 
-def test_file_in_the_way_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_existing_file_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"), src__new_h="int n;\n")
     write_files(empty.root, {"cpp/src/new_h": "int other;\n"})
     before = empty.snapshot()
@@ -253,9 +253,7 @@ def test_file_in_the_way_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> Non
     assert empty.snapshot() == before
 
 
-def test_failure_leaves_nothing_and_a_rest_is_no_obstacle(
-    empty: Tiny, kvtool: Any, fork: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_import_leaves_nothing(empty: Tiny, kvtool: Any, fork: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"), src__new_h="int n;\n")
     before = empty.snapshot()
 
@@ -270,12 +268,12 @@ def test_failure_leaves_nothing_and_a_rest_is_no_obstacle(
     monkeypatch.undo()
     monkeypatch.chdir(empty.root)
     monkeypatch.setenv("KVTOOL_UPSTREAM", str(empty.upstream))
-    write_files(empty.root, {"cpp/src/new_h": "int n;\n"})  # of an import that was killed
+    write_files(empty.root, {"cpp/src/new_h": "int n;\n"})  # left by a killed import
     imported(empty, kvtool, fork)
 
 
-def test_killed_import_runs_again(empty: Tiny, kvtool: Any, fork: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each file: those before it are written, and nothing is taken back."""
+def test_killed_import_can_be_repeated(empty: Tiny, kvtool: Any, fork: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill the import at each file: the earlier files are written, and nothing is reverted."""
     commit(fork, "a: own", ("src/a.cpp", "x + 2;", "x + 22;"), src__new_h="int n;\n")
     commit(fork, "a: more", ("src/a.cpp", "x + 3;", "x + 33;"))
     written: list[str] = []
@@ -306,7 +304,7 @@ def test_incomplete_clone_is_refused(empty: Tiny, kvtool: Any, fork: Path) -> No
     assert ran.code == 2 and "src/new_h" in ran.json["error"]["what"]
 
 
-def test_imported_series_moves_to_a_later_upstream(empty: Tiny, kvtool: Any, fork: Path) -> None:
+def test_imported_series_rebases(empty: Tiny, kvtool: Any, fork: Path) -> None:
     commit(fork, "a: eight", ("src/a.cpp", "x + 8;", "x + 8 + 1;"))
     commit(fork, "a: three", ("src/a.cpp", "x + 3;", "x + 33;"))
     imported(empty, kvtool, fork)

@@ -1,4 +1,4 @@
-"""kvtool import --patches: mails, quilt patches and plain diffs, in the order of a series file."""
+"""Test kvtool import --patches with mails, quilt patches and plain diffs, in the order of a series file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.repo.test_import import empty as empty
 
 @pytest.fixture
 def work(project: Tiny, tmp_path: Path) -> Path:
-    """A clone of upstream at v1, in which patches are made."""
+    """Clone upstream at v1, as a place to create patches."""
     place = tmp_path / "work"
     git(tmp_path, "clone", "-q", str(project.upstream), str(place))
     git(place, "checkout", "-q", "v1")
@@ -42,8 +42,8 @@ def message(empty: Tiny, back: int) -> str:
     return git(empty.tree, "log", "-1", "--format=%an <%ae>%n%B", f"HEAD~{back}")
 
 
-def test_folder_of_mails_is_taken_by_name(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """As Ollama has them: format-patch with the prefix [PATCH] and a signature."""
+def test_import_folder_of_mails(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+    """Use mails like Ollama's: format-patch with the prefix [PATCH] and a signature."""
     edit(work, "src/a.cpp", "x + 2;", "x + 22;")
     edit(work, "src/a.cpp", "x + 3;", "x + 33;")
     write_files(work, {"src/new.h": "int n;\n", ".hidden": "x\n"})
@@ -57,8 +57,8 @@ def test_folder_of_mails_is_taken_by_name(empty: Tiny, kvtool: Any, work: Path, 
     assert (empty.root / "cpp/src/new.h").is_file()
 
 
-def test_quilt_series_keeps_order_and_headers(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """As Debian has them: DEP-3 headers, no "diff --git", comments, -p0, folders."""
+def test_quilt_order_and_headers_are_kept(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+    """Use patches like Debian's: DEP-3 headers, no "diff --git", comments, -p0, folders."""
     first = edit(work, "src/a.cpp", "x + 2;", "x + 22;")
     second = edit(work, "src/b.h", "bool two;", "bool two; // !")
     third = edit(work, "src/a.cpp", "x + 22;", "x + 222;")
@@ -102,7 +102,7 @@ def test_series_file_and_mailbox(empty: Tiny, kvtool: Any, work: Path, tmp_path:
     imported(empty, kvtool, work, tmp_path / "queue/order")
 
 
-def test_patch_in_cr_lf_and_reversed_patch(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+def test_crlf_and_reversed_patch(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
     diff = edit(work, "src/a.cpp", "x + 2;", "x + 22;")
     edit(work, "src/b.h", "bool two;", "bool twoo;")
     reverse = git(work, "diff", "HEAD", "HEAD~1", strip=False)
@@ -125,7 +125,7 @@ def test_patch_in_cr_lf_and_reversed_patch(empty: Tiny, kvtool: Any, work: Path,
         (lambda text: text[: text.index("diff")], 2, "bad.patch has no diff", ""),
     ],
 )
-def test_bad_patch_is_named_and_nothing_written(
+def test_bad_patch_is_named(
     empty: Tiny, kvtool: Any, work: Path, tmp_path: Path, change: Any, code: int, what: str, why: str
 ) -> None:
     text = "A description.\n\n" + edit(work, "src/a.cpp", "x + 2;", "x + 22;")
@@ -137,7 +137,7 @@ def test_bad_patch_is_named_and_nothing_written(
     assert empty.snapshot() == before
 
 
-def test_patch_that_upstream_has_is_named(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+def test_patch_in_upstream_is_named(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
     write_files(tmp_path / "q", {"one.diff": edit(work, "src/a.cpp", "x + 8;", "x + 88;")})
     ran = kvtool("import", "--patches", tmp_path / "q", "--base", "v2", "--json")
     assert ran.code == 3 and "has this change" in ran.json["error"]["what"], ran
@@ -161,8 +161,8 @@ def test_folder_without_patches_is_explained(
     assert ran.code == 2 and what in ran.json["error"]["what"], ran
 
 
-def test_commit_of_a_local_mirror_is_a_base(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
-    """As Ollama's Makefile.sync names its upstream: a short commit id, without a tag."""
+def test_base_commit_of_local_mirror(empty: Tiny, kvtool: Any, work: Path, tmp_path: Path) -> None:
+    """Use a short commit id without a tag, like Ollama's Makefile.sync."""
     (empty.upstream / "src/b.h").write_text("struct other {};\n")
     git(empty.upstream, "commit", "-qam", "untagged")
     base = git(empty.upstream, "rev-parse", "HEAD")

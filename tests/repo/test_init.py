@@ -1,4 +1,4 @@
-"""kvtool init: a project of the user's own, from this series or from nothing, and the whole way through it."""
+"""Test kvtool init: a project of the user, from this series or empty, from the first apply to a rebase."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, *options: 
     return root
 
 
-def test_it_starts_with_this_series(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_copies_this_series(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = made(project, kvtool, monkeypatch)
     assert Tiny(root, project.upstream).snapshot() == project.snapshot()
     assert kvtool("apply", "--json").json["head"] == kvtool("apply", "--project", project.root, "--json").json["head"]
@@ -30,9 +30,7 @@ def test_it_starts_with_this_series(project: Tiny, kvtool: Any, monkeypatch: pyt
     assert "make check" in (root / ".github/workflows/kvtool.yml").read_text()
 
 
-def test_an_empty_one_takes_the_first_patch_and_moves_with_it(
-    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_project_gets_first_patch(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = made(project, kvtool, monkeypatch, "--empty")
     verified = kvtool("verify", "--quick", "--json")
     assert verified.code == 2 and "nothing to verify" in verified.json["error"]["what"]
@@ -49,15 +47,13 @@ def test_an_empty_one_takes_the_first_patch_and_moves_with_it(
     assert (root / "cpp/src/mine.cpp").read_text() == "int mine;\n"
     ran = kvtool("rebase", "v2", "--json")
     assert ran.code == 0, ran
-    shutil.rmtree(root / "cpp")  # as in a clone, when it has no file
+    shutil.rmtree(root / "cpp")  # a clone has no cpp/ if the folder has no file
     assert kvtool("canary", "v1", "--to", "rebase").code == 0
     assert "x + 55" in (tree / "src/a.cpp").read_text() and "a comment on top" in (tree / "src/a.cpp").read_text()
 
 
-def test_an_empty_one_moves_and_one_that_upstream_has_all_of(
-    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """git has no range-diff of nothing."""
+def test_empty_and_fully_merged_series_rebase(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect that kvtool handles an empty range, for which git has no range-diff."""
     root = made(project, kvtool, monkeypatch, "--empty")
     tree = root / "llama.cpp"
     assert kvtool("apply").code == kvtool("rebase", "v2").code == kvtool("rebase", "v1").code == 0
@@ -69,7 +65,7 @@ def test_an_empty_one_moves_and_one_that_upstream_has_all_of(
     assert kvtool("status", "--json").json["state"] == "clean"
 
 
-def test_its_gitattributes_change_no_byte(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gitattributes_change_no_byte(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = made(project, kvtool, monkeypatch)
     picture = b"\x89PNG\r\n\x1a\n\0"
     (root / "cpp/docs").mkdir()
@@ -80,7 +76,7 @@ def test_its_gitattributes_change_no_byte(project: Tiny, kvtool: Any, monkeypatc
     assert stored == picture
 
 
-def test_the_users_own_ignore_file_leaves_no_patch_out(
+def test_user_ignore_file_keeps_patches(
     project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = made(project, kvtool, monkeypatch)
@@ -90,7 +86,7 @@ def test_the_users_own_ignore_file_leaves_no_patch_out(
     assert {"patches/flag.patch", "patches/use.patch"} <= set(git(root, "ls-files").split())
 
 
-def test_nothing_that_is_there_is_touched(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_existing_files_are_not_touched(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/Makefile").write_text("mine\n")
     ran = kvtool("init", tmp_path / "mine", "--json")
@@ -107,7 +103,7 @@ def test_nothing_that_is_there_is_touched(project: Tiny, kvtool: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "proof"), [((), "kvtool verify --cpu --quick"), (("--empty",), "nothing to verify")]
 )
-def test_its_makefile(
+def test_created_makefile(
     project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], proof: str
 ) -> None:
     (project.root / "cpp/tools/kv-check").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A user who goes on working while kvtool works, or after it was killed: no commit falls off a branch."""
+"""Test a user who works during kvtool, or after kvtool was killed: every commit stays on a branch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.repo.rebases import current, release
 
 
 class Killed(BaseException):
-    """Instead of a kill: nothing is taken back."""
+    """Replace a kill: nothing is reverted."""
 
 
 def commit(project: Tiny) -> str:
-    """Of the user's, where the tree is."""
+    """Commit as the user at the current place of the tree."""
     edit(project, "src/a.cpp", "x + 6;", "x + 66;", "mine")
     return git(project.tree, "rev-parse", "HEAD")
 
@@ -31,7 +31,7 @@ def is_on_a_branch(project: Tiny, mine: str) -> bool:
 
 @pytest.fixture
 def writing(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """A rebase to v2 that was killed when the tree and the project's files were written."""
+    """Kill a rebase to v2 after the tree and the project's files were written."""
     assert kvtool("apply").code == 0
     real = transaction.Stage.restore
 
@@ -49,19 +49,19 @@ def writing(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> Tiny
     return project
 
 
-def test_going_on_with_a_killed_rebase_drops_no_commit(writing: Tiny, kvtool: Any) -> None:
+def test_continued_killed_rebase_keeps_commits(writing: Tiny, kvtool: Any) -> None:
     made, mine = git(writing.tree, "rev-parse", "HEAD"), commit(writing)
     ran = kvtool("rebase", "--continue", "--json")
     assert is_on_a_branch(writing, mine), ran
     assert ran.code == 4 and mine[:10] in ran.json["error"]["why"], ran
-    # what it says to do
+    # run the suggested commands
     git(writing.tree, "branch", "mine")
     git(writing.tree, "checkout", "-q", "--detach", made)
     assert kvtool("rebase", "--continue").code == 0
     assert is_on_a_branch(writing, mine) and current(writing) == "v2"
 
 
-def test_giving_up_a_killed_rebase_drops_no_commit(writing: Tiny, kvtool: Any) -> None:
+def test_aborted_killed_rebase_keeps_commits(writing: Tiny, kvtool: Any) -> None:
     mine = commit(writing)
     git(writing.tree, "checkout", "-q", "kvtool/v1")
     ran = kvtool("rebase", "--abort")
@@ -69,9 +69,7 @@ def test_giving_up_a_killed_rebase_drops_no_commit(writing: Tiny, kvtool: Any) -
     assert ran.code == 0 and current(writing) == "v1"
 
 
-def test_a_commit_made_while_the_series_is_applied_stays(
-    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_during_apply_is_kept(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kvtool("apply").code == 0
     (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
     real, made = checkout.reject_untracked, []
@@ -86,8 +84,8 @@ def test_a_commit_made_while_the_series_is_applied_stays(
     assert ran.code == 4 and ran.json["error"]["next"], ran
 
 
-def test_an_apply_that_waited_for_a_rebase_does_not_undo_it(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
-    """It had read the lock before."""
+def test_apply_after_waiting_keeps_rebase(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
+    """Let apply read the lock before the rebase."""
     real = locks.hold_tree
 
     def waiting(*args: Any) -> Any:
@@ -101,7 +99,7 @@ def test_an_apply_that_waited_for_a_rebase_does_not_undo_it(applied: Tiny, kvtoo
     assert kvtool("status", "--json").json["state"] == "clean" and current(applied) == "v2"
 
 
-def test_a_branch_made_while_a_rebase_waits_stays(project: Tiny, kvtool: Any) -> None:
+def test_branch_during_stopped_rebase_is_kept(project: Tiny, kvtool: Any) -> None:
     project.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n"))
     release(project, "v3", ("src/a.cpp", "x + 4;\n", "x + 44;\n"))
     assert kvtool("apply").code == 0
@@ -119,9 +117,7 @@ def test_a_branch_made_while_a_rebase_waits_stays(project: Tiny, kvtool: Any) ->
 
 
 @pytest.mark.parametrize("path", ["patches/use.patch", "patches/series.toml", "cpp/src/new.cpp"])
-def test_what_is_edited_while_an_export_works_stays(
-    applied: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_edit_during_export_is_kept(applied: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     for name in ("src/a.cpp", "src/new.cpp"):
         file = applied.tree / name
         file.write_text(file.read_text().replace("x + 2", "x + 22") + "// more\n")

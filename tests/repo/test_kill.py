@@ -1,4 +1,4 @@
-"""Killed at any moment: nothing is lost, and the next call works. And two at once on one tree."""
+"""Kill kvtool at any moment: nothing is lost, and the next call works. Also run two commands on one tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ pytestmark = needs_posix
 
 @dataclass
 class Scenario:
-    """A command to kill. begin: puts everything back to the start; check: after the command ran again, all is there."""
+    """Describe a command to kill.
+
+    `begin` restores the start. `check` asserts the result after the command ran again.
+    """
 
     name: str
     args: tuple[str, ...]
@@ -108,7 +111,7 @@ def scenario(request: pytest.FixtureRequest, project: Tiny, kvtool: Any, tmp_pat
     return made
 
 
-def test_killed_at_a_git_call(scenario: Scenario, kvtool: Any, killer: Killer) -> None:
+def test_kill_at_each_git_call(scenario: Scenario, kvtool: Any, killer: Killer) -> None:
     scenario.begin()
     calls = killer.calls(*scenario.args)
     assert calls > 8
@@ -119,7 +122,7 @@ def test_killed_at_a_git_call(scenario: Scenario, kvtool: Any, killer: Killer) -
         scenario.check()
 
 
-def test_an_edit_after_a_killed_export_is_told(project: Tiny, kvtool: Any, killer: Killer, tmp_path: Path) -> None:
+def test_edit_after_killed_export_is_reported(project: Tiny, kvtool: Any, killer: Killer, tmp_path: Path) -> None:
     scenario, stage = exporting(project, kvtool, tmp_path), project.tree / ".git/kvtool/export-stage.json"
     scenario.begin()
     before, at = project.snapshot(), killer.calls("export")
@@ -141,8 +144,8 @@ def test_an_edit_after_a_killed_export_is_told(project: Tiny, kvtool: Any, kille
 
 
 @pytest.mark.timeout(300 + 60 * KILLS)
-def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None:
-    """At a random time: kvtool alone, so that a git it started goes on, or with everything that it started."""
+def test_kill_at_random_times(scenario: Scenario, kvtool: Any, start: Any) -> None:
+    """Kill kvtool alone at a random time, so that a git it started continues; or with all of its children."""
     scenario.begin()
     began = time.monotonic()
     assert start(*scenario.args).wait() == 0
@@ -152,7 +155,7 @@ def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None
     for number in range(KILLS):
         scenario.begin()
         process = start(*scenario.args)
-        time.sleep(dice.uniform(0.3, 1.0) * usual)  # before that Python is still starting
+        time.sleep(dice.uniform(0.3, 1.0) * usual)  # earlier, Python is still starting
         if number % 2:
             kill_family(process.pid)
         process.kill()
@@ -164,10 +167,8 @@ def test_killed_at_any_time(scenario: Scenario, kvtool: Any, start: Any) -> None
     print(f"{scenario.name}: {killed} of {KILLS} rounds were killed on the way")
 
 
-def test_what_a_git_still_writes_beside_the_tree_goes(
-    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The git of a killed first apply goes on for a while: clearing its directory away once would not do."""
+def test_leftover_of_running_git_is_removed(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the git of a killed first apply continue to write, so that one removal of its directory is not enough."""
     place = project.root / ".llama.cpp.kvtool-left"
     to_write, clear = ["one", "two", "three"], shutil.rmtree
 
@@ -187,8 +188,8 @@ def test_what_a_git_still_writes_beside_the_tree_goes(
     assert to_write == []
 
 
-def test_only_what_is_left_of_this_tree_goes(project: Tiny, kvtool: Any) -> None:
-    """What a tree is called is no pattern: the other one may be in the making."""
+def test_only_own_leftovers_are_removed(project: Tiny, kvtool: Any) -> None:
+    """Use a tree name with glob characters. The other directory may belong to a running apply."""
     mine, other = (project.root / f".{name}.kvtool-left" for name in ("a[b]", "ab"))
     mine.mkdir()
     other.mkdir()
@@ -197,7 +198,7 @@ def test_only_what_is_left_of_this_tree_goes(project: Tiny, kvtool: Any) -> None
 
 
 def half_written(project: Tiny) -> tuple[str, str]:
-    """The tree as a kill in the middle of git's own checkout leaves it: journal, lock, one file cut off, one new."""
+    """Leave the tree like a kill in the middle of git's checkout: journal, lock, a truncated file and a new file."""
     before = git(project.tree, "rev-parse", "HEAD")
     (project.root / "cpp/src/new.cpp").write_text("int brand_newer = 1;\n")
     (project.root / "cpp/src/other.cpp").write_text("int other;\n")
@@ -208,7 +209,7 @@ def half_written(project: Tiny) -> tuple[str, str]:
     state = (probe / ".git/kvtool/state.json").read_text()
     (project.state / "pending.json").write_text(f'{{"from": "{before}", "applied": {state}}}')
     (project.tree / ".git/index.lock").write_text("")
-    (project.tree / "src/new.cpp").write_text("int brand_new")  # cut off
+    (project.tree / "src/new.cpp").write_text("int brand_new")  # truncated
     (project.tree / "src/other.cpp").write_text("int other;\n")
     return before, after
 
@@ -218,7 +219,7 @@ def ignore_everywhere(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("ignored", ["", "other*"])
-def test_kill_in_the_middle_of_the_checkout(project: Tiny, kvtool, ignored: str) -> None:
+def test_kill_during_checkout(project: Tiny, kvtool, ignored: str) -> None:
     ignore_everywhere(ignored)
     kvtool("apply")
     _, after = half_written(project)
@@ -229,7 +230,7 @@ def test_kill_in_the_middle_of_the_checkout(project: Tiny, kvtool, ignored: str)
 
 
 @pytest.mark.parametrize("text", ["", '{"from": ', "{}", "[]"])
-def test_a_journal_that_never_reached_the_disk(project: Tiny, kvtool, text: str) -> None:
+def test_unwritten_journal_is_ignored(project: Tiny, kvtool, text: str) -> None:
     kvtool("apply")
     (project.state / "pending.json").write_text(text)
     assert kvtool("apply").code == 0
@@ -237,7 +238,7 @@ def test_a_journal_that_never_reached_the_disk(project: Tiny, kvtool, text: str)
 
 
 @pytest.mark.parametrize("path", ["src/new.cpp", "src/b.h", "src/untracked.cpp"])
-def test_edit_after_a_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
+def test_edit_after_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
     kvtool("apply")
     half_written(project)
     (project.tree / path).write_text("mine")
@@ -247,8 +248,8 @@ def test_edit_after_a_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["src/other.cpp", "src/new.cpp/other"])
-def test_edit_after_a_kill_is_kept_where_it_is_ignored(project: Tiny, kvtool, path: str) -> None:
-    """An ignored file that kvtool might have written is another by now; one stands where a file is to be put back."""
+def test_ignored_edit_after_kill_is_kept(project: Tiny, kvtool, path: str) -> None:
+    """Change an ignored file that kvtool might have written, and block the place of a file to restore."""
     ignore_everywhere("other*")
     kvtool("apply")
     half_written(project)
@@ -261,8 +262,8 @@ def test_edit_after_a_kill_is_kept_where_it_is_ignored(project: Tiny, kvtool, pa
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, tmp_path: Path, name: str) -> None:
-    """SIGTERM, or the terminal is closed, while git checks out: kvtool unwinds, and the tree is as it was."""
+def test_terminated_apply_restores_tree(project: Tiny, start: Any, tmp_path: Path, name: str) -> None:
+    """Send SIGTERM, or close the terminal, during git's checkout: kvtool unwinds and restores the tree."""
     assert cli.run(["apply", "-q"]) == 0
     head = git(project.tree, "rev-parse", "HEAD")
     (project.root / "cpp/src/new.cpp").write_text("int newer;\n")
@@ -275,13 +276,13 @@ def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, t
     )
     (folder / "git").chmod(0o755)
     end = getattr(signal, name)
-    before = signal.signal(end, signal.SIG_DFL)  # what nohup has switched off stays off in what is started
+    before = signal.signal(end, signal.SIG_DFL)  # nohup's ignored signals stay ignored in child processes
     process = start("apply", env={"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"})
     signal.signal(end, before)
     while not there.exists():
         assert process.poll() is None
     process.send_signal(end)
-    process.send_signal(end)  # the shell and the kernel both tell of a terminal that goes
+    process.send_signal(end)  # the shell and the kernel both report a closed terminal
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert not (project.state / "pending.json").exists()
@@ -291,7 +292,7 @@ def test_terminated_apply_puts_the_tree_back_itself(project: Tiny, start: Any, t
     assert git(project.tree, "rev-parse", "HEAD") != head
 
 
-def test_two_applies_at_once(project: Tiny, kvtool, start: Any) -> None:
+def test_parallel_applies(project: Tiny, kvtool, start: Any) -> None:
     running = [start("apply", "--json") for _ in range(3)]
     outputs = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0, 0, 0], outputs

@@ -1,4 +1,4 @@
-"""A rebase that is killed at any moment: --continue goes on and --abort restores all, nothing is lost."""
+"""Kill a rebase at any moment: --continue finishes it, --abort restores all, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = needs_posix
 
 @pytest.fixture
 def rebasing(project: Tiny, kvtool: Any, tmp_path: Path) -> Tiny:
-    """A project whose rebase onto v3 changes a patch, series.toml, the lock and the tree, after one conflict."""
+    """Prepare a rebase onto v3 that changes a patch, series.toml, the lock and the tree, after one conflict."""
     project.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 4;\n    one();\n    mid();\n    last();\n"))
     text = (project.upstream / "src/a.cpp").read_text().replace("x + 4;\n", "x + 44;\n")
     (project.upstream / "src/a.cpp").write_text(text)
@@ -37,7 +37,7 @@ def rebasing(project: Tiny, kvtool: Any, tmp_path: Path) -> Tiny:
 
 
 def state_of(project: Tiny) -> dict[str, Any]:
-    """The project's files, and the tree's files, HEAD and branches."""
+    """Return the project's files, and the tree's files, HEAD and branches."""
     tree = {
         str(p.relative_to(project.tree)): p.read_bytes()
         for p in sorted(project.tree.rglob("*"))
@@ -49,7 +49,7 @@ def state_of(project: Tiny) -> dict[str, Any]:
 
 
 def restore_all(root: Path, saved: Path) -> None:
-    """What is in a directory, the directory itself aside: it is the current one."""
+    """Restore the contents of the current directory, but not the directory itself."""
     root.mkdir(exist_ok=True)
     for name in {p.name for p in (*root.iterdir(), *saved.iterdir())}:
         restore(root / name, saved / name)
@@ -67,8 +67,11 @@ BEGIN, GO_ON = ("rebase", "v3"), ("rebase", "--continue")
 
 @dataclass(frozen=True)
 class Stages:
-    """A rebase from end to end. saved, stopped: the project before it and where it stopped, with the conflict resolved;
-    before, after: what is there then; begin, go_on: the git calls of its two commands."""
+    """Hold the stages of a rebase.
+
+    `saved` is the project before it, `stopped` the project at the stop with the conflict resolved. `before` and `after`
+    are the contents then. `begin` and `go_on` are the numbers of git calls of its two commands.
+    """
 
     saved: Path
     stopped: Path
@@ -90,8 +93,8 @@ def stages(rebasing: Tiny, killer: Killer, tmp_path: Path) -> Stages:
     return Stages(saved, stopped, before, state_of(rebasing), begin, go_on)
 
 
-def test_beginning(rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages) -> None:
-    """Killed on the way to the conflict: --abort restores all, --continue goes on."""
+def test_kill_before_conflict(rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages) -> None:
+    """Kill before the conflict: --abort restores all, --continue finishes."""
     for at, when in moments(stages.begin):
         restore_all(rebasing.root, stages.saved)
         assert killer.run(*BEGIN, at=at, when=when) == -signal.SIGKILL
@@ -113,13 +116,13 @@ def test_beginning(rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("then", ["--continue", "--abort"])
-def test_going_on(rebasing: Tiny, kvtool: Any, killer: Killer, stages: Stages, then: str) -> None:
-    """Killed after the conflict was resolved: --continue finishes, --abort restores all."""
+def test_kill_after_resolution(rebasing: Tiny, kvtool: Any, killer: Killer, stages: Stages, then: str) -> None:
+    """Kill after the conflict was resolved: --continue finishes, --abort restores all."""
     for at, when in moments(stages.go_on):
         restore_all(rebasing.root, stages.stopped)
         assert killer.run(*GO_ON, at=at, when=when) == -signal.SIGKILL
         ran = kvtool("rebase", then)
-        if ran.code == 2:  # it was through
+        if ran.code == 2:  # the rebase was complete
             assert at == stages.go_on and "no rebase is under way" in ran.err, (at, when)
         else:
             assert ran.code == 0, (at, when, ran)
@@ -127,10 +130,10 @@ def test_going_on(rebasing: Tiny, kvtool: Any, killer: Killer, stages: Stages, t
         assert kvtool("status", "--json").json["state"] == "clean"
 
 
-def test_giving_up_when_a_git_of_it_left_its_lock(
+def test_abort_with_leftover_git_lock(
     rebasing: Tiny, kvtool: Any, killer: Killer, tmp_path: Path, stages: Stages
 ) -> None:
-    """Killed while all was being written, and again while that was being taken back."""
+    """Kill while all files are written, and again while they are restored."""
     restore_all(rebasing.root, stages.stopped)
     assert killer.run(*GO_ON, at=stages.go_on) == -signal.SIGKILL
     assert json.loads((rebasing.state / "rebase.json").read_text())["phase"] == "writing"
@@ -145,7 +148,7 @@ def test_giving_up_when_a_git_of_it_left_its_lock(
 
 
 def obey(kvtool: Any, *args: str) -> Any:
-    """Run kvtool; where it says that a git was killed and which lock to remove, do so and run it again."""
+    """Run kvtool. If it reports a killed git and the lock to remove, remove the lock and run kvtool again."""
     ran = kvtool(*args)
     if ran.code == 4 and (found := re.search(r"rm (\S+\.lock)", ran.err)):
         Path(found[1]).unlink()
@@ -153,8 +156,8 @@ def obey(kvtool: Any, *args: str) -> Any:
     return ran
 
 
-def test_rebase_at_random_moments(rebasing: Tiny, kvtool: Any, start: Any, tmp_path: Path) -> None:
-    """Everything is killed at once, git in the middle of its work included."""
+def test_kill_rebase_at_random_times(rebasing: Tiny, kvtool: Any, start: Any, tmp_path: Path) -> None:
+    """Kill all processes at once, also a running git."""
     dice = random.Random(SEED)
     begin, go_on = ("rebase", "v3"), ("rebase", "--continue")
     saved, stopped, before = tmp_path / "saved", tmp_path / "stopped", state_of(rebasing)
@@ -181,7 +184,7 @@ def test_rebase_at_random_moments(rebasing: Tiny, kvtool: Any, start: Any, tmp_p
             assert state_of(rebasing) in ((before,) if ran.code == 0 else (before, after)), number
             continue
         ran = obey(kvtool, *go_on)
-        if ran.code == 2 and state_of(rebasing) != after:  # it had not begun
+        if ran.code == 2 and state_of(rebasing) != after:  # the rebase had not begun
             assert state_of(rebasing) == before, number
             ran = obey(kvtool, *begin)
         if ran.code == 3:

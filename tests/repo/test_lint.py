@@ -1,4 +1,4 @@
-"""kvtool lint on a project: series.toml, the lock, the files and the cached upstreams against each other."""
+"""Test kvtool lint on a project: series.toml, the lock, the files and the cached upstreams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import Tiny, write_files
 
 @pytest.fixture
 def good(project: Tiny) -> Tiny:
-    """The tiny project, with nothing for lint to say."""
+    """Return the tiny project without lint findings."""
     write_files(project.root, {"cpp/tests/test-kv-x.cpp": "int main() {}\n"})
     edit(project, 'why = "because of flag"', 'why = "because of flag"\ntests = ["kv-check", "test-kv-x"]')
     return project
@@ -34,7 +34,7 @@ def findings(kvtool: Any) -> list[tuple[str, int, str]]:
     return [(f["file"], f["line"], f["rule"]) for f in ran.json["findings"]]
 
 
-def test_a_good_project(good: Tiny, kvtool: Any) -> None:
+def test_good_project_has_no_findings(good: Tiny, kvtool: Any) -> None:
     before = good.snapshot()
     ran = kvtool("lint", "--json")
     assert (ran.code, ran.json) == (0, {"command": "lint", "ok": True, "patches": 2, "findings": []})
@@ -57,23 +57,23 @@ def test_a_good_project(good: Tiny, kvtool: Any) -> None:
         ('"test-kv-x"', '"test-kv-y"', 6, "test"),
     ],
 )
-def test_mistakes_in_series_toml(good: Tiny, kvtool: Any, old: str, new: str, line: int, rule: str) -> None:
+def test_series_mistakes_have_line(good: Tiny, kvtool: Any, old: str, new: str, line: int, rule: str) -> None:
     edit(good, old, new)
     assert findings(kvtool) == [("patches/series.toml", line, rule)]
 
 
-def test_several_mistakes_are_all_told(good: Tiny, kvtool: Any) -> None:
+def test_all_mistakes_are_reported(good: Tiny, kvtool: Any) -> None:
     edit(good, 'why = "because of use"', 'why = ""\nform = "v1"\ntests = "x"')
     edit(good, 'why = "because of flag"', 'why = "w"\nuntil = "v7"')
     assert sorted(rule for _, _, rule in findings(kvtool)) == ["entry", "entry", "entry", "span"]
 
 
-def test_no_toml_at_all(good: Tiny, kvtool: Any) -> None:
+def test_invalid_toml_is_reported(good: Tiny, kvtool: Any) -> None:
     edit(good, '[[patch]]\nid = "use"', '[[patch\nid = "use"')
     assert findings(kvtool) == [("patches/series.toml", 0, "toml")]
 
 
-def test_a_file_too_few_and_files_too_many(good: Tiny, kvtool: Any) -> None:
+def test_missing_and_unlisted_files(good: Tiny, kvtool: Any) -> None:
     (good.root / "patches/use.patch").rename(good.root / "patches/used.patch")
     (good.root / "patches/use.patch.orig").write_text("left")
     assert findings(kvtool) == [
@@ -83,35 +83,35 @@ def test_a_file_too_few_and_files_too_many(good: Tiny, kvtool: Any) -> None:
     ]
 
 
-def test_two_patches_with_one_id(good: Tiny, kvtool: Any) -> None:
+def test_duplicate_patch_id(good: Tiny, kvtool: Any) -> None:
     good.add_patch("third", ("src/a.cpp", "x + 7;", "x + 77;"), message="use: a patch")
     assert findings(kvtool) == []
     edit(good, 'id = "third"', 'id = "use"\nfile = "third.patch"')
     assert {rule for _, _, rule in findings(kvtool)} == {"twice"}
 
 
-def test_a_patch_that_moves_what_another_one_brings(good: Tiny, kvtool: Any) -> None:
+def test_patch_that_moves_added_lines(good: Tiny, kvtool: Any) -> None:
     brings, three = "    bool brought = true;\n", "    bool three;\n"
     good.add_patch("brings", ("src/b.h", three, brings + three))
     good.add_patch("moves", ("src/b.h", brings + three, three + brings))
     assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/moves.patch", "moves")]
-    for name in ("brings", "moves"):  # a line need not be UTF-8
+    for name in ("brings", "moves"):  # a line may be invalid UTF-8
         file = good.root / f"patches/{name}.patch"
         file.write_bytes(file.read_bytes().replace(b"brought", b"br\xfcught"))
     assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/moves.patch", "moves")]
 
 
-def test_the_lock(good: Tiny, kvtool: Any) -> None:
+def test_lock_mistake_is_reported(good: Tiny, kvtool: Any) -> None:
     edit(good, 'current = "v1"', 'current = "v7"', "upstream.lock")
     assert findings(kvtool) == [("patches/upstream.lock", 0, "lock")]
 
 
-def test_more_context_than_export_writes(good: Tiny, kvtool: Any) -> None:
+def test_extra_context_is_reported(good: Tiny, kvtool: Any) -> None:
     good.add_patch("wide", ("src/a.cpp", "x + 4;", "x + 4 + 4;"), u=3)
     assert [(file, rule) for file, _, rule in findings(kvtool)] == [("patches/wide.patch", "context")]
 
 
-def test_too_many_lines_in_upstreams_files(good: Tiny, kvtool: Any) -> None:
+def test_goal_lines_limit(good: Tiny, kvtool: Any) -> None:
     many = "".join(f"    bool b{n};\n" for n in range(300))
     good.add_patch("many", ("src/b.h", "    bool three;\n", f"    bool three;\n{many}"))
     assert findings(kvtool) == [], "nobody has said how many are too many"
@@ -125,7 +125,7 @@ def test_too_many_lines_in_upstreams_files(good: Tiny, kvtool: Any) -> None:
     assert findings(kvtool) == [("patches/series.toml", 0, "entry")]
 
 
-def test_a_path_that_a_cached_upstream_has(good: Tiny, kvtool: Any) -> None:
+def test_patched_path_of_cached_upstream(good: Tiny, kvtool: Any) -> None:
     write_files(good.root, {"cpp/src/b.h": "int b;\n"})
     expected = [("patches/flag.patch", 10, "new-file")]
     assert findings(kvtool) == expected, "nothing is cached yet, and nothing is fetched"
@@ -135,7 +135,7 @@ def test_a_path_that_a_cached_upstream_has(good: Tiny, kvtool: Any) -> None:
     assert findings(kvtool) == [("cpp/src/b.h", 0, "in-upstream"), *expected]
 
 
-def test_a_link_in_cpp(good: Tiny, kvtool: Any) -> None:
+def test_link_in_cpp_is_reported(good: Tiny, kvtool: Any) -> None:
     (good.root / "cpp/src/link").symlink_to("new.cpp")
     assert findings(kvtool) == [("cpp", 0, "new-file")]
 

@@ -1,4 +1,4 @@
-"""Carry one patch onto another upstream: what is there already, what conflicts and why, and where hunks belong."""
+"""Test the merge of one patch onto another upstream: changes already there, conflicts and the place of hunks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ PATCH = BASE.replace("int one = 1;\n", "int one = 1;\n    int new = 3;\n")
 
 @pytest.fixture
 def pick(tmp_path: Path) -> Pick:
-    """pick(base, patched, upstream, path="f.cpp"): the file with the patch of base on upstream, None for a conflict."""
+    """Merge the patch of base into upstream: pick(base, patched, upstream, path="f.cpp").
+
+    Return the file, or None for a conflict, and the result.
+    """
     repo = tmp_path / "repo"
     repo.mkdir()
     git(repo, "init", "-q", "--bare")
@@ -52,7 +55,7 @@ def pick(tmp_path: Path) -> Pick:
     return run
 
 
-def test_files_by_name_in_one_call(tmp_path: Path) -> None:
+def test_read_files_in_one_call(tmp_path: Path) -> None:
     repo = Git.create(tmp_path / "repo")
     one, empty = (repo.line("hash-object", "-w", "--stdin", input=text) for text in ("one\ntwo missing\n", ""))
     entries = [f"100644 blob {one}\ta\nb", f"100644 blob {empty}\tnone", f"160000 commit {40 * '1'}\tmodule"]
@@ -73,7 +76,7 @@ BOTH = TWO.replace("one = 1;\n", "one = 1;\n    total += n;\n").replace("four = 
 @pytest.mark.parametrize(
     "line", ["    total += n;", "    total  += n;", "    total += n; ", "  total += n;", "\ttotal\t+=  n;"]
 )
-def test_hunk_that_upstream_has_with_other_white_space_is_not_repeated(pick: Pick, line: str) -> None:
+def test_hunk_in_upstream_with_other_space(pick: Pick, line: str) -> None:
     patched = BASE.replace("one = 1;\n", "one = 1;\n    total += n;\n")
     upstream = BASE.replace("one = 1;\n", f"one = 1;\n{line}\n")
     assert pick(BASE, patched, upstream)[0] == upstream
@@ -86,15 +89,15 @@ def test_hunk_that_upstream_has_with_other_white_space_is_not_repeated(pick: Pic
 
 
 @pytest.mark.parametrize("line", ["total+=n;", "    total += n;\n    log(n);", "    log(n);\n    total  += n;"])
-def test_hunk_that_upstream_has_in_another_form_is_a_conflict(pick: Pick, line: str) -> None:
+def test_hunk_in_upstream_in_other_form(pick: Pick, line: str) -> None:
     patched = BASE.replace("one = 1;\n", "one = 1;\n    total += n;\n")
     text, done = pick(BASE, patched, BASE.replace("one = 1;\n", f"one = 1;\n{line}\n"))
     assert text is None and done.failed[0].cause == "already upstream"
 
 
 @pytest.mark.parametrize("old", ["    return n;\n", "    int two = 2;\n    return n;\n"])
-def test_hunk_that_upstream_has_elsewhere_is_a_conflict(pick: Pick, old: str) -> None:
-    """The lines would be in the file twice."""
+def test_hunk_elsewhere_in_upstream_conflicts(pick: Pick, old: str) -> None:
+    """Expect a conflict, because the file would contain the lines twice."""
     patched = BASE.replace("int one = 1;\n", "int one = 1;\n    int fresh = 3;\n    call(fresh);\n")
     for more in (
         "    int fresh = 3;\n    call(fresh);\n",
@@ -105,7 +108,7 @@ def test_hunk_that_upstream_has_elsewhere_is_a_conflict(pick: Pick, old: str) ->
         assert text is None and "the same lines" in done.failed[0].reason
 
 
-def test_line_that_only_the_patch_re_aligns_is_not_lost(pick: Pick) -> None:
+def test_realigned_line_is_kept(pick: Pick) -> None:
     patched = BASE.replace("one = 1", "one   = 1")
     assert pick(BASE, patched, "// top\n" + BASE)[0] == "// top\n" + patched
     assert pick(BASE, patched, patched)[0] == patched
@@ -113,8 +116,8 @@ def test_line_that_only_the_patch_re_aligns_is_not_lost(pick: Pick) -> None:
     assert text is None and done.failed[0].cause == "white space"
 
 
-def test_report_names_the_hunks_that_have_markers(pick: Pick) -> None:
-    """The hunk that merged, and the hunk that upstream has, are not in the report."""
+def test_report_names_conflicting_hunks(pick: Pick) -> None:
+    """Expect that the report omits the hunk that merged and the hunk that upstream has."""
     names = ("one", "two", "three", "four")
     base = "".join(f"int {name}(int n) {{\n    n += 1;\n    return {name};\n}}\n\n" for name in names)
     patched = base
@@ -127,7 +130,7 @@ def test_report_names_the_hunks_that_have_markers(pick: Pick) -> None:
     assert done.notes == ("f.cpp hunk 1: upstream already has it",)
 
 
-# --- put in at one place -----------------------------------------------------------------------------------------
+# --- insertions at one place --------------------------------------------------------------------------------------
 
 
 def upstream_puts(*lines: str, base: str = BASE) -> str:
@@ -138,13 +141,13 @@ def upstream_puts(*lines: str, base: str = BASE) -> str:
     "theirs", ["break;", "return n;", "goto end;", "throw 1;", "continue;", "}", "#else", "int a;"]
 )
 @pytest.mark.parametrize("path", ["f.cpp", "f.py"])
-def test_two_insertions_at_one_place_are_a_conflict(pick: Pick, theirs: str, path: str) -> None:
+def test_insertions_at_one_place_conflict(pick: Pick, theirs: str, path: str) -> None:
     for mine, other in ((upstream_puts("    mine();"), upstream_puts(theirs)), (upstream_puts(theirs), PATCH)):
         text, done = pick(BASE, mine, other, path)
         assert text is None and done.failed[0].cause == "inserted lines"
 
 
-def test_two_functions_at_one_place_are_a_conflict(pick: Pick) -> None:
+def test_functions_at_one_place_conflict(pick: Pick) -> None:
     base = BASE + "\n" + BASE.replace("f(", "g(")
     patch, theirs = (f"int {name}() {{\n    return {name[-1]};\n}}\n\n" for name in ("h1", "h2"))
     text, _ = pick(base, base.replace("int g", patch + "int g"), base.replace("int g", theirs + "int g"))
@@ -179,11 +182,14 @@ def test_conflict_names_its_cause(pick: Pick, upstream: str, cause: str, reason:
         assert len(hunk.diff) <= 2 * 3 + len(removed) + len(added)
 
 
-# --- whatever upstream does --------------------------------------------------------------------------------------
+# --- random changes of upstream ------------------------------------------------------------------------------------
 
 
 def changed(chance: random.Random, base: list[str], at: int) -> list[tuple[int, str]]:
-    """Upstream's lines, each with its number in base (-1 for a new one): taken out, doubled, put in, re-aligned."""
+    """Return upstream's lines with their numbers in base (-1 for new lines) after a random change.
+
+    The change removes, doubles, inserts or re-aligns lines.
+    """
     lines = list(enumerate(base))
     for _ in range(chance.randint(1, 3)):
         near = min(len(lines) - 2, max(1, at + chance.randint(-2, 2)))
@@ -202,7 +208,7 @@ def changed(chance: random.Random, base: list[str], at: int) -> list[tuple[int, 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_merged_is_between_the_lines_it_was_put_between(pick: Pick, seed: int) -> None:
+def test_merged_hunk_stays_between_neighbours(pick: Pick, seed: int) -> None:
     chance = random.Random(seed)
     choice = ["    a();\n", "    b(1, 2);\n", "    int y = 3;\n", "    if (x) {\n", "    }\n", "    x++;\n"]
     base = ["int f() {\n", *(chance.choice(choice) for _ in range(8)), "    return x;\n", "}\n"]
@@ -219,7 +225,7 @@ def test_what_is_merged_is_between_the_lines_it_was_put_between(pick: Pick, seed
     assert max(before) < at <= min(after)
 
 
-# --- a copy of a block, and code that upstream switched off ---------------------------------------------------------
+# --- copied blocks, and disabled code -------------------------------------------------------------------------------
 
 OLD = ("int id = task.id;", "check(id);", "if (busy()) {", "    break;", "}", "write(id);", "send(id);")
 MINE = (*OLD[:5], "load(id);", *OLD[5:])
@@ -238,10 +244,8 @@ HEADS = {
 
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("order", ["copy first", "copy last"])
-def test_a_copied_block_does_not_take_the_hunk_from_the_one_it_was_copied_from(
-    pick: Pick, kind: str, order: str
-) -> None:
-    """A diff takes the copy for the original where upstream rewrote that."""
+def test_hunk_stays_in_original_block(pick: Pick, kind: str, order: str) -> None:
+    """Use a rewritten original, which a diff confuses with its copy."""
     start, head, end, stop = HEADS[kind]
 
     def block(name: str, lines: tuple[str, ...]) -> str:
@@ -259,7 +263,7 @@ def test_a_copied_block_does_not_take_the_hunk_from_the_one_it_was_copied_from(
 @pytest.mark.parametrize(
     ("start", "end", "what"), [("#if 0\n", "#endif\n", "an #if 0"), ("/* as it was:\n", "*/\n", "a comment")]
 )
-def test_code_that_upstream_switched_off(pick: Pick, start: str, end: str, what: str) -> None:
+def test_hunk_in_disabled_code(pick: Pick, start: str, end: str, what: str) -> None:
     fresh = "int g(int n) {\n    return n + 1;\n}\n"
     text, done = pick(BASE, PATCH, start + BASE + end + fresh)
     assert text is None and f"which upstream put into {what}" in done.failed[0].reason
@@ -269,7 +273,7 @@ def test_code_that_upstream_switched_off(pick: Pick, start: str, end: str, what:
     assert text is not None
 
 
-def test_an_attribute_before_a_function(pick: Pick) -> None:
+def test_attribute_before_function(pick: Pick) -> None:
     top = "int e() {\n    return 0;\n}\n\n"
     upstream = top + BASE.replace("int f(", "[[nodiscard]] int f(")
     text, done = pick(top + BASE, top + PATCH, upstream)
@@ -278,8 +282,8 @@ def test_an_attribute_before_a_function(pick: Pick) -> None:
 
 @pytest.mark.parametrize("indent", ["", "    "])
 @pytest.mark.parametrize("head", ["if (n)", "for (int i = 0; i < n; ++i)"])
-def test_a_statement_that_upstream_made_conditional(pick: Pick, head: str, indent: str) -> None:
-    """What stands behind it would not be, and was indented as if it were."""
+def test_statement_made_conditional(pick: Pick, head: str, indent: str) -> None:
+    """Insert a line after the statement: it would be unconditional but indented as if it were conditional."""
     upstream = BASE.replace("    int one = 1;\n", f"    {head}\n    {indent}int one = 1;\n")
     text, done = pick(BASE, PATCH, upstream)
     assert text is None and (indent or "without braces" in done.failed[0].reason)
@@ -288,8 +292,8 @@ def test_a_statement_that_upstream_made_conditional(pick: Pick, head: str, inden
     assert text == "int e;\n" + patched, "it was so before"
 
 
-def test_an_empty_line_is_in_the_block_of_what_follows(pick: Pick) -> None:
-    """Above it stands what can be indented as a block, and is none."""
+def test_empty_line_belongs_to_next_block(pick: Pick) -> None:
+    """Use indented lines above that look like a block."""
     base = "int g(int n) {\n    const auto x = foo(n,\n                       2);\n\n    y();\n    return x;\n}\n"
     patched = base.replace("    y();", "    mine();\n    y();")
     upstream = base.replace("2);\n", "2);\n    z();\n").replace("return x;", "return x + 1;")
@@ -297,7 +301,7 @@ def test_an_empty_line_is_in_the_block_of_what_follows(pick: Pick) -> None:
     assert text == upstream.replace("    y();", "    mine();\n    y();"), done
 
 
-def test_what_stands_behind_code_that_was_switched_off_is_compiled(pick: Pick) -> None:
+def test_code_after_disabled_code_is_compiled(pick: Pick) -> None:
     base = "int g(int n) {\n#ifdef OLD\n    n++;\n#endif\n    return n;\n}\n"
     patched = base.replace("    return n;", "    n *= 2;\n    return n;")
     upstream = base.replace("#ifdef OLD", "#if 0")

@@ -1,4 +1,4 @@
-"""Odd file names, long lines, odd environments and owners: kvtool works, or says what git says."""
+"""Test odd file names, long lines, environments and owners: kvtool works or repeats git's error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = [
 
 
 def follow(project: Tiny, kvtool: Any, path: str) -> None:
-    """Put a file with that name into upstream, and bring the series there."""
+    """Add a file with that name to upstream, and rebase the series."""
     write_files(project.upstream, {path: "one\ntwo\nthree\nfour\nfive\n"})
     git(project.upstream, "add", "-A")
     release(project, "v3")
@@ -31,7 +31,7 @@ def follow(project: Tiny, kvtool: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", NAMES)
-def test_file_name_with_special_characters_is_carried(applied: Tiny, kvtool: Any, path: str) -> None:
+def test_special_file_name_is_exported(applied: Tiny, kvtool: Any, path: str) -> None:
     follow(applied, kvtool, path)
     edit(applied, path, "two", "TWO", "names: change")
     ran = kvtool("export", "--json")
@@ -46,7 +46,7 @@ def test_file_name_with_special_characters_is_carried(applied: Tiny, kvtool: Any
 
 
 @pytest.mark.parametrize("path", NAMES)
-def test_file_name_with_special_characters_in_conflict(applied: Tiny, kvtool: Any, path: str) -> None:
+def test_special_file_name_in_conflict(applied: Tiny, kvtool: Any, path: str) -> None:
     follow(applied, kvtool, path)
     edit(applied, path, "two", "TWO", "names: change")
     assert kvtool("export").code == 0
@@ -60,7 +60,7 @@ def test_file_name_with_special_characters_in_conflict(applied: Tiny, kvtool: An
     assert kvtool("export", "--check").code == 0
 
 
-def test_line_of_140000_characters_is_reported(applied: Tiny, kvtool: Any) -> None:
+def test_very_long_line_is_reported(applied: Tiny, kvtool: Any) -> None:
     write_files(applied.upstream, {"src/long.txt": "x" * 140_000 + "\nend\n"})
     git(applied.upstream, "add", "-A")
     release(applied, "v3")
@@ -75,7 +75,7 @@ def test_line_of_140000_characters_is_reported(applied: Tiny, kvtool: Any) -> No
 @pytest.mark.parametrize(
     "name", ["GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"]
 )
-def test_git_variables_of_the_user_are_ignored(
+def test_git_variables_are_ignored(
     applied: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     monkeypatch.setenv(name, str(tmp_path / "nowhere"))
@@ -86,9 +86,7 @@ def test_git_variables_of_the_user_are_ignored(
 
 @pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize(("command", "part"), [("status", "llama.cpp"), ("apply", "llama.cpp"), ("diff", ".git")])
-def test_tree_of_another_user_is_reported_in_the_words_of_git(
-    applied: Tiny, kvtool: Any, command: str, part: str
-) -> None:
+def test_tree_of_other_user(applied: Tiny, kvtool: Any, command: str, part: str) -> None:
     git(applied.root, "init", "-q")
     git(applied.root, "add", "patches")
     git(applied.root, "commit", "-qm", "series")
@@ -101,7 +99,7 @@ def test_tree_of_another_user_is_reported_in_the_words_of_git(
     assert "safe.directory" in ran.json["error"]["next"] and "dubious ownership" in ran.json["error"]["output"]
 
 
-def test_hunk_below_the_head_of_a_function_is_labelled_with_it(applied: Tiny, kvtool: Any) -> None:
+def test_hunk_label_names_function(applied: Tiny, kvtool: Any) -> None:
     applied.add_patch("below", ("src/a.cpp", "int y = x + 4;", "int y = x + 44;"))
     release(applied, "v3", ("src/a.cpp", "int y = x + 4;", "int y = x + 45;"))
     (hunk,) = kvtool("rebase", "v3", "--dry-run", "--keep-going", "--json").json["patches"][2]["failed"]

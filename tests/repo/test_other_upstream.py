@@ -1,4 +1,4 @@
-"""A project for a repository other than llama.cpp: no trace of llama.cpp, from init to rebase."""
+"""Test a project for another repository than llama.cpp, from init to rebase, without a trace of llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import Tiny, git
 
 @pytest.fixture
 def other(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty project for the tiny upstream under the name zlib."""
+    """Create an empty project for the tiny upstream under the name zlib."""
     monkeypatch.delenv("KVTOOL_UPSTREAM")
     guide = Path(__file__).parents[2] / "patches/README.md"
     (project.root / "patches/README.md").write_bytes(guide.read_bytes())
@@ -25,7 +25,7 @@ def other(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     return root
 
 
-def test_project_has_no_trace_of_the_default(other: Path) -> None:
+def test_project_has_no_llama_traces(other: Path) -> None:
     text = (other / "patches/upstream.lock").read_text()
     assert "[[upstream]]" not in text and 'name = "zlib"' in text
     for file in other.rglob("*"):
@@ -34,7 +34,7 @@ def test_project_has_no_trace_of_the_default(other: Path) -> None:
     assert "zlib" in (other / "patches/README.md").read_text() and (other / ".gitignore").read_text().count("/zlib\n")
 
 
-def test_commands_before_the_first_tag_name_the_next_step(other: Path, kvtool: Any) -> None:
+def test_commands_before_first_tag(other: Path, kvtool: Any) -> None:
     for command in (("apply",), ("fetch",), ("rebase", "v2", "--dry-run")):
         error = kvtool(*command, "--json").json["error"]
         assert "no state of zlib" in error["what"] and "kvtool rebase TAG" in error["next"], command
@@ -42,7 +42,7 @@ def test_commands_before_the_first_tag_name_the_next_step(other: Path, kvtool: A
     assert kvtool("lint").code == 0
 
 
-def test_series_begins_with_a_tag_and_moves(other: Path, project: Tiny, kvtool: Any) -> None:
+def test_series_starts_at_tag_and_moves(other: Path, project: Tiny, kvtool: Any) -> None:
     said = []
     ran = kvtool("rebase", "v1")
     assert ran.code == 0, ran
@@ -125,7 +125,7 @@ def test_wrong_options_are_explained(
     assert not (tmp_path / "new").exists()
 
 
-def test_name_is_the_last_part_of_the_url(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_name_is_last_part_of_url(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
     ran = kvtool("init", tmp_path / "new", "--empty", "--remote", "https://example.invalid/me/whisper.cpp.git")
     assert ran.code == 0, ran
     lock = (tmp_path / "new/patches/upstream.lock").read_text()

@@ -1,4 +1,4 @@
-"""`kvtool package` on a tiny tree that looks like llama.cpp: real CMake, real git, no network."""
+"""Test `kvtool package` on a tiny tree that looks like llama.cpp: real CMake, real git, no network."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def package(kvtool: Any, out: Path, *more: str) -> Any:
     return kvtool("package", "--preset", "release", "--no-ui", "--out", str(out), "--json", *more)
 
 
-def test_an_archive_runs_elsewhere_and_says_what_it_is(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_archive_runs_elsewhere(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None:
     assert kvtool("apply").code == 0
     made = package(kvtool, tmp_path / "out").json
     assert made["ok"], made
     with tarfile.open(made["archive"]) as tar:
         tar.extractall(tmp_path / "there")
     folder = tmp_path / "there" / "llama-v1"
-    (tiny.tree / "build").rename(tmp_path / "gone")  # nothing of the build is there to help
+    (tiny.tree / "build").rename(tmp_path / "gone")  # the files of the build are unavailable
     assert subprocess.run([folder / "llama-server"], capture_output=True, text=True).stdout == "7\n"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     assert {"libllama.so", "libllama.so.0", "libllama.so.0.1.0", "LICENSE", "licenses/LICENSE-x"} <= names
@@ -71,26 +71,24 @@ def test_an_archive_runs_elsewhere_and_says_what_it_is(tiny: Tiny, kvtool: Any, 
     assert said["patched"]["tree"] == git(tiny.tree, "rev-parse", "HEAD^{tree}")
     assert (said["page"], said["flags"]["CMAKE_BUILD_TYPE"]) == (False, "Release")
     assert str(tmp_path) not in json.dumps(said), "no path of the machine that built it"
-    # the mails give the tree
+    # the mails recreate the tree
     again = tmp_path / "again"
     git(tmp_path, "clone", "-q", "-b", "v1", str(tiny.upstream), str(again))
     git(again, "am", "-q", *(str(folder / "patches" / name) for name in said["patches"]))
     assert git(again, "rev-parse", "HEAD^{tree}") == said["patched"]["tree"]
 
 
-def test_the_same_build_gives_the_same_bytes_and_what_lay_there_is_not_packed(
-    tiny: Tiny, kvtool: Any, tmp_path: Path
-) -> None:
+def test_archive_of_same_build_is_equal(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None:
     assert kvtool("apply").code == 0
     first = package(kvtool, tmp_path / "one").json
-    # what the build of an earlier upstream leaves behind
+    # left by the build of an earlier upstream
     (tiny.tree / "build" / "cpu-release" / "bin" / "libllama.so.0.0.9").write_bytes(b"old")
     second = package(kvtool, tmp_path / "two").json
     assert first["sha256"] == second["sha256"]
     assert Path(first["archive"]).read_bytes() == Path(second["archive"]).read_bytes()
 
 
-def test_a_tree_with_changes_is_not_packed(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_changed_tree_is_not_packed(tiny: Tiny, kvtool: Any, tmp_path: Path) -> None:
     kvtool("apply")
     (tiny.tree / "src" / "lib.cpp").write_text("int lib() { return 8; }\n")
     refused = package(kvtool, tmp_path / "out")
@@ -102,7 +100,7 @@ def test_a_tree_with_changes_is_not_packed(tiny: Tiny, kvtool: Any, tmp_path: Pa
     ("ends", "code", "says"),
     [(VerifyError("it does not run there"), 8, "it does not run there"), (KeyboardInterrupt(), 130, "interrupted")],
 )
-def test_an_archive_that_fails_its_check_does_not_stay(
+def test_failed_archive_is_removed(
     tiny: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException, code: int, says: str
 ) -> None:
     kvtool("apply")

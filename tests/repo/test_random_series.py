@@ -1,4 +1,4 @@
-"""A few seeds of random_series.py; ci/nightly.sh runs a thousand."""
+"""Run a few seeds of random_series.py. ci/nightly.sh runs a thousand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tests.repo.random_series import check
 
 
-# 19: upstream took one of two lines, and put it elsewhere
+# seed 19: upstream accepted one of two lines at another place
 @pytest.mark.parametrize("seed", [0, 7, 19])
-def test_random_series_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
+def test_random_series_keep_all_lines(tmp_path: Path, seed: int) -> None:
     outcomes, violations = check(seed, tmp_path)
     assert not violations and outcomes

@@ -1,4 +1,4 @@
-"""kvtool rebase: every outcome of a patch, and the table of every patch on every upstream."""
+"""Test kvtool rebase: every outcome of a patch, and the table of every patch on every upstream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.repo.rebases import ALL, current, everything, outcomes, release
 # --- outcomes -----------------------------------------------------------------------------------------------------
 
 
-def test_success_moves_tree_lock_and_only_what_must_change(applied: Tiny, kvtool: Any) -> None:
+def test_success_moves_tree_and_lock(applied: Tiny, kvtool: Any) -> None:
     before = applied.snapshot()
     ran = kvtool("rebase", "v2", "--json")
     assert ran.code == 0, ran
@@ -36,12 +36,12 @@ def test_success_moves_tree_lock_and_only_what_must_change(applied: Tiny, kvtool
     assert kvtool("apply", "--tree", applied.root / "again", "--json").json["head"] == ran.json["head"]
 
 
-def test_rebase_makes_the_tree_when_there_is_none(project: Tiny, kvtool: Any) -> None:
+def test_rebase_creates_missing_tree(project: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "v2").code == 0
     assert kvtool("status", "--json").json["tag"] == "v2"
 
 
-def test_a_mirror_that_has_the_new_tag_only(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_mirror_with_only_new_tag(project: Tiny, kvtool: Any, tmp_path: Path) -> None:
     clone = tmp_path / "new-only"
     git(tmp_path, "clone", "-q", "--depth=1", "--branch=v2", f"file://{project.upstream}", str(clone))
     assert git(clone, "tag") == "v2"
@@ -49,14 +49,14 @@ def test_a_mirror_that_has_the_new_tag_only(project: Tiny, kvtool: Any, tmp_path
     assert (ran.code, ran.json["outcome"]) == (0, "rehearsed"), ran
 
 
-def test_already_there(applied: Tiny, kvtool: Any) -> None:
+def test_rebase_to_current_is_unchanged(applied: Tiny, kvtool: Any) -> None:
     before = everything(applied)
     ran = kvtool("rebase", "v1", "--json")
     assert (ran.code, ran.json["outcome"]) == (0, "unchanged")
     assert everything(applied) == before
 
 
-def test_there_and_back(applied: Tiny, kvtool: Any) -> None:
+def test_rebase_round_trip(applied: Tiny, kvtool: Any) -> None:
     before = applied.snapshot()
     assert kvtool("rebase", "v2").code == 0
     assert kvtool("rebase", "v1").code == 0
@@ -71,14 +71,14 @@ def test_merged_upstream_gets_until(applied: Tiny, kvtool: Any) -> None:
     series = tomllib.loads((applied.root / "patches/series.toml").read_text())
     assert [patch.get("until") for patch in series["patch"]] == ["v3", None]
     assert (applied.root / "patches/series.toml").read_text().startswith("# the series\n")
-    assert kvtool("apply", "v1", "--json").json["patches"][0]["outcome"] == "applied"  # still there for older ones
+    assert kvtool("apply", "v1", "--json").json["patches"][0]["outcome"] == "applied"  # older upstreams still need it
 
 
-def test_what_an_older_upstream_has_already_gets_from(applied: Tiny, kvtool: Any) -> None:
+def test_patch_in_older_upstream_gets_from(applied: Tiny, kvtool: Any) -> None:
     release(applied, "v3")
     assert kvtool("rebase", "v3").code == 0
     file = applied.tree / "src/a.cpp"
-    file.write_text(file.read_text().replace("x + 88", "x + 8"))  # as it is in v1
+    file.write_text(file.read_text().replace("x + 88", "x + 8"))  # as in v1
     git(applied.tree, "commit", "-qam", "undo")
     assert kvtool("export").code == 0
     ran = kvtool("rebase", "v1", "--json")
@@ -87,7 +87,7 @@ def test_what_an_older_upstream_has_already_gets_from(applied: Tiny, kvtool: Any
     assert [patch.get("from") for patch in series["patch"]] == [None, None, "v2"]
 
 
-def test_file_that_upstream_renamed_is_followed(applied: Tiny, kvtool: Any) -> None:
+def test_renamed_file_is_followed(applied: Tiny, kvtool: Any) -> None:
     git(applied.upstream, "mv", "src/a.cpp", "src/core.cpp")
     release(applied, "v3")
     ran = kvtool("rebase", "v3", "--json")
@@ -96,8 +96,8 @@ def test_file_that_upstream_renamed_is_followed(applied: Tiny, kvtool: Any) -> N
     assert "grown" in (applied.tree / "src/core.cpp").read_text()
 
 
-def test_twin_before_the_right_place(applied: Tiny, kvtool: Any) -> None:
-    """One line of context fits the twin, and it is nearer; the merge knows better, and says so."""
+def test_hunk_is_kept_from_nearer_twin(applied: Tiny, kvtool: Any) -> None:
+    """Use a nearer twin that one line of context fits. The merge finds the right place and reports it."""
     text = (applied.upstream / "src/a.cpp").read_text()
     at = text.index("int function_2")
     twin = "int twin(int x) {\n    int y = x + 2;\n    return y;\n}\n\n"
@@ -111,7 +111,7 @@ def test_twin_before_the_right_place(applied: Tiny, kvtool: Any) -> None:
 
 
 def wrong_place(project: Tiny) -> None:
-    """A patch in function_5 whose lines upstream took away there, and which one line of context finds elsewhere."""
+    """Add a patch in function_5 whose lines upstream removed there. One line of context finds them elsewhere."""
     old = "int function_5(int x) {\n    int y = x + 5;\n    return y;\n"
     project.add_patch("astray", ("src/a.cpp", old, old.replace("    return", "    use(y);\n    return")))
     release(
@@ -122,7 +122,7 @@ def wrong_place(project: Tiny) -> None:
     )
 
 
-def test_wrong_function_is_a_conflict_that_says_where(project: Tiny, kvtool: Any) -> None:
+def test_wrong_function_is_conflict(project: Tiny, kvtool: Any) -> None:
     wrong_place(project)
     ran = kvtool("rebase", "v3", "--dry-run", "--keep-going", "--json")
     assert ran.code == 3
@@ -131,7 +131,7 @@ def test_wrong_function_is_a_conflict_that_says_where(project: Tiny, kvtool: Any
     assert (hunk["cause"], hunk["header"].split(" @@ ")[1]) == ("changed lines", "int function_5(int x) {")
 
 
-def test_apply_to_another_upstream_refuses_a_wrong_place(project: Tiny, kvtool: Any) -> None:
+def test_apply_refuses_wrong_place(project: Tiny, kvtool: Any) -> None:
     wrong_place(project)
     assert kvtool("apply").code == 0
     before = everything(project)
@@ -142,7 +142,7 @@ def test_apply_to_another_upstream_refuses_a_wrong_place(project: Tiny, kvtool: 
     assert everything(project) == before
 
 
-def test_lines_that_are_gone_show_up_in_the_report(applied: Tiny, kvtool: Any) -> None:
+def test_report_shows_missing_lines(applied: Tiny, kvtool: Any) -> None:
     release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool twenty;\n"))
     ran = kvtool("rebase", "v3", "--dry-run", "--json", "--mirror", applied.upstream)
     (hunk,) = ran.json["patches"][0]["failed"]
@@ -156,7 +156,7 @@ def test_lines_that_are_gone_show_up_in_the_report(applied: Tiny, kvtool: Any) -
 
 
 def squashed(project: Tiny, tag: str, folder: Path) -> Path:
-    """A repository with one tag of upstream and no history."""
+    """Create a repository with one tag of upstream and no history."""
     shutil.copytree(project.upstream, folder, ignore=shutil.ignore_patterns(".git"))
     git(folder, "init", "-q")
     git(folder, "add", "-A", "-f")
@@ -165,7 +165,7 @@ def squashed(project: Tiny, tag: str, folder: Path) -> Path:
     return folder
 
 
-def test_unknown_tag_by_a_mirror_without_history(applied: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_unlisted_tag_from_shallow_mirror(applied: Tiny, kvtool: Any, tmp_path: Path) -> None:
     tree = release(applied, "b12345", ("src/a.cpp", "x + 7", "x + 77"), lock=False)
     mirror = squashed(applied, "b12345", tmp_path / "mirror")
     git(applied.upstream, "tag", "-d", "b12345")
@@ -181,7 +181,7 @@ def test_unknown_tag_by_a_mirror_without_history(applied: Tiny, kvtool: Any, tmp
     assert kvtool("status", "--json").json["state"] == "clean"
 
 
-def test_conflict_in_a_mirror_without_history_says_so(applied: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_conflict_without_history(applied: Tiny, kvtool: Any, tmp_path: Path) -> None:
     release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool twenty;\n"), lock=False)
     mirror = squashed(applied, "v3", tmp_path / "mirror")
     ran = kvtool("rebase", "v3", "--dry-run", "--json", "--mirror", os.path.relpath(mirror))
@@ -189,7 +189,7 @@ def test_conflict_in_a_mirror_without_history_says_so(applied: Tiny, kvtool: Any
     assert ran.json["error"]["next"].startswith(f"kvtool rebase v3 --mirror {mirror} stops there")
 
 
-def test_an_upstream_that_is_taken_for_an_older_one_is_told(
+def test_assumed_older_upstream_is_reported(
     applied: Tiny, kvtool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applied.add_patch("new", ("src/a.cpp", "x + 4;", "x + 4 + 0;"), extra='from = "v1"\ngroup = "new"\n')
@@ -204,16 +204,14 @@ def test_an_upstream_that_is_taken_for_an_older_one_is_told(
 
 
 @pytest.mark.parametrize("tag", ["v9", "../x", "-x", "a..b"])
-def test_unknown_tag_that_nobody_has(applied: Tiny, kvtool: Any, tag: str) -> None:
+def test_nonexistent_tag_is_refused(applied: Tiny, kvtool: Any, tag: str) -> None:
     before = everything(applied)
     ran = kvtool("rebase", "--json", "--", tag)
     assert ran.code == 2, ran
     assert everything(applied) == before
 
 
-def test_unknown_tag_without_a_network_is_named_and_nothing_is_downloaded(
-    project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_tag_offline(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (project.root / "patches/upstream.lock").read_text()
     remote = "http://127.0.0.1:9/llama.cpp"
     (project.root / "patches/upstream.lock").write_text(text.replace(str(project.root / "no-remote"), remote))
@@ -224,7 +222,7 @@ def test_unknown_tag_without_a_network_is_named_and_nothing_is_downloaded(
         assert "--mirror PATH" in ran.json["error"]["next"] and "llama.cpp v1" not in ran.err
 
 
-def test_from_and_until_decide_on_the_new_upstream(project: Tiny, kvtool: Any) -> None:
+def test_limits_apply_to_new_upstream(project: Tiny, kvtool: Any) -> None:
     project.add_patch("late", ("src/b.h", "bool one;", "bool one; // new"), extra='from = "v2"\n')
     project.add_patch("early", ("src/b.h", "bool three;", "bool three; // old"), extra='until = "v2"\n')
     ran = kvtool("rebase", "v2", "--json")
@@ -233,8 +231,8 @@ def test_from_and_until_decide_on_the_new_upstream(project: Tiny, kvtool: Any) -
     assert "bool one; // new" in (project.tree / "src/b.h").read_text()
 
 
-def test_a_patch_that_only_the_new_upstream_wants_stays_in_its_function(project: Tiny, kvtool: Any) -> None:
-    """It is not merged from anywhere: its context places it, and the function that it was recorded in is looked at."""
+def test_newly_wanted_patch_stays_in_function(project: Tiny, kvtool: Any) -> None:
+    """Apply a patch without a merge: its context finds the place, and the check compares the recorded function."""
     project.add_patch("late", ("src/a.cpp", "x + 4;", "x + 4 + 0;"), extra='from = "v3"\n')
     recorded = next(line for line in (project.root / "patches/late.patch").read_text().splitlines() if "@@ " in line)
     head = recorded.rpartition("@@ ")[2]
@@ -245,8 +243,8 @@ def test_a_patch_that_only_the_new_upstream_wants_stays_in_its_function(project:
     assert kvtool("rebase", "--abort").code == 0
 
 
-def test_an_upstream_that_no_list_names_has_what_it_needs(applied: Tiny, kvtool: Any) -> None:
-    """What begins or ends with the next upstream of the lock may have changed before it: the place tells."""
+def test_unlisted_upstream_decides_by_content(applied: Tiny, kvtool: Any) -> None:
+    """Use an upstream before the next one of the lock. It may have the change of a patch with `from` or `until`."""
     release(
         applied, "between", ("src/b.h", "bool one;", "bool uno;"), ("docs/ünï cödé.md", "naïve", "small"), lock=False
     )
@@ -292,7 +290,7 @@ def test_an_upstream_that_no_list_names_has_what_it_needs(applied: Tiny, kvtool:
     assert outcomes(again) == dict.fromkeys(told, "applied") | dict.fromkeys(("before", "placeless", "gone"), "skipped")
 
 
-def test_commit_of_the_users_on_the_target_branch_is_kept(applied: Tiny, kvtool: Any) -> None:
+def test_own_commit_on_target_is_kept(applied: Tiny, kvtool: Any) -> None:
     git(applied.tree, "branch", "kvtool/v2", "HEAD~1")
     git(applied.tree, "checkout", "-q", "kvtool/v2")
     git(applied.tree, "commit", "-q", "--allow-empty", "-m", "mine")
@@ -305,7 +303,7 @@ def test_commit_of_the_users_on_the_target_branch_is_kept(applied: Tiny, kvtool:
 # --- the span -----------------------------------------------------------------------------------------------------
 
 
-def test_table_over_every_upstream(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
+def test_table_of_all_upstreams(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
     text = (stopped.root / "patches/upstream.lock").read_text()
     gone = '\n[[upstream]]\ntag = "v0"\ndate = "2025-01-01"\ntree = "{}"\nsources = []\n'
     (stopped.root / "patches/upstream.lock").write_text(text + gone.format("a" * 40))

@@ -1,4 +1,4 @@
-"""kvtool rebase: a conflict, to the end: resolved, skipped, dropped, given up."""
+"""Test conflicts of kvtool rebase until their end: resolved, skipped, dropped or aborted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from tests.conftest import Tiny, git, write_files
 from tests.repo.rebases import ALL, BLOCK, everything, finished, outcomes, release, resolve
 
-# --- a conflict, to the end ---------------------------------------------------------------------------------------
+# --- a conflict until its end -------------------------------------------------------------------------------------
 
 
-def test_conflict_stops_in_the_tree_and_tells_of_all(stopped: Tiny, kvtool: Any) -> None:
+def test_conflict_stops_and_reports_all(stopped: Tiny, kvtool: Any) -> None:
     before = stopped.snapshot()
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, ran.json["outcome"], ran.json["stopped_at"]) == (3, "stopped", "block")
@@ -69,8 +69,8 @@ def test_second_conflict_stops_again(applied: Tiny, kvtool: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["build-x/file", "build-x"])
-def test_ignored_file_where_the_next_conflict_would_be_written_is_kept(applied: Tiny, kvtool: Any, path: str) -> None:
-    """git cherry-pick overwrites ignored files without a word."""
+def test_ignored_file_at_next_conflict(applied: Tiny, kvtool: Any, path: str) -> None:
+    """Expect that the file survives, although git cherry-pick overwrites ignored files silently."""
     work = applied.root.parent / "patch-work"
     write_files(work, {"build-x/file": "the patch's"})
     git(work, "add", "-f", "build-x/file")
@@ -88,8 +88,8 @@ def test_ignored_file_where_the_next_conflict_would_be_written_is_kept(applied: 
     assert (applied.tree / "build-x/file").read_text() == "the patch's"
 
 
-def test_ignored_file_where_upstream_has_removed_one_is_kept(applied: Tiny, kvtool: Any) -> None:
-    """The next patch changes the file that upstream has removed: git cherry-pick writes it over what is there."""
+def test_ignored_file_at_removed_path(applied: Tiny, kvtool: Any) -> None:
+    """Let the next patch change a file that upstream removed. git cherry-pick would overwrite an existing file."""
     write_files(Path.home(), {".config/git/ignore": "run.sh\n"})
     applied.add_patch("block", ("scripts/run.sh", "exit 0", "exit 1"))
     assert kvtool("apply").code == 0
@@ -112,7 +112,7 @@ def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
     assert (ran.code, ran.json["outcome"]) == (0, "aborted"), ran
     assert everything(stopped) == before
     assert kvtool("status", "--json").json["state"] == "clean"
-    # and again: the first work is still there
+    # again: the first work is still there
     assert kvtool("rebase", "v3").code == 3
     (stopped.tree / "src/a.cpp").write_text("another one")
     assert kvtool("rebase", "--abort").code == 0
@@ -122,7 +122,7 @@ def test_abort_restores_everything(stopped: Tiny, kvtool: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["--abort", "--skip block"])
-def test_what_was_in_the_tree_is_said_to_be_kept(stopped: Tiny, kvtool: Any, how: str) -> None:
+def test_kept_work_is_reported(stopped: Tiny, kvtool: Any, how: str) -> None:
     kvtool("rebase", "v3")
     (stopped.tree / "src/a.cpp").write_text("half a resolution")
     ran = kvtool("rebase", *how.split())
@@ -132,7 +132,7 @@ def test_what_was_in_the_tree_is_said_to_be_kept(stopped: Tiny, kvtool: Any, how
 
 @pytest.fixture
 def twice(stopped: Tiny) -> Tiny:
-    """Where a rebase onto v4 stops at `use` as well."""
+    """Prepare a rebase onto v4 that also stops at `use`."""
     release(stopped, "v4", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp x)"))
     return stopped
 
@@ -145,8 +145,8 @@ def resolve_use(project: Tiny) -> None:
     resolve(project, "src/a.cpp", "int y = x + 2;", "int y = x + 2 + grown();")
 
 
-def test_abort_waits_for_another_work_tree(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
-    """Where somebody looks at the old series meanwhile, git does not check it out a second time."""
+def test_abort_fails_with_other_worktree(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
+    """Check the old series out in a second worktree. git does not check out a branch twice."""
     before = everything(stopped)
     kvtool("rebase", "v3")
     git(stopped.tree, "worktree", "add", "-q", str(tmp_path / "old"), "kvtool/v1")
@@ -167,7 +167,7 @@ def test_abort_after_a_resolution(twice: Tiny, kvtool: Any) -> None:
     assert everything(twice) == before
 
 
-def test_rerere_fills_in_an_earlier_resolution(twice: Tiny, kvtool: Any) -> None:
+def test_rerere_reuses_earlier_resolution(twice: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v4")
     resolve_use(twice)
     resolved = (twice.tree / "CMakeLists.txt").read_text()
@@ -180,8 +180,8 @@ def test_rerere_fills_in_an_earlier_resolution(twice: Tiny, kvtool: Any) -> None
     assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
 
 
-def test_rerere_fills_in_what_could_not_be_taken(twice: Tiny, kvtool: Any) -> None:
-    """--continue refuses while patches/ is another, says to begin anew, and that the resolution is not lost."""
+def test_rerere_reuses_refused_resolution(twice: Tiny, kvtool: Any) -> None:
+    """Change patches/ during a stop: --continue refuses, suggests a new start, and keeps the resolution."""
     kvtool("rebase", "v4")
     resolve_use(twice)
     resolved = (twice.tree / "CMakeLists.txt").read_text()
@@ -202,7 +202,7 @@ def test_skip_sets_until(stopped: Tiny, kvtool: Any, when: str) -> None:
     else:
         kvtool("rebase", "v3")
         ran = kvtool("rebase", "--skip", "block", "--json")
-    assert (ran.code, ran.json["stopped_at"]) == (3, "more"), ran  # it needs block, so it is in the way now
+    assert (ran.code, ran.json["stopped_at"]) == (3, "more"), ran  # `more` needs block, so it conflicts now
     ran = kvtool("rebase", "--skip", "more", "--json")
     assert outcomes(ran) == {**ALL, "block": "skipped", "more": "skipped"}
     series = tomllib.loads((stopped.root / "patches/series.toml").read_text())["patch"]
@@ -210,7 +210,7 @@ def test_skip_sets_until(stopped: Tiny, kvtool: Any, when: str) -> None:
     finished(stopped, kvtool)
 
 
-def test_drop_takes_the_patch_out_when_all_is_through(stopped: Tiny, kvtool: Any) -> None:
+def test_drop_removes_patch_at_end(stopped: Tiny, kvtool: Any) -> None:
     before = stopped.snapshot()
     kvtool("rebase", "v3")
     assert kvtool("rebase", "--drop", "block").code == 3
@@ -223,32 +223,32 @@ def test_drop_takes_the_patch_out_when_all_is_through(stopped: Tiny, kvtool: Any
     finished(stopped, kvtool)
 
 
-def test_another_patch_than_the_one_it_stopped_at(stopped: Tiny, kvtool: Any) -> None:
+def test_drop_of_other_patch_is_refused(stopped: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v3")
     ran = kvtool("rebase", "--drop", "use", "--json")
     assert ran.code == 2 and "'block'" in ran.json["error"]["what"]
 
 
-def test_resolution_of_another_tree_is_not_taken(twice: Tiny, kvtool: Any) -> None:
+def test_resolution_of_other_tree_is_ignored(twice: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "v4", "--json").json["stopped_at"] == "use"
     resolve_use(twice)
     assert kvtool("rebase", "--continue", "--json").json["stopped_at"] == "block"
     journal = twice.state / "rebase.json"
     state = json.loads(journal.read_text())
-    state["choices"]["resolved"][0]["parent"] = state["head"]  # as if the patches before `use` had been moved otherwise
+    state["choices"]["resolved"][0]["parent"] = state["head"]  # as if the earlier patches had been moved differently
     journal.write_text(json.dumps(state))
     resolve(twice, *BLOCK)
     ran = kvtool("rebase", "--continue", "--json")
     assert ran.code == 4 and "'use'" in ran.json["error"]["what"] and "--abort" in ran.json["error"]["next"], ran
 
 
-# --- killed, and given up ------------------------------------------------------------------------------------------
+# --- killed and aborted --------------------------------------------------------------------------------------------
 
 
 def killed(project: Tiny, kvtool: Any, *, at: str, dirty: dict[str, str]) -> str:
-    """A rebase onto v3 as a kill leaves it on the checkout's way to the conflict: HEAD there, these files not of HEAD.
+    """Leave a rebase onto v3 like a kill during the checkout before the conflict.
 
-    Returns where HEAD was to go.
+    HEAD is at `at`, and the `dirty` files differ from HEAD. Return the commit that HEAD was moving to.
     """
     old = git(project.tree, "rev-parse", "HEAD")
     assert kvtool("rebase", "v3").code == 3
@@ -261,7 +261,7 @@ def killed(project: Tiny, kvtool: Any, *, at: str, dirty: dict[str, str]) -> str
     return to
 
 
-def test_abort_when_killed_before_head_moved(stopped: Tiny, kvtool: Any) -> None:
+def test_abort_after_kill_before_head(stopped: Tiny, kvtool: Any) -> None:
     before = everything(stopped)
     to = killed(stopped, kvtool, at="old", dirty={})
     (stopped.tree / "src/a.cpp").write_text(git(stopped.tree, "show", f"{to}:src/a.cpp", strip=False)[:20])
@@ -271,7 +271,7 @@ def test_abort_when_killed_before_head_moved(stopped: Tiny, kvtool: Any) -> None
     assert not git(stopped.tree, "for-each-ref", "refs/kvtool/kept"), "nothing of the user's was there to keep"
 
 
-def test_abort_when_killed_keeps_the_conflict_that_was_being_written(stopped: Tiny, kvtool: Any) -> None:
+def test_abort_after_kill_keeps_conflict(stopped: Tiny, kvtool: Any) -> None:
     before = everything(stopped)
     killed(stopped, kvtool, at="new", dirty={"src/a.cpp": "half of a conflict"})
     assert kvtool("rebase", "--abort").code == 0
@@ -280,7 +280,7 @@ def test_abort_when_killed_keeps_the_conflict_that_was_being_written(stopped: Ti
     assert git(stopped.tree, "show", f"{ref}:src/a.cpp") == "half of a conflict"
 
 
-def test_abort_when_killed_and_nothing_was_written_yet(stopped: Tiny, kvtool: Any) -> None:
+def test_abort_after_kill_before_write(stopped: Tiny, kvtool: Any) -> None:
     before = everything(stopped)
     killed(stopped, kvtool, at="new", dirty={})
     assert kvtool("rebase", "--abort").code == 0
@@ -288,7 +288,7 @@ def test_abort_when_killed_and_nothing_was_written_yet(stopped: Tiny, kvtool: An
     assert not git(stopped.tree, "for-each-ref", "refs/kvtool/kept")
 
 
-def test_abort_when_killed_and_head_moved_since(stopped: Tiny, kvtool: Any) -> None:
+def test_abort_after_kill_and_own_commit(stopped: Tiny, kvtool: Any) -> None:
     old = git(stopped.tree, "rev-parse", "HEAD")
     killed(stopped, kvtool, at="HEAD^", dirty={})
     git(stopped.tree, "commit", "-q", "--allow-empty", "-m", "somebody's own")

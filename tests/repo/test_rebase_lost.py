@@ -1,4 +1,4 @@
-"""kvtool rebase: nothing of a patch is lost without a word, by upstream, by a binary conflict or by a resolution."""
+"""Test that kvtool rebase reports each lost change, by upstream, a binary conflict or a resolution."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from tests.repo.rebases import finished, outcomes, release
 
 @pytest.fixture
 def shrunk(applied: Tiny) -> Tiny:
-    """Upstream has one of the two hunks of `use`."""
+    """Give upstream one of the two hunks of `use`."""
     release(applied, "v3", ("CMakeLists.txt", "src/a.cpp)", "src/a.cpp src/new.cpp)"))
     return applied
 
 
-def test_lost_hunk_is_an_error_until_accepted(shrunk: Tiny, kvtool: Any) -> None:
+def test_lost_hunk_stops_until_accepted(shrunk: Tiny, kvtool: Any) -> None:
     before = shrunk.snapshot()
     ran = kvtool("rebase", "v3", "--json")
     assert (ran.code, ran.json["stopped_at"]) == (3, "use"), ran
     assert ran.json["patches"][1]["lost"] == "1 of 2 hunks, 2 of 4 lines"
     assert "--accept-shrink use" in ran.json["error"]["next"] and shrunk.snapshot() == before
-    assert kvtool("rebase", "--continue").code == 3  # nothing was put back
+    assert kvtool("rebase", "--continue").code == 3  # nothing was restored
     ran = kvtool("rebase", "--accept-shrink", "use", "--json")
     assert ran.code == 0, ran
     assert "CMakeLists" not in (shrunk.root / "patches/use.patch").read_text()
     finished(shrunk, kvtool)
 
 
-def test_shrink_accepted_from_the_beginning(shrunk: Tiny, kvtool: Any) -> None:
+def test_shrink_accepted_at_start(shrunk: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "v3", "--dry-run").code == 3
     assert kvtool("rebase", "v3", "--accept-shrink", "use", "--dry-run").code == 0
     assert kvtool("rebase", "v3", "--accept-shrink", "use").code == 0
     finished(shrunk, kvtool)
 
 
-def test_lost_hunk_put_back(shrunk: Tiny, kvtool: Any) -> None:
+def test_lost_hunk_is_restored_by_hand(shrunk: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "v3").code == 3
     (shrunk.tree / "CMakeLists.txt").write_text("project(small)\nadd_library(a src/a.cpp src/new.cpp)\n")
     assert kvtool("rebase", "--continue").code == 0
@@ -46,8 +46,8 @@ def test_lost_hunk_put_back(shrunk: Tiny, kvtool: Any) -> None:
 
 
 @pytest.mark.parametrize("side", ["base", "patch", "attributes"])
-def test_a_binary_conflict_wants_a_word_where_upstreams_side_is_text(applied: Tiny, kvtool: Any, side: str) -> None:
-    """Only upstream's bytes were asked: --continue took them for the resolution, and the patch was left out."""
+def test_binary_conflict_with_text_upstream(applied: Tiny, kvtool: Any, side: str) -> None:
+    """Prevent a former bug. Only upstream's bytes were examined, so --continue accepted them and lost the patch."""
     base, mine = {"base": (b"\0one", b"two"), "patch": (b"one", b"\0two"), "attributes": (b"one\n", b"two\n")}[side]
     file = applied.upstream / "docs/picture"
     file.write_bytes(base)
@@ -64,7 +64,7 @@ def test_a_binary_conflict_wants_a_word_where_upstreams_side_is_text(applied: Ti
     assert (ran.code, ran.json["filled_in"]) == (3, [])
     said = kvtool("rebase", "--continue", "--json")
     assert said.code == 3 and "docs/picture" in said.json["error"]["why"], said
-    git(applied.tree, "add", "docs/picture")  # it shall be upstream's: the patch has nothing left
+    git(applied.tree, "add", "docs/picture")  # choose upstream's bytes: nothing of the patch is left
     said = kvtool("rebase", "--continue", "--json")
     assert said.code == 3 and "'picture' loses " in said.json["error"]["what"], said
     assert kvtool("rebase", "--accept-shrink", "picture").code == 0
@@ -73,8 +73,8 @@ def test_a_binary_conflict_wants_a_word_where_upstreams_side_is_text(applied: Ti
 
 
 @pytest.mark.parametrize("kind", ["removed", "binary"])
-def test_a_conflict_without_markers_wants_a_word(applied: Tiny, kvtool: Any, kind: str) -> None:
-    """--continue took such a file as git had left it: what upstream removed came back, and a binary change was gone."""
+def test_conflict_without_markers_needs_decision(applied: Tiny, kvtool: Any, kind: str) -> None:
+    """Prevent a former bug. --continue accepted git's file: a removed file returned, a binary change was lost."""
     name = "src/b.h" if kind == "removed" else "docs/empty"
     if kind == "removed":
         git(applied.upstream, "rm", "-q", name)
@@ -101,12 +101,12 @@ def test_a_conflict_without_markers_wants_a_word(applied: Tiny, kvtool: Any, kin
     finished(applied, kvtool)
 
 
-def test_resolution_that_takes_upstreams_side_loses_the_patch(stopped: Tiny, kvtool: Any) -> None:
+def test_resolution_to_upstream_loses_patch(stopped: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v3")
     git(stopped.tree, "checkout", "-q", "HEAD", "--", "src/a.cpp")
     ran = kvtool("rebase", "--continue", "--json")
     assert (ran.code, ran.json["stopped_at"]) == (3, "block") and "1 of 1 hunks" in ran.json["error"]["what"]
-    assert git(stopped.tree, "status", "--porcelain") == ""  # nothing is to be resolved a second time
+    assert git(stopped.tree, "status", "--porcelain") == ""  # no conflict is left to resolve
     ran = kvtool("rebase", "--accept-shrink", "block", "--json")
     assert (outcomes(ran)["block"], ran.json["stopped_at"]) == ("empty", "more")
     ran = kvtool("rebase", "--abort")

@@ -1,4 +1,4 @@
-"""kvtool rebase: what it refuses, and nothing changed unless all of it is."""
+"""Test the refusals of kvtool rebase, and that it changes all files or none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def users_rebase(project: Tiny) -> None:
 
 
 @pytest.mark.parametrize("trouble", [dirty, untracked, commit, killed_export, users_rebase])
-def test_work_in_the_tree_is_refused(applied: Tiny, kvtool: Any, trouble: Any) -> None:
+def test_work_in_tree_is_refused(applied: Tiny, kvtool: Any, trouble: Any) -> None:
     trouble(applied)
     ran = kvtool("rebase", "v2", "--json")
     assert ran.code == 4 and ran.json["error"]["next"], ran
@@ -62,12 +62,12 @@ def test_work_in_the_tree_is_refused(applied: Tiny, kvtool: Any, trouble: Any) -
         ("--skip", "use"),
     ],
 )
-def test_combinations_that_mean_nothing(applied: Tiny, kvtool: Any, args: tuple[str, ...]) -> None:
+def test_invalid_combinations_are_refused(applied: Tiny, kvtool: Any, args: tuple[str, ...]) -> None:
     ran = kvtool("rebase", *args, "--json")
     assert ran.code == 2 and ran.json["error"]["next"], ran
 
 
-# --- nothing is changed unless all of it is -----------------------------------------------------------------------
+# --- all or nothing ------------------------------------------------------------------------------------------------
 
 
 def test_dry_run_writes_nothing(stopped: Tiny, kvtool: Any, tmp_path: Path) -> None:
@@ -77,13 +77,13 @@ def test_dry_run_writes_nothing(stopped: Tiny, kvtool: Any, tmp_path: Path) -> N
     objects = sorted(str(p) for p in (*cache.rglob("*"), *(stopped.tree / ".git").rglob("*")))
     before = everything(stopped)
     ran = kvtool("rebase", "v3", "--dry-run", "--json")
-    assert ran.code == 3 and list(outcomes(ran)) == ["flag", "use", "block"]  # ends there without --keep-going
+    assert ran.code == 3 and list(outcomes(ran)) == ["flag", "use", "block"]  # stops there without --keep-going
     assert kvtool("rebase", "v2", "--dry-run", "--keep-going").code == 0
     assert everything(stopped) == before
     assert sorted(str(p) for p in (*cache.rglob("*"), *(stopped.tree / ".git").rglob("*"))) == objects
 
 
-def test_ignored_file_in_the_way_changes_nothing(applied: Tiny, kvtool: Any) -> None:
+def test_ignored_file_stops_rebase(applied: Tiny, kvtool: Any) -> None:
     (applied.upstream / "build-x").mkdir()
     (applied.upstream / "build-x/file").write_text("theirs")
     git(applied.upstream, "add", "-f", "build-x/file")
@@ -99,7 +99,7 @@ def test_ignored_file_in_the_way_changes_nothing(applied: Tiny, kvtool: Any) -> 
     finished(applied, kvtool)
 
 
-def test_project_that_cannot_be_written_changes_nothing(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
+def test_unwritable_project_changes_nothing(applied: Tiny, kvtool: Any, monkeypatch: Any) -> None:
     from kvtool.errors import DiskError
     from kvtool.series.changes import put_file
 
@@ -117,7 +117,7 @@ def test_project_that_cannot_be_written_changes_nothing(applied: Tiny, kvtool: A
     assert everything(applied) == before and not (applied.state / "rebase.json").exists()
 
 
-def test_patches_that_change_during_a_rebase(stopped: Tiny, kvtool: Any) -> None:
+def test_changed_patches_during_rebase(stopped: Tiny, kvtool: Any) -> None:
     kvtool("rebase", "v3")
     resolve(stopped, *BLOCK)
     later = stopped.root / "patches/tail.patch"
@@ -128,7 +128,7 @@ def test_patches_that_change_during_a_rebase(stopped: Tiny, kvtool: Any) -> None
     assert kvtool("rebase", "--continue").code == 0
 
 
-def test_users_settings_do_not_show(stopped: Tiny, kvtool: Any) -> None:
+def test_user_settings_do_not_matter(stopped: Tiny, kvtool: Any) -> None:
     settings = {
         "diff.noprefix": "true",
         "diff.context": "9",

@@ -1,4 +1,4 @@
-"""kvtool rebase where upstream renamed files or moved what is in them, and what is told of a resolution."""
+"""Test kvtool rebase after upstream renamed files or moved their contents, and the report of a resolution."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def renamed(project: Tiny, *names: tuple[str, str]) -> None:
         git(project.upstream, "mv", old, new)
 
 
-def test_two_files_whose_names_changed_places_in_the_order(project: Tiny, kvtool: Any) -> None:
+def test_renames_that_swap_order(project: Tiny, kvtool: Any) -> None:
     project.add_patch(
         "both", ("src/a.cpp", "x + 4;\n", "x + 4;\n    four();\n"), ("src/b.h", "two;\n", "two;\n  int b;\n")
     )
@@ -30,7 +30,7 @@ def test_two_files_whose_names_changed_places_in_the_order(project: Tiny, kvtool
 
 
 @pytest.mark.parametrize("name", ["src/core.cpp", "lib/src/a.cpp"])
-def test_conflict_in_a_renamed_file_names_its_hunk_alone(stopped: Tiny, kvtool: Any, name: str) -> None:
+def test_conflict_in_renamed_file(stopped: Tiny, kvtool: Any, name: str) -> None:
     git(stopped.upstream, "checkout", "-q", "--detach", "v3")
     renamed(stopped, ("src/a.cpp", name))
     release(stopped, "v4")
@@ -42,7 +42,7 @@ def test_conflict_in_a_renamed_file_names_its_hunk_alone(stopped: Tiny, kvtool: 
     assert hunks["block"][0]["found"][0] == "    int y = x + 44;"
 
 
-def test_folder_of_cpp_that_upstream_renamed_is_told(applied: Tiny, kvtool: Any) -> None:
+def test_renamed_folder_of_cpp_is_reported(applied: Tiny, kvtool: Any) -> None:
     renamed(applied, ("src/a.cpp", "lib/a.cpp"), ("src/b.h", "lib/b.h"))
     release(applied, "v3")
     astray = ["upstream has no src any more (most of its files are in lib); the files of cpp/src stand alone there"]
@@ -52,13 +52,13 @@ def test_folder_of_cpp_that_upstream_renamed_is_told(applied: Tiny, kvtool: Any)
     finished(applied, kvtool)
 
 
-def test_folder_of_its_own_is_not_astray(applied: Tiny, kvtool: Any) -> None:
-    """tools/check is in cpp/ alone."""
+def test_own_folder_is_not_reported(applied: Tiny, kvtool: Any) -> None:
+    """Use tools/check, which only cpp/ has."""
     release(applied, "v3")
     assert kvtool("rebase", "v3", "--json").json["astray"] == []
 
 
-def test_function_in_another_file_is_found(project: Tiny, kvtool: Any) -> None:
+def test_function_moved_to_other_file(project: Tiny, kvtool: Any) -> None:
     far = "int far(int x) {\n    int distance_of_x = x + 1;\n    return distance_of_x;\n}\n"
     (project.upstream / "src/far.cpp").write_text("// far\n")
     (project.upstream / "src/a.cpp").write_text((project.upstream / "src/a.cpp").read_text() + far)
@@ -76,7 +76,7 @@ def test_function_in_another_file_is_found(project: Tiny, kvtool: Any) -> None:
     assert hunk["path"] == "src/a.cpp" and hunk["reason"] == "upstream moved a line of it to src/far.cpp:3"
 
 
-def test_place_that_was_refused_and_left_is_told(project: Tiny, kvtool: Any) -> None:
+def test_unchanged_refused_place_is_reported(project: Tiny, kvtool: Any) -> None:
     wrong_place(project)
     assert kvtool("rebase", "v3").code == 3
     wrong = git(project.tree, "show", "HEAD:src/a.cpp", strip=False)
@@ -88,7 +88,7 @@ def test_place_that_was_refused_and_left_is_told(project: Tiny, kvtool: Any) -> 
     assert note.startswith("src/a.cpp: as it was left, though it landed in line ") and "function_6" in note
 
 
-def test_resolution_that_changes_another_file_is_told(stopped: Tiny, kvtool: Any) -> None:
+def test_resolution_with_other_file_is_reported(stopped: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "v3").code == 3
     resolve(stopped, *BLOCK)
     file = stopped.tree / "src/b.h"

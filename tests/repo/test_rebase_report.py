@@ -1,4 +1,4 @@
-"""What kvtool says of a conflict: a summary, one short diff with its cause, the next commands. And what it accepts."""
+"""Test the report of a conflict: a summary, a short diff with its cause, the next commands; and accepted input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.repo.edits import edit
 from tests.repo.rebases import finished, outcomes, release, resolve
 
 
-def test_rebase_begins_with_a_summary(stopped: Tiny, kvtool: Any) -> None:
+def test_rebase_prints_summary_first(stopped: Tiny, kvtool: Any) -> None:
     ran = kvtool("rebase", "v3")
     first = ran.out.splitlines()[0]
     assert first == "3 of 5 patches apply, 1 needs block first, 1 needs you: block (1 hunk)"
@@ -29,14 +29,14 @@ def test_rebase_begins_with_a_summary(stopped: Tiny, kvtool: Any) -> None:
     assert "tail" in more and "the patch wants" in more
 
 
-def test_patches_that_upstream_has_are_counted(applied: Tiny, kvtool: Any) -> None:
+def test_merged_patches_are_counted(applied: Tiny, kvtool: Any) -> None:
     release(applied, "v3", ("src/b.h", "    bool two;\n", "    bool two;\n    bool  dynamic;\n"))
     ran = kvtool("rebase", "v3")
     assert (ran.code, ran.out.splitlines()[0]) == (0, "1 of 2 patches apply, 1 is upstream now")
 
 
-def test_four_conflicts_take_at_most_120_lines(applied: Tiny, kvtool: Any) -> None:
-    """Each conflict is in a function of 300 lines that upstream rewrote."""
+def test_four_conflicts_fit_120_lines(applied: Tiny, kvtool: Any) -> None:
+    """Put each conflict into a function of 300 lines that upstream rewrote."""
     body = "".join(f"    step_{n}(x, {'y' * 150});\n" for n in range(300))
     text = "".join(f"int big_{n}(int x) {{\n{body}    return {n};\n}}\n\n" for n in range(4))
     write_files(applied.upstream, {"src/big.cpp": text})
@@ -71,7 +71,7 @@ def move_entry(project: Tiny, name: str, at: int) -> None:
     series.write_text("[[patch]]".join([head, *entries]))
 
 
-def test_patch_that_must_come_first_is_named(project: Tiny, kvtool: Any) -> None:
+def test_required_patch_is_named(project: Tiny, kvtool: Any) -> None:
     project.add_patch("one", ("src/a.cpp", "x + 4;", "x + 44;"))
     project.add_patch("two", ("src/a.cpp", "x + 5;", "x + 55;"))
     project.add_patch("three", ("src/a.cpp", "x + 44;", "x + 45;"))
@@ -84,8 +84,8 @@ def test_patch_that_must_come_first_is_named(project: Tiny, kvtool: Any) -> None
     assert kvtool("apply").code == 0
 
 
-def test_patches_that_must_come_first_together_are_named(project: Tiny, kvtool: Any) -> None:
-    """The last patch stands beside lines that one patch removes, and changes what another one adds."""
+def test_jointly_required_patches_are_named(project: Tiny, kvtool: Any) -> None:
+    """Let the last patch touch lines that one patch removes and change a line that another patch adds."""
     project.add_patch("adds", ("src/a.cpp", "x + 4;\n", "x + 4;\n    call();\n"))
     project.add_patch("between", ("src/b.h", "bool one;", "bool uno;"))
     project.add_patch("also", ("src/a.cpp", "x + 5;\n", "x + 5;\n    other();\n"))
@@ -97,9 +97,7 @@ def test_patches_that_must_come_first_together_are_named(project: Tiny, kvtool: 
     assert "'adds' and 'also'" in ran.json["patches"][0]["failed"][0]["reason"]
 
 
-def test_moved_tag_is_reported_with_the_next_step(
-    applied: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_moved_tag_is_reported(applied: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert kvtool("rebase", "v2").code == 0
     edit_upstream = applied.upstream / "src/b.h"
     edit_upstream.write_text(edit_upstream.read_text().replace("bool one;", "bool uno;"))
@@ -118,7 +116,7 @@ def test_moved_tag_is_reported_with_the_next_step(
     assert error["exit_code"] == 5 and f'write tree = "{tree}"' in error["next"] and "network" not in error["next"]
 
 
-def test_commit_id_is_taken_as_an_upstream(applied: Tiny, kvtool: Any) -> None:
+def test_commit_id_as_upstream(applied: Tiny, kvtool: Any) -> None:
     release(applied, "v3", ("src/b.h", "bool one;", "bool uno;"), lock=False)
     old = git(applied.upstream, "rev-parse", "HEAD")
     release(applied, "v4", ("src/b.h", "bool uno;", "bool ein;"), lock=False)
@@ -132,7 +130,7 @@ def test_commit_id_is_taken_as_an_upstream(applied: Tiny, kvtool: Any) -> None:
     assert kvtool("rebase", "--dry-run", "f" * 40).code != 0
 
 
-def test_resolution_that_lint_refuses_waits_for_a_correction(stopped: Tiny, kvtool: Any) -> None:
+def test_resolution_with_lint_error_stops(stopped: Tiny, kvtool: Any) -> None:
     before = stopped.snapshot()
     assert kvtool("rebase", "v3").code == 3
     resolve(stopped, "src/a.cpp", "x + 44;", "x + 44;  \n    one();\n    mid();\n    last();")
@@ -147,8 +145,8 @@ def test_resolution_that_lint_refuses_waits_for_a_correction(stopped: Tiny, kvto
     finished(stopped, kvtool)
 
 
-def test_patch_of_a_twin_that_reads_the_same_is_not_taken_for_upstreams(project: Tiny, kvtool: Any) -> None:
-    """The reverse of the patch fits another function, which has the lines for its own reasons."""
+def test_equal_twin_is_not_merged(project: Tiny, kvtool: Any) -> None:
+    """Use a function whose own lines fit the reverse of the patch."""
     project.add_patch("count", ("src/a.cpp", "int function_7(int x) {\n", "int function_7(int x) {\n    count();\n"))
     text = (project.root / "patches/count.patch").read_text()
     assert kvtool("apply").code == 0
@@ -177,8 +175,8 @@ diff --git a/src/a.cpp b/src/a.cpp
 
 
 @pytest.mark.parametrize(("function", "outcome"), [(4, "conflict"), (7, "merged")])
-def test_reverse_patch_that_fits_a_twin_is_no_proof(project: Tiny, kvtool: Any, function: int, outcome: str) -> None:
-    """Upstream has the call in function_7 only."""
+def test_reverse_patch_fitting_twin(project: Tiny, kvtool: Any, function: int, outcome: str) -> None:
+    """Let upstream have the call in function_7 only."""
     head = "int function_7(int x) {\n"
     release(project, "v3", ("src/a.cpp", head, f"{head}    same(x);\n    call(x);\n    end(x);\n"))
     lock = project.root / "patches/upstream.lock"

@@ -1,4 +1,4 @@
-"""kvtool rebase: when a conflict counts as resolved; --abort, --skip, --drop and --continue work everywhere."""
+"""Test when a conflict counts as resolved, and --abort, --skip, --drop and --continue in every place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_attributes(project: Tiny, kvtool: Any, text: str) -> None:
 
 @pytest.mark.parametrize("size", [3, 7, 9, 32, 200])
 @pytest.mark.parametrize("left", ["all", "start", "middle", "end"])
-def test_markers_of_any_size_are_found(applied: Tiny, kvtool: Any, size: int, left: str) -> None:
+def test_conflict_markers_of_any_size(applied: Tiny, kvtool: Any, size: int, left: str) -> None:
     with_attributes(applied, kvtool, f"*.cpp conflict-marker-size={size}\n")
     file = applied.tree / "src/a.cpp"
     text = file.read_text()
@@ -45,7 +45,7 @@ def test_markers_of_any_size_are_found(applied: Tiny, kvtool: Any, size: int, le
 
 
 @pytest.mark.parametrize("attribute", ["merge=union", "merge=nonsense", "-merge", "merge=binary", "-text -diff"])
-def test_conflict_is_shown_whatever_the_attributes_say(applied: Tiny, kvtool: Any, attribute: str) -> None:
+def test_attributes_do_not_hide_conflict(applied: Tiny, kvtool: Any, attribute: str) -> None:
     with_attributes(applied, kvtool, f"*.cpp {attribute}\n")
     assert git(applied.tree, "status", "--porcelain", strip=False).startswith("UU src/a.cpp")
     text = (applied.tree / "src/a.cpp").read_text()
@@ -55,7 +55,7 @@ def test_conflict_is_shown_whatever_the_attributes_say(applied: Tiny, kvtool: An
     assert kvtool("rebase", "--continue").code == 0
 
 
-def test_lines_like_markers_that_belong_to_the_files_are_kept(applied: Tiny, kvtool: Any) -> None:
+def test_marker_like_lines_are_kept(applied: Tiny, kvtool: Any) -> None:
     lines = "one\n<<<<<<< HEAD\n=======\n>>>>>>> x\nend\n"
     write_files(applied.upstream, {"docs/merge.txt": lines})
     git(applied.upstream, "add", "-A")
@@ -74,9 +74,7 @@ def test_lines_like_markers_that_belong_to_the_files_are_kept(applied: Tiny, kvt
 
 @pytest.mark.parametrize("way", EXITS)
 @pytest.mark.parametrize("cone", ["--no-cone", "--cone"])
-def test_sparse_checkout_with_a_conflict_outside_of_it(
-    applied: Tiny, kvtool: Any, way: tuple[str, ...], cone: str
-) -> None:
+def test_conflict_outside_sparse_checkout(applied: Tiny, kvtool: Any, way: tuple[str, ...], cone: str) -> None:
     applied.add_patch("block", ("src/a.cpp", "x + 4;\n", "x + 40;\n"))
     release(applied, "v3", ("src/a.cpp", "x + 4;\n", "x + 44;\n"))
     assert kvtool("apply").code == 0
@@ -99,7 +97,10 @@ def test_sparse_checkout_with_a_conflict_outside_of_it(
 
 @pytest.fixture
 def submodule(applied: Tiny, kvtool: Any, tmp_path: Path) -> tuple[Tiny, list[str]]:
-    """Stop a rebase at a patch that moves a submodule which upstream moves as well; the submodule's commits."""
+    """Stop a rebase at a patch that moves a submodule that upstream moves, too.
+
+    Return the project and the submodule's commits.
+    """
     module = tmp_path / "module"
     module.mkdir()
     git(module, "init", "-q")
@@ -143,7 +144,7 @@ def test_conflict_in_a_submodule(submodule: tuple[Tiny, list[str]], kvtool: Any,
     assert way != ("--abort",) or everything(project) == before
 
 
-def test_submodule_that_upstream_moved_the_same_way_is_there(submodule: tuple[Tiny, list[str]], kvtool: Any) -> None:
+def test_same_submodule_change_is_merged(submodule: tuple[Tiny, list[str]], kvtool: Any) -> None:
     project, commits = submodule
     git(project.upstream, "update-index", "--cacheinfo", f"160000,{commits[1]},ext/module")
     git(project.upstream, "commit", "-qm", "as the patch")

@@ -1,4 +1,4 @@
-"""kvtool status against real git and a tiny upstream, and the state that it reads."""
+"""Test kvtool status with real git and a tiny upstream, and the state file that it reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.conftest import Tiny, git
 from tests.repo.edits import change_series
 
 
-def test_status_tells_each_state(project: Tiny, kvtool) -> None:
+def test_status_of_each_state(project: Tiny, kvtool) -> None:
     def state() -> str:
         ran = kvtool("status", "--json")
         assert ran.code == 0
@@ -30,7 +30,7 @@ def test_status_tells_each_state(project: Tiny, kvtool) -> None:
     assert state() == "interrupted"
 
 
-def test_what_kvtool_did_not_make_is_no_place_to_apply(project: Tiny, kvtool) -> None:
+def test_foreign_directory_is_reported(project: Tiny, kvtool) -> None:
     (project.tree / "theirs").mkdir(parents=True)
     for command in (("status",), ("apply",), ("build",)):
         ran = kvtool(*command, "--json")
@@ -38,7 +38,7 @@ def test_what_kvtool_did_not_make_is_no_place_to_apply(project: Tiny, kvtool) ->
         assert "does not know" in said["why"] and "move it away" in said["next"], ran
 
 
-def test_what_is_to_be_done_names_the_tree(project: Tiny, kvtool, tmp_path) -> None:
+def test_next_step_names_tree(project: Tiny, kvtool, tmp_path) -> None:
     assert kvtool("status", "--json").json["next"] == "kvtool apply"
     elsewhere = ("--tree", tmp_path / "a tree")
     assert kvtool("status", "--json", *elsewhere).json["next"] == f"kvtool apply --tree '{tmp_path}/a tree'"
@@ -51,7 +51,7 @@ def test_what_is_to_be_done_names_the_tree(project: Tiny, kvtool, tmp_path) -> N
     assert f", then kvtool export --tree '{tmp_path}/a tree' --project {project.root}; or" in named
 
 
-def test_status_is_stale_when_the_lock_moves(project: Tiny, kvtool) -> None:
+def test_changed_lock_is_stale(project: Tiny, kvtool) -> None:
     kvtool("apply")
     project.write_lock(current="v2")
     status = kvtool("status", "--json").json
@@ -59,7 +59,7 @@ def test_status_is_stale_when_the_lock_moves(project: Tiny, kvtool) -> None:
     assert kvtool("apply", "--json").json["tag"] == "v2"
 
 
-def test_status_counts_lines_and_names_unlisted_patches(project: Tiny, kvtool) -> None:
+def test_lines_and_unlisted_patches(project: Tiny, kvtool) -> None:
     kvtool("apply")
     (project.root / "patches/forgotten.patch").write_text("x")
     status = kvtool("status", "--json").json
@@ -71,7 +71,7 @@ def test_status_counts_lines_and_names_unlisted_patches(project: Tiny, kvtool) -
     assert "goal < 25 a group: without a group 5" in kvtool("status").out
 
 
-def test_reason_and_tests_do_not_make_it_stale(project: Tiny, kvtool) -> None:
+def test_changed_reason_is_not_stale(project: Tiny, kvtool) -> None:
     kvtool("apply")
     path = project.root / "patches/series.toml"
     path.write_text(path.read_text().replace("because of flag", "another reason"))
@@ -84,7 +84,7 @@ def test_state_on_disk_is_json(project: Tiny, kvtool) -> None:
     assert set(data) == {"tag", "tree", "digest", "base", "head", "pinned", "patches", "groups"}
 
 
-def test_a_stopped_rebase_shows_no_table_of_before(stopped: Tiny, kvtool) -> None:
+def test_stopped_rebase_shows_no_table(stopped: Tiny, kvtool) -> None:
     assert "flag" in kvtool("status").out
     assert kvtool("rebase", "v3").code == 3
     doc = kvtool("status", "--json").json
@@ -92,7 +92,7 @@ def test_a_stopped_rebase_shows_no_table_of_before(stopped: Tiny, kvtool) -> Non
     assert "v3" in doc["why"] and "--continue" in doc["next"]
 
 
-def test_status_says_of_each_patch_why_it_is_what_it_is(project: Tiny, kvtool) -> None:
+def test_status_explains_each_patch(project: Tiny, kvtool) -> None:
     def states() -> dict[str, str]:
         return {reason["id"]: reason["state"] for reason in kvtool("status", "--json").json["reasons"]}
 
