@@ -18,16 +18,16 @@ extern "C" {
         LLAMA_MEMORY_TYPE_UNSUPPORTED = -5, // no KV cache of its own (recurrent, shared with another context), one that is split
                                             // over devices as tensors, or a context that trains
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention over it
-        LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // for larger cells, or for what the change itself takes, which is little
+        LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // for larger cells, or for the small work memory of the change itself
         LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed in the middle of it: all cells are empty. llama_decode(), which can
                                             // meet this within a budget, returns -3 for a batch that goes on with a sequence of
                                             // before, until the sequence is removed or restored, or begins at 0
     };
 
-    // Convert the cells of all KV caches of the context to other types, at any time between two calls of llama_decode(), with
-    // sequences in them: positions and cells do not change, only the precision. Works with and without kv_dynamic
-    // What a type cannot hold is lost: from q8_0 back to f16 is q8_0's precision
-    // The cells of a context that shares them (a draft with its target) change with those of its target
+    // Convert the cells of all KV caches of the context to other types, at any time between two calls of llama_decode(). Sequences keep
+    // their positions and cells; only the precision changes. Works with and without kv_dynamic
+    // Precision that a type cannot hold is lost: cells that return from q8_0 to f16 keep the precision of q8_0
+    // A context that shares cells (a draft with its target) changes together with its target
     // Not thread-safe, as llama_decode()
     // Returns one of llama_memory_type_result
     LLAMA_API int32_t llama_set_memory_type(struct llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v);
@@ -38,34 +38,34 @@ extern "C" {
     // The reason for a result of llama_set_memory_type(), for a message: static, in English, without a full stop
     LLAMA_API const char * llama_memory_type_reason(int32_t result);
 
-    // What the KV caches of several contexts may take together, and the types that they step down through to stay within it
-    // It has to outlive them
-    // Not thread-safe: the contexts that share one must not be used at the same time
+    // Limit on the memory of the KV caches of several contexts, and the smaller types that they change to at the limit
+    // It must outlive the contexts
+    // Not thread-safe: contexts that share a budget must not be used at the same time
     struct llama_memory_budget;
 
-    // n_bytes: of all KV caches and of what their growth adds to the compute buffers. 0: what there is
-    // types:   from larger to smaller. Before a growth would pass n_bytes, or where memory cannot be had, the cells take the next of
-    //          these, K and V each only where that makes them smaller: a context starts with its own type_k and type_v. When a
-    //          context has no cell in use, it goes back to these. Without a type that is left, the batch fails as in a full cache
-    // Returns NULL if the types are not of KV cells or one is not smaller than the one before
+    // n_bytes: limit for all KV caches plus the growth of the compute buffers. 0: the available memory
+    // types:   ordered from larger to smaller. If a growth would exceed n_bytes, or an allocation fails, the cells change to the next
+    //          type, K and V each only if that makes them smaller. A context starts with its own type_k and type_v, and returns to them
+    //          when no cell is in use. After the last type, the batch fails as in a full cache
+    // Returns NULL if a type cannot be a type of KV cells or is not smaller than the one before
     LLAMA_API struct llama_memory_budget * llama_memory_budget_init(size_t n_bytes, const enum ggml_type * types, size_t n_types);
     LLAMA_API void                         llama_memory_budget_free(struct llama_memory_budget * budget);
 
-    // A context with kv_dynamic stays within the budget: to be called before its first llama_decode(). Not a member of
-    // llama_context_params, whose size is that of upstream's for programs that are compiled with its header
-    // budget: NULL for none, ctx: NULL does nothing
-    // Returns false if the context has none then, or cannot have one: without kv_dynamic, or cells whose types cannot change
+    // Put a context with kv_dynamic under the budget, before its first llama_decode(). Not a member of llama_context_params, whose size
+    // must equal upstream's for programs compiled with upstream's header
+    // budget: NULL removes the context from its budget, ctx: NULL does nothing
+    // Returns false if the context cannot have a budget: without kv_dynamic, or if its cells cannot change their types
     LLAMA_API bool llama_memory_budget_add(struct llama_memory_budget * budget, struct llama_context * ctx);
 
-    // Let a batch fail (default: false) where the cells would take the next types, so that what nobody needs can be freed before
+    // Let a batch fail (default: false) instead of changing the types, so that the caller can free unused memory first
     LLAMA_API void llama_memory_budget_hold(struct llama_memory_budget * budget, bool hold);
 
-    // What something else takes of the budget from now on: weights that are loaded and freed beside the caches. To be called before
-    // they are loaded and after they are freed
-    // ctx: one of those that share the budget, or NULL. Its cells take the next types if that makes the room, and when there is
-    //      more room and none is in use they go back to the first ones
-    // Returns false if there is no room: it takes what it did before. Cells that found no memory beside them to become smaller
-    // may have taken the next types all the same
+    // Set the bytes of the budget that other objects use: weights that the caller loads and frees next to the caches. Call this function
+    // before loading and after freeing
+    // ctx: a context of the budget, or NULL. Its cells change to the next types if that makes enough room. After a decrease, they return
+    //      to their first types if no cell is in use
+    // Returns false if there is no room: the old number stays in force. The cells may have changed to smaller types nevertheless, if the
+    // change had no memory to work in
     // Not thread-safe, as llama_decode()
     LLAMA_API bool llama_memory_budget_set_other(struct llama_memory_budget * budget, size_t n_bytes, struct llama_context * ctx);
 
@@ -74,7 +74,7 @@ extern "C" {
         size_t   committed; // bytes of them that are taken
         size_t   other;     // of these: by llama_memory_budget_set_other()
         uint32_t n_down;    // times that a context has taken the next types
-        uint32_t n_up;      // times that one has gone back to its first ones
+        uint32_t n_up;      // returns to the first types
     };
 
     LLAMA_API struct llama_memory_budget_usage llama_memory_budget_get_usage(const struct llama_memory_budget * budget);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the dynamic KV cache (llama_context_params::kv_dynamic) adds to llama.h
+// Additions of the dynamic KV cache (llama_context_params::kv_dynamic) to llama.h
 
 #include "llama.h"
 
@@ -10,7 +10,7 @@ extern "C" {
 
     // memory behind the KV cells and the recurrent states of a context
     struct llama_memory_usage {
-        size_t   reserved;       // bytes at full size: what a context without kv_dynamic takes
+        size_t   reserved;       // bytes at full size: the size of the cache without kv_dynamic
         size_t   committed;      // bytes that are taken now
         size_t   used;           // bytes behind the cells that hold a token
         uint32_t n_cells;        // cells with memory, over all streams of the largest KV cache
@@ -23,7 +23,7 @@ extern "C" {
         int64_t  t_grow_max_us;  // time the longest one took
         uint32_t n_retype;       // times the types of the KV cells have changed
         int64_t  t_retype_us;    // time that took
-        uint32_t n_no_memory;    // times that there was no memory for cells, also for those of a state
+        uint32_t n_no_memory;    // failed allocations for cells, including those of a state
     };
 
     // Works with and without kv_dynamic
@@ -37,11 +37,11 @@ extern "C" {
         uint32_t n_runs;   // runs of adjacent cells
     };
 
-    // what one sequence has of the memory of a context
+    // memory that one sequence of a context uses
     struct llama_seq_usage {
-        // over all sequences of the context these sum exactly to llama_memory_usage::used. the bytes of a shared cell are divided
-        // among its sequences: what is left over goes one byte each to those with the smallest ids. recurrent states are of one
-        // size for each sequence, also for an empty one
+        // the sum over all sequences of the context equals llama_memory_usage::used. the bytes of a shared cell are divided among its
+        // sequences, and the sequences with the smallest ids get one byte of the remainder each. recurrent states have the same size for
+        // each sequence, also for an empty one
         size_t bytes;
         size_t bytes_window; // of these: in caches with a window (SWA)
 
@@ -49,8 +49,8 @@ extern "C" {
         struct llama_seq_cells window; // of the largest one with a window
     };
 
-    // Looks at every cell: nothing is counted while nobody asks. Works with and without kv_dynamic
-    // All members are 0 where the host memory for counting, which is little, cannot be had
+    // Looks at every cell on each call and keeps no counters. Works with and without kv_dynamic
+    // All members are 0 if the small host memory for counting cannot be allocated
     // Not thread-safe, as llama_decode()
     LLAMA_API struct llama_seq_usage llama_memory_seq_usage(const struct llama_context * ctx, llama_seq_id seq_id);
 

@@ -2,16 +2,16 @@
 
 // The share of one llama_context in a llama_memory_budget, and the types that its cells step down through to stay within it
 //
-// Before a growth, with the rows that it wants and then with those that it needs: what the caches would take, with what the other
-// contexts take and what the compute buffers have grown by, is compared with the budget. If even the least does not fit, or if
-// there is no memory, the cells take the first of the types with which it would: not one after the other, since each costs
-// precision. Without such a type nothing changes, and the batch fails as in a full cache.
+// Before a growth, the member compares the budget with the new size of the caches, the other contexts and the growth of the compute
+// buffers: first for the rows that the growth policy wants, then for the rows that the batch needs. If even these do not fit, or if an
+// allocation fails, the cells change directly to the first type that fits. They skip the types between, since each change costs
+// precision. If no type fits, nothing changes, and the batch fails as in a full cache.
 //
-// What is counted is what is committed after a growth. While it runs, a layer can be there twice by copy.
+// The member counts the committed bytes after a growth. During a growth by copy, a layer can exist twice.
 //
-// Something else, like weights that come and go, can take a part of the budget. The cells make room for it at once.
+// Other objects, for example weights that are loaded and freed, can use a part of the budget. The cells make room for them at once.
 //
-// When no cell of a context is in use, it goes back to the types that it started with, which costs nothing.
+// When no cell of a context is in use, the context returns to its first types, at no cost.
 
 #include "llama-kv-limit.h"
 
@@ -32,7 +32,7 @@ public:
     // returns whether there is one
     bool join(llama_memory_budget * budget);
 
-    // something else takes more or less of the budget than before. returns false if there is no room for it
+    // make room after a change of the bytes that other objects use. returns false if there is no room
     bool make_room();
 
     void begin_account() override;
@@ -65,8 +65,8 @@ private:
     size_t n_bytes_above_with(size_t n_bytes_caches) const;
     bool   is_within         (size_t n_bytes_caches) const;
 
-    // take the next types with which the caches would fit. returns false if there are none
-    // is_full: what is there already is too much
+    // change to the next types with which the caches fit. returns false if there are none
+    // is_full: the caches exceed the budget already
     bool step_down(bool is_full);
 
     llama_kv_dynamic & dyn;

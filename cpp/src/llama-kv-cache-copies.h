@@ -2,8 +2,8 @@
 
 // Pending stream copies and K-shifts of one llama_kv_cache (--kv-dynamic), see llama-kv-copies.h
 //
-// The copies are done in their order. One that finds no memory is late: it stays pending, with those after it, which may copy its
-// result, and with the K-shift that is to come after them.
+// The copies are made in their order. A copy without memory is late: it stays pending, together with all copies after it, which may
+// read its result, and with the K-shift after them.
 
 #include "llama-kv-cache.h"
 
@@ -30,10 +30,10 @@ public:
     // copies of streams
     //
 
-    // begin to do the pending copies. those that find no memory become pending again, one by one, for which there is room then
+    // begin to make the pending copies. a copy without memory becomes pending again, one by one, in space that exists already
     void begin();
 
-    // copy a stream. returns false if it is to be copied as in a static cache
+    // copy a stream. returns false if the caller must copy it as in a static cache
     bool copy_stream(uint32_t ssrc, uint32_t sdst);
 
     // the copies are done, as far as there was memory. returns false when one is late
@@ -42,10 +42,10 @@ public:
     // drop the late copies whose cells were freed meanwhile
     void drop_late();
 
-    // check whether a copy is late: then no batch runs, and no K-shift, which is to come after it
+    // check whether a copy is late. then no batch may run, and no K-shift, which must follow the copy
     bool is_late() const { return has_late && !pending.empty(); }
 
-    // check whether a late copy is from or to one of these streams, or a K-shift is to come after it
+    // check whether a late copy reads or writes one of these streams, or a K-shift must follow it
     bool is_late_in(const std::vector<llama_seq_id> & strm) const;
 
     // check whether a copy to the stream of the sequence, or to any (-1), is pending, also if it only waits for the next batch
@@ -65,7 +65,7 @@ public:
     }
 
     //
-    // K-shift, which runs over the rows that are there: one graph for each range of rows
+    // K-shift over the existing rows: one graph for each range of rows
     //
 
     // check whether a shift of the sequence, or of any (-1), is pending

@@ -2,9 +2,9 @@
 
 // The types of the cells of one llama_kv_cache, and the basis that K and V are stored in. They change with llama_kv_retype
 //
-// For quantized types most graphs rotate K and V before they are written and after they are read (n_rot_k and n_rot_v of
-// llama_kv_cache say that the types want it). Some graphs never do, and the flags do not tell. So a graph is built with all flags
-// set, and a cache is rotated if the graph uses the matrix.
+// For quantized types, most graphs rotate K and V before they are written and after they are read (the flags n_rot_k and n_rot_v of
+// llama_kv_cache). Some graphs never do, and the flags do not show this. So a graph is built with all flags set, and a cache counts as
+// rotated if the graph uses the matrix.
 
 #include "llama-kv-foreign-state.h"
 #include "llama-kv-storage.h"
@@ -43,18 +43,18 @@ public:
     // checks
     //
 
-    // return LLAMA_MEMORY_TYPE_OK, or what the sizes of the heads forbid
+    // return LLAMA_MEMORY_TYPE_OK, or the error if the head sizes forbid the types
     int32_t check_types(ggml_type type_k, ggml_type type_v) const;
 
     // check whether a device writes such cells where they are
     // throws std::bad_alloc
     bool can_write(ggml_backend_sched_t sched, ggml_type type_k, ggml_type type_v) const;
 
-    // return the views of the cells of which the graph reads a copy on another device
+    // return the views of the cells that the graph reads as a copy on another device
     // throws std::bad_alloc
     std::unordered_set<const ggml_tensor *> read_elsewhere(ggml_cgraph * gf) const;
 
-    // check whether attention, which then is no flash attention whatever the context says (T5), makes a transposed copy of V
+    // check whether attention makes a transposed copy of V. such attention is never flash attention, whatever the context's flag (T5)
     bool transposes_v(ggml_cgraph * gf) const;
 
     //
@@ -80,7 +80,7 @@ public:
     uint32_t n_rot(bool is_v) const { return is_v ? rot.n_rot_v : rot.n_rot_k; }
     uint32_t wanted_rot(bool is_v, ggml_type type_k, ggml_type type_v, bool force = false);
 
-    // the blocks to rotate by to get from blocks of this size to those of now
+    // return the size of the rotation that leads from blocks of this size to the current blocks
     uint32_t rotation_to_now(bool is_v, uint32_t from) const;
 
     const float * rot_matrix(uint32_t n) const { return n > 0 ? rot.matrices.at(n).data() : nullptr; }
@@ -89,7 +89,7 @@ public:
     // the change
     //
 
-    // set the types of the tensors, and the rotation of the graphs, while the data stays what it is
+    // set the types of the tensors and the rotation of the graphs without touching the data
     void pretend_types(ggml_type type_k, ggml_type type_v);
 
     // have compute buffers for the change, and the memory of llama_kv_storage::prepare_types(). returns false when there is none
@@ -115,8 +115,7 @@ private:
         uint32_t n_rot_v;
     };
 
-    // return the size of the blocks to rotate by, from one basis to another. they are those of the heads, whatever the type: one of
-    // both is 0, or they are equal
+    // return the block size of the rotation between two bases. it is the same for all types: one of both is 0, or they are equal
     static uint32_t rotation_delta(uint32_t from, uint32_t to);
 
     // have the rotation of these types

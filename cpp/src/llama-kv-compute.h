@@ -38,7 +38,7 @@ public:
     // drop all graphs that were built so far: none of them may run again
     void drop_graphs();
 
-    // the caches have grown beyond what the compute buffers are for
+    // check whether the caches have outgrown the compute buffers
     bool is_too_small() const { return too_small; }
     void set_too_small(bool val) { too_small = val; }
 
@@ -56,7 +56,7 @@ public:
     // replace the scheduler by one without compute buffers. not while the context trains, which keeps the scheduler
     void create_sched();
 
-    // the same, with compute buffers for the caches as they are if there is memory. if not, each graph allocates what it needs
+    // the same, and reserve compute buffers for the current caches if there is memory. otherwise, each graph allocates its own
     void reset_sched();
 
     // bytes of the compute buffers

@@ -1,8 +1,8 @@
 #pragma once
 
-// The cells of a KV cache in another type: rows of K and V tensors are read, made f32, rotated where one of both types is stored
-// in a rotated basis and the other is not, and written, by a graph on the devices that have them. So they are rounded as the
-// backend rounds what it writes to the cache, which need not be what ggml_quantize_chunk() does.
+// Conversion of the cells of a KV cache to another type. A graph on the devices of the tensors reads rows of K and V, converts them to
+// f32, rotates them if exactly one of both types uses a rotated basis, and writes them. So the backend rounds as it does when it
+// writes to the cache, which can differ from ggml_quantize_chunk().
 //
 // The rotation is a Walsh-Hadamard matrix, which is its own inverse, on blocks of n_rot elements of a row (see llama_kv_cache).
 
@@ -25,7 +25,7 @@ class llama_kv_converter {
 public:
     explicit llama_kv_converter(llama_context & lctx) : lctx(lctx) {}
 
-    // nobody interrupts it: half of the cells in another type are of no use
+    // disable the abort callback: cells of which half have another type are useless
     class uninterrupted {
     public:
         uninterrupted(llama_context & lctx, ggml_abort_callback callback, void * data) : lctx(lctx), callback(callback), data(data) {
@@ -61,7 +61,7 @@ public:
     // no compute may be in flight that uses the lines, and none is afterwards
     void run(const llama_kv_lines & from, const llama_kv_lines & to, uint32_t n_rot, const float * matrix);
 
-    // a graph could not be computed, or the memory for its result is gone: what was to be converted is lost
+    // check whether a graph could not be computed, or the memory for its result was lost. the cells are lost then
     bool has_failed() const { return is_failed; }
     void set_failed() { is_failed = true; }
 

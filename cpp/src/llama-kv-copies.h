@@ -14,7 +14,7 @@ class llama_kv_copies {
 public:
     explicit llama_kv_copies(llama_kv_dynamic & dyn) : dyn(dyn) {}
 
-    // do what is pending
+    // make the pending copies and shifts
     void update();
 
     // do the late copies, in smaller types if the limit has any. returns false when there is still no memory for them

@@ -52,16 +52,16 @@ public:
     // rows of a stream that the tensors have
     uint32_t n_rows() const { return owner ? owner->n_rows() : rows->n_rows(); }
 
-    // add to a slot the cells that llama_kv_cache::apply_ubatch() purges when it overwrites the slot: those of before a window
+    // add to a slot the cells that llama_kv_cache::apply_ubatch() purges when it overwrites the slot: cells before the window
     llama_kv_cache::slot_info with_purged(llama_kv_cache::slot_info sinfo) const;
 
     // request rows for the cells that the batch at hand was given
     void request(const slot_info_vec_t & sinfos);
 
-    // clear what a state that was not read to its end has written
+    // clear the cells that an incomplete state has written
     void clear_state(llama_seq_id seq_id);
 
-    // clear the stream of a sequence, or all (-1). returns false if it is to be cleared as in a static cache
+    // clear the stream of a sequence, or all (-1). returns false if the caller must clear it as in a static cache
     bool clear(llama_seq_id seq_id = -1);
 
     // request the rows that another cache of the same shape has requested: the graphs read the number of rows from either cache.
@@ -72,11 +72,11 @@ public:
     // growing and shrinking
     //
 
-    // return the rows to have for what was requested, or those that are there
-    // ahead: with the rows that the growth policy takes in advance
+    // return the rows after the requested growth, or the current rows without a request
+    // ahead: include the rows that the growth policy allocates in advance
     llama_kv_rows rows_after_growth(bool ahead) const;
 
-    // check whether the policy would take more rows than needed
+    // check whether the policy would allocate more rows than needed
     bool is_ahead() const;
 
     bool grow(bool ahead); // returns false when there is no memory, and nothing has changed
@@ -84,8 +84,8 @@ public:
     void commit_growth();  // the last grow() holds
     void forget();         // the request and the last grow()
 
-    // give back the rows of freed cells, of all caches of a context
-    // throws std::bad_alloc: then not of all of them, but by copy they have one size all the same
+    // free the rows of freed cells, in all caches of a context
+    // throws std::bad_alloc: some rows stay then, but storages by copy still have one size
     static void release(const std::vector<llama_kv_dynamic_cache *> & caches);
 
     //
@@ -102,8 +102,8 @@ public:
     // returns false when there is no memory, and the cache cannot be used
     bool restart_by_copy();
 
-    // there may be rows that nothing may read, between the rows of two streams and behind the last one, not even to copy what is
-    // around them to where a graph reads it. only before the first batch
+    // check for rows that nothing may read, between two streams and after the last row. such rows must not even be copied together with
+    // their neighbours to another device. call this before the first batch only
     bool has_gaps() const { return by_copy && rows->reads_below(); }
 
     // check whether a graph, which is split, reads gaps on another device. where the view is over all of the storage whatever
@@ -112,7 +112,7 @@ public:
     bool reads_gaps_elsewhere(ggml_cgraph * gf) const;
 
     //
-    // what is in it
+    // contents
     //
 
     bool has_layers() const { return !kv.layers.empty(); }
@@ -155,7 +155,7 @@ public:
     std::shared_ptr<llama_kv_cell_types> types; // null: they cannot change
 
 private:
-    // a growth in progress, to go back to
+    // a growth in progress, for undo_growth()
     struct growth {
         llama_kv_rows         rows;
         std::vector<uint32_t> n_used;
@@ -165,14 +165,14 @@ private:
     size_t size_cell() const; // bytes behind one cell of one stream
 
     bool can_grow() const;
-    std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not here, or nobody asks for it
+    std::unique_ptr<llama_kv_storage> create_inplace() const; // null: not possible here, or not wanted
     std::vector<llama_kv_storage::layer> layers_of(ggml_context * ctx) const;
     void set_storage(std::unique_ptr<llama_kv_storage> from);
 
     void request_windows(const slot_info_vec_t & sinfos);
 
     llama_kv_rows next_rows(bool ahead) const;
-    llama_kv_rows rows_after_shrink() const; // of those that are there, without the rows of freed cells
+    llama_kv_rows rows_after_shrink() const; // existing rows without the rows of freed cells
     llama_kv_rows used_rows() const;         // n_used(), block by block. not of rows without cells
 
     bool same_shape(const llama_kv_dynamic_cache & other) const; // as many cells

@@ -2,26 +2,25 @@
 
 // Dynamic KV cache (--kv-dynamic): the coordinator of one llama_context, which ties the growth of its caches together.
 //
-// Every llama_kv_cache keeps its cells (the meta data) at the full size from the start, so tokens get the same cells as in
-// a static cache, in every memory class and after any sequence of operations. Only the storage behind the cells starts
-// small (llama-kv-storage.h). The remaining task is to have rows behind a cell before the cell is used:
+// Every llama_kv_cache keeps its cells (the metadata) at full size from the start, so tokens get the same cells as in a static
+// cache, in every memory class and after any sequence of operations. Only the storage of the cells starts small
+// (llama-kv-storage.h). The remaining task is to create the rows of a cell before the cell is used:
 //
 //   llama_kv_cache::prepare()      notes the cells that a batch was given              -> llama_kv_dynamic_cache::request()
 //   llama_context::decode()        grows all caches with requests, before the batch runs -> llama_kv_dynamic::grow_batch()
 //   llama_kv_cache::state_read*()  grows its own cache before it reads rows into it    -> llama_kv_state_rows::reserve()
 //
-// A growth is all or nothing, over all caches of the context and its compute buffers. It first takes as much as the growth
-// policy wants, then only what is needed. Caches that mirror each other, and from either of which the graphs take their size,
-// so keep one size.
+// A growth changes all caches of the context and its compute buffers, or none. It first allocates as much as the growth policy
+// wants, then only the required rows. Caches of one shape, any of which can set the size of a graph, keep one size.
 //
 // A context that reads the storage of another (a draft that shares the cells of its target) follows when it decodes next.
 //
 // The caches find the llama_kv_dynamic of their context through a scope around llama_model::create_memory(): the
 // alternative, one more constructor argument, would touch all wrappers and all 20 places that create a cache.
 //
-// Memory goes back when llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, as llama-kv-growth.h says, and not
-// from within the caches: prepare() removes cells that it puts back. A copy of a stream that waits for the next batch
-// may be of cells that are free by now: their rows stay. The rows of DSV4 have no cells to be freed: they go back with clear() alone.
+// Memory is freed after llama_memory_seq_rm(), _seq_keep() or _clear() have freed cells, by the rules of llama-kv-growth.h. The
+// caches never free rows themselves, since prepare() removes cells and restores them. A pending copy of a stream may read cells
+// that are free by now: their rows stay. The rows of DSV4 have no cells: only clear() frees them.
 //
 // The parts are classes of their own:
 //
@@ -29,11 +28,11 @@
 //   copies    pending copies of streams and K-shifts
 //   usage     accounting
 //   lost      sequences whose cells were lost with a device
-//   limit     what the caches may take: the machine, or a budget (llama-kv-budget-member.h)
-//   retype    changes of type (llama-kv-retype.h), if the layer of types is there
+//   limit     limit on the memory of the caches: the machine's, or a budget (llama-kv-budget-member.h)
+//   retype    changes of type (llama-kv-retype.h), if the layer `types` is applied
 //
-// Rejected: to fail in prepare() and grow in memory_update(true), the retry that decode() has. It allows one retry, and the
-// wrappers log an error for what is an ordinary growth.
+// Rejected: failing in prepare() and growing in memory_update(true), decode()'s own retry. It allows one retry, and the wrappers log an
+// error although a growth is ordinary.
 //
 // All of it runs on the thread that uses the context.
 
@@ -86,8 +85,8 @@ public:
     // return the coordinator of a context. null: the context has no memory
     static std::shared_ptr<llama_kv_dynamic> of(const llama_context & ctx);
 
-    // when it is destroyed, mem gives back the memory of the cells that were freed meanwhile
-    // seq_id: that is removed as a whole, if one is. -1: all of them
+    // free the memory of cells that mem has freed during the life of this object, in the destructor
+    // seq_id: the sequence that is removed as a whole, if any. -1: all of them
     class release_scope {
     public:
         explicit release_scope(const llama_memory_i * mem, llama_seq_id seq_id = -1, bool is_whole = false);
@@ -114,9 +113,9 @@ public:
     // throws std::runtime_error when there is no memory, and the context cannot be used
     void begin();
 
-    // llama_decode(), when all is updated for a batch, and when its cells are known
-    // return what that is to return, nothing else has changed then:
-    //    1: there is no memory, for a copy or a K-shift that is still to be done, or for the cells
+    // called by llama_decode(), first after all updates for a batch, then after the choice of its cells
+    // return the value for llama_decode() to return. nothing else has changed then
+    //    1: no memory for a pending copy, a pending K-shift or the cells
     //   -3: the batch continues a sequence whose cells were lost with the device, in a change of types
     int32_t begin_batch(const llama_batch_allocr & balloc);
     int32_t grow_batch (const llama_batch_allocr & balloc);
@@ -124,14 +123,14 @@ public:
     // there was no memory for a graph, which has cost the scheduler its buffers
     void set_sched_lost() { compute.set_lost(); }
 
-    // grow all caches to their maximum, for good: nothing goes back any more
+    // grow all caches to their maximum for good: they never shrink again
     bool grow_max();
 
     //
     // called by the caches and the parts
     //
 
-    // a cache of the context, also one that cannot grow
+    // register a cache of the context, including caches that cannot grow
     void add_cache   (llama_kv_dynamic_cache * cache);
     void remove_cache(llama_kv_dynamic_cache * cache);
 
@@ -148,13 +147,13 @@ public:
         return std::any_of(all.begin(), all.end(), f);
     }
 
-    // grow all caches with requests, if there are any
-    // is_batch: for the batch at hand, which also needs the late copies
-    // may_step_down: cells may take smaller types for it, see llama-kv-limit.h
-    // returns false when there is no memory for all of it. nothing has changed then, and nothing is requested any more
+    // grow all caches that have requests
+    // is_batch: for the current batch, which also needs the late copies
+    // may_step_down: the cells may change to smaller types, see llama-kv-limit.h
+    // returns false if there is not enough memory for all caches. nothing has changed then, and all requests are cleared
     bool grow(bool is_batch = true, bool may_step_down = true);
 
-    // forget what was requested
+    // clear all requests
     void forget();
 
     // a request could not be noted: the next grow() fails
@@ -191,7 +190,7 @@ private:
     // grow all caches with requests, and the compute buffers, or none
     bool try_grow(bool ahead);
 
-    // the same as grow(), once it is known that there is something to do
+    // do the work of grow(), which has checked that a growth is needed
     // throws std::bad_alloc
     bool grow_requested(bool may_step_down);
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// States of other types than the cells of one llama_kv_cache have: what was saved before llama_set_memory_type(), or by a context of
-// other types. They are converted when they are read. A state that is on the device is refused
+// States whose types differ from the cells of one llama_kv_cache: saved before llama_set_memory_type(), or by a context of other
+// types. They are converted when they are read. A state on the device is refused
 
 #include "ggml.h"
 
@@ -35,8 +35,8 @@ public:
     }
 
     // read rows [0, n) of the streams [s0, s0 + n_stream) of K
-    // size_row: what the state says
-    // throws std::runtime_error when that type cannot be read
+    // size_row: bytes of a row in the state
+    // throws std::runtime_error if the type cannot be read
     void read_streams(llama_io_read_i & io, ggml_tensor * t, int32_t type_state, uint64_t size_row, uint32_t s0, uint32_t n_stream, uint32_t n);
 
 private:

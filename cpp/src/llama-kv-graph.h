@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
-// return the views of the cells of these layers of which the graph reads a copy on another device: the scheduler puts the copy in
-// the place of the view, which no node reads then
+// return the views of the cells of these layers that the graph reads as a copy on another device. the scheduler replaces such a view
+// by the copy, so no node reads the view itself
 // throws std::bad_alloc
 std::unordered_set<const ggml_tensor *> llama_kv_views_read_elsewhere(ggml_cgraph * gf, const std::vector<llama_kv_storage::layer> & layers);

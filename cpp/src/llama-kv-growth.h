@@ -4,33 +4,33 @@
 //
 // Pure functions over numbers, so that the policy can be read and tested without a model.
 //
-// By copy (llama-kv-storage-copy.cpp), in cells of one stream, n_bytes_cell being what one cell index takes over all streams:
+// By copy (llama-kv-storage-copy.cpp). Sizes are cells of one stream; n_bytes_cell is the size of one cell index over all streams:
 //
-//   - the storage starts at two blocks of 256 cells, less if the cache is smaller
-//   - a growth takes at least what the batch at hand needs: one growth per batch, not several doublings
-//   - else it doubles, as long as that takes no more than LLAMA_KV_GROWTH_STEP_BYTES, and takes that much, or an eighth of
-//     what there is, from there on
-//   - such a step goes to an odd number of blocks, if that is a growth. The strips of transposed V are as long as there are cells,
-//     and a CPU reads them best where their distance is no power of two: generating at 3000 tokens takes a tenth longer with 4096
-//     cells than with 4352, in a static cache as well (kv-bench -fa off)
-//   - one block is always beyond what a batch can use, unless all of the cache is there. So no view that a graph makes of the
-//     cells in use covers all of the storage where it would not do so in a static cache: a view that does is contiguous, and
-//     backends choose kernels by that, which sum in another order (a BLAS for transposed V, CUDA, Vulkan)
-//   - it never exceeds the size of the static cache
+//   - The storage starts at two blocks of 256 cells, or less if the cache is smaller.
+//   - A growth covers at least the current batch: one growth per batch, not several doublings.
+//   - Otherwise it doubles while the step is at most LLAMA_KV_GROWTH_STEP_BYTES. Larger storages grow by that step or by an eighth,
+//     whichever is larger.
+//   - Such a step ends at an odd number of blocks, if the result is a growth. The strips of transposed V are as long as the storage,
+//     and a CPU reads them fastest if their distance is not a power of two: with 4096 cells, generating at 3000 tokens needs a tenth
+//     longer than with 4352, in a static cache as well (kv-bench -fa off).
+//   - One block always stays beyond the reach of a batch, unless the storage has its full size. So no view of the cells in use covers
+//     the whole storage unless it also does so in a static cache. A view of the whole storage is contiguous, and backends choose
+//     kernels by that property, which add in another order (a BLAS for transposed V, CUDA, Vulkan).
+//   - The storage never exceeds the size of the static cache.
 //
-// In place in memory of a device the blocks have 256 cells as well: nothing may read what is not there.
+// In place in device memory, blocks have 256 cells as well: nothing may read a row that does not exist.
 //
-// In place (llama-kv-storage-inplace.cpp) a growth copies nothing and no stride changes, so it starts with 256 cells and takes small
-// steps, which keeps the call that grows short: an eighth of what there is, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells and
-// at most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE.
+// In place (llama-kv-storage-inplace.cpp), a growth copies nothing and changes no stride. So the storage starts with 256 cells and
+// grows by small steps, which keep each call short: an eighth of the storage, at least LLAMA_KV_GROWTH_BLOCK_IN_PLACE cells and at
+// most LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE bytes.
 //
-// Memory is given back when cells are freed (llama_memory_seq_rm, _seq_keep, _clear), at once, because an idle server has no
-// later. What goes has to be decoded again to come back, so the work of a growth stays in proportion to that:
+// Memory is freed together with cells (llama_memory_seq_rm, _seq_keep, _clear), at once, because an idle server makes no later
+// calls. Freed rows return only by decoding, so the work of a growth stays in proportion to that work:
 //
-//   - in place, when a quarter of the cells (and 512) can go: all blocks without a cell in use, also in the middle
-//   - by copy, when half of the cells can go, and the cells in use have become half of what they were since the last resize:
-//     down to the cells in use and a quarter, and to the start when none is in use. A step of 1 GiB that was just taken is not given back for a few removed cells
-//   - never below the start
+//   - In place, if a quarter of the cells (and 512) are free: all blocks without a cell in use, also in the middle.
+//   - By copy, if half of the cells are free, and the cells in use are at most half of their maximum since the last resize: down to
+//     the cells in use plus a quarter, or to the start if no cell is in use. So a step of 1 GiB survives the removal of a few cells.
+//   - Never below the start.
 //
 // A chat that removes its last tokens and adds others frees less than that.
 //
@@ -44,7 +44,7 @@
 static constexpr uint32_t LLAMA_KV_GROWTH_START      = 256;
 static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES = size_t(1) << 30;
 
-// the attention window n_kv is padded to 256 cells (llama_kv_cache::get_n_kv), but what is not committed can be read
+// the attention window n_kv is padded to 256 cells (llama_kv_cache::get_n_kv), but uncommitted memory can be read
 static constexpr uint32_t LLAMA_KV_GROWTH_BLOCK_IN_PLACE      = 32;
 static constexpr size_t   LLAMA_KV_GROWTH_STEP_BYTES_IN_PLACE = size_t(16) << 20;
 
@@ -57,7 +57,7 @@ struct llama_kv_growth {
     size_t   n_bytes_step = LLAMA_KV_GROWTH_STEP_BYTES;
     bool     has_windows = false; // in place: all that the attention window covers is there
 
-    // sizes are multiples of this: what the storage has to be padded to
+    // return the number that all sizes are multiples of: the padding of the storage
     uint32_t block() const;
 
     // cells to start with

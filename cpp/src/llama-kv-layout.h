@@ -1,9 +1,9 @@
 #pragma once
 
-// The rows of a K or V tensor (see llama-kv-storage.h) that gets more or fewer of them, anywhere: all goes through the interface
-// of its buffer, and none of it is in flight when a function returns
+// The rows of a K or V tensor (see llama-kv-storage.h) whose number changes, on any backend: all functions use the interface of the
+// tensor's buffer and finish their work before they return
 //
-// n_used: rows of each stream that are live. what is behind them in a tensor is zero
+// n_used: live rows of each stream. all rows after them are zero
 
 #include "ggml.h"
 
@@ -20,7 +20,7 @@ void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst
 // there is none
 void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const std::vector<uint32_t> & n_used);
 
-// the size alone, for what is allocated or filled next
+// set only the size, for a tensor that is allocated or filled next
 void llama_kv_set_n_rows(ggml_tensor * t, uint32_t n_rows);
 
 // the type alone, for the same number of rows
@@ -29,5 +29,5 @@ void llama_kv_set_type(ggml_tensor * t, ggml_type type);
 // the 2d view of stream s follows t
 void llama_kv_set_stream_view(ggml_tensor * view, ggml_tensor * t, int64_t s);
 
-// t takes over the buffer, the data, the size and the type of src
+// give t the buffer, the data, the size and the type of src
 void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src);

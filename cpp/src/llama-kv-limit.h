@@ -12,29 +12,29 @@ class llama_kv_limit {
 public:
     virtual ~llama_kv_limit() = default;
 
-    // count what is taken. begin_account(): before a cache grows or shrinks
+    // update the counted bytes. begin_account(): before a cache grows or shrinks
     virtual void begin_account() {}
     virtual void account() {}
 
-    // whether all caches may take the rows that were requested, as far as that is known before
-    // ahead: with the rows that the growth policy takes in advance
+    // check whether all caches may have their requested rows, as far as this is known in advance
+    // ahead: include the rows that the growth policy allocates in advance
     virtual bool fits(bool ahead) const { (void) ahead; return true; }
 
     // whether one cache may have these rows instead of those it has
     virtual bool fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const { (void) cache; (void) rows; return true; }
 
-    // whether what is taken now is within the limit
+    // check whether the memory in use is within the limit
     virtual bool is_kept() const { return true; }
 
     // bytes by which the compute buffers have grown, as far as they count
     virtual size_t n_bytes_compute() const { return 0; }
 
-    // give back what the compute buffers have grown by, if it is too much, after a K-shift, which can take more than any batch
+    // free the growth of the compute buffers if it exceeds the limit, after a K-shift, which can need more than any batch
     virtual void fit_compute() {}
 
-    // have the cells take smaller types. returns false if that makes no room
+    // change the cells to smaller types. returns false if that makes no room
     virtual bool step_down() { return false; }
 
-    // have the cells take their first types again, if no cell is in use
+    // change the cells back to their first types if no cell is in use
     virtual void step_up() {}
 };

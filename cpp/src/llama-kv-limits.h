@@ -1,18 +1,18 @@
 #pragma once
 
-// What the system and the devices let this process take, as far as they say so (see llama-kv-pages.h for what that leaves open)
+// Memory that the system and the devices grant to this process, as far as they report it (llama-kv-pages.h lists the gaps)
 
 #include "ggml-backend.h"
 
 #include <cstddef>
 #include <string>
 
-// bytes of memory that can be taken now: the least of what the cgroups and the machine have left
-// SIZE_MAX where nothing is known (not Linux)
+// return the bytes of memory that can be allocated now: the minimum over the cgroups and the machine
+// returns SIZE_MAX if nothing is known (not Linux)
 // root: for tests
 size_t llama_kv_limits_available(const std::string & root = "");
 
-// whether this much can be taken for buffers of a type: of its device, where a margin stays free. says so if not
+// check whether the device of this buffer type has this much memory plus a margin. logs a warning if not
 bool llama_kv_limits_have(ggml_backend_buffer_type_t buft, size_t n_bytes);
 
 // whether this much can be taken, for which it is looked at most once a second where that is little. counts as taken if so

@@ -1,7 +1,7 @@
 #pragma once
 
-// Lines of the cells of a KV cache, and how their data is moved to other lines. The storage moves cells with a function that its
-// caller gives: a change of type converts them on the way (llama-kv-convert.h)
+// Lines of the cells of a KV cache, and the functions that move their data to other lines. The storage moves cells with a function
+// of its caller: a change of type converts the cells in this function (llama-kv-convert.h)
 
 #include "ggml.h"
 
@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <functional>
 
-// lines of n elements in a tensor, or in what is laid out like one
+// lines of n elements in a tensor, or in memory with the layout of a tensor
 //   K, and V with flash attention: a line is a row
-//   transposed V: a line has an element of each of so many rows
+//   transposed V: a line has an element of each of n rows
 struct llama_kv_lines {
     ggml_tensor * t;
 
@@ -29,9 +29,9 @@ struct llama_kv_lines {
 // elements that are converted at a time, at most: 1 MiB of f32
 static constexpr int64_t LLAMA_KV_CONVERT_ELEMENTS = 1 << 18;
 
-// lines of n elements of a type that are converted at a time: n_elements, or as few more as it takes
-//   a part of quantized rows begins a multiple of 256 bytes behind the first row: kernels that copy from such a type can read it
-//   from where the last multiple of the device's alignment is (ggml-vulkan: minStorageBufferOffsetAlignment, which is up to 256)
+// return the number of lines of n elements to convert at once: about n_elements in total, rounded up
+//   a part of quantized rows begins at a multiple of 256 bytes after the first row: kernels that copy from such a type read it from
+//   the last multiple of the device's alignment (ggml-vulkan: minStorageBufferOffsetAlignment, at most 256)
 int64_t llama_kv_n_lines(ggml_type type, int64_t n, int64_t n_elements);
 
 // move the data of the first lines to the second ones, which have the same numbers, and no more than

@@ -1,7 +1,7 @@
 #pragma once
 
-// Log lines that kv-check and kvtool read: kvtool/contract.py has the same lines, and tests/unit/test_contract.py compares them.
-// printf() and scanf() take these formats
+// Log lines that kv-check and kvtool parse: kvtool/contract.py has the same lines, and tests/unit/test_contract.py compares them.
+// They are formats for printf() and scanf()
 
 #define LLAMA_KV_LOG_START_BEGIN  "dynamic KV cache: start = "
 #define LLAMA_KV_LOG_RESIZE_BEGIN "resizing KV cache from "

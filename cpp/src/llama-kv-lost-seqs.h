@@ -23,7 +23,7 @@ public:
     // a copy of a lost sequence is lost, too
     void copy(llama_seq_id seq_id_src, llama_seq_id seq_id_dst);
 
-    // check whether the batch continues a lost sequence. one that begins at 0 in the batch, or was restored, is no longer lost
+    // check whether the batch continues a lost sequence. a sequence that starts at 0 in the batch, or was restored, is not lost any more
     bool uses_lost_seq(const llama_context & lctx, const llama_batch_allocr & balloc);
 
 private:

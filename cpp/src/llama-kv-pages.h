@@ -1,27 +1,28 @@
 #pragma once
 
-// Memory whose pages come and go at fixed addresses (--kv-dynamic, see llama-kv-storage.h): a range of addresses is reserved once,
-// at full size, and the pages behind them are committed and given back as the cache needs them. There are two kinds
+// Memory with pages at fixed addresses (--kv-dynamic, see llama-kv-storage.h): a range of addresses is reserved once, at full size,
+// and its pages are committed and freed on demand. There are two kinds
 //
-//   soft   plain host memory (llama-kv-pages-host.cpp). What is not committed can be read, as zeros, and written: a stray access
-//          is a wrong count, not a crash
-//   hard   memory of a device whose backend has ggml-pages.h (llama-kv-pages-device.cpp). Nothing may touch what is not
-//          committed: on a GPU that ends all work in the process
+//   host    plain host memory (llama-kv-pages-host.cpp). Uncommitted memory can be read, as zeros, and written: a stray access causes
+//           a wrong count, not a crash
+//   device  memory of a device whose backend has ggml-pages.h (llama-kv-pages-device.cpp). Nothing may touch uncommitted memory:
+//           on a GPU, such an access ends all work in the process
+//
 //
 // Constraints
-//   - A commit makes the pages real. It fails with false, and nothing has changed then: the alternative is a process that is
-//     killed when it writes, long after the cache said that there was room.
-//   - Pages that were given back are zero when they come again.
+//   - A commit makes the pages real. Without memory it returns false and changes nothing. The alternative is a process that the
+//     system kills when it writes, long after the cache has promised the memory.
+//   - Freed pages are zero when they are committed again.
 //
-// A commit checks what can be known before, see llama-kv-limits.h: for host memory the cgroups of the process (v1 and v2, with what
-// the page cache would yield), and the memory and swap of the machine (Linux: MemAvailable + SwapFree); for a device what it
-// says is free, less a margin for the pools of its backend. RLIMIT_AS, RLIMIT_DATA and strict overcommit count a range of host
-// memory as a whole, when it is reserved.
+// A commit checks the limits that are known in advance, see llama-kv-limits.h. Host memory: the cgroups of the process (v1 and v2,
+// including reclaimable page cache), and the memory and swap of the machine (Linux: MemAvailable + SwapFree). Device memory: the free
+// memory that the device reports, less a margin for the pools of its backend. RLIMIT_AS, RLIMIT_DATA and strict overcommit count a
+// range of host memory as a whole, at its reservation.
 //
-// What cannot be known
-//   - what other processes take between the check and the commit, and what they have been promised but not touched
-//   - limits that nothing in /proc and /sys shows from here: the host of a virtual machine, a cgroup above the visible root
-//   - on macOS and BSD: what the system can page out or compress. There is no check, a commit does not fail
+// Limits that cannot be known
+//   - memory that other processes allocate between the check and the commit, or that they have reserved but not touched
+//   - limits that /proc and /sys do not show here: the host of a virtual machine, a cgroup above the visible root
+//   - on macOS and BSD: memory that the system can page out or compress. There is no check, and a commit does not fail
 //
 // Rejected: host pages without access rights until they are committed (what reads a cell that is masked would crash), a file in
 // memory (counts as page cache), one range per layer (as many as there are layers where one does).
@@ -35,10 +36,10 @@
 
 class llama_kv_pages {
 public:
-    // bytes of a page in buffers of this type. 0: their memory does not come in pages
+    // return the bytes of a page in buffers of this type. 0: this memory has no pages
     static size_t page_size(ggml_backend_buffer_type_t buft);
 
-    // what is not committed can be touched
+    // check whether uncommitted memory can be read and written
     static bool readable_uncommitted(ggml_backend_buffer_type_t buft);
 
     virtual ~llama_kv_pages() = default;
@@ -59,17 +60,17 @@ public:
     // add the pages that the bytes [offset, offset + size) touch
     void add(llama_kv_set & set, size_t offset, size_t size) const;
 
-    // have the pages of the set and no others: commits what is missing, then gives back the rest
-    // returns false when a commit fails, and what is committed is what was committed before
-    // no one may be using the pages that go
+    // commit the missing pages of the set, then free all pages that are not in the set
+    // returns false if a commit fails. the committed pages are then the same as before
+    // nothing may use the pages that are freed
     bool assign(const llama_kv_set & set);
 
-    // have the pages that the bytes [offset, offset + size) touch, also out of the margin: for what goes back elsewhere
-    // returns false where a device has none. host memory then comes when it is written
+    // commit the pages of the bytes [offset, offset + size), if necessary from the margin: for data whose old pages are freed next
+    // returns false if a device has no memory. host memory is allocated on the first write then
     bool take(size_t offset, size_t size);
 
-    // give back the pages that are in these bytes as a whole
-    // no one may be using them
+    // free the pages that are completely inside of these bytes
+    // nothing may use them
     void give(size_t offset, size_t size);
 
     // make these bytes zero. where nothing is committed they are, or will be
@@ -78,7 +79,7 @@ public:
     // of bytes that are committed
     virtual void copy(size_t offset_src, size_t offset_dst, size_t size) = 0;
 
-    // make all bytes zero. on a host also what was written without having been committed. what is committed stays so
+    // set all bytes to zero, on a host also uncommitted bytes that were written. committed pages stay committed
     virtual void clear() { set_zero(0, n_bytes); }
 
 protected:
@@ -93,7 +94,7 @@ protected:
     // pages [i0, i1), which may be there or not
     virtual void discard(size_t i0, size_t i1) = 0;
 
-    // the same for what has to be there whatever there is left
+    // the same without a check of limits, for pages that are required
     virtual bool commit_late(size_t i0, size_t i1) { return commit(i0, i1); }
 
     // of bytes that are committed
@@ -114,21 +115,21 @@ struct llama_kv_paged_buffer {
     ggml_backend_buffer_ptr         buf; // null: there is none
     std::shared_ptr<llama_kv_pages> pages;
 
-    // the size of the buffer is what is committed from now on, so that whoever adds up buffers or logs them says what is taken
+    // set the size of the buffer to its committed bytes, so that sums and logs of buffers report the real use
     static void show(ggml_backend_buffer_t buf, const llama_kv_pages & pages);
 };
 
 // the bytes behind the last row of a tensor that kernels can read
 size_t llama_kv_pages_n_bytes_padding(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
 
-// ggml_backend_alloc_ctx_tensors_from_buft() on a new range, where nothing is committed yet. each tensor starts on a page of its own
-// to clear the buffer gives back what was written without having been committed
-// none: the addresses cannot be had, and nothing has changed then
+// do the same as ggml_backend_alloc_ctx_tensors_from_buft() in a new range without committed pages. each tensor starts on its own page
+// clearing the buffer frees uncommitted memory that was written
+// returns no buffer if the addresses cannot be reserved. nothing has changed then
 llama_kv_paged_buffer llama_kv_pages_alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft);
 
-// the same for a buffer that is there as a whole and zero
-// in_pages: where they are soft, so it takes memory when it is written. elsewhere, and without it, as the backend allocates
-// null: there is no memory, and nothing has changed
+// allocate a whole buffer of zeros
+// in_pages: use host pages where possible, which use memory from the first write on. otherwise, allocate as the backend does
+// returns null without memory. nothing has changed then
 ggml_backend_buffer_t llama_kv_alloc_zero(ggml_context * ctx, ggml_backend_buffer_type_t buft, bool in_pages = true);
 
 // a buffer without tensors

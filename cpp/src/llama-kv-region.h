@@ -1,7 +1,7 @@
 #pragma once
 
-// The layers of a cache that are in one buffer whose pages come and go (--kv-dynamic, see llama-kv-storage.h), and which pages the
-// rows take there. The tensors have the layout of a static cache:
+// The layers of a cache in one buffer with pages (--kv-dynamic, see llama-kv-storage.h), and the pages of the rows in that buffer. The
+// tensors have the layout of a static cache:
 //
 //   - K, and V with flash attention: a strip of n_rows rows per stream
 //   - transposed V: n_embd_gqa strips per stream, with an element of each row
@@ -20,32 +20,33 @@ class llama_kv_region {
 public:
     using layers_t = std::vector<llama_kv_storage::layer>;
 
-    // memory for the tensors of ctx, of which nothing is committed yet
-    // null: the addresses cannot be had, and nothing has changed
+    // allocate memory for the tensors of ctx, with nothing committed
+    // returns null if the addresses cannot be reserved. nothing has changed then
     // throws std::bad_alloc
     static std::unique_ptr<llama_kv_region> create(ggml_context * ctx, ggml_backend_buffer_type_t buft, layers_t layers, bool v_trans);
 
     // another one, for the same rows in other types. null and std::bad_alloc as above
     std::unique_ptr<llama_kv_region> like(ggml_type type_k, ggml_type type_v) const;
 
-    // the memory that from.like() made is that of the layers of from, which have become what those here are. from has none any more
-    // bufs: of the cache, which has the buffer instead of the one of from. that is freed
+    // take over the memory of a region made by from.like(), for the layers of from, which now have the layout of this region. from is
+    // empty afterwards
+    // bufs: buffers of the cache. this region's buffer replaces the one of from, which is freed
     void take_over(llama_kv_region & from, llama_kv_storage::buffers_t & bufs);
 
-    // the size of the buffer is what is committed from now on
+    // set the size of the buffer to its committed bytes
     void show() const { llama_kv_paged_buffer::show(buf, *mem.pages); }
 
-    // bytes that these rows take in these types
+    // return the bytes of these rows in these types
     size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const;
 
     // have the pages of these rows and no others. false: there is no memory, and nothing has changed
     bool commit(const llama_kv_rows & rows) { return mem.pages->assign(pages_of(rows)); }
 
-    // have what convert_to() needs of these rows before any of the memory of the other region has gone back, and no others: a layer,
-    // or if there is not so much the least. nothing where the memory is soft. no row is larger here
+    // commit exactly the pages that convert_to() needs for these rows before it frees any page of the other region: a layer, or the
+    // minimum if that does not fit. nothing in host memory. no row is larger here than in the other region
     bool commit_ahead(const llama_kv_region & from, const llama_kv_rows & rows);
 
-    // have what is missing of these rows, whatever there is left. false: a device has none
+    // commit the missing pages of these rows, ignoring the margin. returns false if a device has no memory
     bool take(const llama_kv_rows & rows);
 
     // also rows that are not there: they can share pages with some that are
@@ -54,9 +55,9 @@ public:
     // rows of stream ssrc, and of no other one, that both have
     void copy_stream(const llama_kv_rows & rows, uint32_t ssrc, uint32_t sdst);
 
-    // move the first n_used[s] rows of stream s, of those in the set, to another region in its types. what was converted goes back
-    // before the next part is, and what that needs is taken
-    // returns false when the memory that was given back has gone to somebody else: what is left of the data is worthless
+    // move the first n_used[s] rows of stream s, as far as they are in the set, to another region with other types. pages are freed after
+    // each part, before the next part needs memory
+    // returns false if another process has allocated the freed memory. the remaining data is worthless then
     bool convert_to(llama_kv_region & to, const llama_kv_rows & rows, const std::vector<uint32_t> & n_used, const llama_kv_convert & convert);
 
     llama_kv_paged_buffer mem; // without the buffer once the cache has that

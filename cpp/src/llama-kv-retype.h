@@ -5,9 +5,9 @@
 // What stays: positions, cells, rows, the objects of the tensors. What changes: the types and strides of the tensors, where they
 // are, and the basis that K and V are stored in (llama-kv-cell-types.h).
 //
-// All or nothing: all that can fail comes first, with the tensors saying the new types and holding the old data: a graph may
-// not read more of the cells on another backend, the compute buffers have to be there, and, if rows become larger, all of their memory.
-// The data is then moved layer by layer and does not fail.
+// All or nothing: all steps that can fail run first, while the tensors have the new types and the old data. A graph must not read
+// more of the cells on another backend, the compute buffers must fit, and larger rows need all of their memory. Then the data is moved
+// layer by layer, which does not fail.
 
 #include "llama-kv.h"
 
@@ -49,7 +49,7 @@ private:
     // have the graphs work with the new types, and the memory for the change. if not, nothing has changed
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
 
-    // the number of views of each tensor of which the graph reads a copy elsewhere, of all caches
+    // return the number of views of each tensor that the graph reads as a copy on another device, over all caches
     std::unordered_map<const ggml_tensor *, size_t> read_elsewhere(ggml_cgraph * gf) const;
 
     llama_kv_dynamic & dyn;

@@ -12,7 +12,7 @@ class llama_kv_set {
 public:
     explicit llama_kv_set(size_t n = 0);
 
-    void add   (size_t i0, size_t i1); // [i0, i1), what is beyond n is ignored
+    void add   (size_t i0, size_t i1); // [i0, i1), numbers from n on are ignored
     void remove(size_t i0, size_t i1);
 
     bool has(size_t i) const { return i < n && (bits[i/64] >> i % 64 & 1) != 0; }
@@ -22,8 +22,8 @@ public:
     // the first number from i on that is in the set, or is not. where there is none, n
     size_t next(size_t i, bool in_set) const;
 
-    // f(first, after the last) of each run of numbers in [i0, i1) that are in the set, or are not, in ascending order
-    // needs no memory, unlike a list of them. f may add and remove those that it is given
+    // call f(first, after the last) for each run of numbers in [i0, i1) inside or outside of the set, in ascending order
+    // needs no memory, unlike a list of runs. f may add and remove the numbers of its run
     template <typename F>
     void each_run(size_t i0, size_t i1, bool in_set, F && f) const {
         i1 = std::min(i1, n);
@@ -64,7 +64,7 @@ public:
     // stream s has what another set has in stream s_other
     void set_stream(uint32_t s, const llama_kv_rows & other, uint32_t s_other);
 
-    // i < n_rows: behind them are those of the next stream
+    // i < n_rows: higher numbers would be rows of the next stream
     bool has(uint32_t s, uint32_t i) const { return blocks.has(s*n_blocks + i/size_block); }
 
     uint32_t size() const; // rows, over all streams

@@ -1,7 +1,6 @@
 #pragma once
 
-// Rows of one llama_kv_cache for saved states (--kv-dynamic): the rows that a state is written from, and those that a state is
-// read into
+// Rows of one llama_kv_cache for saved states (--kv-dynamic): rows that a state is written from or read into
 
 #include "llama-kv-cache.h"
 
@@ -39,7 +38,7 @@ public:
     // the rows behind the cells, as they are
     llama_kv_dynamic_room room(const llama_kv_cache::slot_info & sinfo) const;
 
-    // have the rows that were requested for a state. returns false when there is no memory, and the state is gone from all caches
+    // grow to the rows that were requested for a state. returns false without memory; the state is removed from all caches then
     bool grow(llama_io_read_i & io);
 
     // the sequence that the state is read for, -1: all. none: no state was read

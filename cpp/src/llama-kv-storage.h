@@ -3,29 +3,29 @@
 // Storage of a KV cache (--kv-dynamic): who has the memory behind the K and V tensors of its layers, and which of their rows
 // are there. Neither the cache nor the hooks in it ask which kind it is:
 //
-//   fixed     upstream's own allocation, all rows are there. the flag is off, or there is nothing to grow. where the types
-//             change, it goes on as storage by copy does
-//   copy      the tensors have the rows [0, n) of each stream, and move to larger buffers: anywhere
-//   in place  the tensors have the layout of the fixed storage, and pages come and go behind blocks of rows, each stream on its
-//             own: where memory comes in pages, plain host memory and, if that is asked for, a device's with ggml-pages.h. A growth
-//             copies nothing, no pointer and no stride changes, no graph is rebuilt and the compute buffers are those of a
-//             static cache
+//   fixed     upstream's own allocation with all rows. used without the flag, or if the cache cannot grow. changes of type work as
+//             in storage by copy
+//   copy      the tensors have the rows [0, n) of each stream, and move to larger buffers: on any backend
+//   in place  the tensors have the layout of the fixed storage, and pages are committed and freed for blocks of rows, in each stream
+//             separately. used for memory with pages: plain host memory and, on request, device memory with ggml-pages.h. A growth
+//             copies nothing and changes no pointer and no stride. No graph is rebuilt, and the compute buffers have the size of a
+//             static cache's
 //
-// A row is what is behind a cell in all tensors. The tensors are [n_embd_gqa, n_rows, n_stream]
+// A row is the memory of one cell in all tensors. The tensors are [n_embd_gqa, n_rows, n_stream]
 //   - K, and V with flash attention: a row of n_embd_gqa elements
-//   - transposed V: one element in each of n_embd_gqa strips. In place, a page of 4 KiB holds one element of 2048 rows: the
-//     first block of rows commits what the next 7 need, and a hole only gives back pages that are all hole. What is committed
-//     is counted in pages, which shows it
+//   - transposed V: one element in each of n_embd_gqa strips. In place, a page of 4 KiB holds one element of 2048 rows: the first
+//     block of rows commits the pages of the next 7 blocks, and a hole frees only pages that are completely in the hole. Committed
+//     memory is counted in pages, so the count includes this
 //
-// The ggml_tensor objects stay, only their buffer, data and strides change. Whoever holds a pointer to one (a cache that
-// shares layers, the per-stream views, a deferred state read) follows a growth. A compute graph does not: it has views with
+// The ggml_tensor objects stay; only their buffer, data and strides change. Holders of a pointer to a tensor (a cache that shares
+// layers, the views of the streams, a deferred read of a state) therefore follow a growth. A compute graph does not: its views have
 // the old addresses.
 //
 // New rows are zero: garbage in V gives NaN through the mask.
 //
-// Rejected: growth by copy into one new buffer for all layers (old + new at the same time), or with a size for each layer and
-// a rollback by re-allocation (allocates when memory has just run out); the live size in the strides where pages come and go
-// (each growth would move all rows of all streams but the first, and transposed V as a whole).
+// Rejected: growth by copy into one new buffer for all layers (old and new exist at the same time). One size per layer with a rollback
+// by re-allocation (it allocates right after memory has run out). The live size in the strides of storage in place (each growth would
+// move all rows of all streams but the first, and transposed V as a whole).
 
 #include "llama-kv-lines.h"
 #include "llama-kv-growth.h"
@@ -41,7 +41,7 @@
 
 class llama_kv_storage {
 public:
-    // of a cache. whoever sums up or clears the buffers of the cache sees those of the storage there
+    // buffers of the cache. code that adds up or clears the buffers of the cache finds those of the storage there
     using buffers_t = std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>>;
 
     struct layer {
@@ -79,54 +79,53 @@ public:
 
     virtual ~llama_kv_storage() = default;
 
-    // memory for the tensors of ctx, which are those of the layers and have all rows: ggml_backend_alloc_ctx_tensors_from_buft().
-    // it is zero
-    // the caller owns the buffer, and frees it before the storage, or after
-    // null: there is none, and nothing has changed
+    // allocate memory for the tensors of ctx, which are tensors of the layers with all rows: ggml_backend_alloc_ctx_tensors_from_buft().
+    // the memory is zero
+    // the caller owns the buffer, and frees it before or after the storage
+    // returns null without memory. nothing has changed then
     virtual ggml_backend_buffer_t alloc(ggml_context * ctx, ggml_backend_buffer_type_t buft, const std::vector<layer> & layers) = 0;
 
     // it has started with less than all rows, and is not pinned
     bool can_grow() const { return start.size() < growth.n_max*start.n_stream(); }
 
-    // the rows that are there
+    // return the existing rows
     const llama_kv_rows & rows() const { return cur; }
 
-    // rows of a stream that the tensors have: what the strides are made of
+    // return the rows of a stream in the tensors: the strides depend on this number
     virtual uint32_t n_rows() const { return growth.n_max; }
 
-    // n_rows() is how many are there, be it all of them: caches from either of which a graph takes its size have to have the same
+    // check whether n_rows() is the number of existing rows. caches that can set the size of one graph must have the same number then
     virtual bool has_size() const { return false; }
 
     // the row can be used, with those before it
     virtual bool has(uint32_t s, uint32_t i) const = 0;
 
-    // a row that is used needs those below it: nothing may read what is not there
+    // check whether a row in use needs all rows below it, because nothing may read a row that does not exist
     virtual bool reads_below() const { return false; }
 
-    // the rows to have so that the needed ones can be used, and with ahead as many more as the growth policy takes at once
-    // n_bytes_row: bytes behind a row of one stream. with has_size(): of all streams and caches that have to take the same steps
+    // return the rows to have so that the needed rows can be used. ahead: include the rows that the growth policy allocates in advance
+    // n_bytes_row: bytes of a row of one stream. with has_size(): over all streams and caches that grow by the same steps
     virtual llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const = 0;
 
-    // the rows to keep when only these are used. all that are there when less is not worth it
-    // n_peak: the end of the rows that were in use since the last resize, at most
+    // return the rows to keep if only these rows are used: all existing rows if shrinking is not worthwhile
+    // n_peak: the highest end of the rows in use since the last resize
     virtual llama_kv_rows rest(const llama_kv_rows & used, uint32_t n_peak) const = 0;
 
-    // false: rest() would keep all that are there, however n_used rows are spread
+    // return false if rest() would keep all existing rows for any distribution of n_used rows
     virtual bool may_shrink(uint32_t n_used, uint32_t n_peak) const = 0;
 
     // bytes that are taken with these rows in these types
     virtual size_t n_bytes(const llama_kv_rows & rows, ggml_type type_k, ggml_type type_v) const = 0;
 
-    // have these rows and no others. the first n_used[s] rows of stream s keep their data if they stay, all others are zero or
-    // what they were
-    // returns false when there is no memory. nothing has changed then, except that buffers may be others, and larger. not when
-    // the rows are a part of those that are there: to give back, or to undo a growth, needs no memory
-    // no compute may be in flight that uses the tensors
+    // have exactly these rows. the first n_used[s] rows of stream s keep their data if they stay. all others are zero or unchanged
+    // returns false without memory. nothing has changed then, except that buffers may be other and larger ones. this never happens if
+    // the rows are a subset of the existing rows: freeing rows and undoing a growth need no memory
+    // no compute that uses the tensors may be in flight
     virtual bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) = 0;
 
-    // make the rows of a stream zero, or of all (-1), and give back what is not needed to start again
-    // returns false when there is nothing special about it: to be cleared as in a static cache
-    // no compute may be in flight that uses the tensors
+    // set the rows of a stream, or of all streams (-1), to zero, and free the memory that a new start does not need
+    // returns false if the caller must clear as in a static cache
+    // no compute that uses the tensors may be in flight
     virtual bool clear(int32_t s) { (void) s; return false; }
 
     // copy the rows of stream ssrc, which stream sdst has as well. what else sdst has is zero
@@ -136,17 +135,17 @@ public:
     // have the rows in other types, in two steps, so that several caches change together or not at all
     // n_used: as for try_resize(), and for both of them
     //
-    // prepare_types(): have what is needed before any data moves. that is all of the memory if a row becomes larger, and next to
-    // none if not. false: there is none, and nothing has changed
-    // set_types():     where there is no memory beside the rows, they are converted inside of it. false: memory of a device that
-    //                  went back on the way has gone to somebody else, and no row is there any more. else it does not fail
-    // forget_types():  instead of set_types()
-    // no compute may be in flight that uses the tensors
+    // prepare_types(): allocate the memory before any data moves: all of it if a row becomes larger, otherwise next to none. returns
+    //                  false without memory. nothing has changed then
+    // set_types():     without memory for a copy, convert the rows inside of their own memory. returns false if another process has
+    //                  allocated device memory that was freed meanwhile: no row exists any more. otherwise, it does not fail
+    // forget_types():  undo prepare_types(), instead of set_types()
+    // no compute that uses the tensors may be in flight
     virtual bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) = 0;
     virtual bool set_types    (const llama_kv_convert & convert) = 0;
     virtual void forget_types () = 0;
 
-    // what is there stays for good
+    // keep the current rows for good
     void pin() { start = cur; }
 
     // true once after the tensors have got other addresses or strides
@@ -169,7 +168,7 @@ protected:
     llama_kv_growth growth;
 
     llama_kv_rows cur;
-    llama_kv_rows start; // what is always there
+    llama_kv_rows start; // rows that always exist
 
     bool   is_moved = false;
     size_t n_copied = 0;

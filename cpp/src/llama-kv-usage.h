@@ -3,7 +3,7 @@
 // Accounting of the memory behind a context, for static and dynamic caches: llama_get_memory_usage(), llama_memory_seq_usage(), and
 // the counters of growths, shrinks and changes of types
 //
-// Cells are not counted while they come and go: total() and seq() look at the cells when they are called.
+// Cells have no counters: total() and seq() look at the cells when they are called.
 
 #include "llama-kv.h"
 
@@ -16,7 +16,7 @@ struct llama_memory_i;
 
 class llama_kv_usage {
 public:
-    // caches: of the context, also those that cannot grow
+    // caches: all caches of the context, including those that cannot grow
     llama_kv_usage(const llama_context & lctx, const std::vector<llama_kv_dynamic_cache *> & caches) : lctx(lctx), caches(caches) {}
 
     // log the counters, if any cache has grown
@@ -28,7 +28,7 @@ public:
     void count_shrink(size_t n_bytes_copied); // of one cache
     void count_retype(int64_t t_us);
 
-    // shrinks up to here count as one, over all caches
+    // count all shrinks up to this call as one, over all caches
     void end_release() { has_shrunk = false; }
 
     bool has_retyped() const { return counters.n_retype > 0; }

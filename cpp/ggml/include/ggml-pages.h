@@ -1,25 +1,26 @@
 #pragma once
 
-// Memory of a device that comes and goes at fixed addresses: a buffer whose addresses are reserved once, at full size, and
-// whose pages are mapped and unmapped as they are needed. Tensors are placed in it as in any other buffer of its type. No
-// pointer to them ever changes, so no graph has to be made again, captured ones included, and nothing is ever copied.
+// Device memory at fixed addresses: a buffer reserves its addresses once, at full size. Its pages are mapped and unmapped on demand.
+// Tensors are placed in it as in any other buffer of its type. No pointer to a tensor changes, so no graph is built or captured
+// again, and nothing is copied.
 //
 // A backend that has this answers ggml_backend_reg_get_proc_address(reg, "ggml_backend_pages") with a ggml_backend_pages_t.
 // So far that is CUDA, and HIP and MUSA where they are built with virtual memory (HIP is not by default). Without it, or where
 // page_size() is 0, nothing here can be used, and buffers are allocated whole.
 //
+//
 // Pages that are not mapped
-//   - Nothing may read or write them: on a GPU that is an error that ends all work in the process. Kernels read beyond the last
-//     row of a quantized tensor, by as much as ggml_backend_buft_get_alloc_size() is larger than ggml_nbytes(), and where they
-//     take a part of it for a row (a head of K), by as much as that is for the part: that has to be mapped too, also behind the
-//     last row that is used.
-//   - ggml_backend_buffer_clear() and ggml_backend_tensor_memset() leave them out. Whatever else touches a tensor's data must
-//     know that it is mapped. Placing a tensor touches nothing: what it would pad with zeros is zero when it is mapped.
+//   - Nothing may read or write them: on a GPU, such an access is an error that ends all work in the process. Kernels read beyond the
+//     last row of a quantized tensor, by the difference between ggml_backend_buft_get_alloc_size() and ggml_nbytes(). A kernel that
+//     uses a part of the tensor as a row (a head of K) reads as far beyond that part. These bytes must be mapped, too, also after
+//     the last row in use.
+//   - ggml_backend_buffer_clear() and ggml_backend_tensor_memset() skip them. Any other access to a tensor's data requires that the
+//     caller has mapped it. Placing a tensor touches no data: the padding that it would set to zero is zero once it is mapped.
 //
 // Memory
-//   - map() takes what there is, and the pools of a backend abort when they find nothing: look at ggml_backend_dev_memory()
-//     first, and leave them a margin. On Windows more so: there a driver can spill into host memory instead of failing.
-//   - The memory of a page goes back to the device when it is unmapped, for everybody to take.
+//   - map() uses any free memory, and the pools of a backend abort if none is left: check ggml_backend_dev_memory() first and leave
+//     them a margin. On Windows, leave more: a driver can use host memory there instead of failing.
+//   - An unmapped page returns its memory to the device, where any process can allocate it.
 //
 // Errors are returned and logged, never fatal. Arguments that are no whole pages of the buffer are asserted.
 // Threads: one at a time for a buffer; different buffers at the same time. unmap() and ggml_backend_buffer_free() wait for the
@@ -42,16 +43,15 @@ struct ggml_backend_pages_i {
     // NULL: page_size() is 0, `size` is 0, or there are no addresses. freed with ggml_backend_buffer_free()
     ggml_backend_buffer_t (*reserve)(ggml_backend_buffer_type_t buft, size_t size);
 
-    // have the bytes [offset, offset + size). those that were not there are zero, for all that starts after the return
-    // false: there is no memory, and what was mapped before is what is mapped
+    // map the bytes [offset, offset + size). newly mapped bytes are zero for all work that starts after the return
+    // returns false without memory. the mapped pages are then the same as before
     bool (*map)(ggml_backend_buffer_t buf, size_t offset, size_t size);
 
-    // give back the bytes [offset, offset + size), which may be mapped or not, when the device and those that can read its
-    // memory have nothing to do
-    // false: the driver refuses. What was not given back may not be used before it is mapped again
+    // unmap the bytes [offset, offset + size), mapped or not, once the device and all devices that can read its memory are idle
+    // returns false if the driver refuses. pages that remain must not be used before they are mapped again
     bool (*unmap)(ggml_backend_buffer_t buf, size_t offset, size_t size);
 
-    // bytes of memory behind the buffer, also those that could not be given back
+    // return the bytes of memory that the buffer uses, including pages that the driver refused to unmap
     size_t (*n_bytes_mapped)(ggml_backend_buffer_t buf);
 };
 

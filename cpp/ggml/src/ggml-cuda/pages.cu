@@ -4,7 +4,7 @@
 
 #include "pages.cuh"
 
-// comes with the patch to ggml-cuda.cu: on an older ggml, which has no such patch, this file is nothing
+// depends on the patch to ggml-cuda.cu: on an older ggml without that patch, this file is empty
 #if defined(GGML_CUDA_PAGES)
 
 #include "ggml-backend-impl.h"
@@ -39,9 +39,9 @@ static bool ggml_cuda_pages_ok(const char * what, CUresult err) {
 }
 #endif
 
-// Each page is an allocation and a mapping of its own: any page can go back alone, which a part of a mapping cannot, and HIP sets
-// the access of exactly what was mapped at once without errors. Four calls a page is what that costs; not measured yet against
-// one allocation for many.
+// Each page is a separate allocation and mapping: any page can be freed alone, which a part of a mapping cannot, and HIP sets the
+// access of exactly the new pages without errors. The price is four calls per page. It has not been measured yet against one
+// allocation for many pages.
 struct ggml_cuda_pages {
     ggml_cuda_pages(int device, size_t page_size, size_t n_pages);
     ~ggml_cuda_pages();
@@ -86,7 +86,7 @@ private:
     std::vector<CUmemAccessDesc> access; // of the users
 };
 
-// the devices that ggml's own pool of virtual memory gives access: see ggml_cuda_pool_vmm
+// return the devices that ggml's own pool of virtual memory grants access to: see ggml_cuda_pool_vmm
 static std::vector<int> ggml_cuda_pages_users(int device) {
     std::vector<int> res = { device };
 
@@ -204,7 +204,7 @@ bool ggml_cuda_pages::wait() const {
 }
 
 bool ggml_cuda_pages::map(size_t i0, size_t i1) {
-    // what could not be given back is made anew, and may be in use
+    // pages that could not be unmapped are mapped again, and kernels may still use them
     const bool has_held = std::any_of(states.begin() + i0, states.begin() + i1, [](state s) { return s == HELD; });
     if (has_held && !wait()) {
         return false;
@@ -219,8 +219,8 @@ bool ggml_cuda_pages::map(size_t i0, size_t i1) {
         complete = states[i] == MAPPED || (remove(i) && create(i));
     }
 
-    // the stream of this thread is not ordered with those that compute: the zeros have to be there before anything is launched,
-    // and before the pages are taken back
+    // the stream of this thread is not ordered with the compute streams: finish the zeros before any launch, and before the pages
+    // are unmapped again
     complete = ggml_cuda_pages_ok("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread)) && complete;
 
     for (size_t i = i0; i < i1; ++i) {
@@ -241,7 +241,7 @@ bool ggml_cuda_pages::unmap(size_t i0, size_t i1) {
     }
 
     if (!wait()) {
-        // what is in them is nothing to go on with
+        // their contents must not be used any more
         std::replace(states.begin() + i0, states.begin() + i1, MAPPED, HELD);
         return false;
     }
@@ -329,9 +329,9 @@ static size_t ggml_cuda_pages_page_size(ggml_backend_buffer_type_t buft) {
 #if defined(GGML_USE_HIP) && HIP_VERSION < 60300000
     GGML_UNUSED(granularity);
 
-    return 0; // 6.1 maps all of the range at once, and a memset of 6.2 may not go over two mappings
+    return 0; // 6.1 maps the whole range at once, and a memset of 6.2 must not cross two mappings
 #elif defined(GGML_USE_HIP)
-    return GGML_PAD(size_t(2) << 20, granularity); // it says 4 KiB up to ROCm 7.2: a cache would be millions of mappings
+    return GGML_PAD(size_t(2) << 20, granularity); // ROCm up to 7.2 reports 4 KiB: a cache would need millions of mappings
 #else
     return granularity;
 #endif

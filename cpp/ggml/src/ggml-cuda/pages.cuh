@@ -20,9 +20,9 @@ void * ggml_cuda_pages_proc();
 // a buffer of the device's own type on a range at base, which it owns from now on. device: as ggml counts them
 ggml_backend_buffer_t ggml_cuda_pages_buffer(int device, std::shared_ptr<ggml_cuda_pages> pages, void * base, size_t size);
 
-// the range that a buffer made by the above lies on
+// return the range of a buffer that the function above created
 ggml_cuda_pages * ggml_cuda_pages_of(ggml_backend_buffer_t buffer);
 
-// wait until nothing runs on a physical device. graphs that other threads capture come first: waiting for a whole device
-// would invalidate them
+// wait until a physical device is idle. finishes graphs that other threads capture first: waiting for a whole device would
+// invalidate them
 cudaError_t ggml_cuda_pages_wait(int physical_device);
