@@ -20,7 +20,7 @@ extern "C" {
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention over it
         LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // for larger cells, or for the small work memory of the change itself
         LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed in the middle of it: all cells are empty. llama_decode(), which can
-                                            // meet this within a budget, returns -3 for a batch that goes on with a sequence of
+                                            // fail in this way within a budget, returns -3 for batches that continue an old
                                             // before, until the sequence is removed or restored, or begins at 0
     };
 

@@ -19,7 +19,7 @@ struct llama_memory_budget {
 
     llama_memory_budget_usage usage; // n_bytes is 0: what there is
 
-    bool hold = false; // fail rather than take the next types
+    bool hold = false; // fail instead of changing to the next types
 };
 
 // check whether cells of type a are smaller than those of type b
@@ -27,7 +27,7 @@ static bool llama_kv_type_is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
-// let K and V each take a type where it makes them smaller
+// change K and V to a type, each only if that makes it smaller
 static void take_smaller(std::pair<ggml_type, ggml_type> & types, ggml_type type) {
     types.first  = llama_kv_type_is_smaller(type, types.first)  ? type : types.first;
     types.second = llama_kv_type_is_smaller(type, types.second) ? type : types.second;
@@ -57,7 +57,7 @@ bool llama_kv_budget_member::join(llama_memory_budget * budget) {
     try {
         account();
 
-        // what the model rules out is told before it is needed. a backend may refuse a type then
+        // types that the model rules out are refused here. a backend can still refuse a type later
         auto next = dyn.retype->types();
         for (size_t i = 0; this->budget && next.first != GGML_TYPE_COUNT && i < budget->types.size(); ++i) {
             const auto cur = next;
@@ -142,7 +142,7 @@ size_t llama_kv_budget_member::n_bytes_above_with(size_t n_bytes_caches) const {
 }
 
 bool llama_kv_budget_member::is_within(size_t n_bytes_caches) const {
-    // what the compute buffers need for cells that are there is had, and the cells of another context are not had here
+    // the compute buffers for the existing cells are allocated already, and the cells of another context are not allocated here
     return n_bytes_caches <= n_bytes_accounted_caches || n_bytes_above_with(n_bytes_caches) == 0;
 }
 
@@ -239,7 +239,7 @@ bool llama_kv_budget_member::step_down(bool is_full) {
         if (res == LLAMA_MEMORY_TYPE_OK) {
             budget->usage.n_down++;
 
-            // without memory beside the cells, nothing goes back: the next type would not help either
+            // without memory next to the cells, nothing was freed: the next type would not help either
             return n_bytes_caches() < n_bytes_old;
         }
 
@@ -260,10 +260,10 @@ void llama_kv_budget_member::step_up() {
     const size_t n_bytes = n_bytes_next(false, types_first.first, types_first.second);
 
     if (!is_within(n_bytes) && n_bytes_above_with(n_bytes) > n_bytes_grown()) {
-        return; // nor without what the compute buffers have grown by
+        return; // it would not fit without the growth of the compute buffers either
     }
 
-    // they do not shrink by themselves, and that was for cells that are gone
+    // compute buffers do not shrink by themselves, and these were sized for cells that are freed by now
     dyn.compute.create_sched();
 
     if (is_within(n_bytes) && dyn.retype->set_types(types_first.first, types_first.second) == LLAMA_MEMORY_TYPE_OK) {
@@ -281,7 +281,7 @@ void llama_kv_budget_member::forget_first_types() {
 bool llama_kv_budget_member::make_room() {
     dyn.lctx.synchronize();
 
-    dyn.forget(); // what a batch requested that did not run
+    dyn.forget(); // the request of a batch that did not run
     step_up();
     begin_account();
 

@@ -72,7 +72,7 @@ void llama_kv_cache_copies::drop_late() {
 
     for (size_t i = ssrc.size(); i-- > 0; ) {
         const uint32_t s = sdst[i];
-        // compressed rows (DSV4) go with the cells of other caches
+        // compressed rows (DSV4) are copied together with the cells of other caches
         const bool is_wanted = cache.planned.is_in_use() ?
             cache.dyn->any([&](const auto * other) { return other->has_cells(s); }) : cache.has_cells(s);
 

@@ -93,7 +93,7 @@ bool llama_kv_compute::reserve(bool last) {
 }
 
 void llama_kv_compute::create_sched() {
-    synchronize(); // a batch that nobody has read may still use the compute buffers
+    synchronize(); // a batch without a reader may still use the compute buffers
 
     const uint32_t n_tokens = std::min(lctx.cparams.n_ctx, lctx.cparams.n_ubatch);
 
@@ -113,7 +113,7 @@ void llama_kv_compute::reset_sched() {
     too_small = false;
 
     try {
-        lctx.sched_reserve(); // what is due has to come before
+        lctx.sched_reserve(); // a pending reservation must run before
 
         if (reserve_graph()) {
             return;

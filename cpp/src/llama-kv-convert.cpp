@@ -152,7 +152,7 @@ void llama_kv_converter::run(const llama_kv_lines & from, const llama_kv_lines &
             LLAMA_LOG_ERROR("%s: failed to compute the KV cells in another type\n", __func__);
         }
     }
-} catch (const std::exception & err) { // the types of all tensors are to change, now that some have
+} catch (const std::exception & err) { // some tensors have their new types already, so all others must follow
     LLAMA_LOG_ERROR("%s: %s\n", __func__, err.what());
     is_failed = true;
 }

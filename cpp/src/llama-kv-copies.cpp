@@ -13,7 +13,7 @@ void llama_kv_copies::update() {
 }
 
 bool llama_kv_copies::finish_copies() {
-    // in smaller types there can be room for those that wait
+    // smaller types can make room for the late copies
     while (dyn.any([](const auto * cache) { return cache->copies.is_late(); })) {
         if (!dyn.limit().step_down()) {
             dyn.forget();

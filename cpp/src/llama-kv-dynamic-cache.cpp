@@ -60,7 +60,7 @@ bool llama_kv_dynamic_cache::can_grow() const {
     return true;
 }
 
-// one layout for all layers: if the memory of a single one does not come in pages, all of them grow by copy
+// use one layout for all layers: if the memory of one layer has no pages, all layers grow by copy
 std::unique_ptr<llama_kv_storage> llama_kv_dynamic_cache::create_inplace() const {
     const char *      LLAMA_KV_DYNAMIC_STORAGE = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     const std::string wanted                   = LLAMA_KV_DYNAMIC_STORAGE ? LLAMA_KV_DYNAMIC_STORAGE : "";
@@ -126,7 +126,7 @@ ggml_backend_buffer_t llama_kv_dynamic_cache::alloc(ggml_context * ctx, ggml_bac
         return nullptr;
     }
 
-    // with its first buffer. a cache that has gone back to a fixed size keeps it
+    // decide with the first buffer. a cache that has returned to a fixed size keeps that size
     if (kv.ctxs_bufs.empty() && can_grow()) {
         auto inplace = dyn->any([&](const auto * other) { return other->has_size_like(*this); }) ? nullptr : create_inplace();
         auto copy    = llama_kv_storage_create_copy(kv.n_stream, n_max_cells, kv.n_pad, kv.v_trans, kv.ctxs_bufs);
@@ -162,7 +162,7 @@ void llama_kv_dynamic_cache::set_storage(std::unique_ptr<llama_kv_storage> from)
 }
 
 bool llama_kv_dynamic_cache::restart_by_copy() {
-    const auto before = std::move(rows); // goes after its buffers
+    const auto before = std::move(rows); // freed after its buffers
 
     if (by_copy->can_grow()) {
         set_storage(std::move(by_copy));
@@ -281,7 +281,8 @@ void llama_kv_dynamic_cache::request(const slot_info_vec_t & sinfos) {
     }
 }
 
-// all that attention covers: as many rows of each stream of a batch as the longest one has, with what comes before in the same batch
+// request all rows that attention covers: the same number in each stream of a batch, up to the end of the longest stream, including
+// the earlier parts of the same batch
 void llama_kv_dynamic_cache::request_windows(const slot_info_vec_t & sinfos) {
     uint32_t end = 0;
 
@@ -347,7 +348,7 @@ llama_kv_rows llama_kv_dynamic_cache::next_rows(bool ahead) const {
         return rows->next(requested.rows(), ahead, size_cell());
     }
 
-    // over all streams of the caches with as many cells: they mirror each other, so they take the same steps
+    // over all streams of all caches of this shape: they mirror each other, so they grow by the same steps
     size_t n_bytes_row = 0;
 
     for (const auto * cache : dyn->caches()) {
@@ -444,7 +445,7 @@ std::vector<uint32_t> llama_kv_dynamic_cache::n_used() const {
         res[s] = planned.is_in_use() ? planned.n_used_of_first(n_max_cells) : kv.v_cells[s].used_max_p1();
     }
 
-    // a copy of a stream waits for the next batch: what it reads stays, though the cells may be free by now
+    // a pending copy of a stream reads its source with the next batch: these rows stay, although their cells may be free by now
     copies.each_reversed([&](uint32_t ssrc, uint32_t sdst) {
         res[ssrc] = std::max(res[ssrc], res[sdst]);
     });
@@ -465,7 +466,7 @@ llama_kv_rows llama_kv_dynamic_cache::used_rows() const {
         }
     }
 
-    // the rows that a pending copy is to read
+    // rows that a pending copy will read
     copies.each_reversed([&](uint32_t ssrc, uint32_t sdst) {
         auto read = res.none();
         read.set_stream(ssrc, res, sdst);
@@ -531,7 +532,7 @@ void llama_kv_dynamic_cache::release(const std::vector<llama_kv_dynamic_cache *>
 }
 
 //
-// what is in it
+// contents
 //
 
 std::pair<ggml_type, ggml_type> llama_kv_dynamic_cache::cell_types() const {
@@ -592,7 +593,7 @@ llama_seq_cells llama_kv_dynamic_cache::seq_cells(llama_seq_id seq_id, size_t & 
         if (is_own) {
             const size_t n = cells.seq_count(i);
 
-            // sequences of the cell that come before seq_id
+            // sequences of the cell with ids below seq_id
             size_t n_before = 0;
             for (llama_seq_id other = 0; n > 1 && other < seq_id; ++other) {
                 n_before += cells.seq_has(i, other);

@@ -65,7 +65,7 @@ llama_kv_dynamic::release_scope::~release_scope() {
     }
 
     try {
-        dyn->forget(); // what a batch requested that did not run
+        dyn->forget(); // the request of a batch that did not run
         llama_kv_dynamic_cache::release(dyn->all);
 
         dyn->limit().step_up();
@@ -102,7 +102,7 @@ void llama_kv_dynamic::begin() {
 
     LLAMA_LOG_WARN("%s: attention does not run where the cells are\n", __func__);
 
-    // all of them: those that mirror each other have one size
+    // all of them, since caches that mirror each other have one size
     for (auto * cache : all) {
         if (cache->has_gaps() && !cache->restart_by_copy()) {
             throw std::runtime_error("failed to allocate buffer for kv cache");
@@ -114,7 +114,7 @@ void llama_kv_dynamic::begin() {
 }
 
 int32_t llama_kv_dynamic::begin_batch(const llama_batch_allocr & balloc) {
-    forget(); // what a batch requested that found no cells
+    forget(); // the request of a batch that found no cells
 
     bool has_memory = false;
 
@@ -162,7 +162,7 @@ void llama_kv_dynamic::remove_cache(llama_kv_dynamic_cache * cache) {
 }
 
 void llama_kv_dynamic::add_reader(const std::shared_ptr<llama_kv_dynamic> & reader) {
-    // each shared cache adds its own, and a draft comes and goes
+    // each shared cache adds its own reader, and a draft can be loaded and freed
     readers.erase(std::remove_if(readers.begin(), readers.end(), [&](const std::weak_ptr<llama_kv_dynamic> & cur) {
         return cur.expired() || cur.lock() == reader;
     }), readers.end());
@@ -198,7 +198,7 @@ void llama_kv_dynamic::forget() {
 }
 
 void llama_kv_dynamic::drop_seq(llama_seq_id seq_id) {
-    // what was read is zero again: attention reads what is masked, too
+    // rows that were read are zero again: attention reads masked rows, too
     for (auto * cache : all) {
         cache->clear_state(seq_id);
     }

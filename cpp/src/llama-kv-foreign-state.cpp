@@ -38,7 +38,7 @@ void llama_kv_foreign_state::read_streams(
         rows.emplace_back((int64_t) s*t->ne[1], n);
     }
 
-    // such a state does not say whether it is rotated: as its type wants it
+    // such a state does not contain its rotation: assume the rotation of its type
     const uint32_t n_rot_state = types.wanted_rot(false, (ggml_type) type_state, types.cache.cell_types().second);
 
     if (!read_rows(io, t, type_state, false, n_rot_state, false, rows)) {
@@ -57,8 +57,8 @@ bool llama_kv_foreign_state::read_rows(
 
     const auto type = (ggml_type) type_state;
 
-    // the state comes from outside: check that it has a type that cells can have, and the rotation of that type, or none. it can be
-    // rotated although the cells here are not (LLAMA_ATTN_ROT_DISABLE)
+    // the state is external data: check that its type is a type of cells, and that its rotation is none or the one of that type. it can be
+    // rotated although the cells are not (LLAMA_ATTN_ROT_DISABLE)
     const auto has_rot = [&]() {
         const auto [type_k, type_v] = cache.cell_types();
         const uint32_t n_rot = is_v ? types.wanted_rot(true, type_k, type, true) : types.wanted_rot(false, type, type_v, true);
@@ -72,7 +72,7 @@ bool llama_kv_foreign_state::read_rows(
         return false;
     }
 
-    // the rest of what a tensor is saved with: the size of a row, or of an element, and the number of elements
+    // the remaining fields of a saved tensor: the size of a row or of an element, and the number of elements
     uint32_t n_embd = t->ne[0];
 
     if (trans) {
@@ -142,7 +142,7 @@ bool llama_kv_foreign_state::read_rows(
                 continue;
             }
 
-            // where the part goes, run by run
+            // find the destination of the part, run by run
             int64_t i = 0; // of the row in the state
             for (const auto & [r, n_run] : rows) {
                 const size_t size_el = ggml_type_size(t->type); // a block is an element

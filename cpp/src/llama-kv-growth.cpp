@@ -39,7 +39,7 @@ uint32_t llama_kv_growth::next(uint32_t n_cur, uint32_t n_need) const {
     // rounded up: at least a block
     uint64_t n_grown = llama_kv_growth_pad(n_cur + std::max<uint64_t>(n_step, 1), block());
 
-    // an odd number of blocks: one more if the step may take it, else one less unless that is no growth
+    // use an odd number of blocks: one more if the step allows it, otherwise one less, unless that is not a growth
     if (!in_place && n_grown/block() % 2 == 0) {
         if (uint64_t(n_cur) + block() <= n_bytes_step/size_cell) {
             n_grown += block();

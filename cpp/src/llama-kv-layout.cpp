@@ -11,7 +11,7 @@
 
 namespace {
 
-// a tensor as blocks of which the first rows are live: one per stream, or for transposed V ne[0] per stream
+// a tensor as blocks whose first rows are live: one block per stream, or for transposed V ne[0] blocks per stream
 struct blocks {
     blocks(const ggml_tensor * t, bool trans) :
         n_per_stream(trans ? t->ne[0] : 1),
@@ -128,7 +128,7 @@ void llama_kv_adopt(ggml_tensor * t, const ggml_tensor * src) {
     ggml_backend_tensor_alloc(src->buffer, t, src->data);
 }
 
-// the live rows move towards lower addresses, in ascending order: what is written was read before
+// move the live rows towards lower addresses, in ascending order, so that each byte is read before it is overwritten
 void llama_kv_shrink_layout(ggml_tensor * t, bool trans, uint32_t n_rows, const std::vector<uint32_t> & n_used) {
     const blocks b(t, trans);
 

@@ -52,7 +52,7 @@ uint64_t read_keys(const std::string & path, const std::initializer_list<const c
     return res;
 }
 
-// what a cgroup has left, the page cache included that it would give up. UINT64_MAX: no limit
+// return the memory that a cgroup has left, including its reclaimable page cache. UINT64_MAX: no limit
 uint64_t cgroup_left(const std::string & dir, const char * name_max, const char * name_cur, const char * prefix) {
     const uint64_t max = read_number(dir + "/" + name_max);
     const uint64_t cur = read_number(dir + "/" + name_cur);
@@ -70,8 +70,8 @@ uint64_t cgroup_left(const std::string & dir, const char * name_max, const char 
     return max - std::min(max, held);
 }
 
-// a limit of any cgroup above counts as well
-// in a container the path can be that of the host, and what is mounted is the cgroup itself: the last round looks there
+// include the limits of all parent cgroups
+// in a container, the path can be the host's, while the cgroup itself is mounted: the last round reads the mount point
 uint64_t cgroups_left(const std::string & mount, std::string path, const char * name_max, const char * name_cur, const char * prefix) {
     uint64_t res = UINT64_MAX;
 
@@ -134,7 +134,7 @@ size_t llama_kv_limits_available(const std::string & root) {
 
 #endif
 
-// what is to stay free on a device, -1: nobody says
+// return the margin to keep free on a device in MiB, -1 if the user has set none
 static int64_t margin_mib() {
     const char * LLAMA_KV_DYNAMIC_MARGIN = getenv("LLAMA_KV_DYNAMIC_MARGIN");
     if (!LLAMA_KV_DYNAMIC_MARGIN) {
@@ -155,8 +155,9 @@ static int64_t margin_mib() {
     return res;
 }
 
-// bytes that can be taken for buffers of a type: of its device, less a margin for what the backend takes for itself while it computes, which is
-// not known before: a 64th of the device's memory, or LLAMA_KV_DYNAMIC_MARGIN=MIB. SIZE_MAX where the device does not say
+// return the bytes that buffers of a type can use: the free memory of the device, less a margin for memory that the backend allocates
+// during computation. that amount is not known in advance: a 64th of the device's memory, or LLAMA_KV_DYNAMIC_MARGIN=MIB. returns
+// SIZE_MAX if the device reports no memory
 static size_t available_for(ggml_backend_buffer_type_t buft) {
     if (ggml_backend_buft_is_host(buft)) {
         return llama_kv_limits_available();
@@ -193,12 +194,12 @@ bool llama_kv_limits_have(ggml_backend_buffer_type_t buft, size_t n_bytes) {
 bool llama_kv_limits_allow(size_t n_bytes) try {
     static std::mutex mutex;
 
-    static size_t  n_left = 0; // of what was there when it was last looked at
+    static size_t  n_left = 0; // of the memory at the last query
     static int64_t t_last = 0;
 
     const std::lock_guard<std::mutex> lock(mutex);
 
-    // to look takes longer than to commit a few pages. what is little beside what was there a moment ago need not
+    // a query needs more time than the commit of a few pages. skip it for sizes that are small against the last result
     if (n_bytes > n_left/16 || ggml_time_us() - t_last > 1000*1000) {
         n_left = llama_kv_limits_available();
         t_last = ggml_time_us();
@@ -213,6 +214,6 @@ bool llama_kv_limits_allow(size_t n_bytes) try {
     }
 
     return true;
-} catch (const std::bad_alloc &) { // to look: who undoes a growth goes on without
+} catch (const std::bad_alloc &) { // from the query: an undo of a growth continues without it
     return false;
 }

@@ -38,7 +38,7 @@ protected:
         return pages_i->map(buf, i0*size_page, (i1 - i0)*size_page);
     }
 
-    // what the driver does not take back is counted, and may not be used either
+    // pages that the driver does not unmap stay counted, and must not be used either
     void discard(size_t i0, size_t i1) override {
         pages_i->unmap(buf, i0*size_page, (i1 - i0)*size_page);
     }
@@ -101,7 +101,7 @@ llama_kv_paged_buffer llama_kv_pages_reserve_device(ggml_backend_buffer_type_t b
     return { std::move(buf), std::move(pages) };
 }
 
-#else // an installed ggml, which LLAMA_USE_SYSTEM_GGML takes, can be upstream's
+#else // an installed ggml (LLAMA_USE_SYSTEM_GGML) can be upstream's
 
 size_t llama_kv_pages_size_device(ggml_backend_buffer_type_t) {
     return 0;

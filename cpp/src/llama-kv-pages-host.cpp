@@ -1,12 +1,12 @@
 // A range of plain host memory. By system
-//   - Linux: mmap(MAP_NORESERVE), MADV_POPULATE_WRITE where the kernel has it (5.14), else a write to each page, MADV_DONTNEED.
-//     Transparent huge pages are off for the range, also where the system gives them to everyone: a page of 4 KiB would
-//     become 2 MiB, at the commit or later, when the kernel fills a hole. To ask for them where all of a region is committed
-//     was tried: 64 MiB at a time took six times as long on a virtual machine, whose host had to find the memory.
-//   - macOS, BSD: a write to each page. What is given back is mapped anew, because MADV_FREE and the like do not promise zeros.
-//   - Windows: the range is committed as a whole, which takes nothing but a promise of the page file, and a promise that the
-//     system cannot give fails at once. What is given back is made zero and leaves the working set, but not decommitted: to
-//     commit it again, as it has to be readable, could fail.
+//   - Linux: mmap(MAP_NORESERVE), MADV_POPULATE_WRITE if the kernel supports it (5.14), otherwise a write to each page, MADV_DONTNEED.
+//     Transparent huge pages are off for the range, even if the system uses them everywhere: a page of 4 KiB would become 2 MiB, at
+//     the commit or later, when the kernel fills a hole. Rejected: huge pages for regions that are committed completely. 64 MiB at a
+//     time needed six times as long on a virtual machine, whose host had to find the memory.
+//   - macOS, BSD: a write to each page. Freed pages are mapped again, because MADV_FREE and similar calls do not promise zeros.
+//   - Windows: the range is committed as a whole. This uses no memory, only a promise of the page file, which the system refuses at
+//     once if it is too large. Freed pages are set to zero and leave the working set, but stay committed: they must be readable, and
+//     a new commit could fail.
 
 #include "llama-kv-pages.h"
 
@@ -56,7 +56,7 @@ void sys_free(char * base, size_t size) {
 
 void sys_discard(char * addr, size_t size) {
     memset(addr, 0, size);
-    VirtualUnlock(addr, size); // of pages that are not locked: takes them out of the working set
+    VirtualUnlock(addr, size); // of unlocked pages: removes them from the working set
 }
 
 #else
@@ -136,11 +136,11 @@ public:
     void clear() override {
         discard(0, n_bytes/size_page);
 
-        // they were there a moment ago. if they are not now, they come when they are written
+        // the pages were committed a moment ago. if a commit fails now, they are allocated on the first write
         committed.each_run([this](size_t i0, size_t i1) { commit(i0, i1); });
     }
 
-    // what is committed
+    // fill the committed pages
     void fill(uint8_t value) {
         committed.each_run([&](size_t i0, size_t i1) { memset(base + i0*size_page, value, (i1 - i0)*size_page); });
     }
@@ -158,7 +158,7 @@ protected:
         (void) i0;
         (void) i1;
 
-        return true; // they come when they are written
+        return true; // they are allocated on the first write
     }
 
     void discard(size_t i0, size_t i1) override {
@@ -239,8 +239,8 @@ llama_kv_paged_buffer llama_kv_pages_reserve_host(size_t size) {
 
     llama_kv_paged_buffer res = { ggml_backend_buffer_ptr(ggml_backend_cpu_buffer_from_ptr((*pages)->data(), (*pages)->size())), *pages };
 
-    // as ggml has it for a pointer, except for what goes by the range, and for the type: that of a pointer says that a file
-    // is mapped there
+    // use ggml's functions for a buffer from a pointer, except those that depend on the range, and the type: the type of such a buffer
+    // claims that a file is mapped there
     if (res.buf) {
         res.buf->buft              = ggml_backend_cpu_buffer_type();
         res.buf->context           = pages.release();

@@ -51,7 +51,7 @@ bool llama_kv_pages::assign(const llama_kv_set & set) {
 
     missing.each_run([&](size_t i0, size_t i1) { res = res && !llama_kv_fault_alloc() && commit(i0, i1); });
 
-    // if there is no memory, all that was missing: to give back what is not there does no harm
+    // without memory, discard all missing pages: discarding a page that was not committed is harmless
     const auto & gone = res ? extra : missing;
 
     gone.each_run([&](size_t i0, size_t i1) { discard(i0, i1); });
@@ -105,7 +105,7 @@ void llama_kv_paged_buffer::show(ggml_backend_buffer_t buf, const llama_kv_pages
 }
 
 size_t llama_kv_pages_n_bytes_padding(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
-    // where attention is a product of matrices, kernels take a head for a row: the shorter a row is, the more is read behind it
+    // attention without flash attention uses a head as a row: the shorter a row is, the more bytes after it are read
     ggml_tensor block = {};
     block.type = t->type;
     std::fill(block.ne, block.ne + GGML_MAX_DIMS, 1);

@@ -32,7 +32,7 @@ void llama_kv_planned_rows::request(const seq_rows & n) {
         }
     }
 
-    // dummy writes go to the last row of the tensors: out of the attention window, where what was not written has to be zero
+    // dummy writes use the last row of the tensors: outside of the attention window, where unwritten rows must be zero
     if (!cache.storage().has_size()) {
         cache.requested.add(cache.n_max_cells - 1, cache.n_max_cells);
     }
@@ -40,7 +40,7 @@ void llama_kv_planned_rows::request(const seq_rows & n) {
 
 void llama_kv_planned_rows::undo_request() {
     for (size_t s = 0; s < n_rows.size(); ++s) {
-        n_rows[s] = std::min(n_rows[s], n_rows_before[s]); // or fewer: the sequence has gone
+        n_rows[s] = std::min(n_rows[s], n_rows_before[s]); // or fewer: the sequence was removed
     }
 }
 
@@ -51,7 +51,7 @@ uint32_t llama_kv_planned_rows::n_used_of_first(uint32_t n) const {
 
     const uint32_t n_all = cache.n_rows();
 
-    // not the last one, which takes dummy writes
+    // exclude the last row, which receives dummy writes
     return std::min({ n, *std::max_element(n_rows.begin(), n_rows.end()), n_all < cache.n_max_cells ? n_all - 1 : cache.n_max_cells });
 }
 

@@ -157,7 +157,7 @@ bool llama_kv_region::commit_ahead(const llama_kv_region & from, const llama_kv_
         n_all   += n_to;
     }
 
-    // what is converted at a time
+    // return the bytes that are converted at once
     const auto size_of = [](const ggml_tensor * t) -> size_t {
         const int64_t n = t ? t->ne[0]*llama_kv_n_lines(t->type, t->ne[0], LLAMA_KV_CONVERT_ELEMENTS) : 0;
 
@@ -228,7 +228,7 @@ bool llama_kv_region::convert_tensor(
         }
     };
 
-    size_t done = from.offset; // what was in front of it has gone back
+    size_t done = from.offset; // all bytes before it are freed
     bool   res  = true;
 
     const auto convert_lines = [&](const llama_kv_lines & lines, const llama_kv_lines & lines_to) {
@@ -240,7 +240,7 @@ bool llama_kv_region::convert_tensor(
         convert(lines, lines_to, is_v);
 
         each_range(from, lines, [&](size_t offset, size_t size) {
-            // in ascending order, unless it is transposed: a page goes when all of it is done, also in several parts
+            // in ascending order, except for transposed V: a page is freed when all of it is converted, even in several parts
             const size_t begin = from.n > 1 ? offset : done;
 
             mem.pages->give(begin, offset + size - begin);

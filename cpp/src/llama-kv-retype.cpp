@@ -161,7 +161,7 @@ void llama_kv_retype::convert(const std::function<void(llama_kv_converter &)> & 
 
     if (converter.has_failed()) {
         dyn.compute.set_lost();
-        dyn.usage.count_no_memory(); // what a conversion lacks, unless the device fails
+        dyn.usage.count_no_memory(); // memory for the conversion, unless the device failed
         throw std::runtime_error("failed to convert KV cells");
     }
 }
@@ -209,7 +209,7 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
         res = prepare_types(type_k, type_v);
 
         if (res == LLAMA_MEMORY_TYPE_OK) {
-            converter.fit(); // else the compute buffers can be gone
+            converter.fit(); // otherwise, the compute buffers can be lost
         }
 
         for (auto * cache : dyn.caches()) {
@@ -218,7 +218,7 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
             }
         }
 
-        // with the compute buffers that this takes. what is above already, as it was there before the budget, may get less
+        // include the compute buffers of the change. a context that was above its budget before may stay above it, but not grow
         if (res == LLAMA_MEMORY_TYPE_OK && budget.has_budget() && budget.n_bytes_above_in(type_k, type_v) > n_bytes_above_old) {
             LLAMA_LOG_INFO("%s: the budget has no room for %s and %s\n", __func__, ggml_type_name(type_k), ggml_type_name(type_v));
             res = LLAMA_MEMORY_TYPE_NO_MEMORY;
@@ -236,7 +236,7 @@ int32_t llama_kv_retype::set_types(ggml_type type_k, ggml_type type_v) {
         }
     }
 
-    // nothing has changed, which goes for the compute buffers too
+    // nothing has changed, including the compute buffers
     if (res != LLAMA_MEMORY_TYPE_OK && compute.n_bytes() > n_bytes_compute_old) {
         compute.set_lost();
     }
@@ -284,7 +284,7 @@ int32_t llama_set_memory_type(llama_context * ctx, ggml_type type_k, ggml_type t
         ctx->synchronize();
 
         try {
-            dyn->forget(); // what a batch requested that did not run
+            dyn->forget(); // the request of a batch that did not run
             res = dyn->retype->set_types(type_k, type_v);
         } catch (const std::bad_alloc &) { // to account for it: before anything has changed, or when all has
             res = dyn->retype->types() == std::make_pair(type_k, type_v) ? LLAMA_MEMORY_TYPE_OK : LLAMA_MEMORY_TYPE_NO_MEMORY;

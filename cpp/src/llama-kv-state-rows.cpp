@@ -9,7 +9,7 @@
 void llama_kv_state_rows::begin_write(llama_seq_id seq_id, llama_state_seq_flags flags) {
     auto * dyn = cache.dyn.get();
 
-    // llama_io_write_device takes blocks for elements: most of the rows would not be in it
+    // llama_io_write_device counts blocks instead of elements: most of the rows would be missing
     if ((flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) && dyn && (dyn->is_enabled() || dyn->usage.has_retyped()) && cache.has_types() &&
             (ggml_is_quantized(cache.cell_types().first) || ggml_is_quantized(cache.cell_types().second))) {
         throw std::runtime_error("a state on the device cannot have quantized cells");
@@ -41,7 +41,7 @@ bool llama_kv_state_rows::grow(llama_io_read_i & io) {
     // rows that were read but not written yet have offsets in the current layout
     io.flush();
 
-    // what is noted of a state on the device is not flushed, and has the types of now
+    // pending writes of a state on the device are not flushed, and have the current types
     const bool res = cache.dyn->grow(false, !on_device);
     if (!res) {
         drop();
@@ -60,10 +60,10 @@ llama_kv_dynamic_room llama_kv_state_rows::reserve(llama_io_read_i & io, const l
     auto * dyn = cache.dyn.get();
 
     if (dyn) {
-        dyn->forget(); // what a batch requested that did not run
+        dyn->forget(); // the request of a batch that did not run
     }
 
-    // a copy from or to what is about to be overwritten
+    // find a late copy from or to cells that the state overwrites
     const auto is_late = [&](const auto * other) { return other->copies.is_late_in(sinfo.strm); };
 
     if (dyn && dyn->any(is_late)) {

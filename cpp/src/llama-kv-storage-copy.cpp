@@ -9,10 +9,10 @@
 //     their new, larger buffers. Only then they are moved to smaller ones, if these can be had.
 //   - One block of rows is always beyond what can be used, unless all rows are there, see llama-kv-growth.h.
 //
-// Where the memory is plain host memory, a buffer is a range of pages of its own: new rows are zero without being written,
-// take memory when they are used, and a buffer that goes gives it back at once. Such memory is promised and not there, so a
-// growth first asks whether all of it can be had, as far as that is known (llama-kv-limits.h); a process that takes it
-// meanwhile is not. The accounting counts what is promised as committed.
+// In plain host memory, each buffer is a range of pages: new rows are zero without a write, use memory on their first use, and a freed
+// buffer returns its memory at once. Such memory is promised but not allocated, so a growth first checks whether all of it is available
+// as far as that is known (llama-kv-limits.h). Another process can still allocate it meanwhile. The accounting counts promised memory
+// as committed.
 
 #include "llama-kv-storage.h"
 
@@ -121,7 +121,7 @@ public:
                 shrink_layer(layers[j], n_old, n_used);
             }
 
-            // give back what the larger buffers hold
+            // free the larger buffers
             for (size_t j = 0; j < i && move_layer(layers[j], n_old, n_used); ++j) {}
             return false;
         }
@@ -141,8 +141,8 @@ public:
             next_n_used = n_used;
             bufs.reserve(bufs.size() + layers.size()); // move_in() does not throw
 
-            // the buffer that layers were created in goes when the last of them has its own: all get one before, or none.
-            // else a layer is there twice for a moment, which may come out of a device's margin: no batch runs then
+            // the buffer of the created layers is freed when the last of them has its own: all layers get their buffers before, or none does.
+            // otherwise, a layer exists twice for a moment, if necessary in a device's margin: no batch runs then
             bool has_all = (is_wide || any(is_created)) && has_memory_beside(type_k, type_v);
 
             for (size_t i = 0; i < layers.size() && has_all; ++i) {
@@ -187,7 +187,7 @@ public:
                 convert_rows(convert, t, &dst, t == own.l.v, n_used);
                 llama_kv_set_type(t, dst.type);
                 llama_kv_shrink_layout(t, trans, n_rows(), n_used);
-                ggml_backend_buffer_init_tensor(t->buffer, t); // what is behind it, where kernels read that
+                ggml_backend_buffer_init_tensor(t->buffer, t); // the bytes after it that kernels read
             });
         }
 
@@ -205,7 +205,7 @@ private:
 
         ggml_backend_buffer_type_t buft; // that it was created with
 
-        int32_t i_buf = -1; // of its own buffer, in bufs. -1: still in the one that it was created in
+        int32_t i_buf = -1; // of its own buffer, in bufs. -1: still in the buffer of its creation
     };
 
     static bool is_created(const own_layer & own) { return own.i_buf < 0; }
@@ -243,7 +243,7 @@ private:
         return (l.k->nb[1]*l.k->ne[2] + (l.v ? l.v->nb[1]*l.v->ne[2] : 0))*n;
     }
 
-    // a device can have a size that no tensor may pass (Vulkan). the scheduler ends the process where no backend takes one
+    // a device can limit the size of a tensor (Vulkan). the scheduler ends the process if no backend supports an operation
     static bool is_supported(const ggml_tensor * t, ggml_backend_buffer_type_t buft, uint32_t n) {
         ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
         if (!t || !dev) {
@@ -253,7 +253,7 @@ private:
         ggml_tensor probe = *t;
         llama_kv_set_n_rows(&probe, n);
 
-        const bool res = ggml_backend_dev_supports_op(dev, &probe) || !ggml_backend_dev_supports_op(dev, t); // or it does not say so
+        const bool res = ggml_backend_dev_supports_op(dev, &probe) || !ggml_backend_dev_supports_op(dev, t); // or the device does not check sizes
         if (!res) {
             LLAMA_LOG_WARN("%s: %s takes no tensor of %.2f MiB\n", __func__, ggml_backend_buft_name(buft), ggml_nbytes(&probe)/1024.0/1024.0);
         }
@@ -270,8 +270,8 @@ private:
         std::map<ggml_backend_buffer_type_t, std::pair<size_t, size_t>> all; // bytes: more, and the largest of the old buffers
 
         for (const auto & own : layers) {
-            // host memory is promised, and taken when it is written. on a device a layer's buffer goes when it has the
-            // larger one, and that which all were created in when the last one has
+            // host memory is promised, and allocated on the first write. on a device, a layer's buffer is freed when the layer has its larger
+            // buffer, and the buffer of their creation when the last layer has one
             const bool   is_host = ggml_backend_buft_is_host(own.buft);
             const size_t n_back  = is_host ? n_bytes_live_of(own.l.k, own.l.v, n_used) : is_created(own) ? 0 : n_bytes_of(own.l, n_rows());
 
@@ -284,7 +284,7 @@ private:
         return std::all_of(all.begin(), all.end(), [](const auto & part) { return llama_kv_limits_have(part.first, part.second.first + part.second.second); });
     }
 
-    // the same for all layers in these types beside what they have, on devices: make_layer() asks for host memory
+    // check the memory for all layers in these types in addition to the current ones, on devices: make_layer() checks host memory
     bool has_memory_beside(ggml_type type_k, ggml_type type_v) const {
         std::map<ggml_backend_buffer_type_t, size_t> all;
 
@@ -323,7 +323,7 @@ private:
         res.k = new_tensor(l.k, type_k);
         res.v = new_tensor(l.v, type_v);
 
-        // what is written is there twice for a while
+        // the written pages exist twice for a while
         if (ggml_backend_buft_is_host(own.buft) && !llama_kv_limits_allow(n_bytes_live_of(res.k, res.v, n_used))) {
             return {};
         }

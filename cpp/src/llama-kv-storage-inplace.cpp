@@ -1,12 +1,12 @@
-// Storage whose rows come and go in place, at fixed addresses. LLAMA_KV_DYNAMIC_STORAGE=copy makes growth by copy the way everywhere,
-// =inplace makes this the way also in the memory of devices.
+// Storage whose rows are committed and freed in place, at fixed addresses. LLAMA_KV_DYNAMIC_STORAGE=copy forces growth by copy,
+// =inplace allows this storage in device memory, too.
 //
-// What grows is, per stream, a set of blocks of rows
-//   - in soft memory (llama-kv-pages.h) any blocks: holes in the middle are those that are not in it
-//   - where some of the memory is hard, the rows [0, n) of each stream: kernels read all that the attention window covers, masked
-//     or not, in all streams of a batch. A row that is used has those below it, and blocks are as large as the window is padded
-//     to. Another block can be at the end, for dummy writes. A stream keeps as many rows as the longest one has, if it had them
-//     once: they are read together again
+// The storage grows, per stream, by blocks of rows
+//   - in host memory (llama-kv-pages.h), any blocks: the set can have holes in the middle
+//   - if some of the memory is on a device, the rows [0, n) of each stream: kernels read all that the attention window covers, masked
+//     or not, in all streams of a batch. A row in use needs all rows below it, and blocks are as large as the padding of the window.
+//     There can be another block at the end, for dummy writes. A stream keeps as many rows as the longest stream if it had them
+//     before: the rows are read together again
 
 #include "llama-kv-storage.h"
 
@@ -57,7 +57,7 @@ public:
         return !readable_uncommitted;
     }
 
-    // what is needed, and some more behind the last run of it in each stream
+    // add the needed rows, and some more after their last run in each stream
     llama_kv_rows next(const llama_kv_rows & need, bool ahead, size_t n_bytes_row) const override {
         auto policy = growth;
         policy.n_bytes_cell = n_bytes_row;
@@ -87,7 +87,7 @@ public:
 
         const uint32_t n_cur = cur.size();
 
-        auto policy = growth; // what goes back is judged over all streams
+        auto policy = growth; // the decision to free rows depends on all streams together
         policy.n_max *= cur.n_stream();
 
         return policy.shrink(n_cur, n_used, n_cur) < n_cur;
@@ -99,7 +99,7 @@ public:
         if (!readable_uncommitted) {
             res.add(0, used.end());
         }
-        res &= cur; // what was given out but not committed stays so: such a row has nothing in it
+        res &= cur; // rows that were assigned but not committed stay uncommitted: such a row is empty
 
         return may_shrink(res.size(), n_peak) ? res : cur;
     }
@@ -107,7 +107,7 @@ public:
     bool try_resize(const llama_kv_rows & rows, const std::vector<uint32_t> & n_used) override {
         (void) n_used;
 
-        // nothing goes before all is there
+        // commit all rows first, then free rows
         auto both = cur;
         both |= rows;
 
@@ -146,7 +146,7 @@ public:
         }
         rest &= cur;
 
-        // what goes back is zero when it comes again. what shares a page with rows that stay does not go, be it freed before
+        // freed pages are zero when they return. a page that is shared with remaining rows stays, so its freed rows are set to zero
         try_resize(rest, {});
         set_zero(gone);
 
@@ -154,7 +154,7 @@ public:
     }
 
     bool copy_stream(uint32_t ssrc, uint32_t sdst) override {
-        // the static cache copies the whole stream: what is not there is zero, also in pages that it shares with what is copied
+        // the static cache copies the whole stream: missing rows are zero, also in pages that they share with copied rows
         auto gone = cur.none();
         auto here = cur.none();
         gone.add(sdst, 0, growth.n_max);
@@ -173,7 +173,7 @@ public:
         return true;
     }
 
-    // the same rows on other addresses. what was converted goes back before the next part is
+    // the same rows at other addresses. converted pages are freed before the next part is converted
     bool prepare_types(ggml_type type_k, ggml_type type_v, const std::vector<uint32_t> & n_used) override {
         try {
             bool is_larger = false;
@@ -218,7 +218,7 @@ public:
             parts[i] = std::move(next_parts[i]);
         }
 
-        // what is there, but holds nothing
+        // rows that exist but are empty
         for (const auto & part : parts) {
             res = res && part->take(cur);
         }
@@ -261,7 +261,7 @@ private:
         }
     }
 
-    // the size of the buffers is what is committed
+    // set the sizes of the buffers to their committed bytes
     void show() const {
         for (const auto & part : parts) {
             part->show();
@@ -283,7 +283,7 @@ private:
     std::vector<std::unique_ptr<llama_kv_region>> parts; // one for each buffer
 
     // by prepare_types()
-    std::vector<std::unique_ptr<llama_kv_region>> next_parts; // what the parts become
+    std::vector<std::unique_ptr<llama_kv_region>> next_parts; // the parts in their new types
     std::vector<uint32_t>                         next_n_used;
     llama_kv_rows                                 next_none = cur.none(); // where the data is lost: there may be no memory by then
 };

@@ -88,7 +88,7 @@ NO_MEMORY = (
     ),
     Trap(
         "a state is read over what a copy that waits has not read yet",
-        Edit(STATE_ROWS, "dyn->any(is_late)", "false", after="// a copy from or to what is about to be overwritten"),
+        Edit(STATE_ROWS, "dyn->any(is_late)", "false", after="// find a late copy from or to cells that the state overwrites"),
         LATE_COPY,
         "no-memory",
     ),

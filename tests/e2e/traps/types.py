@@ -240,7 +240,7 @@ TYPES = (
             FOREIGN_STATE,
             "types.wanted_rot(false, (ggml_type) type_state, types.cache.cell_types().second)",
             "0u",
-            after="as its type wants it",
+            after="assume the rotation of its type",
         ),
         inplace("deepseek4-moe", RESTORE),
         RESTORE,
