@@ -1,4 +1,4 @@
-"""A LoRA for a model of these tests."""
+"""Write a LoRA adapter for a model of these tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy
 
 
 def adapter(model: Path, out: Path, prefix: str) -> Path:
-    """One of rank 4 for each weight matrix whose name begins so, drawn from a seed."""
+    """Write an adapter of rank 4, from a fixed seed, for each weight matrix whose name begins with `prefix`."""
     random = numpy.random.default_rng(1)
     writer = gguf.GGUFWriter(out, "llama")
     writer.add_type("adapter")

@@ -1,9 +1,9 @@
-"""libllama with many lines broken at once, each of which an environment variable turns on.
+"""Build a libllama with many broken lines, each enabled by an environment variable.
 
-Every trap takes out or turns round one line of the patched tree. A library for each of them would take long to compile,
-so all of them go into one: each place becomes a choice between the code as it is and the broken one, by the number in
-KV_BROKEN. Only the objects that contain such a place are compiled anew, with the commands that ninja recorded, and
-libllama is linked again beside the real one. Nothing in the build directory changes.
+Every trap removes or reverses one line of the patched tree. A library per trap would take long to compile, so one
+library contains all traps: each place becomes a branch between the original and the broken code, selected by the number
+in KV_BROKEN. Only the objects with such a place are compiled again, with the commands that ninja recorded. libllama is
+linked again into another directory. Nothing in the build directory changes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ static bool kv_broken(int n) {{
 
 @dataclass(frozen=True)
 class Edit:
-    """One place. old: statements (ending with ; or }) or an expression; new: the same, broken.
+    """Describe one broken place.
 
-    after: a line of the file that comes before, where `old` alone would be found more than once.
+    `old` is a sequence of statements (ending with ; or }) or an expression, and `new` is its broken form. `after` is an
+    earlier line of the file, needed if `old` occurs more than once.
     """
 
     file: str
@@ -50,7 +51,7 @@ class Edit:
     after: str = ""
 
     def find(self, text: str) -> int:
-        """Where `old` is. Raises AssertionError when it cannot be told."""
+        """Return the position of `old`. Raise AssertionError if it is missing or ambiguous."""
         start = text.find(self.after)
         assert start >= 0, f"{self.file} has no {self.after!r}"
         at = text.find(self.old, start)
@@ -60,7 +61,7 @@ class Edit:
 
 
 def rewrite(text: str, edits: Sequence[tuple[int, Edit]]) -> str:
-    """The source with every edit as a choice, by its number. Several edits may be of the same place."""
+    """Return the source with every edit as a branch, selected by its number. Edits may share a place."""
     places: dict[tuple[int, str], list[tuple[int, Edit]]] = {}
     for number, edit in edits:
         places.setdefault((edit.find(text), edit.old), []).append((number, edit))
@@ -76,7 +77,7 @@ def rewrite(text: str, edits: Sequence[tuple[int, Edit]]) -> str:
 
 
 def _commands(real: Real) -> list[str]:
-    """The commands that build libllama, in order."""
+    """Return the commands that build libllama, in order."""
     ninja = process.which("ninja")
     assert ninja is not None
     names = {"darwin": "libllama.dylib", "win32": "llama.dll"}
@@ -87,7 +88,10 @@ def _commands(real: Real) -> list[str]:
 
 
 def _unit(plan: Sequence[str], source: Path) -> Path:
-    """The file that the compiler is given for a source: itself, or a batch of CMake's that includes it."""
+    """Return the file that the compiler reads for a source.
+
+    It is the source itself, or CMake's batch file that includes the source.
+    """
     for line in plan:
         unit = Path(line.rsplit(" -c ", 1)[-1])
         if unit == source:
@@ -103,7 +107,7 @@ def _run(command: str, cwd: Path) -> None:
 
 
 def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
-    """A libllama with all edits in `out`, by the names under which programs load it. The tuples are numbered from 1."""
+    """Write a libllama with all edits to `out`, under the names that programs load. The tuples are numbered from 1."""
     by_file: dict[str, list[tuple[int, Edit]]] = {}
     for number, group in enumerate(edits, 1):
         for edit in group:
@@ -111,7 +115,7 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
 
     plan = _commands(real)
     link = next(line for line in plan if "-shared" in line and " -o bin/libllama" in line)
-    units: dict[Path, str] = {}  # what the compiler reads, and the broken text of it
+    units: dict[Path, str] = {}  # file that the compiler reads -> its broken text
     for file, chosen in by_file.items():
         source = real.tree / file
         text = rewrite(source.read_text("utf-8"), chosen)
@@ -130,9 +134,9 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
         (command,) = (line for line in plan if line.endswith(f"-c {unit}"))
         original = command.split(" -o ")[1].split(" ")[0]
         made = out / f"{unit.stem}.o"
-        # -I: the source's own directory was where it found its headers
+        # -I: the compiler found the headers in the source's own directory
         command = command.replace(f"-o {original}", f"-o {made} -I{real.tree / 'src'}")
-        # -O1: two thirds of the time, and no trap is about how fast it is
+        # -O1: two thirds of the compile time, and no trap depends on speed
         command = command.replace(f"-c {unit}", f"-O1 -c {broken}")
         compiles.append(command.replace(f"-MF {original}.d", f"-MF {made}.d"))
         assert original in link

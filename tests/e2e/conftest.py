@@ -1,7 +1,7 @@
-"""What the end-to-end tests share: the patched tree, built. `make test` and `kvtool build` leave one.
+"""Provide the built patched tree, which `make test` or `kvtool build` creates, to the end-to-end tests.
 
-KVTOOL_TEST_PRESET names another build (`kvtool build --preset`). With a sanitizer's, a test has failed when a program
-that it started has had something to report.
+KVTOOL_TEST_PRESET names another build (`kvtool build --preset`). With a sanitizer's build, a test fails if a program
+that it started wrote a report.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ BUSY = "another kvtool is building"
 
 
 def pytest_configure() -> None:
-    """Every program writes its reports to files of its own: output is read by tests, and kept by nobody.
+    """Let every program write its sanitizer reports to separate files, because tests read the output and discard it.
 
-    Undefined behaviour is told on stderr whatever is asked for, so it ends the program.
+    Undefined behaviour is always reported on stderr, so it must end the program.
     """
     if SANITIZED:
         shutil.rmtree(REPORTS, ignore_errors=True)
@@ -53,8 +53,11 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_to_report() -> Iterator[None]:
-    """Programs of a fixture of a module count for the test that runs when they end."""
+def no_sanitizer_report() -> Iterator[None]:
+    """Fail a test if a program wrote a report.
+
+    Programs of a module's fixture count for the test that runs at their end.
+    """
     before = set(REPORTS.glob("*"))
     yield
     found = sorted(set(REPORTS.glob("*")) - before)
@@ -63,7 +66,7 @@ def nothing_to_report() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """verify's tests first: they take a third of the time, and all cores at the end would leave one of them idle."""
+    """Run verify's tests first. They take a third of the time and use all cores; at the end, cores would be idle."""
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)
@@ -73,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Real:
-    """The tree and its build directory; toys_by: the program that writes the toys."""
+    """Describe the tree and its build directory. `toys_by` is the program that writes the toys."""
 
     tree: Path
     build: Path
@@ -85,26 +88,26 @@ class Real:
 
     @property
     def work(self) -> Path:
-        """Where verify, and these tests, write models."""
+        """Return the directory in which verify and these tests write models."""
         return self.tree / "build" / "verify"
 
     @property
     def toys(self) -> Path:
-        """The directory of the toy models; made here when no verify has run yet."""
+        """Return the directory of the toy models. Create the toys if verify has not run yet."""
         return models.toys(self.toys_by, self.work)[0].parent
 
-    def spoken(self, toy: str) -> Path:
-        """The toy with a vocabulary, so that it reads and writes text."""
-        return self.speaking(self.toys / f"{toy}.gguf")
+    def text_model(self, toy: str) -> Path:
+        """Return the toy with a vocabulary, so that it reads and writes text."""
+        return self.with_vocabulary(self.toys / f"{toy}.gguf")
 
-    def speaking(self, model: Path) -> Path:
+    def with_vocabulary(self, model: Path) -> Path:
         return models.text_model(model, self.tree / "models" / models.VOCABULARY, self.work)
 
 
 def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
-    """A command line of kvtool in a process of its own: its exit code and its JSON document.
+    """Run kvtool as a process, and return its exit code and JSON document.
 
-    It is refused while another process of pytest builds, and then tried again until the test's time is over.
+    Another pytest process may be building, so that kvtool refuses. Then repeat until the test's time is over.
     """
     argv = [sys.executable, "-m", "kvtool", *args, "--json", "--project", str(ROOT)]
     while True:
@@ -117,12 +120,13 @@ def kvtool(*args: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def real() -> Real:
-    """The patched tree as `kvtool build` left it, with everything that verify needs.
+    """Build the patched tree with everything that verify needs.
 
-    One process of pytest after the other: a second build at once is refused, and all use the same toys.
+    pytest processes build one after the other, because kvtool refuses a parallel build. All of them use the same toys.
     """
     with lock_file(ROOT / "report" / "e2e.lock", Console(quiet=True), "the build of these tests"):
-        toys_by = _built("release", "test-llama-archs")  # whatever the preset: it writes the same files, faster
+        # for every preset: the release build writes the same files, faster
+        toys_by = _built("release", "test-llama-archs")
         here = _built(PRESET, *cmake.VERIFY_TARGETS, *PROGRAMS)
         made = Real(Path(here["tree"]), Path(here["build_dir"]), Path(toys_by["bin_dir"]) / "test-llama-archs")
         assert made.toys.is_dir()
@@ -138,29 +142,29 @@ def _built(preset: str, *targets: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def model(real: Real) -> Path:
-    """A small model that reads and writes text."""
-    return real.spoken("llama-dense")
+    """Return a small model that reads and writes text."""
+    return real.text_model("llama-dense")
 
 
 @pytest.fixture(scope="session")
 def mute(real: Real) -> Path:
-    """A model of 64 KiB a cell, trained on 262144 tokens, and without a vocabulary."""
+    """Return a model with 64 KiB per cell, a training context of 262144 tokens and no vocabulary."""
     return models.cache_model(models.QWEN35_27B, real.work)
 
 
 @pytest.fixture(scope="session")
 def wide(real: Real, mute: Path) -> Path:
-    """The same with a vocabulary: its cache is most of what a server takes."""
-    return real.speaking(mute)
+    """Return the model of `mute` with a vocabulary. Its cache is most of a server's memory."""
+    return real.with_vocabulary(mute)
 
 
 @pytest.fixture(scope="session")
 def sight(real: Real, model: Path) -> Path:
-    """A projector for `model`."""
+    """Return a projector for `model`."""
     return projector(model, real.work)
 
 
 @pytest.fixture
 def marker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a prompt has its images; a server makes up another name each time."""
+    """Set the image marker of prompts. A server chooses a random marker otherwise."""
     monkeypatch.setenv("LLAMA_MEDIA_MARKER", MARKER)

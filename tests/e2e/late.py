@@ -1,6 +1,6 @@
-"""A plugin: with `pytest -p tests.e2e.late`, what a client asks a server for comes late, as on a busy machine.
+"""Delay each request of a client with `pytest -p tests.e2e.late`, as on a busy machine.
 
-The server goes on generating meanwhile, so a test that needs a request to come soon fails.
+The server continues to generate during the delay, so a test that depends on a fast request fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-SECONDS = 0.4  # at most
+SECONDS = 0.4  # maximum delay
 
 
 def pytest_configure() -> None:

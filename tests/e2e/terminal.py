@@ -1,4 +1,4 @@
-"""A real terminal of a chosen size, by tmux: what a program draws, and the keys that it gets."""
+"""Run a program in a real terminal of a chosen size, with tmux: read the screen, and send keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-SECONDS = 60.0  # to wait for what is expected
+SECONDS = 60.0  # maximum wait for the expected screen
 _CUT = "8< cut 8<"
 
 
 class Terminal:
-    """A program in a terminal of its own."""
+    """Hold a program in a terminal."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -28,9 +28,9 @@ class Terminal:
         ).stdout
 
     def until(self, expected: Callable[[list[str]], object]) -> list[str]:
-        """The lines that stand there as soon as they are as expected, and none of them is broken.
+        """Return the lines of the screen when they are as expected, without a broken line.
 
-        For a moment one may be: the terminal writes the ^C of a Ctrl-C where the cursor is.
+        A line may be broken for a moment: the terminal writes the ^C of a Ctrl-C at the cursor.
         """
         deadline = time.monotonic() + SECONDS
         while True:
@@ -47,11 +47,11 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(width: int, height: int, argv: Sequence[str]) -> Iterator[Terminal]:
-    """The program in a terminal; when it ends, its exit code stands there as `exit code N`."""
+    """Run the program in a terminal. At its end, the screen shows `exit code N`."""
     if not shutil.which("tmux"):
         pytest.skip("tmux is not installed (apt-get install tmux, brew install tmux)")
     opened = Terminal(f"kvtool-{os.getpid()}-{width}")
-    # pytest sets COLUMNS and LINES, which programs believe before the terminal
+    # pytest sets COLUMNS and LINES, which programs prefer to the terminal's size
     shell = f"unset COLUMNS LINES; LC_ALL=C.UTF-8 {shlex.join(argv)}; echo exit code $?; sleep 1000"
     try:
         opened.tmux("new-session", "-d", "-x", str(width), "-y", str(height), shell)

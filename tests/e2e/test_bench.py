@@ -1,4 +1,4 @@
-"""kvtool bench on the real build with toys of three classes; what is counted, never what is timed."""
+"""Test the counts of kvtool bench, but no timings, on the real build with toys of three classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUICK = ("bench", "--quick", "--ctx", "2048", "--rounds", "2")
 
 @pytest.fixture(scope="module", params=["llama-dense", "gemma3-dense", "deepseek2-moe"])
 def benched(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """With the patched libllama once more as the other one: what is tested is that two of them share a process."""
+    """Run kvtool bench with the patched libllama as its own baseline, which tests two libraries in one process."""
     out = tmp_path_factory.mktemp("bench")
     baseline = ("--baseline", str(real.bin)) if sys.platform == "linux" else ()
     toy = real.toys / f"{request.param}.gguf"
@@ -28,24 +28,24 @@ def depths(document: dict[str, Any], mode: str) -> list[dict[str, Any]]:
     return [r for r in document["rows"] if r["mode"] == mode and r["moment"] == "depth"]
 
 
-def test_a_static_cache_has_everything_from_the_start(benched: dict[str, Any]) -> None:
+def test_static_cache_commits_everything(benched: dict[str, Any]) -> None:
     assert all(d["committed"] == d["reserved"] and d["growths"] == 0 for d in depths(benched, "static"))
 
 
 @pytest.mark.parametrize("mode", ["copy", "in-place"])
-def test_a_dynamic_cache_grows_with_what_is_used(benched: dict[str, Any], mode: str) -> None:
+def test_dynamic_cache_grows_with_use(benched: dict[str, Any], mode: str) -> None:
     first, last = depths(benched, mode)
     assert first["committed"] < first["reserved"]
     assert last["growths"] > first["growths"] and last["committed"] > first["committed"]
     assert all(d["used"] <= d["committed"] <= d["reserved"] for d in depths(benched, mode))
 
 
-def test_only_one_of_them_copies(benched: dict[str, Any]) -> None:
+def test_only_copy_storage_copies(benched: dict[str, Any]) -> None:
     assert depths(benched, "copy")[-1]["copied"] > 0
     assert depths(benched, "in-place")[-1]["copied"] == 0
 
 
-def test_calls_with_a_growth_are_told_from_the_others(benched: dict[str, Any]) -> None:
+def test_growing_calls_are_separated(benched: dict[str, Any]) -> None:
     for speed in benched["speeds"]:
         assert speed["rounds"] == 2
         assert (speed["growing"] is None) == (speed["growths"] == 0)
@@ -56,7 +56,7 @@ def test_every_bar_is_measured(benched: dict[str, Any]) -> None:
     assert [b["name"] for b in benched["bars"] if b["met"] is None] == []
 
 
-def test_chats_with_a_server_are_all_answered(real: Real) -> None:
+def test_server_answers_all_chats(real: Real) -> None:
     code, document = kvtool("bench", "--serve", "--quick", "--chats", "3", "--bin", str(real.bin))
     assert code == 0, document
     static, dynamic, *shared = document["rows"]
@@ -68,7 +68,7 @@ def test_chats_with_a_server_are_all_answered(real: Real) -> None:
         assert row["computed"] < dynamic["computed"] and row["used"] < dynamic["used"]
 
 
-def test_types_change_within_a_budget_and_lose_what_the_type_loses(real: Real) -> None:
+def test_type_changes_within_budget(real: Real) -> None:
     toy = str(real.toys / "llama-dense.gguf")
     code, document = kvtool("bench", "--types", "--quick", "--ctx", "65536", "--model", toy, "--bin", str(real.bin))
     assert code == 0, document

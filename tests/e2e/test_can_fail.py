@@ -1,7 +1,7 @@
-"""A check that cannot fail proves nothing: each trap's line is taken out, and a check must see it.
+"""Prove that the checks can fail: break the line of each trap, and expect a check to fail.
 
-tests/e2e/traps has the traps, broken.py the library in which all of their lines can be taken out. Each run is a process
-with one thread; as many go at once as there are cores, and the tests look at what came of theirs.
+tests/e2e/traps contains the traps, broken.py the library with all of their lines. Each run is a process with one
+thread. As many processes run in parallel as there are cores, and the tests wait for the results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NUMBERS = {trap.name: number for number, trap in enumerate(TRAPS, 1)}
 
 @dataclass(frozen=True)
 class Seen:
-    """What a program left. answer: kv-check's JSON; log: its standard error."""
+    """Hold the results of a program. `answer` is kv-check's JSON, and `log` its standard error."""
 
     code: int
     answer: dict[str, Any]
@@ -54,7 +54,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Lab:
-    """The programs, the models, and the library in which lines can be broken."""
+    """Hold the programs, the models, and the library with breakable lines."""
 
     real: Real
     libraries: Path
@@ -72,7 +72,7 @@ class Lab:
         return ("-m", self.real.toys / f"{name}.gguf") if name else ()
 
     def start(self, pool: ThreadPoolExecutor, trap: Trap) -> None:
-        """The trap's run with no line broken, once for all traps that have it, and with its own."""
+        """Start the trap's run with its line broken, and without a broken line once for all traps with the same run."""
         for number in (0, NUMBERS[trap.name]):
             if (key := (number, *trap.run.key)) not in self.runs:
                 self.runs[key] = pool.submit(self.run, trap.run, number)
@@ -119,8 +119,8 @@ def lab(request: pytest.FixtureRequest, real: Real, tmp_path_factory: pytest.Tem
         pool.shutdown(cancel_futures=True)
 
 
-def fell(trap: Trap, seen: Seen) -> bool:
-    """Whether the trap's sign is there."""
+def trap_sprang(trap: Trap, seen: Seen) -> bool:
+    """Return True if the output has the trap's sign."""
     kind, _, rest = trap.sees.partition(": ")
     if kind == "log":
         return rest in seen.log
@@ -135,13 +135,13 @@ def fell(trap: Trap, seen: Seen) -> bool:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda t: t.name)
-def test_trap(lab: Lab, trap: Trap) -> None:
+def test_trap_fails_only_when_broken(lab: Lab, trap: Trap) -> None:
     before = lab.seen(trap, broken=False)
     assert before.code == 0, before
     assert before.answer.get("status", "same") in ("same", "ok"), before
-    assert not fell(trap, before), before
+    assert not trap_sprang(trap, before), before
     after = lab.seen(trap, broken=True)
-    assert fell(trap, after), after
+    assert trap_sprang(trap, after), after
 
 
 def test_names_of_traps_are_unique() -> None:
@@ -149,7 +149,7 @@ def test_names_of_traps_are_unique() -> None:
 
 
 @pytest.mark.parametrize("trap", IMPOSSIBLE, ids=lambda t: t.name)
-def test_trap_that_the_design_excludes(trap: Impossible) -> None:
+def test_design_excludes_trap(trap: Impossible) -> None:
     ours = sorted((ROOT / "cpp" / "src").iterdir())
     for file in (*ours, *sorted((ROOT / "patches").glob("*.patch"))):
         lines = file.read_text("utf-8").splitlines()

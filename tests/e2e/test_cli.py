@@ -1,4 +1,4 @@
-"""llama-cli on a dynamic cache: its command /kv-type."""
+"""Test llama-cli with a dynamic cache: its command /kv-type."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from tests.e2e.conftest import Real
 
 
 def chat(real: Real, *lines: str) -> str:
-    """What it says to these lines."""
-    args = ("-m", str(real.spoken("llama-dense")), "-c", "2048", "-n", "8", "--kv-dynamic", "-t", "1", "--no-warmup")
+    """Return the output of llama-cli for these input lines."""
+    model = str(real.text_model("llama-dense"))
+    args = ("-m", model, "-c", "2048", "-n", "8", "--kv-dynamic", "-t", "1", "--no-warmup")
     done = subprocess.run(
         [real.bin / "llama-cli", *args, "--simple-io"],
         input="\n".join((*lines, "/exit\n")),
@@ -31,8 +32,8 @@ def chat(real: Real, *lines: str) -> str:
         ("/kv-type q9_9", "is not a type of KV cells"),
     ],
 )
-def test_the_types_change_between_two_turns(real: Real, command: str, said: str) -> None:
+def test_kv_type_changes_between_turns(real: Real, command: str, said: str) -> None:
     out = chat(real, "one two three", command, "four five")
     assert "/kv-type <k> [<v>]" in out
     assert said in out
-    assert out.rindex("[ Prompt:") > out.index(said)  # it goes on
+    assert out.rindex("[ Prompt:") > out.index(said)  # the chat continues

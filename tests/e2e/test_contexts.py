@@ -1,4 +1,4 @@
-"""Contexts that `kvtool verify` does not make: embeddings, and a decoder beside its encoder."""
+"""Test contexts that `kvtool verify` does not create: embeddings, and a decoder with its encoder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.conftest import Real
 
 
 def equal(real: Real, model: Path, *args: str) -> set[str]:
-    """Run kv-check, which must find the same bits in a cache that grew. The names of the checks that said so."""
+    """Run kv-check, which must find equal bits in a cache that grew. Return the names of the passed checks."""
     done = subprocess.run([real.bin / "kv-check", "-m", model, "--quick", *args], capture_output=True, text=True)
     answer = json.loads(done.stdout)
     assert (answer["status"], done.returncode) == ("same", 0), answer["reason"]
@@ -21,10 +21,10 @@ def equal(real: Real, model: Path, *args: str) -> set[str]:
     return {check["name"] for check in answer["checks"] if check["status"] == "same"}
 
 
-# plain, hybrid, iSWA. With a mean over all tokens, upstream cannot do every check.
+# plain, hybrid, iSWA. With a mean over all tokens, upstream does not support every check.
 @pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "gemma3-dense"])
 @pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
-def test_embeddings(real: Real, toy: str, pooling: str) -> None:
+def test_embeddings_are_equal(real: Real, toy: str, pooling: str) -> None:
     checks = "prompt,generate,copy,state-self,clear"
     same = equal(real, real.toys / f"{toy}.gguf", "--embeddings", "--pooling", pooling, "--checks", checks)
     assert same == set(checks.split(","))
@@ -35,6 +35,6 @@ def test_embeddings(real: Real, toy: str, pooling: str) -> None:
     [(), ("-fa", "off"), ("--seqs", "4", "--unified"), ("-ctk", "q8_0"), ("--storage", "copy")],
     ids=["f16", "fa-off", "unified", "q8_0", "by-copy"],
 )
-def test_a_decoder_beside_its_encoder(real: Real, args: tuple[str, ...]) -> None:
+def test_decoder_with_encoder_is_equal(real: Real, args: tuple[str, ...]) -> None:
     model = encoder.t5(real.work)
     assert {"prompt", "generate", "state-self", "full"} <= equal(real, model, *args)

@@ -1,6 +1,6 @@
-"""The cache on a GPU that is not there (kv-check --fake-device), in place in pages or by copy.
+"""Test the cache on a fake GPU (kv-check --fake-device), in place in pages and by copy.
 
-Whoever touches what is not mapped, also behind the last row of a quantized tensor, ends with SIGSEGV.
+A program that accesses unmapped memory ends with SIGSEGV, also after the last row of a quantized tensor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.e2e.conftest import Real
 from tests.e2e.traps.device import ONLY_F16, PAGES_OF_4K, SMALL
 
 TOYS = ("llama-dense", "qwen35-dense", "gemma3-dense", "deepseek2-moe", "minimax-m3-moe")
-SLOW = ("deepseek32-moe", "deepseek4-moe")  # a class of their own each: one variant
-THERE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many
+SLOW = ("deepseek32-moe", "deepseek4-moe")  # classes with only one model each: one variant
+THERE = ("--fake-device", "1024,4", "--device", "FAKE0")  # pages of 4 KiB, so that a toy has many pages
 POOL = ("--seqs", "8", "--unified")
 CHECKS = "prompt,uneven,copy,shift,state-self,clear,shrink"
 
@@ -41,12 +41,12 @@ def same(answer: dict[str, Any], how: str) -> None:
     ids=["one-stream", "four-streams", "quantized", "one-layer-there"],
 )
 @pytest.mark.parametrize("toy", TOYS)
-def test_in_place(real: Real, toy: str, args: tuple[str, ...]) -> None:
+def test_in_place_growth_is_equal(real: Real, toy: str, args: tuple[str, ...]) -> None:
     same(kv_check(real, toy, CHECKS, *PAGES_OF_4K, *args), "in place")
 
 
 @pytest.mark.parametrize("toy", SLOW)
-def test_in_place_in_other_classes(real: Real, toy: str) -> None:
+def test_in_place_growth_of_slow_classes(real: Real, toy: str) -> None:
     same(kv_check(real, toy, "prompt,uneven,state-self,shrink", *PAGES_OF_4K, "--seqs", "2"), "in place")
 
 
@@ -55,44 +55,44 @@ def test_in_place_in_other_classes(real: Real, toy: str) -> None:
     [THERE, ("-fa", "off", *PAGES_OF_4K), ("--storage", "inplace", "--fake-device", "1024,0", "--device", "FAKE0")],
     ids=["not-asked-for", "transposed-V", "no-pages"],
 )
-def test_by_copy(real: Real, args: tuple[str, ...]) -> None:
+def test_copy_growth_is_equal(real: Real, args: tuple[str, ...]) -> None:
     same(kv_check(real, "llama-dense", CHECKS, *args), "by copy")
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "deepseek2-moe"])
 @pytest.mark.parametrize("seqs", ["1", "4"])
-def test_other_types(real: Real, toy: str, seqs: str) -> None:
-    """A graph on a device has copies of its inputs in its nodes: what rotates the cells is found there, too."""
+def test_type_change_in_place(real: Real, toy: str, seqs: str) -> None:
+    """Change types on a device, whose graph has copies of its inputs: kv-check must find the rotation there, too."""
     same(kv_check(real, toy, "retype-bits,retype-generate,retype-grow", *PAGES_OF_4K, "--seqs", seqs), "in place")
 
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "deepseek2-moe"])
-def test_a_type_that_it_cannot_write_is_refused(real: Real, toy: str, storage: str) -> None:
+def test_unwritable_type_is_refused(real: Real, toy: str, storage: str) -> None:
     args = ("--fake-device", "1024,4,f16", "--device", "FAKE0", "--storage", storage)
     assert [c["status"] for c in kv_check(real, toy, "no-kernel", *args)["checks"]] == ["same"]
 
 
 @pytest.mark.parametrize("args", [(), ("--seqs", "4")], ids=["one-stream", "four-streams"])
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe"])
-def test_other_types_by_copy(real: Real, toy: str, args: tuple[str, ...]) -> None:
-    """Rows of MLA, which begin anywhere when they are quantized, with copies that do not, as Vulkan's."""
+def test_type_change_by_copy(real: Real, toy: str, args: tuple[str, ...]) -> None:
+    """Use rows of MLA, which begin at any offset when quantized, with aligned copies like Vulkan's."""
     checks = "retype-bits,retype-generate,retype-grow,retype-restore"
     same(kv_check(real, toy, checks, *PAGES_OF_4K, "--storage", "copy", "-fa", "on", *args), "by copy")
 
 
 @pytest.mark.parametrize("which", ["1", "2", "5", "1+", "4+"])
-def test_a_failing_map_ends_nothing(real: Real, which: str) -> None:
+def test_failing_map_loses_nothing(real: Real, which: str) -> None:
     same(kv_check(real, "llama-dense", "no-memory", *PAGES_OF_4K, "--fail", which, "--seqs", "2"), "in place")
 
 
-def test_two_devices(real: Real) -> None:
+def test_cache_on_two_devices(real: Real) -> None:
     two = ("--storage", "inplace", "--fake-device", "64,4", "--fake-device", "64,4", "--device", "FAKE0,FAKE1")
     same(kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2"), "in place")
 
 
-def test_the_second_device_has_no_room_for_pages(real: Real) -> None:
-    """A page of it is all of its memory, and some of that is taken: what is on the first one starts again, by copy."""
+def test_second_device_without_room(real: Real) -> None:
+    """Use a page as large as the second device, which is partly in use. The first device starts again, by copy."""
     two = ("--storage", "inplace", "--fake-device", "32,4", "--fake-device", "96,98304", "--device", "FAKE0,FAKE1")
     answer = kv_check(real, "llama-dense", CHECKS, *two, "--seqs", "2")
     same(answer, "by copy")
@@ -100,8 +100,8 @@ def test_the_second_device_has_no_room_for_pages(real: Real) -> None:
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "qwen4exp-moe"])
-def test_attention_elsewhere(real: Real, toy: str) -> None:
-    """Between the rows of two streams are pages that are not there: ggml would copy them with the rows."""
+def test_attention_on_other_device(real: Real, toy: str) -> None:
+    """Leave unmapped pages between the rows of two streams. ggml would copy them with the rows."""
     checks = "prompt,uneven,copy,state-self" if toy == "qwen4exp-moe" else CHECKS
     quantized = (*ONLY_F16, "-ctk", "q8_0", "-ctv", "q8_0")
     same(kv_check(real, toy, checks, *quantized), "in place")
@@ -112,22 +112,22 @@ def test_attention_elsewhere(real: Real, toy: str) -> None:
 
 
 @pytest.mark.parametrize("seqs", ["1", "2"])
-def test_no_flash_attention_though_it_was_not_ruled_out(real: Real, seqs: str) -> None:
-    """V is not transposed then, so the rows are in pages, and attention is a product of matrices over heads of K."""
+def test_unsupported_flash_attention(real: Real, seqs: str) -> None:
+    """Let V be untransposed, so that the rows are in pages and attention multiplies matrices over heads of K."""
     args = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "auto", "-ctk", "q8_0")
     answer = kv_check(real, "llama-dense", CHECKS, *args, "--seqs", seqs)
     same(answer, "in place")
     assert "Flash Attention not supported, set to disabled" in answer["log"]
 
 
-def test_an_indexer_elsewhere(real: Real) -> None:
-    """Its views are over all of the storage: in one stream, too, rows behind the last one are not there."""
+def test_indexer_on_other_device(real: Real) -> None:
+    """Use an indexer whose views cover all of the storage, also unmapped rows after the last row of one stream."""
     answer = kv_check(real, "qwen4exp-moe", "prompt,uneven,state-self", *PAGES_OF_4K, "-fa", "on", "-ctk", "iq4_nl")
     assert answer["status"] == "same" and answer["grown"], answer["reason"]
     assert "attention does not run where the cells are" in answer["log"] and "grows by copy" in answer["log"]
 
 
-def test_types_that_it_cannot_attend_to(real: Real) -> None:
+def test_type_without_attention_is_refused(real: Real) -> None:
     for storage in ("inplace", "copy"):
         answer = kv_check(real, "llama-dense", "retype-bits", *ONLY_F16, "--storage", storage, "--retype", "f16:q8_0")
         assert "the device of a layer cannot compute attention over this type" in answer["reason"]
@@ -145,7 +145,7 @@ def test_types_that_it_cannot_attend_to(real: Real) -> None:
         pytest.param("gemma3-dense", (*SMALL, "--seqs", "3"), id="gemma3-dense-streams"),
     ],
 )
-def test_random_operations_where_memory_ends(real: Real, toy: str, args: tuple[str, ...]) -> None:
+def test_random_operations_with_little_memory(real: Real, toy: str, args: tuple[str, ...]) -> None:
     answer = kv_check(real, toy, "random", *args)
     assert answer["status"] == "same", answer["reason"]
     assert answer["checks"][0]["measured"]["refused"] > 0

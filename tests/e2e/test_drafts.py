@@ -1,4 +1,4 @@
-"""Drafts beside a target that grows: the same bits as with static caches."""
+"""Compare drafts with a growing target against drafts with static caches, bit by bit."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ def drafting(real: Real, storage: str, *args: str | Path) -> None:
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("args", KINDS[:-1])  # upstream's draft has no streams
-def test_a_draft_that_shares_the_cells_of_its_target(real: Real, storage: str, args: tuple[str, ...]) -> None:
+def test_draft_sharing_target_cells(real: Real, storage: str, args: tuple[str, ...]) -> None:
     target, draft = drafts.draft_pair(real.work)
     drafting(real, storage, "-m", target, "-md", draft, *args)
 
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("args", KINDS)
-def test_an_mtp_layer_whose_cells_grow_beside_those_of_its_target(
-    real: Real, storage: str, args: tuple[str, ...]
-) -> None:
+def test_mtp_layer_with_own_cells(real: Real, storage: str, args: tuple[str, ...]) -> None:
     model = drafts.mtp_model(real.toys / f"{drafts.MTP_TOY}.gguf", real.work)
     drafting(real, storage, "-m", model, "--mtp", *args)

@@ -1,11 +1,11 @@
-"""Every allocation of a growth fails once, and from each on all of them: nothing is lost, and what fits is served.
+"""Let every allocation of a growth fail once, and all later ones, too: nothing is lost, and what fits is served.
 
-kv-check's check "no-memory" grows a cache several times, "retype-fail" changes the types of its cells; --fail N makes
-the N-th allocation fail there, N+ that one and all later ones. N goes up until none is left to fail. What each point
-must leave is in scenarios-memory.cpp and scenarios-types.cpp.
+kv-check's check "no-memory" grows a cache several times, and "retype-fail" changes the types of its cells. There,
+--fail N makes the N-th allocation fail, and N+ that allocation and all later ones. N increases until no allocation is
+left to fail. scenarios-memory.cpp and scenarios-types.cpp describe the state that each failure must leave.
 
-Every point is a kv-check of its own, with one thread; as many run at once as there are cores. The memory classes whose
-models take long run with KVTOOL_ALL_CLASSES=1.
+Every failure is a kv-check process with one thread. As many processes run in parallel as there are cores.
+KVTOOL_ALL_CLASSES=1 adds the memory classes with slow models.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ RUNS = (
     pytest.param("deepseek32-moe", ONE, id="DSA", marks=SLOW),
     pytest.param("deepseek4-moe", ("--fill", "1100", "-c", "8192"), id="DSV4", marks=SLOW),  # rows for 2048 cells
 )
-LIMIT = 400  # more points than any growth here has
+LIMIT = 400  # more than the failures of any growth here
 
 
 def points(real: Real, toy: str, suffix: str, *args: str, check: str = "no-memory") -> Iterator[dict[str, Any]]:
-    """kv-check's answer for each allocation that fails."""
+    """Return kv-check's answer for each allocation that fails."""
     argv: list[str | Path] = [
         real.bin / "kv-check",
         "-m",
@@ -73,7 +73,7 @@ def points(real: Real, toy: str, suffix: str, *args: str, check: str = "no-memor
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize(("toy", "args"), RUNS)
-def test_every_allocation_of_a_growth(real: Real, toy: str, args: tuple[str, ...], storage: str) -> None:
+def test_growth_survives_every_failure(real: Real, toy: str, args: tuple[str, ...], storage: str) -> None:
     tried = 0
     for suffix in ("", "+"):
         for answer in points(real, toy, suffix, "--storage", storage, *args):
@@ -89,7 +89,7 @@ CHANGES = (("f16:q8_0", "on"), ("q8_0:f16", "on"), ("f32:f16", "off"), ("f16:f32
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize(("types", "fa"), CHANGES)
-def test_every_allocation_of_a_change_of_type(real: Real, types: str, fa: str, storage: str) -> None:
+def test_type_change_survives_every_failure(real: Real, types: str, fa: str, storage: str) -> None:
     tried = 0
     for suffix in ("", "+"):
         args = ("--storage", storage, "-fa", fa, "--retype", types)
@@ -101,7 +101,7 @@ def test_every_allocation_of_a_change_of_type(real: Real, types: str, fa: str, s
 
 
 def note(line: str) -> None:
-    """For the report: `pytest -s` shows it, and CI keeps the file."""
+    """Write a line of the report. `pytest -s` shows it, and CI keeps the file."""
     print(line, file=sys.stderr)
     report = ROOT / "report" / "allocations.txt"
     report.parent.mkdir(exist_ok=True)

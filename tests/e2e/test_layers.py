@@ -1,4 +1,4 @@
-"""Each combination of layers applies to the real upstream, and every hunk is in the function that it was made in."""
+"""Apply each combination of layers to the real upstream: every hunk must be in its function."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ GROUPS = load_groups(find_project(ROOT))
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """Return each set of layers that has the layers it depends on; () for all of them."""
+    """Return each set of layers that includes its dependencies; () for all layers."""
     names = [group.id for group in GROUPS]
     chosen = (some for size in range(1, len(names) + 1) for some in itertools.combinations(names, size))
     return sorted({close_groups(GROUPS, some) for some in chosen})
 
 
 @pytest.mark.parametrize("chosen", combinations(), ids=lambda chosen: "-".join(chosen) or "all")
-def test_layers_apply_without_the_others(chosen: tuple[str, ...]) -> None:
+def test_layers_apply_alone(chosen: tuple[str, ...]) -> None:
     context = SeriesContext(find_project(ROOT), Console(quiet=True), groups=chosen)
     context.base(context.lock.upstream())
     with scratch_repository(context.cache.repo) as scratch:

@@ -1,7 +1,7 @@
-"""The system itself refuses the memory: RLIMIT_AS, set when the cache has its first cells, leaves too little to grow.
+"""Let the system refuse memory: RLIMIT_AS, set after the first cells, leaves too little to grow.
 
-With Qwen3.5-27B's cache, 64 KiB per cell, so that a growth is more than the allocator has at hand. By copy: a range
-that is reserved in place counts as a whole when it is reserved.
+The cache is that of Qwen3.5-27B, 64 KiB per cell, so that a growth exceeds the allocator's free memory. The cache grows
+by copy, because an address range in place counts completely when it is reserved.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux coun
 
 
 def no_memory(real: Real, mute: Path, limit: int) -> tuple[int, dict[str, Any], str]:
-    """kv-check's no-memory with this many MiB to grow into: exit code, answer, log."""
+    """Run kv-check's no-memory with this many MiB to grow into. Return the exit code, answer and log."""
     argv: list[str | Path] = [real.bin / "kv-check", "-m", mute, "--checks", "no-memory", "--storage", "copy", "-v"]
     done = subprocess.run([*argv, "--quick", "--limit", str(limit)], capture_output=True, text=True)
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 20])
-def test_what_was_there_stays_and_what_fits_is_served(real: Real, mute: Path, limit: int) -> None:
+def test_refused_memory_loses_nothing(real: Real, mute: Path, limit: int) -> None:
     code, answer, log = no_memory(real, mute, limit)
     assert (code, answer["status"]) == (0, "same"), answer["reason"]
     assert "not enough memory" in log
 
 
-def test_with_room_enough_nothing_fails(real: Real, mute: Path) -> None:
+def test_enough_memory_never_fails(real: Real, mute: Path) -> None:
     code, answer, log = no_memory(real, mute, 4096)
     assert (code, answer["status"]) == (0, "same"), answer["reason"]
     assert "not enough memory" not in log

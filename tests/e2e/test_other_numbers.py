@@ -1,6 +1,6 @@
-"""Toys with other numbers than they are made with: indexers that select, windows beyond a batch, several threads.
+"""Test toys with other parameters: indexers that select, windows longer than a batch, several threads.
 
-Upstream's toys select all cells there are, so that it is all the same what an indexer reads, and have windows of 32.
+By default, upstream's toys select all cells, so that an indexer's keys do not matter, and have windows of 32.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def same(real: Real, toy: str, checks: str, *args: str) -> None:
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("toy", ["deepseek32", "dots3note", "qwen4exp", "glm-dsa", "minimax-m3"])
-def test_indexers_that_select(real: Real, toy: str, storage: str) -> None:
+def test_selecting_indexers_are_equal(real: Real, toy: str, storage: str) -> None:
     few = ("--override", f"{toy}.attention.indexer.top_k=16")
-    # glm-dsa has deepseek32's cache, and a graph of its own
+    # glm-dsa has deepseek32's cache, but its own graph
     checks = "prompt,generate,state-self" if toy == "glm-dsa" else CELLS
     same(real, f"{toy}-moe", checks, *few, "--seqs", "2", "--storage", storage)
 
 
-# the keys of an indexer do not go along when the cache grows
+# break: leave the keys of an indexer behind when the cache grows
 FORGOTTEN = broken.Edit(
     "src/llama-kv-storage-copy.cpp",
     "llama_kv_copy_from(to.ctx.get(), l.k, to.k, false, n_used);",
@@ -42,7 +42,7 @@ FORGOTTEN = broken.Edit(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the broken library is linked by Linux's rules")
-def test_what_an_indexer_reads_is_noticed(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_indexer_keys_are_noticed(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken.build(real, [(FORGOTTEN,)], tmp_path)
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{real.bin}")
     monkeypatch.setenv(broken.VARIABLE, "1")
@@ -53,12 +53,12 @@ def test_what_an_indexer_reads_is_noticed(real: Real, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("seqs", ["1", "4"])
-def test_windows_that_grow(real: Real, seqs: str, storage: str) -> None:
+def test_growing_windows_are_equal(real: Real, seqs: str, storage: str) -> None:
     wide = ("--override", "gemma3.attention.sliding_window=600", "-ub", "512", "-n", "1100")
     same(real, "gemma3-dense", f"{CELLS},shift,keep", *wide, "--seqs", seqs, "--storage", storage)
 
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe"])
-def test_several_threads(real: Real, toy: str, storage: str) -> None:
+def test_several_threads_are_equal(real: Real, toy: str, storage: str) -> None:
     same(real, toy, "generate,state-self,shrink", "-t", "4", "-n", "1100", "--storage", storage)

@@ -1,8 +1,8 @@
-"""Memory runs out while the cache grows: the request gets an error, everything else goes on.
+"""Let memory run out while the cache grows: the request gets an error, everything else continues.
 
-LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, N+ that one and all later ones (see
-llama-kv-storage.h): by copy, one for each of the two layers, then one for the compute buffers. In place the commits of
-a growth fail in test_every_allocation_fails.py.
+LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, and N+ that allocation and all later ones (see
+llama-kv-storage.h). By copy, there is one allocation for each of the two layers, then one for the compute buffers.
+test_every_allocation_fails.py tests the failing commits of a growth in place.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def answered(server: LlamaServer, request: Request) -> bool:
 
 
 @pytest.mark.parametrize("toy", ["minimax-m3-moe", "qwen4exp-moe", "deepseek32-moe"])
-def test_no_memory_for_the_start_of_one_of_two_caches(real: Real, toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place; it starts by copy then, and so does the other one: their graphs are built over caches of one size."""
+def test_start_without_memory_falls_back(real: Real, toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start in place without memory: both caches then start by copy, because their graphs need caches of one size."""
     toy_file, args = real.toys / f"{toy}.gguf", ("--quick", "--checks", "generate")
     for fail in range(1, 13):
         monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", str(fail))
@@ -52,14 +52,14 @@ def test_no_memory_for_the_start_of_one_of_two_caches(real: Real, toy: str, monk
 
 
 @pytest.mark.parametrize("fail", ["1", "2", "3", "1+", "2+", "3+"])
-def test_the_server_goes_on_after_a_growth_that_fails(
+def test_server_survives_failed_growth(
     real: Real, model: Path, static_answer: Answer, fail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", fail)
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     with llama_server(real.bin / "llama-server", model, (*ARGS, "--kv-dynamic"), tmp_path / "server.log") as server:
         assert server.complete(SHORT) == static_answer
-        # the first long request may be answered too: the server retries with smaller batches, which need less
+        # the first long request may succeed, too: the server retries with smaller batches, which need less memory
         answers = [answered(server, LONG), answered(server, LONG)]
         assert server.complete(SHORT).content == static_answer.content
     log = server.log

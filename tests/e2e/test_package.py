@@ -1,4 +1,4 @@
-"""An archive of the real build, unpacked elsewhere: it compares the caches there, and serves."""
+"""Unpack an archive of the real build elsewhere: it compares the caches there, and serves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kvtool.compile.builder import configured_page
 from tests.e2e.conftest import Real, kvtool
 
 
-def test_the_build_runs_from_an_archive(real: Real, tmp_path: Path) -> None:
-    ui = "--ui" if configured_page(real.build) else "--no-ui"  # as it is: the page takes minutes to build
+def test_archive_of_build_runs(real: Real, tmp_path: Path) -> None:
+    ui = "--ui" if configured_page(real.build) else "--no-ui"  # as configured, because the page takes minutes to build
     code, made = kvtool("package", "--preset", "release", ui, "--check", "--out", str(tmp_path))
     assert (code, made["checked"]) == (0, True), made
     with tarfile.open(made["archive"]) as tar:

@@ -1,4 +1,4 @@
-"""A trained model behind llama-server, and an ordinary client library: static and dynamic give the same answers.
+"""Compare a static and a dynamic llama-server with a trained model and an ordinary client library.
 
 The model is SmolLM2-135M-Instruct, from PyPI. Without a network these tests are skipped.
 """
@@ -44,14 +44,14 @@ FORECAST = {
         },
     },
 }
-# ChatML with tools: the model's own template knows no tools
+# ChatML with tools: the model's own template does not support tools
 TOOLS_TEMPLATE = "models/templates/Qwen-Qwen2.5-7B-Instruct.jinja"
 GRAMMAR = 'root ::= "yes" | "no"'
 
 
 @pytest.fixture(scope="module")
 def smollm2() -> Path:
-    """The model file. Skips the tests if it cannot be downloaded."""
+    """Return the model file. Skip the tests if it cannot be downloaded."""
     if SANITIZED:
         pytest.skip("a trained model takes too long under a sanitizer")
     code, document = kvtool("fetch", "--model", "smollm2")
@@ -62,7 +62,7 @@ def smollm2() -> Path:
 
 
 class Client:
-    """An OpenAI client of one server."""
+    """Hold an OpenAI client of one server."""
 
     def __init__(self, server: LlamaServer, http: Any) -> None:
         self.server = server
@@ -83,7 +83,7 @@ class Client:
 
 
 def answers(server: LlamaServer, http: Any) -> dict[str, Any]:
-    """Ask for everything that a client library can ask for."""
+    """Send every kind of request that a client library supports."""
     client = Client(server, http)
     found: dict[str, Any] = {"conversation": client.talk()}
     client.messages.clear()
@@ -109,9 +109,9 @@ def answers(server: LlamaServer, http: Any) -> dict[str, Any]:
 
 
 def tool_use(server: LlamaServer, http: Any) -> list[Any]:
-    """Offer a tool, then give the result of a call. Return both messages of the model.
+    """Offer a tool, then return the result of a call. Return both messages of the model.
 
-    The model is too small to call the tool on its own, so the call in the history is ours.
+    The model is too small to call the tool itself, so the test writes the call into the history.
     """
     client = Client(server, http)
     question = "What is the weather in Paris?"
@@ -140,7 +140,7 @@ def grown(server: LlamaServer) -> int:
 
 @pytest.fixture(scope="module")
 def both(real: Real, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
-    """All answers of a static server, and all answers of a dynamic one."""
+    """Return all answers of a static server, and all answers of a dynamic one."""
     logs, sides = tmp_path_factory.mktemp("real-model"), []
     with openai.DefaultHttpxClient(trust_env=False) as http:
         for name, flag in (("static", ()), ("dynamic", ("--kv-dynamic",))):
@@ -166,7 +166,7 @@ def test_static_and_dynamic_answers_are_equal(both: list[dict[str, Any]], part: 
     assert static[part] and dynamic[part] == static[part]
 
 
-def test_only_the_dynamic_cache_grows(both: list[dict[str, Any]]) -> None:
+def test_only_dynamic_cache_grows(both: list[dict[str, Any]]) -> None:
     static, dynamic = both
     assert static["grown"] == 0 and dynamic["grown"] > 0
 
@@ -189,7 +189,7 @@ def test_client_features_work(both: list[dict[str, Any]]) -> None:
     assert found["template"].startswith("<|im_start|>system\n") and "Hello<|im_end|>" in found["template"]
 
 
-def test_image_is_refused_with_a_reason(both: list[dict[str, Any]]) -> None:
+def test_image_is_refused_with_reason(both: list[dict[str, Any]]) -> None:
     status, reason = both[1]["image"]
     assert 400 <= status < 600 and "mmproj" in reason.lower(), reason
 
@@ -200,7 +200,7 @@ def test_embeddings_have_length_one(both: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_verify_of_a_trained_model_passes(real: Real, smollm2: Path) -> None:
+def test_verify_of_trained_model_passes(real: Real, smollm2: Path) -> None:
     code, found = kvtool("verify", "--bin", str(real.bin), "--model", "smollm2", "--quick", "-c", "2048")
     wrong = [each for model in found["models"] for each in model["findings"] if each["outcome"] != "passed"]
     assert (code, wrong) == (0, [])

@@ -1,4 +1,4 @@
-"""The cache on a ggml-rpc-server: memory that the host cannot touch. Growth stages at most one layer at a time."""
+"""Test the cache on a ggml-rpc-server, whose memory the host cannot access. Growth stages one layer at a time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ def device(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dev
         yield found
 
 
-@pytest.mark.timeout(1800)  # with the build, for the first one
+@pytest.mark.timeout(1800)  # including the build, for the first test
 @pytest.mark.parametrize("args", [(), ("-fa", "off"), ("--seqs", "4")], ids=["f16", "transposed-V", "four-streams"])
 @pytest.mark.parametrize("toy", TOYS)
-def test_a_cache_on_a_device_gives_the_same_bits(
-    real: Real, device: devices.Device, toy: str, args: tuple[str, ...]
-) -> None:
+def test_cache_on_rpc_device_is_equal(real: Real, device: devices.Device, toy: str, args: tuple[str, ...]) -> None:
     argv: list[str | Path] = [real.bin / "kv-check", "-m", real.toys / f"{toy}.gguf", "--quick", *args]
     argv += ["--checks", "prompt,copy,shift,state-self"]
     with device.lanes[0]() as there:

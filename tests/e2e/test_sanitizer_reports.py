@@ -1,4 +1,4 @@
-"""kv-check: a report of a sanitizer fails the check, whichever side it is on, and also when both have the same one."""
+"""Test that a sanitizer's report fails kv-check, on either side, also if both sides have the same report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from tests.e2e.conftest import SANITIZED, Real
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or SANITIZED,  # a sanitizer's own library has to be the first
+    sys.platform != "linux" or SANITIZED,  # a sanitizer's own library must be loaded first
     reason="the report is made by a preloaded library",
 )
 
 REPORT = "cache.cpp:1:2: runtime error: it is undefined"
-# where a sanitizer reports what has not ended the process; the dynamic side is the second to end
+# the file for sanitizer reports that did not end the process; the dynamic side ends second
 SOURCE = """
 #include <stdio.h>
 #include <string.h>
@@ -59,7 +59,7 @@ def reporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("12", "differs", "exit: on both sides: sanitizer: "),
     ],
 )
-def test_a_report(real: Real, reporting: Path, tmp_path: Path, sides: str, status: str, whose: str) -> None:
+def test_report_fails_check(real: Real, reporting: Path, tmp_path: Path, sides: str, status: str, whose: str) -> None:
     more = {"LD_PRELOAD": str(reporting), "REPORT_LOG": str(tmp_path / "ended"), "REPORT_SIDES": sides}
     argv: list[str | Path] = [
         real.bin / "kv-check",

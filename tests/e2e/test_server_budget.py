@@ -1,4 +1,4 @@
-"""How much a server's caches may be: --kv-budget, --kv-auto-quant, --kv-cache-tokens, --kv-cache-demand-paged."""
+"""Test the limits of a server's caches: --kv-budget, --kv-auto-quant, --kv-cache-tokens, --kv-cache-demand-paged."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def n_ctx(server: LlamaServer) -> int:
 @pytest.mark.parametrize(
     ("args", "cells"),
     [
-        (("--kv-budget", "100"), range(1400, 1601)),  # 100 MiB of f16, less what the compute buffers grow by
+        (("--kv-budget", "100"), range(1400, 1601)),  # 100 MiB of f16, minus the growth of the compute buffers
         (("--kv-budget", "100", "--kv-auto-quant", "f16,q8_0,q4_0"), range(5000, 5690)),
         (("--kv-budget", "100", "--kv-auto-quant", "q8_0"), range(2700, 3012)),
         (("--kv-budget", "100000"), (262144,)),
         (("--kv-budget", "100", "-c", "4096"), (4096,)),
-        (("--kv-budget", "100", "-c", "0"), (262144,)),  # all that the model has, by request
+        (("--kv-budget", "100", "-c", "0"), (262144,)),  # all that the model supports, because the user requested it
         (("--kv-budget", "100", "--kv-cache-tokens", "512"), (512,)),
-        (("--kv-budget", "100", "-np", "3", "--no-kv-unified"), range(256, 531, 256)),  # of each
+        (("--kv-budget", "100", "-np", "3", "--no-kv-unified"), range(256, 531, 256)),  # per slot
         (("--kv-cache-tokens", "1024"), (1024,)),
-        (("--kv-cache-tokens", "1000"), (768,)),  # no more than that, and a multiple of 256
+        (("--kv-cache-tokens", "1000"), (768,)),  # at most 1000, and a multiple of 256
         (("--kv-cache-tokens", "100"), (256,)),
         (("--kv-cache-tokens", "1024", "-c", "8192"), (1024,)),
         (("--kv-cache-tokens", "8192", "-c", "1024"), (1024,)),
         (("--kv-cache-tokens", "1000000"), (262144,)),
     ],
 )
-def test_the_size_of_the_context(
+def test_context_size_from_limits(
     real: Real, mute: Path, tmp_path: Path, args: tuple[str, ...], cells: range | tuple[int, ...]
 ) -> None:
     with serving(real, mute, tmp_path / "log", *PLAIN, "--no-jinja", *args, "--kv-dynamic") as server:
@@ -48,24 +48,24 @@ def test_the_size_of_the_context(
 
 
 @pytest.mark.parametrize("slots", ["1", "16"])
-def test_the_budget_is_for_cells_and_not_for_recurrent_states(real: Real, tmp_path: Path, slots: str) -> None:
-    """A MiB has room for 768 cells of this model and what the compute buffers grow by, or for the states of 7 slots."""
+def test_budget_excludes_recurrent_states_from_plan(real: Real, tmp_path: Path, slots: str) -> None:
+    """Use 1 MiB: 768 cells of this model and the growth of the compute buffers, or the states of 7 slots."""
     args = (*PLAIN, "-np", slots, "--kv-unified", "--kv-budget", "1")
-    with serving(real, real.spoken("qwen35-dense"), tmp_path / "log", *args) as server:
+    with serving(real, real.text_model("qwen35-dense"), tmp_path / "log", *args) as server:
         assert n_ctx(server) == 768
 
 
-def test_a_type_that_the_model_cannot_have(real: Real, tmp_path: Path) -> None:
-    """It is told at the start, and --fit plans without it."""
+def test_unsupported_ladder_type_is_skipped(real: Real, tmp_path: Path) -> None:
+    """Expect a warning at the start, and a plan of --fit without the type."""
     args = (*PLAIN, "--kv-budget", "1", "--kv-auto-quant", "f16,q8_0")
-    with serving(real, real.spoken("laguna-moe"), tmp_path / "log", *args) as server:
+    with serving(real, real.text_model("laguna-moe"), tmp_path / "log", *args) as server:
         until_logged(server, "cannot have q8_0 and q8_0: the block size of the type does not divide the size of a head")
         assert n_ctx(server) == 768
         assert "error while trying to fit" not in server.log
 
 
-def test_a_draft_that_only_runs_beside_its_target_is_not_planned_with(real: Real, tmp_path: Path) -> None:
-    target, draft = map(real.speaking, drafts.draft_pair(real.work))
+def test_dependent_draft_is_not_planned(real: Real, tmp_path: Path) -> None:
+    target, draft = map(real.with_vocabulary, drafts.draft_pair(real.work))
     args = (*PLAIN, "-md", draft, "--spec-type", "draft-mtp", "--kv-budget", "8")
     with serving(real, target, tmp_path / "log", *args) as server:
         until_logged(server, "planning without the draft")
@@ -73,14 +73,14 @@ def test_a_draft_that_only_runs_beside_its_target_is_not_planned_with(real: Real
 
 
 @pytest.mark.parametrize(("most", "each"), [(2048, 512), (2047, 256)])
-def test_cells_over_all_slots(real: Real, model: Path, tmp_path: Path, most: int, each: int) -> None:
+def test_cache_tokens_limit_all_slots(real: Real, model: Path, tmp_path: Path, most: int, each: int) -> None:
     args = ("-c", "8192", "-np", "4", "--no-kv-unified", "--kv-cache-tokens", str(most), "--kv-dynamic")
     with serving(real, model, tmp_path / "log", *args) as server:
         assert n_ctx(server) == each
         assert props(server)["kv_cache"]["target"]["cells_max"] == 4 * each
 
 
-def test_what_a_server_says_of_its_budget(real: Real, model: Path, tmp_path: Path) -> None:
+def test_props_report_budget(real: Real, model: Path, tmp_path: Path) -> None:
     args = ("-c", "4096", *PLAIN, "--metrics", "--kv-budget", "64", "--kv-auto-quant", "f16,q8_0,q4_0")
     with serving(real, model, tmp_path / "log", *args) as server:
         completion(server, prompt(1, 300), 4)
@@ -89,13 +89,13 @@ def test_what_a_server_says_of_its_budget(real: Real, model: Path, tmp_path: Pat
         assert said["bytes"] == 64 * 1024 * 1024
         assert (said["down_total"], said["up_total"]) == (0, 0)
         assert "llamacpp:kv_budget_down_total 0" in server.get("/metrics")
-        assert props(server)["kv_cache"]["target"]["cells"] < 4096  # it implies --kv-dynamic
+        assert props(server)["kv_cache"]["target"]["cells"] < 4096  # the budget implies --kv-dynamic
     with serving(real, model, tmp_path / "log", "-c", "4096", *PLAIN, "--kv-cache-demand-paged") as server:
         assert props(server)["kv_cache"]["target"]["cells"] < 4096
         assert "kv_budget" not in props(server)
 
 
-def test_the_environment(real: Real, mute: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_from_environment(real: Real, mute: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "KV_BUDGET": "100",
         "KV_AUTO_QUANT": "q4_0",
@@ -106,18 +106,18 @@ def test_the_environment(real: Real, mute: Path, tmp_path: Path, monkeypatch: py
     with serving(real, mute, tmp_path / "log", *PLAIN, "--no-jinja") as server:
         said = props(server)
         assert said["kv_budget"]["types"] == ["q4_0"]
-        assert n_ctx(server) == 2816  # whole blocks of 256, no more than 3000
+        assert n_ctx(server) == 2816  # whole blocks of 256, at most 3000
 
 
-# --- within it -----------------------------------------------------------------------------------------------------
+# --- within the budget -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("storage", "mib", "words"),
-    # by copy a block of 256 cells is always beyond those in use
+    # by copy, a block of 256 cells is always reserved after those in use
     [("inplace", 32, (250, 325, 650, 1100)), ("copy", 64, (350, 450, 900, 1750))],
 )
-def test_idle_slots_first_then_precision(
+def test_idle_slots_shrink_before_precision(
     real: Real,
     wide: Path,
     tmp_path: Path,
@@ -131,7 +131,7 @@ def test_idle_slots_first_then_precision(
     with within(real, wide, tmp_path, mib, *LADDER, "--kv-unified") as watched:
         watched.ask(0, few)
         assert watched.look() == ("f16", 0, 0)
-        watched.ask(1, more)  # the two have no place at f16
+        watched.ask(1, more)  # both do not fit at f16
         assert watched.look() == ("f16", 0, 0)
         until_logged(watched.server, "purging slot 0")
         watched.ask(1, many)
@@ -145,20 +145,20 @@ def test_idle_slots_first_then_precision(
         assert watched.look() == ("f16", 2, 1)
 
 
-def test_a_plain_limit(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_budget_without_ladder(real: Real, wide: Path, tmp_path: Path) -> None:
     with within(real, wide, tmp_path, 64, "--kv-unified") as watched:
         watched.ask(0, 500)
         answer = watched.server.http.post("/completion", json={"prompt": prompt(1, 1300), "id_slot": 1})
-        assert refusal(answer)[:2] == (400, "exceed_context_size_error")  # another time is no better
+        assert refusal(answer)[:2] == (400, "exceed_context_size_error")  # a later attempt would also fail
         assert watched.look() == ("f16", 0, 0)
         assert watched.ask(1, 500)["tokens_predicted"] == 8
 
 
-def test_a_draft_counts(real: Real, model: Path, tmp_path: Path) -> None:
+def test_draft_counts_in_budget(real: Real, model: Path, tmp_path: Path) -> None:
     draft = ("-md", model, "--spec-type", "draft-simple", "-np", "1")
     loaded = weights(model)
     with within(real, model, tmp_path, 2 + loaded, *LADDER, *draft) as watched:
-        for words in (300, 600, 1200):  # 2 KiB a cell in each of the two
+        for words in (300, 600, 1200):  # 2 KiB per cell in each context
             watched.ask(0, words)
         assert watched.look()[1] > 0
         assert 0 <= loaded * MIB - props(watched.server)["kv_budget"]["loaded_bytes"] < MIB
@@ -185,24 +185,22 @@ def test_a_draft_counts(real: Real, model: Path, tmp_path: Path) -> None:
         (("--kv-cache-tokens", "-5"), "must be positive"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_anything_is_loaded(real: Real, args: tuple[str, ...], said: str) -> None:
+def test_bad_limits_fail_before_loading(real: Real, args: tuple[str, ...], said: str) -> None:
     done = subprocess.run([real.bin / "llama-server", "-m", "none.gguf", *args], capture_output=True, text=True)
     assert done.returncode != 0
     assert said in done.stdout + done.stderr
 
 
-def test_a_recurrent_state_is_no_part_of_the_budget(real: Real, tmp_path: Path) -> None:
-    """1 MiB holds all of the 1024 cells: nobody waits."""
+def test_recurrent_state_is_outside_budget(real: Real, tmp_path: Path) -> None:
+    """Use 1 MiB, which holds all of the 1024 cells: no request waits."""
     args = ("-np", "4", "--kv-unified", "-c", "1024", "--kv-budget", "1", "--cache-ram", "0", "--no-warmup")
-    with serving(real, real.spoken("qwen35-dense"), tmp_path / "log", *args) as server:
+    with serving(real, real.text_model("qwen35-dense"), tmp_path / "log", *args) as server:
         answers = at_once(server, [prompt(i, 200) for i in range(4)], 30)
     assert [answer["tokens_predicted"] for answer in answers] == [30] * 4
     assert "waits for cells" not in server.log
 
 
-def test_what_a_budget_holds_is_a_number_of_tokens(
-    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_budget_error_reports_tokens(real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "inplace")
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--kv-budget", "17", "--cache-ram", "0", "--no-warmup")
     with serving(real, wide, tmp_path / "log", *args) as server:

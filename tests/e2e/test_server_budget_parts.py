@@ -1,4 +1,4 @@
-"""--kv-budget and what comes and goes: the image projector and the draft count while they are loaded."""
+"""Test --kv-budget with a projector and a draft, which count while they are loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.servers import completion, part, refusal, until, until_it_generat
 
 
 class Seeing(Watched):
-    """A server whose projector comes and goes."""
+    """Hold a server whose projector is loaded and unloaded."""
 
     def load(self) -> int:
         part(self.server, "mmproj", "load")
@@ -41,8 +41,8 @@ def seeing(real: Real, wide: Path, tmp_path: Path, marker: None) -> Iterator[See
         yield Seeing(watched.server, watched.mib)
 
 
-def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
-    """The least recently used first, as for cells."""
+def test_idle_slots_yield_to_projector(seeing: Seeing) -> None:
+    """Expect that the least recently used slot is cleared first, as for cells."""
     seeing.ask(1, 800)
     seeing.ask(0, 600)
     assert "purging" not in seeing.server.log
@@ -53,8 +53,8 @@ def test_idle_slots_make_room_for_the_projector(seeing: Seeing) -> None:
     seeing.unload()
 
 
-def test_idle_slots_make_room_for_an_image(seeing: Seeing) -> None:
-    """With their cells, before those of others lose precision."""
+def test_idle_slots_yield_to_image(seeing: Seeing) -> None:
+    """Expect that idle slots lose their cells before the cells of other slots lose precision."""
     seeing.load()
     seeing.ask(1, 800)
     assert see(seeing.server, *range(40), id_slot=0).status_code == 200  # 16 cells each
@@ -62,7 +62,7 @@ def test_idle_slots_make_room_for_an_image(seeing: Seeing) -> None:
     until_logged(seeing.server, "purging slot 1")
 
 
-def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_idle_slots_return_after_projector(real: Real, wide: Path, tmp_path: Path) -> None:
     parts = ("--kv-unified", "--mmproj", projector(wide, real.work), "--mmproj-lazy")
     with within(real, wide, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
         watched.ask(1, 800)
@@ -74,8 +74,8 @@ def test_what_idle_slots_gave_up_for_the_projector_comes_back(real: Real, wide: 
         assert again["timings"]["cache_n"] >= 800
 
 
-def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
-    """With its precision; a new conversation begins at the first rung when the projector is gone."""
+def test_running_slot_yields_precision_to_projector(seeing: Seeing) -> None:
+    """Expect a loss of precision. After the projector is unloaded, a new conversation starts at the first type."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(completion, seeing.server, prompt(0, 1390), 500, id_slot=0)
         until_it_generates(seeing.server, running)
@@ -90,8 +90,9 @@ def test_a_running_slot_makes_room_for_the_projector(seeing: Seeing) -> None:
     assert seeing.look() == ("f16", 1, 1)
 
 
-def test_a_projector_for_which_there_is_no_room(real: Real, wide: Path, tmp_path: Path) -> None:
-    large = projector_of_width(tmp_path / "projector.gguf", 1024)  # 68 MiB; another model's, which nobody gets to see
+def test_projector_beyond_budget_is_refused(real: Real, wide: Path, tmp_path: Path) -> None:
+    # 68 MiB, for another model; the server refuses it first
+    large = projector_of_width(tmp_path / "projector.gguf", 1024)
     with within(real, wide, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
         watched.ask(0, 100)
         for _ in range(2):
@@ -109,7 +110,7 @@ def test_a_projector_for_which_there_is_no_room(real: Real, wide: Path, tmp_path
     assert "the budget has no room for the multimodal projector" in failed.value.output
 
 
-def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_draft_on_demand_yields_to_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     parts = ("--mmproj", sight, "--mmproj-lazy", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
     with within(real, model, tmp_path, weights(model) + 12, "-np", "1", *parts) as watched:
         http = watched.server.http
@@ -118,7 +119,7 @@ def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path,
         part(watched.server, "mmproj", "load")
         watched.look()
         assert http.get("/speculative").json()["state"] == "unloaded"
-        second = watched.ask(0, 100)  # a draft takes only what is free
+        second = watched.ask(0, 100)  # a draft uses only free memory
         assert (second["content"], "draft_n" in second["timings"]) == (first["content"], False)
         assert http.get("/mmproj").json()["state"] == "loaded"
         part(watched.server, "mmproj", "unload")
@@ -127,7 +128,7 @@ def test_a_draft_on_demand_makes_room_for_the_projector(real: Real, model: Path,
 
 
 def in_two_files(model: Path, out: Path) -> Path:
-    """The first of them."""
+    """Split the model into two files, and return the first."""
     from gguf import GGUFWriter
 
     reader = models.read_model(model)
@@ -140,8 +141,8 @@ def in_two_files(model: Path, out: Path) -> Path:
     return out / "split-00001-of-00002.gguf"
 
 
-def test_a_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
-    """Both count, and one that is missing is named."""
+def test_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
+    """Expect that both files count, and that a missing file is named."""
     split, taken = in_two_files(model, tmp_path), []
     for draft in (model, split):
         parts = ("-md", draft, "--spec-type", "draft-simple", "--draft-lazy")
@@ -158,10 +159,10 @@ def test_a_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ladder", [(), LADDER])
-def test_a_draft_on_demand_makes_room_for_the_cells(
+def test_draft_on_demand_yields_to_cells(
     real: Real, wide: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
 ) -> None:
-    """Before a prompt is refused, and before they lose precision."""
+    """Expect that the draft is unloaded before a prompt is refused, and before cells lose precision."""
     draft = ("--kv-unified", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
     with within(real, wide, tmp_path, 96, *ladder, *draft) as watched:
 
@@ -177,9 +178,7 @@ def test_a_draft_on_demand_makes_room_for_the_cells(
 
 @pytest.mark.usefixtures("marker")
 @pytest.mark.parametrize("ladder", [(), LADDER])
-def test_a_projector_on_demand_makes_room_for_the_cells(
-    real: Real, wide: Path, tmp_path: Path, ladder: tuple[str, ...]
-) -> None:
+def test_projector_on_demand_yields_to_cells(real: Real, wide: Path, tmp_path: Path, ladder: tuple[str, ...]) -> None:
     sight = projector(wide, real.work)
     args = ("--kv-unified", "--mmproj", sight, "--mmproj-lazy-auto", "0")
     with within(real, wide, tmp_path, 64, *ladder, *args) as watched:
@@ -189,15 +188,13 @@ def test_a_projector_on_demand_makes_room_for_the_cells(
 
         assert see(watched.server, 1, id_slot=0).status_code == 200
         assert state() == "loaded"
-        assert watched.ask(0, 930)["tokens_predicted"] == 8  # 60 MiB of f16, and more than it leaves
+        assert watched.ask(0, 930)["tokens_predicted"] == 8  # 60 MiB of f16, and more than the projector leaves
         assert (watched.look(), state()) == (("f16", 0, 0), "unloaded")
         assert see(watched.server, 1, id_slot=0).status_code == 200
 
 
 @pytest.mark.usefixtures("marker")
-def test_an_image_does_not_keep_the_memory_that_a_text_before_it_waits_for(
-    real: Real, wide: Path, tmp_path: Path
-) -> None:
+def test_waiting_image_yields_to_earlier_text(real: Real, wide: Path, tmp_path: Path) -> None:
     sight = projector(wide, real.work)
     args = ("--kv-unified", "-np", "3", "--mmproj", sight, "--mmproj-lazy-auto", "0")
     with within(real, wide, tmp_path, 64, *args) as watched, ThreadPoolExecutor(3) as pool:

@@ -1,6 +1,6 @@
-"""A server that is never idle while its parts, its types and its clients come and go, and somebody always looks at it.
+"""Test a server that is never idle while its parts, types and clients change, and a monitor always reads it.
 
-Much of it is about threads, so it is worth most under a sanitizer (`ci/nightly.sh tsan`), and has more rounds there.
+Much of this concerns threads, so a sanitizer finds most (`ci/nightly.sh tsan`) and runs more rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STORED = pytest.mark.parametrize("storage", ["inplace", "copy"])
 
 @contextlib.contextmanager
 def busy(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[LlamaServer]:
-    """A server whose clients take a connection for each request: threads that share a pool close one another's."""
+    """Run a server whose clients open a connection per request. Threads with a shared pool close each other's."""
     with serving(real, model, log, *args) as server:
         server.http.headers["Connection"] = "close"
         yield server
@@ -45,11 +45,11 @@ def busy(real: Real, model: Path, log: Path, *args: str | Path) -> Iterator[Llam
 
 @contextlib.contextmanager
 def meanwhile(*jobs: Callable[[], object]) -> Iterator[None]:
-    """Each job again and again while the block runs, in a thread of its own; at the end, what one of them raised."""
+    """Repeat each job in its own thread while the block runs, then raise the exception of a job, if any."""
     done = threading.Event()
 
     def again(job: Callable[[], object]) -> None:
-        job()  # once at least, however late the thread begins
+        job()  # at least once, even if the thread starts late
         while not done.is_set():
             job()
 
@@ -66,7 +66,7 @@ def meanwhile(*jobs: Callable[[], object]) -> Iterator[None]:
 def watch(server: LlamaServer) -> None:
     for path in WATCHED:
         answer = server.http.get(path)
-        assert answer.status_code in (200, 501), answer.text  # the last two: on a server without
+        assert answer.status_code in (200, 501), answer.text  # 501 for the last two paths, on a server without them
     time.sleep(0.05)
 
 
@@ -76,14 +76,14 @@ def requantize(server: LlamaServer, rng: random.Random, *keys: str) -> None:
 
 
 def settled(server: LlamaServer) -> None:
-    """Until no slot works, with nothing left in any."""
+    """Wait until all slots are idle, then erase them."""
     until(lambda: not any(slot["is_processing"] for slot in json.loads(server.get("/slots"))))
     for slot in json.loads(server.get("/slots")):
         server.slot("erase", slot["id"])
 
 
 def ask(server: LlamaServer, rng: random.Random, n_predict: int) -> httpx.Response:
-    """One of a few prompts with common beginnings, in any slot, with or without what is in the cache."""
+    """Send one of a few prompts with common prefixes, to any slot, with or without the prompt cache."""
     body = {
         "prompt": prompt(1, rng.choice([20, 150])) + prompt(rng.randrange(4), rng.randrange(60)),
         "n_predict": n_predict,
@@ -95,8 +95,8 @@ def ask(server: LlamaServer, rng: random.Random, n_predict: int) -> httpx.Respon
     return server.http.post("/completion", json=body)
 
 
-def goes_away(server: LlamaServer, rng: random.Random) -> None:
-    """A client that reads some of its stream, perhaps nothing."""
+def disconnect(server: LlamaServer, rng: random.Random) -> None:
+    """Read a part of a stream, perhaps nothing, and disconnect."""
     body = {"prompt": prompt(rng.randrange(8), 60), "n_predict": 400, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", "/completion", json=body) as answer:
         assert answer.status_code == 200
@@ -105,8 +105,8 @@ def goes_away(server: LlamaServer, rng: random.Random) -> None:
 
 
 @pytest.mark.usefixtures("marker")
-def test_parts_go_and_come(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    """The projector and the draft, under eight clients with images and four without."""
+def test_parts_change_under_load(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    """Load and unload the projector and the draft, with eight clients that send images and four that do not."""
     args = (
         "-c",
         "8192",
@@ -165,16 +165,16 @@ def test_parts_go_and_come(real: Real, model: Path, sight: Path, tmp_path: Path)
 
 @pytest.fixture
 def common(tmp_path: Path) -> Args:
-    """Arguments of servers whose slots are erased in the end."""
+    """Return arguments of a server whose slots are erased at the end."""
     return ("-c", "8192", "-np", "4", "--metrics", "--kv-share-prefix", "--slot-save-path", tmp_path)
 
 
 @STORED
 @pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
-def test_types_change(
+def test_types_change_under_load(
     real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, unified: str, storage: str
 ) -> None:
-    """Under four streams, with a draft, shared prompts and a prompt cache in memory."""
+    """Change types during four streams, with a draft, shared prompts and a prompt cache in memory."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
     args = (*common, unified, "--kv-dynamic", "-md", model, *DRAFT)
     rng = random.Random(1)
@@ -192,12 +192,13 @@ def test_types_change(
 
 
 @STORED
-def test_a_budget_that_does_not_suffice(
+def test_insufficient_budget_under_load(
     real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, storage: str
 ) -> None:
-    """Slots give up their cells, cells their precision, and some requests are refused, by name."""
+    """Expect that slots lose their cells, cells lose precision, and some requests get a named error."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
-    ladder = ("--kv-budget", str(2 + weights(model)), "--kv-auto-quant", "f16,q8_0,q4_0")  # 2 beside the draft
+    # 2 MiB in addition to the draft
+    ladder = ("--kv-budget", str(2 + weights(model)), "--kv-auto-quant", "f16,q8_0,q4_0")
     args = (*common, "--kv-unified", *ladder, "-md", model, *DRAFT)
 
     def load(server: LlamaServer, rng: random.Random) -> None:
@@ -213,7 +214,7 @@ def test_a_budget_that_does_not_suffice(
                 time.sleep(0.1)
                 try:
                     part(server, "speculative", "unload" if number % 2 == 0 else "load", timeout_ms=60000)
-                except RefusedError as err:  # what runs has the room: it stays away
+                except RefusedError as err:  # a running request uses the room, so the part stays unloaded
                     assert number % 2 == 1 and "the budget has no room for the" in err.why
                 down = json.loads(server.get("/props"))["kv_budget"]["down_total"]
                 if number + 1 >= ROUNDS and (down > 0 or time.monotonic() > deadline):
@@ -224,10 +225,10 @@ def test_a_budget_that_does_not_suffice(
 
 
 @STORED
-def test_clients_go_away(
+def test_clients_disconnect_under_load(
     real: Real, model: Path, tmp_path: Path, common: Args, monkeypatch: pytest.MonkeyPatch, storage: str
 ) -> None:
-    """In mid-stream; no slot is stuck, and the next client gets the same text as the first."""
+    """Disconnect in mid-stream. No slot may hang, and the next client must get the same text as the first."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
     args = (*common, "--kv-unified", "--kv-dynamic")
     rng = [random.Random(seed) for seed in range(DEPARTURES)]
@@ -237,13 +238,13 @@ def test_clients_go_away(
             meanwhile(partial(watch, server), partial(ask, server, random.Random(1), 20)),
             ThreadPoolExecutor(8) as pool,
         ):
-            list(pool.map(partial(goes_away, server), rng))
+            list(pool.map(partial(disconnect, server), rng))
         settled(server)
         assert completion(server, prompt(9, 100), 40, id_slot=0)["content"] == first
 
 
-def test_a_request_that_waits_for_a_slot_leaves_it_alone(real: Real, model: Path, tmp_path: Path) -> None:
-    """The prompt cache has what it asks for, and gives that to the slot when the slot is free."""
+def test_waiting_request_keeps_slot_intact(real: Real, model: Path, tmp_path: Path) -> None:
+    """Use a request whose prompt is in the prompt cache. It is restored only when the slot is free."""
     with busy(real, model, tmp_path / "log", "-c", "4096", "-np", "1") as server, ThreadPoolExecutor() as pool:
         completion(server, prompt(1, 100), 8, id_slot=0)
         expected = completion(server, prompt(2, 100), 400, id_slot=0, cache_prompt=False)["content"]
@@ -255,8 +256,8 @@ def test_a_request_that_waits_for_a_slot_leaves_it_alone(real: Real, model: Path
         assert waiting.result()["timings"]["cache_n"] >= 100
 
 
-def test_what_waits_behind_what_takes_no_slot_is_taken_up(real: Real, model: Path, tmp_path: Path) -> None:
-    """Nobody ends a request once the last one that runs has ended."""
+def test_request_after_slotless_task_runs(real: Real, model: Path, tmp_path: Path) -> None:
+    """Queue a request behind a task without a slot. No later request ends and wakes the queue."""
     args = ("-c", "4096", "-np", "1", "--metrics", "--slot-save-path", tmp_path)
     with busy(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         running = pool.submit(completion, server, prompt(1, 50), 2000, id_slot=0)

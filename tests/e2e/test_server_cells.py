@@ -1,4 +1,4 @@
-"""Cells that are short, which is not memory that is short; and cells that belong to nobody."""
+"""Test a shortage of cells (as opposed to memory), and cells that a finished prompt or state leaks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def cells_used(server: LlamaServer) -> int:
     return int(json.loads(server.get("/props"))["kv_cache"]["target"]["cells_used"])
 
 
-def test_a_batch_without_cells_leaves_the_prompt_cache(real: Real, model: Path, tmp_path: Path) -> None:
+def test_batch_without_cells_keeps_prompt_cache(real: Real, model: Path, tmp_path: Path) -> None:
     args = ("-c", "1024", "-np", "3", "--kv-unified", "--no-cache-idle-slots", "--cache-ram", "64", "--kv-dynamic")
     texts = [prompt(n, words) for n, words in ((1, 250), (2, 120), (3, 260), (4, 700))]
     with serving(real, model, tmp_path / "log", *args, "--no-warmup") as server:
         for text, slot in zip(texts, (0, 0, 1, 2), strict=True):
             completion(server, text, 4, id_slot=slot)
         until_logged(server, "purging slot")
-        for text in (texts[0], texts[2]):  # one that was saved, and one that went for the last prompt
+        for text in (texts[0], texts[2]):  # a saved prompt, and a prompt that was removed for the last one
             assert completion(server, f"{text} more", 1)["timings"]["cache_n"] > 100
         assert "dropping the prompt cache" not in server.log
 
@@ -43,8 +43,11 @@ def embeddings(server: LlamaServer, texts: list[str]) -> list[list[float]]:
     return [row["embedding"][0] for row in sorted(rows, key=lambda row: row["index"])]
 
 
-def test_what_is_pooled_is_not_split(real: Real, model: Path, tmp_path: Path) -> None:
-    """Two prompts at once, with cells of earlier ones in the way: each embedding is of its whole prompt."""
+def test_pooled_prompt_is_not_split(real: Real, model: Path, tmp_path: Path) -> None:
+    """Send two prompts together while cells of earlier prompts are in the way.
+
+    Each embedding covers its whole prompt.
+    """
     pooled = ("--embeddings", "--pooling", "mean", "-b", "2048", "-ub", "2048")
     args = ("-c", "1200", "-np", "2", "--kv-unified", *pooled, *NO_CACHE, "--slot-save-path", tmp_path)
     texts = [prompt(n, 480) for n in (1, 2)]
@@ -61,7 +64,7 @@ def test_what_is_pooled_is_not_split(real: Real, model: Path, tmp_path: Path) ->
             assert math.dist(one, other) < 1e-3
 
 
-def test_no_cells_stay_behind_a_prompt_of_other_adapters(real: Real, model: Path, tmp_path: Path) -> None:
+def test_adapter_change_frees_all_cells(real: Real, model: Path, tmp_path: Path) -> None:
     lora = adapter(model, tmp_path / "lora.gguf", "blk.0.attn_q.")
     args = ("-c", "1024", "-np", "2", "--kv-unified", "--kv-dynamic", "--lora", lora, *NO_CACHE)
     with serving(real, model, tmp_path / "log", *args) as server:
@@ -69,11 +72,11 @@ def test_no_cells_stay_behind_a_prompt_of_other_adapters(real: Real, model: Path
         assert cells_used(server) > 100
         wrong = {"prompt": prompt(1, 100), "id_slot": 1, "lora": [{"id": 0, "scale": 0.0}], "grammar": "root ::= bad x"}
         assert server.http.post("/completion", json=wrong).status_code == 400
-        completion(server, "a", 1, id_slot=0)  # the numbers are those of the last batch
+        completion(server, "a", 1, id_slot=0)  # the numbers describe the last batch
         assert cells_used(server) < 50
 
 
-def test_no_cells_stay_behind_an_empty_state(real: Real, model: Path, tmp_path: Path) -> None:
+def test_empty_state_frees_all_cells(real: Real, model: Path, tmp_path: Path) -> None:
     args = ("-c", "512", "-np", "2", "--kv-unified", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
     with serving(real, model, tmp_path / "log", *args) as server:
         server.slot("save", 1, "empty")
@@ -83,8 +86,8 @@ def test_no_cells_stay_behind_an_empty_state(real: Real, model: Path, tmp_path: 
         assert completion(server, prompt(2, 150), 4, id_slot=1)["tokens_predicted"] == 4
 
 
-def test_a_slot_file_with_more_tokens_than_cells(real: Real, model: Path, tmp_path: Path) -> None:
-    """The prompt that went on from its tokens ended all requests of its batch."""
+def test_slot_file_with_excess_tokens(real: Real, model: Path, tmp_path: Path) -> None:
+    """Prevent a former bug. A prompt that continued the file's tokens ended all requests of its batch."""
     args = ("-c", "1024", "-np", "2", "--kv-unified", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
     with serving(real, model, tmp_path / "log", *args) as server:
         completion(server, prompt(1, 100), 4, id_slot=0)
@@ -98,7 +101,7 @@ def test_a_slot_file_with_more_tokens_than_cells(real: Real, model: Path, tmp_pa
             assert answer.status_code == status, answer.text
 
 
-def test_a_restored_slot_has_its_time(real: Real, model: Path, tmp_path: Path) -> None:
+def test_restore_restarts_idle_timer(real: Real, model: Path, tmp_path: Path) -> None:
     idle = ("--kv-idle-release", "6", "--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "log", "-c", "1024", "-np", "1", *idle, *NO_CACHE) as server:
         completion(server, prompt(1, 100), 4)
@@ -111,23 +114,21 @@ def test_a_restored_slot_has_its_time(real: Real, model: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("flag", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("toy", ["lfm2-dense", "deepseek4-moe"])
-def test_requests_for_which_there_are_cells_run_side_by_side(
-    real: Real, tmp_path: Path, toy: str, flag: tuple[str, ...]
-) -> None:
-    """Also where all layers have windows, or rows are for several tokens."""
+def test_requests_with_cells_run_in_parallel(real: Real, tmp_path: Path, toy: str, flag: tuple[str, ...]) -> None:
+    """Use also models with windows in all layers, and models with rows for several tokens."""
     args = ("-c", "2048", "-np", "2", "--kv-unified", *flag, *NO_CACHE)
-    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(2) as pool:
+    with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(completion, server, prompt(slot, 200), 24, id_slot=slot) for slot in (0, 1)]
         assert [request.result()["tokens_predicted"] for request in asked] == [24, 24]
         assert "waits for cells" not in server.log
-        # the numbers are those of tokens
+        # the numbers count tokens
         if flag:
             cache = json.loads(server.get("/props"))["kv_cache"]["target"]
             assert 400 < cache["cells_used"] <= cache["cells"] <= cache["cells_max"] and cache["cells_max"] >= 2048
 
 
-def test_the_first_cells_of_a_draft_are_within_the_budget(real: Real, model: Path, tmp_path: Path) -> None:
-    mib = weights(model) + 2  # of which four streams of each context begin with 2
+def test_first_draft_cells_count_in_budget(real: Real, model: Path, tmp_path: Path) -> None:
+    mib = weights(model) + 2  # four streams of each context begin with 2 MiB
     draft = ("-md", model, "--spec-type", "draft-simple", "--draft-lazy")
     args = ("-c", "4096", "-np", "4", "--no-kv-unified", "--kv-budget", str(mib), *draft, *NO_CACHE)
     with serving(real, model, tmp_path / "log", *args) as server:
@@ -138,7 +139,7 @@ def test_the_first_cells_of_a_draft_are_within_the_budget(real: Real, model: Pat
         assert completion(server, prompt(1, 50), 4)["tokens_predicted"] == 4
 
 
-def test_a_server_does_not_begin_above_its_budget(real: Real, model: Path, tmp_path: Path) -> None:
+def test_start_above_budget_is_refused(real: Real, model: Path, tmp_path: Path) -> None:
     args = ("-c", "8192", "-np", "4", "--no-kv-unified", "--kv-budget", "1", *NO_CACHE)
     with (
         pytest.raises(VerifyError, match="did not start"),
@@ -148,10 +149,10 @@ def test_a_server_does_not_begin_above_its_budget(real: Real, model: Path, tmp_p
     assert "--kv-budget is 1.00 MiB, and the KV cache begins with 2.00 MiB" in (tmp_path / "log").read_text()
 
 
-def test_a_restored_sequence_has_its_own_rows(real: Real, tmp_path: Path) -> None:
-    """DeepSeek V4's: not all that there could be, in all streams."""
+def test_restored_sequence_uses_own_rows(real: Real, tmp_path: Path) -> None:
+    """Expect that DeepSeek V4 restores only its rows, not the maximum number of rows in all streams."""
     args = ("-c", "8192", "-np", "4", "--kv-dynamic", "--slot-save-path", tmp_path, *NO_CACHE)
-    with serving(real, real.spoken("deepseek4-moe"), tmp_path / "log", *args) as server:
+    with serving(real, real.text_model("deepseek4-moe"), tmp_path / "log", *args) as server:
 
         def cache() -> dict[str, int]:
             found: dict[str, int] = json.loads(server.get("/props"))["kv_cache"]["target"]

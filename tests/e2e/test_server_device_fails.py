@@ -1,4 +1,4 @@
-"""A device that fails in the middle of a change of types takes all cells: no text goes on as if they were there."""
+"""Let a device fail during a change of types, which loses all cells: no text may continue from lost cells."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def library(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def device_fails(real: Real, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as cells are to be had in another type."""
+    """Let the device fail at each change to another type."""
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{real.bin}")
     monkeypatch.setenv(broken.VARIABLE, "1")
 
 
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ("--kv-dynamic", "--no-kv-unified"), ()])
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "qwen35-dense"])
-def test_texts_after_a_change_that_was_asked_for(real: Real, tmp_path: Path, toy: str, kind: tuple[str, ...]) -> None:
+def test_texts_after_failed_requantize(real: Real, tmp_path: Path, toy: str, kind: tuple[str, ...]) -> None:
     args = ("-c", "8192", "-np", "3", "--cache-ram", "0", "--no-warmup", "--slots", *kind)
     body = {"prompt": prompt(2, 50), "n_predict": 3000, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
-    smaller = ("-ctk", "q8_0", "-ctv", "q8_0")  # as the cells are afterwards
-    with serving(real, real.spoken(toy), tmp_path / "log", *args, *smaller) as server:
+    smaller = ("-ctk", "q8_0", "-ctv", "q8_0")  # the types of the cells after the change
+    with serving(real, real.text_model(toy), tmp_path / "log", *args, *smaller) as server:
         expected = completion(server, f"{TEXT} the", 40, id_slot=1)["content"]
-    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+    with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         for slot in (1, 2):
             completion(server, TEXT, 0, id_slot=slot)
         text = pool.submit(events, server, "/completion", body)
@@ -64,28 +64,28 @@ def test_texts_after_a_change_that_was_asked_for(real: Real, tmp_path: Path, toy
     assert "the cells of sequence 0 were lost" in server.log
 
 
-def test_a_batch_for_which_the_budget_changes_the_types(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_batch_after_failed_budget_change(real: Real, wide: Path, tmp_path: Path) -> None:
     with within(real, wide, tmp_path, 64, *LADDER, "--kv-unified") as watched:
         expected = watched.ask(0, 500)["content"]
         ask = {"prompt": prompt(0, 1300), "n_predict": 8, "id_slot": 0}
         answer = watched.server.http.post("/completion", json=ask)
         assert refusal(answer) == (500, "server_error", "Compute error.")
         assert watched.ask(0, 500)["content"] == expected
-        assert watched.look()[0] == "f16"  # empty, the cells went back to it
+        assert watched.look()[0] == "f16"  # the empty cells returned to f16
         assert watched.ask(1, 500)["tokens_predicted"] == 8
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma3-dense", "deepseek2-moe"])
 @pytest.mark.parametrize("args", [(), ("--seqs", "2"), ("--storage", "copy")], ids=["one", "streams", "by-copy"])
-def test_sequences_that_go_on_without_their_cells(real: Real, toy: str, args: tuple[str, ...]) -> None:
+def test_sequences_continue_without_cells(real: Real, toy: str, args: tuple[str, ...]) -> None:
     argv = [str(real.bin / "kv-check"), "-m", str(real.toys / f"{toy}.gguf"), "--quick", "--checks", "lost", *args]
     said = json.loads(subprocess.run(argv, capture_output=True, text=True).stdout)
     assert [(c["name"], c["status"]) for c in said["checks"]] == [("lost", "same")], said["reason"]
 
 
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ()], ids=["dynamic", "static"])
-def test_a_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
-    """The text of the target stays as it is, and the draft takes in the prompt anew."""
+def test_draft_recomputes_lost_prompt(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    """Expect an unchanged text of the target, and a draft that processes the prompt again."""
     draft = ("-md", str(model), "--spec-type", "draft-simple", "--spec-draft-n-max", "4", *kind)
     with serving(real, model, tmp_path / "log", "-c", "4096", "-np", "2", "--no-warmup", *draft) as server:
         expected = [completion(server, f"{TEXT} the", 40, id_slot=slot)["content"] for slot in (0, 1)]
@@ -98,8 +98,11 @@ def test_a_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...])
             assert answer["timings"]["cache_n"] > 200 and answer["timings"]["draft_n_accepted"] > 0
 
 
-def test_a_draft_whose_cells_an_idle_slot_had(real: Real, model: Path, wide: Path, tmp_path: Path) -> None:
-    """They are lost for another slot's sake: the draft takes in anew the prompt that was saved without them."""
+def test_draft_recomputes_saved_prompt(real: Real, model: Path, wide: Path, tmp_path: Path) -> None:
+    """Lose the draft's cells because of another slot.
+
+    The draft processes the prompt again, which was saved without them.
+    """
     draft = ("-md", wide, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--no-kv-unified", *LADDER)
     args = (
         "-c",
@@ -124,13 +127,13 @@ def test_a_draft_whose_cells_an_idle_slot_had(real: Real, model: Path, wide: Pat
 
 
 def lose_cells(server: LlamaServer) -> None:
-    """They are empty, then f16 again: what was saved comes back without the device."""
+    """Empty the cells, then change them to f16 again. Saved prompts can be restored without the device."""
     for name, status in (("q8_0", 500), ("f16", 200)):
         assert server.http.post("/requantize_kvcache", json={"ctk": name, "ctv": name}).status_code == status
 
 
-def test_a_prompt_without_its_cells_is_not_saved(real: Real, model: Path, tmp_path: Path) -> None:
-    """It would take the place of one that has them."""
+def test_prompt_without_cells_is_not_saved(real: Real, model: Path, tmp_path: Path) -> None:
+    """Prevent that a lost prompt replaces a saved one."""
     args = ("-c", "8192", "-np", "2", "--no-kv-unified", "--kv-dynamic", "--no-warmup")
     with serving(real, model, tmp_path / "log", *args) as server:
         completion(server, TEXT, 0, id_slot=0)
@@ -142,7 +145,7 @@ def test_a_prompt_without_its_cells_is_not_saved(real: Real, model: Path, tmp_pa
         assert (answer["content"], answer["timings"]["cache_n"] > 200) == (expected, True)
 
 
-def test_a_file_of_a_prompt_without_its_cells_is_empty(real: Real, model: Path, tmp_path: Path) -> None:
+def test_file_of_prompt_without_cells(real: Real, model: Path, tmp_path: Path) -> None:
     args = ("-c", "4096", "-np", "1", "--kv-dynamic", "--no-warmup", "--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "log", *args) as server:
         completion(server, TEXT, 8, id_slot=0)

@@ -1,8 +1,9 @@
-"""A draft beside a server's target, both with caches that grow by copy: memory that the draft lacks ends no request.
+"""Test a draft and a target that grow by copy: a draft without memory ends no request.
 
-Of the allocations that growing to 1280 cells takes, the first three are the target's (two layers and the compute
-buffers) and the next three the draft's: the prompt is longer than 768 cells, so that a smaller step would not do, and
-the target has each batch first. A toy with an MTP layer has one layer of attention: the draft's begin with the third.
+A growth to 1280 cells needs six allocations. The first three are the target's (two layers and the compute buffers), and
+the next three are the draft's. The prompt is longer than 768 cells, so that a smaller step would not suffice, and the
+target processes each batch first. A toy with an MTP layer has one attention layer, so the draft's allocations begin
+with the third.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tests.e2e.projector import looking, merging_projector
 from tests.e2e.servers import completion, part, serving
 
 ARGS = ("-c", "2048", "-np", "1", "--cache-ram", "0", "-lv", "4", "--spec-draft-n-max", "4")
-WORDS = 850  # of the prompt
+WORDS = 850  # length of the prompt
 
 
 def kind_of(real: Real, kind: str) -> tuple[Path, tuple[str | Path, ...]]:
-    """A model, and what names its draft."""
+    """Return a model, and the arguments that select its draft."""
     if kind == "draft-mtp":
-        return drafts.mtp_model(real.spoken(drafts.MTP_TOY), real.work), ()
-    model = real.spoken("llama-dense")
-    return model, ("-md", model)  # drafts for itself: all that it drafts is accepted
+        return drafts.mtp_model(real.text_model(drafts.MTP_TOY), real.work), ()
+    model = real.text_model("llama-dense")
+    return model, ("-md", model)  # the model is its own draft: all drafts are accepted
 
 
 def answers(real: Real, log: Path, kind: str, *more: str, words: int = WORDS) -> tuple[list[dict[str, Any]], str]:
@@ -56,7 +57,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["4", "5"])
-def test_a_draft_without_memory_catches_up(
+def test_draft_without_memory_catches_up(
     real: Real, expected: list[str], which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, which)
@@ -67,7 +68,7 @@ def test_a_draft_without_memory_catches_up(
     assert min(map(accepted, seen)) > 0.95
 
 
-def test_a_draft_that_never_gets_memory(
+def test_draft_never_gets_memory(
     real: Real, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(monkeypatch, "4+")
@@ -77,10 +78,10 @@ def test_a_draft_that_never_gets_memory(
     assert not any("draft_n" in a["timings"] for a in seen)
 
 
-def test_a_draft_lacks_tokens_of_a_prompt_from_the_cache(
+def test_draft_lacks_tokens_of_cached_prompt(
     real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another slot takes it, of which what drafts does not know that anything is missing."""
+    """Restore the prompt to another slot, where the draft does not notice missing tokens."""
     args = ("-c", "4096", "-np", "2", "--no-kv-unified", "--cache-ram", "64", "-lv", "4", "--spec-draft-n-max", "4")
     drafting = ("--spec-type", "draft-simple", "-md", model)
     long = prompt(1, WORDS)
@@ -96,15 +97,13 @@ def test_a_draft_lacks_tokens_of_a_prompt_from_the_cache(
     fail(monkeypatch, "4+")
     told, log = texts(tmp_path / "log", "--kv-dynamic")
     assert "found better prompt" in log
-    assert "failed to initialize batch" not in log  # a gap between what the draft has and the next token
+    assert "failed to initialize batch" not in log  # would be a gap between the draft's tokens and the next token
     assert told == whole
 
 
 @pytest.mark.parametrize("kind", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
-def test_a_slot_that_is_restored_has_nothing_in_the_draft(
-    real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]
-) -> None:
-    """What the draft has there is of a prompt that came after it was saved."""
+def test_restored_slot_clears_draft(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    """Let the draft hold a prompt that was processed after the slot was saved."""
     args = ("-c", "4096", "-np", "1", "--cache-ram", "0", "--slot-save-path", str(tmp_path), *kind)
     drafting = ("--spec-type", "draft-simple", "-md", str(model), "--spec-draft-n-max", "4")
     long = prompt(1, WORDS)
@@ -120,10 +119,10 @@ def test_a_slot_that_is_restored_has_nothing_in_the_draft(
 
 
 @pytest.mark.parametrize(("which", "words"), [("3", WORDS + 516), ("4+", WORDS)])
-def test_an_mtp_layer_without_memory_goes_on(
+def test_mtp_layer_without_memory(
     real: Real, which: str, words: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last 516 tokens of a prompt are batches of their own, for checkpoints: the one that fails is the first."""
+    """Use a prompt whose last 516 tokens form extra batches, for checkpoints. The first of these batches fails."""
     whole, _ = answers(real, tmp_path / "static", "draft-mtp", words=words)
     fail(monkeypatch, which)
     seen, log = answers(real, tmp_path / "log", "draft-mtp", "--kv-dynamic", words=words)
@@ -133,10 +132,10 @@ def test_an_mtp_layer_without_memory_goes_on(
 
 @pytest.mark.usefixtures("marker")
 @pytest.mark.parametrize(("kind", "which"), [("draft-simple", "4+"), ("draft-mtp", "3+")])
-def test_an_image_for_which_a_draft_has_no_memory(
+def test_image_without_memory_for_draft(
     real: Real, kind: str, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By copy the first growth is for what goes beyond 256 cells: here the image, of 16."""
+    """Use an image of 16 cells that exceeds 256 cells, which causes the first growth by copy."""
     model, draft = kind_of(real, kind)
     args = (*ARGS, "--spec-type", kind, *draft, "--mmproj", projector(model, real.work))
 
@@ -158,11 +157,11 @@ def test_an_image_for_which_a_draft_has_no_memory(
 
 @pytest.mark.usefixtures("marker")
 @pytest.mark.parametrize("which", ["1+", "3+"])
-def test_what_was_accepted_of_a_draft_before_it_lost_its_memory(
+def test_accepted_tokens_after_draft_lost_memory(
     real: Real, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is decoded again without the draft, by a target that cannot go back, and has no candidates any more."""
-    model, dense = real.spoken("lfm2-dense"), real.spoken("llama-dense")
+    """Use a target that cannot roll back: it decodes the tokens again without the draft, and has no candidates left."""
+    model, dense = real.text_model("lfm2-dense"), real.text_model("llama-dense")
     fail(monkeypatch, which)
     draft = ("-md", dense, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--spec-draft-p-min", "0")
     args = ("-c", "2048", "-np", "1", "--cache-ram", "0", "--kv-dynamic", "--mmproj", projector(model, real.work))
@@ -172,8 +171,8 @@ def test_what_was_accepted_of_a_draft_before_it_lost_its_memory(
     assert "no memory for the draft" in server.log
 
 
-def test_a_lookup_cache_that_has_gone(real: Real, model: Path, tmp_path: Path) -> None:
-    """Drafters are made anew when one goes, and read their files."""
+def test_missing_lookup_cache(real: Real, model: Path, tmp_path: Path) -> None:
+    """Remove the file of a drafter. All drafters are recreated after one is unloaded, and read their files."""
     cache = tmp_path / "cache"
     cache.touch()
     draft = ("-md", model, "--spec-type", "draft-simple,ngram-cache", "--lookup-cache-static", cache)
@@ -187,9 +186,9 @@ def test_a_lookup_cache_that_has_gone(real: Real, model: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("marker")
-def test_a_draft_goes_on_after_an_image_with_gaps(real: Real, tmp_path: Path) -> None:
-    """With M-RoPE an image has fewer positions than it takes: what comes after it is not missing."""
-    model = real.spoken("qwen3vl-dense")
+def test_draft_after_image_with_gaps(real: Real, tmp_path: Path) -> None:
+    """Use M-RoPE: an image has fewer positions than cells, so the draft must not report missing tokens."""
+    model = real.text_model("qwen3vl-dense")
     sight = merging_projector(tmp_path / "projector.gguf", model)
     draft = ("-md", model, "--spec-type", "draft-simple")
     with serving(real, model, tmp_path / "log", *ARGS, *draft, "--mmproj", sight) as server:

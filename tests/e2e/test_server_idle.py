@@ -1,4 +1,4 @@
-"""Memory that goes back to the system: --kv-idle-release, an erased slot."""
+"""Test memory that returns to the system: --kv-idle-release, and an erased slot."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def committed(server: LlamaServer) -> int:
     return int(server.http.get("/props").json()["kv_cache"]["target"]["committed_bytes"])
 
 
-def test_nobody_has_used_a_slot_for_a_while(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_idle_slots_release_memory(real: Real, wide: Path, tmp_path: Path) -> None:
     with serving(real, wide, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
-        completion(server, prompt(3, 20), 1, id_slot=0)  # what the first batch takes
+        completion(server, prompt(3, 20), 1, id_slot=0)  # memory of the first batch
         before = resident(server)
         completion(server, prompt(1, 300), 1, id_slot=0)
-        completion(server, prompt(2, 1200), 1, id_slot=1)  # the first one is in the prompt cache now
+        completion(server, prompt(2, 1200), 1, id_slot=1)  # the first prompt is in the prompt cache now
         until(lambda: "dropping the prompt cache" in server.log and "giving back the cells of" in server.log)
-        assert committed(server) <= 16 * MIB  # what it starts with
-        until(lambda: resident(server) < before + 24 * MIB)  # of 64 KiB for each token
+        assert committed(server) <= 16 * MIB  # the start size
+        until(lambda: resident(server) < before + 24 * MIB)  # 64 KiB per token
         assert completion(server, prompt(1, 100), 1)["timings"]["cache_n"] == 0
 
 
-def test_one_that_is_used_keeps_its_cells(real: Real, wide: Path, tmp_path: Path) -> None:
-    args = (*ARGS, "--no-cache-idle-slots", "--kv-idle-release", "4")  # no machine stands still for so long
+def test_used_slot_keeps_cells(real: Real, wide: Path, tmp_path: Path) -> None:
+    args = (*ARGS, "--no-cache-idle-slots", "--kv-idle-release", "4")  # longer than any pause of the machine
     with serving(real, wide, tmp_path / "log", *args) as server:
         completion(server, prompt(1, 100), 1, id_slot=0)
         text = prompt(2, 100)
@@ -39,18 +39,18 @@ def test_one_that_is_used_keeps_its_cells(real: Real, wide: Path, tmp_path: Path
         assert completion(server, text, 1, id_slot=1)["timings"]["cache_n"] > 100
 
 
-def test_it_needs_no_other_flag_and_is_off_without(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_idle_release_is_off_by_default(real: Real, wide: Path, tmp_path: Path) -> None:
     with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic") as server:
         completion(server, prompt(1, 600), 1)
         taken = committed(server)
-        assert taken > 16 * MIB  # what it starts with
+        assert taken > 16 * MIB  # the start size
         time.sleep(2.5)
         assert committed(server) == taken
 
 
-def test_an_erased_slot(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_erased_slot_releases_memory(real: Real, wide: Path, tmp_path: Path) -> None:
     with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic", "--slot-save-path", tmp_path) as server:
-        completion(server, prompt(1, 20), 1, id_slot=0)  # what the first batch takes
+        completion(server, prompt(1, 20), 1, id_slot=0)  # memory of the first batch
         server.slot("erase", 0)
         before = resident(server)
         completion(server, prompt(2, 1500), 1, id_slot=0)

@@ -1,6 +1,6 @@
-"""Memory ends while a server works: who lacks it gets an answer that says so, all others go on.
+"""Let memory run out while a server works: the affected request gets a clear error, all others continue.
 
-LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, N+ that one and all later ones.
+LLAMA_KV_DYNAMIC_FAIL=N makes the N-th allocation of a growth fail, and N+ that allocation and all later ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LONG = prompt(1, 600)
 
 @pytest.fixture(params=["inplace", "copy"])
 def no_growth(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """From here on, no cache of as many streams grows beyond what it starts with."""
+    """Let all growths of a cache with this many streams fail from now on."""
 
     def fail(streams: int) -> None:
         in_place = request.param == "inplace"
-        at_start = 2 * 2 * streams if in_place else 0  # K and V of two layers; by copy, the start is no growth
+        at_start = 2 * 2 * streams if in_place else 0  # K and V of two layers; by copy, the start is not a growth
         monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", f"{at_start + 1}+")
         if not in_place:
             monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
@@ -45,9 +45,7 @@ def together(server: LlamaServer, prompts: list[str], lengths: list[int]) -> lis
         return list(pool.map(ask, range(len(prompts))))
 
 
-def test_only_the_slot_that_grows_ends(
-    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
-) -> None:
+def test_only_growing_slot_ends(real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]) -> None:
     prompts = [prompt(i, 40) for i in range(4)]
     lengths = [1000, 150, 150, 150]
     with serving(real, model, tmp_path / "static", *APART) as server:
@@ -63,7 +61,7 @@ def test_only_the_slot_that_grows_ends(
     assert expected[0]["content"].startswith(again["content"])
 
 
-def test_a_prompt_that_finds_no_memory_is_told_apart_from_one_that_is_too_long(
+def test_out_of_memory_error_differs_from_too_long(
     real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
 ) -> None:
     no_growth(1)
@@ -82,7 +80,7 @@ def test_a_prompt_that_finds_no_memory_is_told_apart_from_one_that_is_too_long(
 
 
 @pytest.mark.parametrize("sees", [False, True])
-def test_the_same_prompt_goes_on_where_it_stopped(
+def test_repeated_prompt_continues(
     real: Real, model: Path, sight: Path, sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(real, model, tmp_path / "static", *ONE) as server:
@@ -101,9 +99,7 @@ def test_the_same_prompt_goes_on_where_it_stopped(
     assert answer["content"] == expected
 
 
-def test_what_was_streamed_ends_with_length(
-    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
-) -> None:
+def test_stream_ends_with_length(real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]) -> None:
     no_growth(1)
     with serving(real, model, tmp_path / "log", *ONE, "--kv-dynamic") as server:
         body = {"prompt": prompt(4, 40), "max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
@@ -112,7 +108,7 @@ def test_what_was_streamed_ends_with_length(
     assert len(chunks) > 100
 
 
-def test_one_pool_for_all_serves_whom_it_can(
+def test_unified_pool_serves_some_requests(
     real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
 ) -> None:
     args = ("-c", "4096", "-np", "4", "--kv-unified", "--cache-ram", "0")
@@ -120,7 +116,7 @@ def test_one_pool_for_all_serves_whom_it_can(
     no_growth(1)
     with serving(real, model, tmp_path / "log", *args, "--kv-dynamic") as server:
         answers = at_once(server, prompts, 120)
-    # no text to compare with: whoever goes on takes the cells of one that has ended, and attention sums in their order
+    # no text to compare: a continuing request uses the cells of an ended one, and attention adds in cell order
     assert any(a["tokens_predicted"] == 120 for a in answers)
     assert any(a["truncated"] for a in answers)
     for answer in answers:
@@ -128,9 +124,7 @@ def test_one_pool_for_all_serves_whom_it_can(
         assert answer["content"]
 
 
-def test_a_parent_takes_its_children_along(
-    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
-) -> None:
+def test_parent_ends_children(real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]) -> None:
     no_growth(1)
     args = ("-c", "4096", "-np", "4", "--kv-unified", "--cache-ram", "0", "--kv-dynamic")
     with serving(real, model, tmp_path / "log", *args) as server:
@@ -141,9 +135,7 @@ def test_a_parent_takes_its_children_along(
         assert completion(server, prompt(5, 20), 4)["tokens_predicted"] == 4
 
 
-def test_a_slot_that_cannot_be_restored(
-    real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]
-) -> None:
+def test_restore_without_memory(real: Real, model: Path, tmp_path: Path, no_growth: Callable[[int], None]) -> None:
     files = ("--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "static", *ONE, *files, "-c", "4096") as server:
         completion(server, LONG, 0)
@@ -166,12 +158,10 @@ def test_a_slot_that_cannot_be_restored(
 
 
 @pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])  # a window, and a recurrent state
-def test_a_checkpoint_that_finds_no_memory(
-    real: Real, toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every allocation fails once, in turn: no request ends the server, and what is answered is right."""
+def test_checkpoint_without_memory(real: Real, toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every allocation fail once, in turn. The server never ends, and its answers are right."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
-    model = real.spoken(toy)
+    model = real.text_model(toy)
     asked = [LONG + tail for tail in ("", " river", " stone")]
 
     def ask(server: LlamaServer) -> list[Any]:
@@ -192,12 +182,12 @@ def test_a_checkpoint_that_finds_no_memory(
 
 @memory_is_plain
 @pytest.mark.parametrize("more", [0, 65536])
-def test_a_slot_goes_on_without_what_a_draft_takes(real: Real, tmp_path: Path, more: int) -> None:
-    """Outputs, candidates, and a recurrent state to go back to."""
+def test_slot_without_memory_for_draft(real: Real, tmp_path: Path, more: int) -> None:
+    """Let the outputs, the candidates, and a recurrent state for a rollback lack memory."""
     args = ("-c", "2048", "-np", "1", "--kv-dynamic", "--no-warmup", "--cache-ram", "0", "--ctx-checkpoints", "0")
-    draft = ("-md", real.spoken("llama-dense"), "--spec-type", "draft-simple", "--spec-draft-n-max", "4")
+    draft = ("-md", real.text_model("llama-dense"), "--spec-type", "draft-simple", "--spec-draft-n-max", "4")
     text = prompt(1, 150)
-    with serving(real, real.spoken("qwen35-dense"), tmp_path / "log", *args, *draft) as server:
+    with serving(real, real.text_model("qwen35-dense"), tmp_path / "log", *args, *draft) as server:
         for _ in range(4):
             completion(server, text, 1)
         with short_of_addresses(server, more):

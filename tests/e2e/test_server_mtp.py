@@ -1,4 +1,4 @@
-"""Drafts that read what the target has computed, as they come and go: MTP layers, and one that shares its cells."""
+"""Test loading and unloading drafts that read the target's data: MTP layers, and a draft that shares its cells."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4")
 
 @pytest.fixture(scope="module")
 def layered(real: Real) -> Path:
-    """A model with an MTP layer."""
-    return drafts.mtp_model(real.spoken(drafts.MTP_TOY), real.work)
+    """Return a model with an MTP layer."""
+    return drafts.mtp_model(real.text_model(drafts.MTP_TOY), real.work)
 
 
-def test_mtp_layers_go_and_come(real: Real, layered: Path, tmp_path: Path) -> None:
-    """In the middle of a text, between prompts that come back from the cache, and with checkpoints."""
+def test_mtp_layers_load_and_unload(real: Real, layered: Path, tmp_path: Path) -> None:
+    """Load and unload in the middle of a text, between prompts from the cache, and with checkpoints."""
     texts = [prompt(seed, 200) for seed in (1, 2)]
     args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
 
@@ -50,7 +50,7 @@ def test_mtp_layers_go_and_come(real: Real, layered: Path, tmp_path: Path) -> No
 
 
 @memory_is_plain
-def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_path: Path) -> None:
+def test_mtp_layer_releases_memory(real: Real, layered: Path, tmp_path: Path) -> None:
     args = ("-c", "32768", "-np", "1", "--cache-ram", "0", *MTP)
     with serving(real, layered, tmp_path / "log", *args, "--draft-lazy") as server:
 
@@ -66,12 +66,12 @@ def test_the_memory_of_an_mtp_layer_goes_back(real: Real, layered: Path, tmp_pat
         for _ in range(5):
             use()
             assert act(server, "unload")["freed"]["resident_bytes"] > MIB
-        assert resident(server) < before + 4 * MIB  # a thread of the server's that is new has a heap of its own
+        assert resident(server) < before + 4 * MIB  # a new thread of the server has its own heap
 
 
-def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> None:
-    """It comes and goes, and they stay."""
-    target, draft = map(real.speaking, drafts.draft_pair(real.work))
+def test_draft_sharing_cells_loads_and_unloads(real: Real, tmp_path: Path) -> None:
+    """Expect that the shared cells remain."""
+    target, draft = map(real.with_vocabulary, drafts.draft_pair(real.work))
     text = prompt(1, 200)
     with serving(real, target, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 1000)["content"]
@@ -85,7 +85,7 @@ def test_one_that_shares_the_cells_of_its_target(real: Real, tmp_path: Path) -> 
         assert unloading(server, text, 1000)["content"] == expected
 
 
-def test_an_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> None:
+def test_mtp_layer_on_demand(real: Real, layered: Path, tmp_path: Path) -> None:
     with serving(real, layered, tmp_path / "log", *ONE, *MTP, "--draft-lazy-auto", "1") as server:
         assert state(server) == "unloaded"
         assert accepted(completion(server, prompt(1, 50), 50)) is not None

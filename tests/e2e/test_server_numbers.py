@@ -1,4 +1,4 @@
-"""What a server says of the memory that its caches take: in /metrics and /props, and only with the flag."""
+"""Test the memory numbers of the caches in /metrics and /props, which exist only with the flag."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTERS = (
 
 
 def numbers(server: LlamaServer) -> dict[str, dict[str, str]]:
-    """By context and name, as /metrics writes them."""
+    """Return the numbers by context and name, as /metrics writes them."""
     out: dict[str, dict[str, str]] = {}
     for name, context, value in LINE.findall(server.http.get("/metrics").text):
         out.setdefault(context, {})[name] = value
@@ -38,14 +38,14 @@ def props(server: LlamaServer) -> dict[str, dict[str, Any]]:
     return out
 
 
-def test_without_the_flag_there_is_nothing_new(real: Real, model: Path, tmp_path: Path) -> None:
+def test_numbers_need_flag(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS) as server:
         completion(server, prompt(1, 50), 4)
         for path in ("/metrics", "/slots", "/props"):
             assert "kv_cache" not in server.http.get(path).text
 
 
-def test_growth_and_what_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
+def test_numbers_follow_growth_and_release(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, "--slot-save-path", tmp_path, "--kv-dynamic") as server:
         start = numbers(server)["target"]
         assert set(start) == {*GAUGES, *COUNTERS}
@@ -70,7 +70,7 @@ def test_growth_and_what_goes_back(real: Real, model: Path, tmp_path: Path) -> N
 
 
 def slots(server: LlamaServer) -> list[dict[str, int]]:
-    """What the slots have of the target's cache: in /slots, and the same in /props and /metrics."""
+    """Return the cells of the slots in the target's cache. /slots, /props and /metrics must agree."""
     out = [slot["kv_cache"]["target"] for slot in server.http.get("/slots").json()]
     assert props(server)["target"]["slots"] == out
     shown: list[dict[str, int]] = [{} for _ in out]
@@ -81,9 +81,9 @@ def slots(server: LlamaServer) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])
-def test_what_each_slot_has(real: Real, toy: str, tmp_path: Path) -> None:
+def test_cells_per_slot(real: Real, toy: str, tmp_path: Path) -> None:
     args = ("-c", "2048", "-np", "4", "--kv-unified", "--metrics", "--no-cache-idle-slots", "--kv-dynamic")
-    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server:
+    with serving(real, real.text_model(toy), tmp_path / "log", *args) as server:
         assert all(slot["cells"] == slot["runs"] == 0 for slot in slots(server))
         for slot_id in range(3):
             completion(server, prompt(slot_id, 50 + 10 * slot_id), 5, id_slot=slot_id)
@@ -96,8 +96,8 @@ def test_what_each_slot_has(real: Real, toy: str, tmp_path: Path) -> None:
         assert all(slot["window_bytes"] <= slot["bytes"] for slot in seen)
 
 
-def test_busy_slots_are_watched_while_somebody_asks(real: Real, model: Path, tmp_path: Path) -> None:
-    """Completions of one prompt: each has the cells of the prompt with the others, and more and more of its own."""
+def test_cells_of_busy_slots(real: Real, model: Path, tmp_path: Path) -> None:
+    """Request several completions of one prompt. Each shares the cells of the prompt and adds its own."""
     args = ("-c", "8192", "-np", "3", "--kv-unified", "--kv-dynamic")
     body = {"prompt": prompt(1, 100), "n_predict": 1000, "n_cmpl": 3, "temperature": 0.0, "ignore_eos": True}
     seen = set()
@@ -112,8 +112,8 @@ def test_busy_slots_are_watched_while_somebody_asks(real: Real, model: Path, tmp
     assert {shared for shared, _ in seen} == {evaluated} and len(seen) > 3
 
 
-def test_large_numbers_have_all_their_digits(real: Real, mute: Path, tmp_path: Path) -> None:
-    """Reserved bytes of Qwen3.5-27B's cache: more digits than a double is printed with by default."""
+def test_large_numbers_keep_all_digits(real: Real, mute: Path, tmp_path: Path) -> None:
+    """Use the reserved bytes of Qwen3.5-27B's cache, with more digits than the default format of a double."""
     cells = 5120
     args = ("-c", str(cells), "-np", "1", "--metrics", "--no-warmup", "--no-jinja", "--kv-dynamic")
     with serving(real, mute, tmp_path / "log", *args) as server:
@@ -122,7 +122,7 @@ def test_large_numbers_have_all_their_digits(real: Real, mute: Path, tmp_path: P
         assert numbers(server)["target"]["reserved_bytes"] == expected
 
 
-def test_the_draft_has_numbers_of_its_own(real: Real, model: Path, tmp_path: Path) -> None:
+def test_draft_has_own_numbers(real: Real, model: Path, tmp_path: Path) -> None:
     draft = ("-md", model, "--spec-type", "draft-simple")
     with serving(real, model, tmp_path / "log", *ARGS, *draft, "--kv-dynamic") as server:
         completion(server, prompt(1, 1000), 4)
@@ -132,7 +132,7 @@ def test_the_draft_has_numbers_of_its_own(real: Real, model: Path, tmp_path: Pat
         assert int(seen["draft"]["committed_bytes"]) > 0
 
 
-def test_sleep_takes_nothing_and_forgets_nothing(real: Real, model: Path, tmp_path: Path) -> None:
+def test_sleep_keeps_counters(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, "--sleep-idle-seconds", "1", "--kv-dynamic") as server:
         completion(server, prompt(1, 1000), 4)
         before = numbers(server)["target"]

@@ -1,4 +1,4 @@
-"""An ordinary client library talks to the server: what it is told with --kv-dynamic is what it is told without."""
+"""Compare the answers with and without --kv-dynamic through an ordinary client library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.servers import serving
 
 KEY = "sesame"
 ARGS = ("-c", "4096", "-np", "2", "--cache-ram", "0", "--api-key", KEY)
-LENGTH = 400  # tokens of an answer: beyond the first 256 cells, so that the cache grows while it streams
+LENGTH = 400  # tokens of an answer: more than the first 256 cells, so that the cache grows during the stream
 
 
 def chat(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
@@ -25,11 +25,11 @@ def chat(client: openai.OpenAI, messages: list[Any], **more: Any) -> Any:
 
 
 def conversation(real: Real, log: Path, *args: str) -> tuple[list[str], list[int]]:
-    """The texts of a conversation of three answers, and how often the cache had grown before and after each."""
+    """Return the texts of three answers, and the number of growths before and after each."""
     texts: list[str] = []
     messages: list[Any] = [{"role": "system", "content": "Answer in full."}]
     with (
-        serving(real, real.spoken("llama-dense"), log, *ARGS, *args) as server,
+        serving(real, real.text_model("llama-dense"), log, *ARGS, *args) as server,
         openai.DefaultHttpxClient(trust_env=False) as http,
         Server(server.url, KEY) as watched,
     ):
@@ -68,7 +68,7 @@ def streamed(answer: Any) -> tuple[str, str]:
     return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
 
 
-def test_a_conversation_is_the_same_while_the_cache_grows(real: Real, tmp_path: Path) -> None:
+def test_conversation_is_equal_during_growth(real: Real, tmp_path: Path) -> None:
     static, _ = conversation(real, tmp_path / "static")
     dynamic, growths = conversation(real, tmp_path / "dynamic", "--kv-dynamic")
     assert all(static) and len(set(static)) == len(static)

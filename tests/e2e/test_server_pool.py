@@ -1,4 +1,4 @@
-"""A pool of cells that is too small for all slots at once: who waits, who gives up cells, who ends."""
+"""Test a pool of cells that is too small for all slots: which slots wait, lose cells or end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.e2e.servers import (
 
 POOL = ("-np", "4", "--kv-unified", "--no-warmup", "--no-cache-idle-slots")
 SMALL = (*POOL, "-c", "512")
-N = 150  # tokens that a request generates: three of them with their prompts fill the pool
+N = 150  # tokens that a request generates: three requests with their prompts fill the pool
 
 
 def all_finish(answers: list[dict[str, Any]], n_predict: int = N) -> None:
@@ -49,8 +49,8 @@ DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
         ("qwen35-dense", ("--kv-dynamic",)),
     ],
 )
-def test_who_fits_alone_finishes(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
-    model = real.spoken(toy)
+def test_request_that_fits_alone_finishes(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
+    model = real.text_model(toy)
     draft = ("-md", model) if args == DRAFT else ()
     with serving(real, model, tmp_path / "log", *SMALL, *args, *draft) as server:
         all_finish(at_once(server, [prompt(i, 30 + 20 * (i % 4)) for i in range(6)], N))
@@ -58,19 +58,21 @@ def test_who_fits_alone_finishes(real: Real, toy: str, args: tuple[str, ...], tm
     assert "paused" in server.log and "resumed" in server.log
 
 
-def test_within_a_budget(real: Real, wide: Path, tmp_path: Path) -> None:
-    args = (*POOL, "-c", "16384", "--kv-budget", "16")  # of 64 KiB a cell
+def test_pool_within_budget(real: Real, wide: Path, tmp_path: Path) -> None:
+    args = (*POOL, "-c", "16384", "--kv-budget", "16")  # 64 KiB per cell
     with serving(real, wide, tmp_path / "log", *args) as server:
         all_finish(at_once(server, [prompt(i, 50) for i in range(6)], 80), 80)
     assert "resumed" in server.log
 
 
 @pytest.mark.parametrize(("requests", "words", "n_predict"), [(2, 50, 400), (3, 80, 300)])
-def test_by_copy_a_block_is_always_beyond_the_cells_in_use(
+def test_copy_pool_keeps_spare_block(
     real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int, words: int, n_predict: int
 ) -> None:
-    """The cells that the budget has are not all to be had. Idle slots make room for what was paused; what finds none is
-    not tried with each batch."""
+    """Use a pool that cannot provide all cells of the budget.
+
+    Idle slots free cells for paused requests. A paused request without room is not tried again with each batch.
+    """
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     with serving(real, wide, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
         all_finish(at_once(server, [prompt(i, words) for i in range(requests)], n_predict), n_predict)
@@ -78,7 +80,7 @@ def test_by_copy_a_block_is_always_beyond_the_cells_in_use(
     assert server.log.count("error loading state") < 30
 
 
-def test_what_was_paused_goes_on_where_it_was(real: Real, model: Path, tmp_path: Path) -> None:
+def test_paused_request_continues(real: Real, model: Path, tmp_path: Path) -> None:
     prompts = [prompt(i, 40) for i in range(4)]
     with serving(real, model, tmp_path / "roomy", *POOL, "-c", "8192") as server:
         expected = [a["content"] for a in at_once(server, prompts, N)]
@@ -88,7 +90,7 @@ def test_what_was_paused_goes_on_where_it_was(real: Real, model: Path, tmp_path:
     assert answers == expected
 
 
-def test_without_memory_for_what_is_paused_one_ends(real: Real, model: Path, tmp_path: Path) -> None:
+def test_request_ends_without_pause_memory(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *SMALL, "--cache-ram", "0") as server:
         answers = at_once(server, [prompt(i, 40) for i in range(4)], N)
     ended = [a for a in answers if a["truncated"]]
@@ -98,8 +100,8 @@ def test_without_memory_for_what_is_paused_one_ends(real: Real, model: Path, tmp
         assert (answer["stop_type"], answer["content"] != "") == ("limit", True)
 
 
-def test_what_is_paused_and_what_is_saved_share_the_memory(real: Real, wide: Path, tmp_path: Path) -> None:
-    """Of 64 KiB a cell: a prompt that is given up beside one that is paused finds no place in --cache-ram with it."""
+def test_paused_and_saved_share_cache_ram(real: Real, wide: Path, tmp_path: Path) -> None:
+    """Use 64 KiB per cell: --cache-ram cannot hold both a removed prompt and a paused request."""
     args = ("-np", "3", "-c", "1024", "--kv-unified", "--no-warmup", "--no-cache-idle-slots", "--cache-ram", "44")
     texts = [prompt(1, 100), prompt(2, 250), prompt(3, 450)]
     with serving(real, wide, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
@@ -115,7 +117,7 @@ def test_what_is_paused_and_what_is_saved_share_the_memory(real: Real, wide: Pat
         assert completion(server, f"{texts[1]} river", 1)["timings"]["cache_n"] < 50
 
 
-def test_one_that_has_the_pool_for_itself_and_needs_more(real: Real, model: Path, tmp_path: Path) -> None:
+def test_single_request_exceeding_pool(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *SMALL) as server, ThreadPoolExecutor() as pool:
         long = pool.submit(completion, server, prompt(1, 40), -1)
         short = pool.submit(completion, server, prompt(2, 40), N)
@@ -123,7 +125,7 @@ def test_one_that_has_the_pool_for_itself_and_needs_more(real: Real, model: Path
         all_finish([short.result()])
 
 
-def test_a_client_that_leaves_while_its_request_is_paused(real: Real, model: Path, tmp_path: Path) -> None:
+def test_client_disconnects_while_paused(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *POOL, "-c", "4096") as server, ThreadPoolExecutor() as pool:
         other = pool.submit(completion, server, prompt(1, 40), 3300)
         until_logged(server, "processing task")
@@ -132,7 +134,7 @@ def test_a_client_that_leaves_while_its_request_is_paused(real: Real, model: Pat
             assert answer.status_code == 200
             until_logged(server, "paused, n_tokens")
             assert n_waiting(server) == 1
-        until_logged(server, "cancel task")  # the server looks once a second who is still there
+        until_logged(server, "cancel task")  # the server checks the connection once a second
         assert not other.done()
         all_finish([other.result()], 3300)
         all_finish([completion(server, prompt(3, 40), N)])
@@ -140,11 +142,11 @@ def test_a_client_that_leaves_while_its_request_is_paused(real: Real, model: Pat
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_who_waits_goes_in_turn(real: Real, model: Path, tmp_path: Path, first: int) -> None:
-    """A long prompt that came first is not overtaken by a short one that would fit beside the one that runs."""
+def test_waiting_requests_keep_order(real: Real, model: Path, tmp_path: Path, first: int) -> None:
+    """Expect that a short prompt, which would fit, does not overtake a long prompt that arrived first."""
     args = (*POOL, "-c", "2048")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
-        for slot in range(4):  # in this order they are taken, then
+        for slot in range(4):  # slots are used in this order
             completion(server, prompt(9, 10), 0, id_slot=abs(first - slot))
         running = pool.submit(completion, server, prompt(1, 40), 1900)
         until(lambda: any(slot["is_processing"] for slot in server.http.get("/slots").json()))
@@ -156,18 +158,18 @@ def test_who_waits_goes_in_turn(real: Real, model: Path, tmp_path: Path, first: 
     assert len(places) == 2 and places[0] > 400 > places[1]
 
 
-def test_idle_slots_first_and_the_one_that_was_used_last_is_the_last(real: Real, model: Path, tmp_path: Path) -> None:
+def test_idle_slots_are_cleared_in_order(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *SMALL) as server:
         for slot in (2, 0, 1):
             completion(server, prompt(slot, 60), 8, id_slot=slot)
         completion(server, prompt(7, 250), 100, id_slot=3)
-        until(lambda: server.log.count("stop processing") == 4)  # what a slot says last
+        until(lambda: server.log.count("stop processing") == 4)  # the last log line of a slot
         assert [slot for slot in range(4) if f"purging slot {slot}" in server.log] == [2]
         back = completion(server, prompt(2, 60) + " river", 8)  # it was saved before
         assert back["timings"]["cache_n"] >= 60
 
 
-def test_a_prompt_that_no_budget_holds(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_prompt_beyond_budget_is_refused(real: Real, wide: Path, tmp_path: Path) -> None:
     def ask(server: LlamaServer, words: int) -> httpx.Response:
         return server.http.post("/completion", json={"prompt": prompt(1, words), "n_predict": 4, "ignore_eos": True})
 
@@ -180,9 +182,9 @@ def test_a_prompt_that_no_budget_holds(real: Real, wide: Path, tmp_path: Path) -
         assert ask(server, 120).status_code == 200
 
 
-def test_what_comes_back_is_given_up_while_room_is_made_for_it(real: Real, wide: Path, tmp_path: Path) -> None:
-    """There are no cells for it. The idle slot is saved before it gives up its own, --cache-ram cannot hold both."""
-    args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # of 64 KiB a cell
+def test_restored_prompt_is_removed_for_room(real: Real, wide: Path, tmp_path: Path) -> None:
+    """Restore a prompt without cells: the idle slot is saved before it is cleared, and --cache-ram holds only one."""
+    args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # 64 KiB per cell
     long, first, second = ("Once upon a time " + prompt(i, n) for i, n in ((3, 1300), (1, 800), (2, 800)))
     with serving(real, wide, tmp_path / "log", *args) as server:
         for slot, text in enumerate((long, first, second)):
@@ -191,7 +193,7 @@ def test_what_comes_back_is_given_up_while_room_is_made_for_it(real: Real, wide:
     assert "failed to load prompt from cache" in server.log
 
 
-def test_slots_that_wait_for_their_parent_give_up_what_they_had(real: Real, model: Path, tmp_path: Path) -> None:
+def test_waiting_children_release_cells(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", "-c", "1024", "-np", "2", "--kv-unified", "--no-warmup") as server:
         completion(server, prompt(1, 700), 4, id_slot=1)
         body = {"prompt": prompt(5, 700), "n_predict": 8, "temperature": 0.0, "ignore_eos": True, "n_cmpl": 2}
@@ -201,10 +203,8 @@ def test_slots_that_wait_for_their_parent_give_up_what_they_had(real: Real, mode
 
 
 @pytest.mark.parametrize("limit", [("-c", "1024", "--kv-dynamic"), ("-c", "4096", "--kv-budget", "64", *LADDER)])
-def test_idle_slots_make_room_for_a_restored_one(
-    real: Real, wide: Path, tmp_path: Path, limit: tuple[str, ...]
-) -> None:
-    """Of 64 KiB a cell: the budget has 1024, and all of them in smaller types would be less exact."""
+def test_idle_slots_yield_to_restored_slot(real: Real, wide: Path, tmp_path: Path, limit: tuple[str, ...]) -> None:
+    """Use 64 KiB per cell: the budget has 1024 cells. More cells in smaller types would be less exact."""
     files = ("-np", "2", "--kv-unified", "--no-warmup", "--slot-save-path", tmp_path, "--cache-ram", "0")
     with serving(real, wide, tmp_path / "log", *files, *limit) as server:
         completion(server, prompt(1, 400), 0, id_slot=0)
@@ -214,7 +214,7 @@ def test_idle_slots_make_room_for_a_restored_one(
         assert server.slot("restore", 0, "slot.bin")["n_restored"] >= 400
         assert completion(server, prompt(1, 400), 1, id_slot=0)["timings"]["cache_n"] >= 400
         assert server.http.get("/props").json().get("kv_budget", {}).get("down_total", 0) == 0
-        # what is wrong with the file costs nobody anything
+        # a broken file changes no other slot
         (tmp_path / "broken.bin").write_bytes((tmp_path / "slot.bin").read_bytes()[:1000000])
         completion(server, prompt(2, 100), 0, id_slot=1)
         broken = server.http.post("/slots/0", params={"action": "restore"}, json={"filename": "broken.bin"})
@@ -222,8 +222,8 @@ def test_idle_slots_make_room_for_a_restored_one(
         assert completion(server, prompt(2, 100), 1, id_slot=1)["timings"]["cache_n"] >= 100
 
 
-def test_slots_that_have_shifted_their_context_need_no_more(real: Real, model: Path, tmp_path: Path) -> None:
-    """What they dropped of a prompt that is done is free for one that waits."""
+def test_shifted_slots_need_no_more_cells(real: Real, model: Path, tmp_path: Path) -> None:
+    """Expect that a waiting request can use the cells that a context shift freed."""
     args = (*POOL, "-c", "1024", "-np", "3", "--kv-unified-per-slot", "512", "--context-shift")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         others = [pool.submit(completion, server, prompt(slot, 450), 6000, id_slot=slot) for slot in (0, 2)]
@@ -233,7 +233,7 @@ def test_slots_that_have_shifted_their_context_need_no_more(real: Real, model: P
         server.process.kill()
 
 
-def test_idle_slots_give_up_nothing_for_what_has_no_place(real: Real, model: Path, tmp_path: Path) -> None:
+def test_idle_slots_keep_cells_for_hopeless_request(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *POOL, "-c", "4096", "--cache-ram", "0") as server:
         completion(server, prompt(3, 150), 1, id_slot=0)
         with ThreadPoolExecutor() as pool:
@@ -246,15 +246,15 @@ def test_idle_slots_give_up_nothing_for_what_has_no_place(real: Real, model: Pat
     assert "purging" not in server.log
 
 
-def test_what_nobody_has_looked_at_was_not_drafted(real: Real, model: Path, tmp_path: Path) -> None:
-    """The target drafts for itself, so all is accepted, but what went for want of cells."""
+def test_dropped_drafts_are_not_counted(real: Real, model: Path, tmp_path: Path) -> None:
+    """Use the target as its own draft: every draft is accepted, except those discarded without cells."""
     with serving(real, model, tmp_path / "log", *SMALL, "-md", model, *DRAFT) as server:
         for answer in at_once(server, [prompt(i, 40) for i in range(4)], N):
             timings = answer["timings"]
             assert timings["draft_n"] == timings["draft_n_accepted"]
 
 
-def test_a_restore_that_has_no_place_takes_nothing_from_idle_slots(real: Real, model: Path, tmp_path: Path) -> None:
+def test_hopeless_restore_keeps_idle_slots(real: Real, model: Path, tmp_path: Path) -> None:
     args = (*POOL, "-c", "4096", "--kv-dynamic", "--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         completion(server, prompt(3, 3700), 0, id_slot=2)
@@ -270,8 +270,8 @@ def test_a_restore_that_has_no_place_takes_nothing_from_idle_slots(real: Real, m
         server.process.kill()
 
 
-def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Path, tmp_path: Path) -> None:
-    """Also when one for a busy slot has waited longer."""
+def test_request_for_any_slot_takes_idle(real: Real, model: Path, tmp_path: Path) -> None:
+    """Expect this also if a request for a busy slot has waited longer."""
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
         long = pool.submit(completion, server, prompt(0, 10), 3000, id_slot=0)
@@ -285,8 +285,8 @@ def test_a_request_for_any_slot_takes_the_one_that_is_idle(real: Real, model: Pa
         server.process.kill()
 
 
-def test_a_request_that_names_a_slot_beyond_the_last_one_has_its_turn(real: Real, model: Path, tmp_path: Path) -> None:
-    """The numbers go round: with two slots, slot 3 is slot 1."""
+def test_slot_number_wraps_around(real: Real, model: Path, tmp_path: Path) -> None:
+    """Use two slots: slot 3 is slot 1."""
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--no-warmup", "--metrics")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
         pool.submit(completion, server, prompt(0, 10), 2500, id_slot=0)

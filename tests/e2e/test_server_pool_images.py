@@ -1,4 +1,4 @@
-"""A pool of cells that is too small for a prompt with images beside those that run: it does as one of text does."""
+"""Test prompts with images in a pool of cells that is too small: they wait and continue like text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.e2e.projector import looking, merging_projector, see
 from tests.e2e.servers import completion, generated, refusal, serving, until
 
 N = 80  # tokens that a request generates
-# while the first generates 57 tokens the second has its text, then an image that is two batches, of which one has cells
+# while the first request generates 57 tokens, the second processes its text, then an image of two batches, of which one
+# finds cells
 TEXTS = (40, 390)
 
 
@@ -41,8 +42,8 @@ def contents(answer: httpx.Response) -> list[str]:
 
 
 @pytest.mark.parametrize("args", [(), ("--mmproj-lazy-auto", "0")], ids=["loaded", "on-demand"])
-def test_an_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
-    """What was encoded of it goes where the projector may go meanwhile, and is encoded again."""
+def test_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
+    """Expect that an encoded image is discarded if the projector may be unloaded, and encoded again later."""
     with serving(real, model, tmp_path / "roomy", *of_the_pool(real, model, 4096), *args) as server:
         expected = contents(crossing(server))
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
@@ -52,9 +53,9 @@ def test_an_image_waits_for_cells(real: Real, model: Path, tmp_path: Path, args:
 
 
 @pytest.mark.parametrize(("toy", "args"), [("llama-dense", ("--cache-ram", "0")), ("qwen35-dense", ())])
-def test_an_image_that_cannot_wait_is_told_so(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
-    """Without memory for what is paused; and where a recurrent state has a part of the image, which stays."""
-    model = real.spoken(toy)
+def test_image_that_cannot_wait_gets_error(real: Real, toy: str, args: tuple[str, ...], tmp_path: Path) -> None:
+    """Use no memory for paused requests, and a recurrent state that already contains a part of the image."""
+    model = real.text_model(toy)
     with serving(real, model, tmp_path / "log", *of_the_pool(real, model, 512), *args) as server:
         status, kind, message = refusal(crossing(server))
         assert (status, kind) == (503, "out_of_memory_error")
@@ -62,9 +63,12 @@ def test_an_image_that_cannot_wait_is_told_so(real: Real, toy: str, args: tuple[
         assert see(server, 1).status_code == 200
 
 
-def test_an_image_with_more_cells_than_positions(real: Real, tmp_path: Path) -> None:
-    """With M-RoPE one of 16 x 16 tokens has 16 positions. Its cells are there: no place is kept for them once more."""
-    model = real.spoken("qwen35-dense")
+def test_image_with_more_cells_than_positions(real: Real, tmp_path: Path) -> None:
+    """Use M-RoPE: an image of 16 x 16 tokens has 16 positions.
+
+    Its cells exist, so no room is reserved for them again.
+    """
+    model = real.text_model("qwen35-dense")
     sight = merging_projector(tmp_path / "projector.gguf", model)
     args = ("-np", "2", "--kv-unified", "--no-warmup", "-c", "1024", "--mmproj", sight)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:

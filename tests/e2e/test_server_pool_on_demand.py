@@ -1,4 +1,4 @@
-"""A pool of cells within a budget, and a projector that comes on demand: who waits for cells keeps no memory of it."""
+"""Test a pool within a budget and a projector on demand: a request that waits for cells holds no projector."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.e2e.conftest import Real
 from tests.e2e.projector import looking, see, state
 from tests.e2e.servers import at_once, completion, n_deferred, part, refusal, until, until_it_generates, until_logged
 
-MIB = 64  # 1024 cells, and some 870 with the projector
-MORE = 96  # 1536 cells, and some 1380
-WAIT = 120  # seconds until what waits is taken to wait for good
-RUNS = 780  # tokens of one that is to run on while others come, also on a busy machine
-LONG = 1300  # where there are MORE
+MIB = 64  # 1024 cells, and about 870 with the projector
+MORE = 96  # 1536 cells, and about 1380
+WAIT = 120  # seconds until a waiting request counts as stuck
+RUNS = 780  # tokens of a request that must run while others arrive, also on a busy machine
+LONG = 1300  # the same with MORE
 
 pytestmark = pytest.mark.usefixtures("marker")
 
 
 @pytest.fixture
 def sight(real: Real, wide: Path, tmp_path: Path) -> Path:
-    """A file that can be removed."""
+    """Return the projector as a file that can be removed."""
     file = tmp_path / "projector.gguf"
     file.write_bytes(projector(wide, real.work).read_bytes())
     return file
@@ -47,7 +47,7 @@ def on_demand(
 
 @pytest.fixture
 def slow(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
-    """Those that generate have gone far when a prompt has been processed."""
+    """Run a server on which a request generates many tokens while another prompt is processed."""
     with on_demand(real, wide, sight, tmp_path, mib=MORE, n_batch=3) as running:
         yield running
 
@@ -61,8 +61,11 @@ def server(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[Llam
 def paused_before_its_image(
     server: LlamaServer, pool: ThreadPoolExecutor
 ) -> tuple[Future[Any], Future[Any], Future[httpx.Response]]:
-    """One that runs, a text that waits for its slot and then for the memory of the projector, and a paused image."""
-    see(server, 1)  # loads it
+    """Start three requests: one that generates, a text queued for its slot, and an image that gets paused.
+
+    The text then waits for the memory of the projector.
+    """
+    see(server, 1)  # loads the projector
     running = pool.submit(completion, server, prompt(0, 30), LONG, id_slot=0)
     until_it_generates(server, running)
     text = pool.submit(completion, server, prompt(1, 1420), 8, id_slot=0)
@@ -74,7 +77,7 @@ def paused_before_its_image(
     return running, text, image
 
 
-def test_an_image_that_is_paused_does_not_keep_the_memory_that_a_text_waits_for(slow: LlamaServer) -> None:
+def test_paused_image_releases_projector(slow: LlamaServer) -> None:
     with ThreadPoolExecutor(3) as pool:
         running, text, image = paused_before_its_image(slow, pool)
         assert running.result(WAIT)["tokens_predicted"] == LONG
@@ -83,8 +86,8 @@ def test_an_image_that_is_paused_does_not_keep_the_memory_that_a_text_waits_for(
     until_logged(slow, "resumed")
 
 
-def test_an_image_that_is_paused_and_cannot_go_on(slow: LlamaServer, sight: Path) -> None:
-    """The projector that it gave up cannot be had any more."""
+def test_paused_image_without_projector_fails(slow: LlamaServer, sight: Path) -> None:
+    """Delete the file of the projector that was unloaded."""
     with ThreadPoolExecutor(3) as pool:
         _, text, image = paused_before_its_image(slow, pool)
         sight.unlink()
@@ -94,15 +97,15 @@ def test_an_image_that_is_paused_and_cannot_go_on(slow: LlamaServer, sight: Path
     assert not any(slot["is_processing"] for slot in slow.http.get("/slots").json())
 
 
-def test_an_image_that_waits_does_not_keep_the_memory_that_a_text_grows_into(server: LlamaServer) -> None:
+def test_waiting_image_releases_projector(server: LlamaServer) -> None:
     completion(server, "Once", 0, id_slot=0)
     answers = at_once(server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 250)
     assert [(a["tokens_predicted"], a["truncated"]) for a in answers] == [(250, False)] * 2
     until_logged(server, "the memory of the multimodal projector is needed, unloaded")
 
 
-def test_an_image_gets_the_memory_of_what_a_slot_had_that_has_not_started(server: LlamaServer) -> None:
-    """Nobody runs then, but that slot is not idle: its request came last."""
+def test_image_reclaims_cells_of_unstarted_slot(server: LlamaServer) -> None:
+    """Let no slot run. The other slot is not idle, because its request arrived last."""
     with ThreadPoolExecutor(2) as pool:
         both = pool.submit(at_once, server, [prompt(0, 700), looking(1, before=prompt(1, 200))], 240)
 
@@ -115,10 +118,10 @@ def test_an_image_gets_the_memory_of_what_a_slot_had_that_has_not_started(server
         assert last.result(WAIT)["tokens_predicted"] == 8
 
 
-def test_a_text_that_is_paused_comes_back_into_the_memory_of_the_projector(server: LlamaServer) -> None:
-    """It was loaded meanwhile."""
+def test_paused_text_reclaims_projector_memory(server: LlamaServer) -> None:
+    """Load the projector while the text is paused. It must be unloaded to resume the text."""
     with ThreadPoolExecutor(2) as pool:
-        # the second one has some 900 cells when it is paused, and then the pool for itself
+        # the second request has about 900 cells when it is paused, and then the whole pool
         both = pool.submit(at_once, server, [prompt(0, 30), prompt(1, 810)], RUNS)
         until_logged(server, "paused, n_tokens")
         image = pool.submit(see, server, 1)
@@ -130,7 +133,7 @@ def test_a_text_that_is_paused_comes_back_into_the_memory_of_the_projector(serve
     until_logged(server, "the memory of the multimodal projector is needed, unloaded")
 
 
-def test_a_text_waits_for_a_projector_that_is_about_to_go(slow: LlamaServer) -> None:
+def test_text_waits_for_projector_unload(slow: LlamaServer) -> None:
     with ThreadPoolExecutor(3) as pool:
         body = {"prompt": looking(1, before=prompt(0, 1100)), "n_predict": 8, "ignore_eos": True, "id_slot": 0}
         image = pool.submit(slow.http.post, "/completion", json=body)

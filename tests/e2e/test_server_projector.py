@@ -1,4 +1,4 @@
-"""The image projector of a running server: unloaded, loaded, and what becomes of the requests meanwhile."""
+"""Test unloading and loading the image projector of a running server, and the requests meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[Lla
         yield running
 
 
-def test_the_answer_about_an_image_is_the_same_after_unload_and_load(server: LlamaServer) -> None:
+def test_image_answer_survives_reload(server: LlamaServer) -> None:
     before = [see(server, seed, id_slot=seed).json()["content"] for seed in (1, 2)]
     assert before[0] != before[1], "the projector changes nothing"
     for _ in range(2):
@@ -53,13 +53,14 @@ def test_the_answer_about_an_image_is_the_same_after_unload_and_load(server: Lla
         assert before == [see(server, seed, id_slot=seed, cache_prompt=False).json()["content"] for seed in (1, 2)]
 
 
-def test_what_is_in_the_cache_stays(server: LlamaServer) -> None:
-    """Positions of images are counted without the projector: to continue, to save and to restore."""
+def test_unload_keeps_cache(server: LlamaServer) -> None:
+    """Continue, save and restore images without the projector: their positions must be counted."""
     question = {"prompt": looking(1, 2, before=prompt(1, 30)), "id_slot": 0, "n_predict": 0}
     n_prompt = server.post("/completion", question)["timings"]["prompt_n"]
     act(server, "unload")
     saved = server.slot("save", 0, "image.bin")
-    text = completion(server, prompt(2, 40), 16, id_slot=0)["content"]  # no image: the slot's cache is cut before it
+    # no image: the slot's cache is truncated before the image
+    text = completion(server, prompt(2, 40), 16, id_slot=0)["content"]
     act(server, "load")
     assert completion(server, prompt(2, 40), 16, id_slot=1)["content"] == text
     act(server, "unload")
@@ -69,7 +70,7 @@ def test_what_is_in_the_cache_stays(server: LlamaServer) -> None:
     assert (again["timings"]["cache_n"], again["timings"]["prompt_n"]) == (n_prompt - 1, 1)
 
 
-def test_a_conversation_is_the_same_with_and_without(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_conversation_with_unloads_is_equal(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     def chat(running: LlamaServer, history: list[dict[str, Any]]) -> str:
         body = {"messages": history, "max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
         text: str = running.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
@@ -103,8 +104,8 @@ def test_a_conversation_is_the_same_with_and_without(real: Real, model: Path, si
         assert conversation(running, actions=True) == expected
 
 
-def test_an_image_that_is_refused_leaves_no_stream_behind(server: LlamaServer) -> None:
-    """Of those that a client finds by its conversation when it comes back."""
+def test_refused_image_leaves_no_stream(server: LlamaServer) -> None:
+    """Look up the streams that a returning client finds by its conversation."""
     act(server, "unload")
     body = {"prompt": looking(1), "n_predict": 4, "stream": True}
     assert is_unloaded(server.http.post("/completion", json=body, headers={"X-Conversation-Id": "refused"}))
@@ -112,9 +113,9 @@ def test_an_image_that_is_refused_leaves_no_stream_behind(server: LlamaServer) -
     assert (found.status_code, found.json()) == (200, [])
 
 
-def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
+def test_unload_waits_for_users(server: LlamaServer) -> None:
     def in_use(pool: ThreadPoolExecutor) -> Future[httpx.Response]:
-        """By each slot, for a hundred images."""
+        """Use every slot, with a hundred images."""
         body = {"prompt": [looking(*range(100))] * 4, "n_predict": 8, "ignore_eos": True, "cache_prompt": False}
         request = pool.submit(server.http.post, "/completion", json=body)
         until(lambda: all(slot["is_processing"] for slot in json.loads(server.get("/slots"))))
@@ -144,7 +145,7 @@ def test_it_waits_for_who_uses_it(server: LlamaServer) -> None:
         assert all_answered(request)
 
 
-def test_a_request_that_waited_for_its_slot(server: LlamaServer) -> None:
+def test_unload_while_request_waits_for_slot(server: LlamaServer) -> None:
     with ThreadPoolExecutor(2) as pool:
         text = pool.submit(completion, server, prompt(1, 40), 2000, id_slot=0)
         until_it_generates(server, text)
@@ -157,24 +158,24 @@ def test_a_request_that_waited_for_its_slot(server: LlamaServer) -> None:
         assert is_unloaded(waiting.result())
 
 
-def test_who_is_refused_does_not_use_it(server: LlamaServer) -> None:
+def test_refused_request_is_not_user(server: LlamaServer) -> None:
     code, _, message = refusal(see(server, 1, grammar="root ::= ["))
     assert (code, message) == (400, "Failed to initialize samplers: failed to parse grammar")
     act(server, "unload")
 
 
-def test_who_has_seen_its_images_uses_it_no_more(server: LlamaServer) -> None:
+def test_request_after_images_is_not_user(server: LlamaServer) -> None:
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(see, server, 1, n_predict=2000, id_slot=0)
         until_it_generates(server, request)
-        until(lambda: state(server)["n_users"] == 0)  # who has tokenized, too, for a moment
+        until(lambda: state(server)["n_users"] == 0)  # a request that tokenizes is briefly a user, too
         act(server, "unload", timeout_ms=0)
         assert not request.done()
         assert request.result().json()["tokens_predicted"] == 2000
 
 
-def test_what_others_have_of_a_prompt_does_not_use_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    """Those of n_cmpl wait for a prompt that has no image left to be seen."""
+def test_children_of_prompt_are_not_users(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    """Use n_cmpl: the children wait for a prompt without unprocessed images."""
     args = ("-c", "8192", "-np", "3", "--kv-unified", "-b", "16", "--cache-ram", "0", "--mmproj", sight)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, after=prompt(1, 7000)), "n_predict": 8, "n_cmpl": 3, "ignore_eos": True}
@@ -188,7 +189,7 @@ def test_what_others_have_of_a_prompt_does_not_use_it(real: Real, model: Path, s
 
 
 @memory_is_plain
-def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_unload_releases_memory(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *APART, "--mmproj", sight, "--mmproj-lazy") as server:
 
         def use() -> dict[str, Any]:
@@ -196,7 +197,7 @@ def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Pa
             assert see(server, 1).status_code == 200
             return taken
 
-        use()  # threads, code, buffers of the client: they stay
+        use()  # memory that remains: threads, code, buffers of the client
         act(server, "unload")
         before = resident(server)
         for _ in range(5):
@@ -206,7 +207,7 @@ def test_the_memory_goes_back(real: Real, model: Path, sight: Path, tmp_path: Pa
             assert resident(server) < before + MIB
 
 
-def test_what_clients_are_told(real: Real, model: Path, server: LlamaServer, tmp_path: Path) -> None:
+def test_clients_see_projector_state(real: Real, model: Path, server: LlamaServer, tmp_path: Path) -> None:
     def modalities(running: LlamaServer) -> Any:
         return json.loads(running.get("/props"))["modalities"]["vision"]
 
@@ -226,7 +227,7 @@ def test_what_clients_are_told(real: Real, model: Path, server: LlamaServer, tmp
         assert refusal(see(blind, 1))[2].startswith("Multimodal data provided, but model does not support")
 
 
-def test_it_stays_as_it_was_over_sleep(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_projector_state_survives_sleep(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     args = (*APART, "--mmproj", sight, "--sleep-idle-seconds", "1")
 
     def asleep(server: LlamaServer) -> None:
@@ -246,13 +247,13 @@ def test_it_stays_as_it_was_over_sleep(real: Real, model: Path, sight: Path, tmp
 
 
 class Lazy:
-    """A server whose projector is a file that can be changed."""
+    """Hold a server whose projector file can be changed."""
 
     def __init__(self, server: LlamaServer, file: Path, whole: bytes) -> None:
         self.server, self.file, self.whole = server, file, whole
 
     def fails(self, content: bytes | None = None) -> str:
-        """What the load of this file says; the server goes on, and loads the right one."""
+        """Load this file, and return the error message. The server continues, and loads the right file."""
         if content is not None:
             self.file.write_bytes(content)
         code, kind, message = refusal(self.server.http.post("/mmproj", json={"action": "load"}))
@@ -271,7 +272,7 @@ def lazy(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[Lazy]
         yield Lazy(server, file, whole)
 
 
-def test_a_file_that_is_no_longer_right(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_changed_projector_file_is_refused(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     other = projector_of_width(tmp_path / "other.gguf", 64).read_bytes()
     with lazy(real, model, sight, tmp_path) as it:
         assert is_unloaded(see(it.server, 1))
@@ -288,7 +289,7 @@ def test_a_file_that_is_no_longer_right(real: Real, model: Path, sight: Path, tm
 
 
 @memory_is_plain
-def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path) -> None:
+def test_projector_of_other_model_is_refused(real: Real, model: Path, tmp_path: Path) -> None:
     other = projector_of_width(tmp_path / "other.gguf", 64)
     with lazy(real, model, other, tmp_path) as it:
         it.fails()
@@ -299,9 +300,9 @@ def test_the_projector_of_another_model(real: Real, model: Path, tmp_path: Path)
 
 
 @memory_is_plain
-def test_no_memory_for_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_load_without_memory_fails(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with lazy(real, model, sight, tmp_path) as it:
-        for more in range(10, 234, 16):  # its weights, then the addresses of a schedule
+        for more in range(10, 234, 16):  # the weights, then the addresses of a scheduler
             with short_of_addresses(it.server, more * MIB):
                 answer = it.server.http.post("/mmproj", json={"action": "load"})
                 if answer.status_code == 200:
@@ -315,7 +316,7 @@ def test_no_memory_for_it(real: Real, model: Path, sight: Path, tmp_path: Path) 
         assert see(it.server, 1).status_code == 200
 
 
-def test_a_lazy_start_needs_a_file(real: Real, model: Path, tmp_path: Path) -> None:
+def test_lazy_start_needs_file(real: Real, model: Path, tmp_path: Path) -> None:
     from kvtool.errors import VerifyError
 
     with (

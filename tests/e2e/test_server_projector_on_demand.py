@@ -1,4 +1,4 @@
-"""--mmproj-lazy-auto: the first request that needs the image projector loads it, and it goes when none does."""
+"""Test --mmproj-lazy-auto: the first request with an image loads the projector; it is unloaded without users."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def on_demand(real: Real, model: Path, tmp_path: Path, sight: Path, seconds: int
         yield server
 
 
-def test_the_first_image_loads_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_first_image_loads_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *APART, "--mmproj", sight) as server:
         expected = [see(server, seed).json()["content"] for seed in range(4)]
     with on_demand(real, model, tmp_path, sight, 1) as lazily:
@@ -55,21 +55,21 @@ def test_the_first_image_loads_it(real: Real, model: Path, sight: Path, tmp_path
         assert completion(lazily, "Once", 4)["tokens_predicted"] == 4
         assert json.loads(lazily.get("/health")) == {"status": "ok", "mmproj": "unloaded"}
         for _ in range(2):
-            with ThreadPoolExecutor(4) as pool:  # one of them loads it, for all
+            with ThreadPoolExecutor(4) as pool:  # one request loads the projector, for all
                 answers = list(pool.map(lambda seed: see(lazily, seed, id_slot=seed, cache_prompt=False), range(4)))
             assert [answer.json()["content"] for answer in answers] == expected
             until_unloaded(lazily)
         if sys.platform == "linux":
-            completion(lazily, "Once", 1)  # it is freed after it is said
+            completion(lazily, "Once", 1)  # the projector is freed after the log line
             before = resident(lazily)
-            # once more, should it have gone already
+            # again, if it is already unloaded
             until(lambda: see(lazily, 1).is_success and resident(lazily) > before + sight.stat().st_size)
             until_unloaded(lazily)
             until(lambda: resident(lazily) < before + MIB)
 
 
-def test_a_chat_loads_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    """Where images are found before the prompt is tokenized; and where only tokens are counted."""
+def test_chat_loads_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+    """Use endpoints that find images before tokenizing, and that only count tokens."""
     data = base64.b64encode(image(1)).decode()
     source = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
     with on_demand(real, model, tmp_path, sight, 0, "--chat-template", "chatml") as server:
@@ -82,7 +82,7 @@ def test_a_chat_loads_it(real: Real, model: Path, sight: Path, tmp_path: Path) -
             act(server, "unload")
 
 
-def test_text_does_not_keep_it(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_text_does_not_keep_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     done = False
 
     def write() -> int:
@@ -101,7 +101,7 @@ def test_text_does_not_keep_it(real: Real, model: Path, sight: Path, tmp_path: P
         assert text.result() % 50 == 0
 
 
-def test_it_went_while_a_request_waited_for_its_slot(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_unloaded_while_request_waits(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with on_demand(real, model, tmp_path, sight, 1) as server, ThreadPoolExecutor(5) as pool:
         expected = see(server, 1, id_slot=0).json()["content"]
         texts = []
@@ -116,9 +116,7 @@ def test_it_went_while_a_request_waited_for_its_slot(real: Real, model: Path, si
         assert [text.result()["tokens_predicted"] for text in texts] == [1900] * 2
 
 
-def test_what_cannot_be_loaded_is_told_to_who_has_an_image(
-    real: Real, model: Path, sight: Path, tmp_path: Path
-) -> None:
+def test_load_failure_is_reported_to_image_request(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     file, whole = tmp_path / "projector.gguf", sight.read_bytes()
     file.write_bytes(whole)
     with on_demand(real, model, tmp_path, file, 60) as server:
@@ -135,23 +133,23 @@ def test_what_cannot_be_loaded_is_told_to_who_has_an_image(
         assert see(server, 1).status_code == 200
 
 
-def test_it_does_not_come_back_with_a_server_that_wakes(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_wakeup_does_not_load_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     with on_demand(real, model, tmp_path, sight, 0, "--sleep-idle-seconds", "1") as server:
         expected = see(server, 1).json()["content"]
 
-        def is_loaded() -> bool:  # until it sleeps
+        def is_loaded() -> bool:  # until the server sleeps
             assert see(server, 1).json()["content"] == expected
             return bool(json.loads(server.get("/health")) == {"status": "ok", "mmproj": "loaded"})
 
         until(is_loaded)
-        until_unloaded(server)  # it sleeps: alone it would stay
+        until_unloaded(server)  # the server sleeps: without it, the projector would stay loaded
         assert json.loads(server.get("/props"))["is_sleeping"]
         completion(server, "Once", 4)
         assert state(server)["state"] == "unloaded"
         assert see(server, 1).json()["content"] == expected
 
 
-def test_a_router_passes_it_on(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_router_forwards_projector_options(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     home = tmp_path / "models" / "toy"
     home.mkdir(parents=True)
     (home / "toy.gguf").symlink_to(model)

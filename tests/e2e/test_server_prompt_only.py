@@ -1,4 +1,4 @@
-"""`n_predict: 0`: the prompt goes into a slot's cache, and no token comes back."""
+"""Test `n_predict: 0`: the prompt is stored in a slot's cache, and no token is generated."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def server(
 ) -> Iterator[LlamaServer]:
     log = tmp_path_factory.mktemp("server") / "log"
     args = ("-c", "2048", "-np", "2", "--kv-dynamic", "--cache-ram", "0")
-    with serving(real, real.spoken(request.param), log, *args) as running:
+    with serving(real, real.text_model(request.param), log, *args) as running:
         yield running
 
 
-def test_the_prompt_is_in_the_slot_that_was_asked_for(server: LlamaServer) -> None:
+def test_prompt_is_stored_in_slot(server: LlamaServer) -> None:
     text = prompt(1, 300)
     expected = completion(server, text, 8, id_slot=1)["content"]
 
@@ -38,11 +38,12 @@ def test_the_prompt_is_in_the_slot_that_was_asked_for(server: LlamaServer) -> No
 
     then = completion(server, text, 8, id_slot=0)
     assert then["timings"]["cache_n"] + then["timings"]["prompt_n"] == n
-    assert then["timings"]["cache_n"] >= n - 1 or then["timings"]["prompt_n"] <= 4 + 1  # a checkpoint, where there are
+    # a checkpoint, if the model has checkpoints
+    assert then["timings"]["cache_n"] >= n - 1 or then["timings"]["prompt_n"] <= 4 + 1
     assert then["content"] == expected
 
 
-def test_a_prompt_that_goes_on_computes_only_what_is_new(server: LlamaServer) -> None:
+def test_longer_prompt_computes_only_rest(server: LlamaServer) -> None:
     text = prompt(2, 200)
     n = completion(server, text, 0, id_slot=0)["tokens_evaluated"]
     more = completion(server, text + " river and stone", 0, id_slot=0)["timings"]
@@ -50,7 +51,7 @@ def test_a_prompt_that_goes_on_computes_only_what_is_new(server: LlamaServer) ->
     assert more["prompt_n"] <= 10
 
 
-def test_several_prompts_and_several_completions_of_one(server: LlamaServer) -> None:
+def test_several_prompts_and_completions(server: LlamaServer) -> None:
     body = {"prompt": [prompt(4, 20), prompt(5, 30)], "n_predict": 0}
     answers = server.http.post("/completion", json=body).json()
     assert [a["content"] for a in answers] == ["", ""]
@@ -59,7 +60,7 @@ def test_several_prompts_and_several_completions_of_one(server: LlamaServer) -> 
     assert [a["content"] for a in answers] == ["", ""]
 
 
-def test_a_chat(server: LlamaServer) -> None:
+def test_chat_without_tokens(server: LlamaServer) -> None:
     answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 0, "id_slot": 1})
     assert answer["choices"][0]["message"]["content"] == ""
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -73,7 +74,7 @@ def text_of(chunk: dict[str, Any]) -> str:
     return "".join(c["delta"].get("content") or "" for c in chunk["choices"])
 
 
-def test_a_stream_has_a_start_and_an_end(server: LlamaServer) -> None:
+def test_stream_has_start_and_end(server: LlamaServer) -> None:
     (final,) = events(server, "/completion", {"prompt": prompt(7, 40), "n_predict": 0})
     assert (final["content"], final["stop"], final["timings"]["predicted_n"]) == ("", True, 0)
 
@@ -91,7 +92,7 @@ def test_a_stream_has_a_start_and_an_end(server: LlamaServer) -> None:
     assert responses[-1]["type"] == "response.completed"
 
 
-def test_a_token_is_generated_as_before(server: LlamaServer) -> None:
+def test_one_token_is_still_generated(server: LlamaServer) -> None:
     answer = completion(server, prompt(8, 40), 1)
     assert answer["timings"]["predicted_n"] == 1
     assert answer["content"]

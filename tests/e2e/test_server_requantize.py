@@ -1,7 +1,7 @@
-"""POST /requantize_kvcache: the types of a cache change under a server that works, and nobody loses anything but bits.
+"""Test POST /requantize_kvcache: types change under a busy server, and only precision is lost.
 
-What the cells hold after it is kv-check's to prove. Here it is the ways to them: a text that goes on from cells that
-were converted where they lay, and from those that were saved before and are converted when they come back, is the same.
+kv-check proves the contents of the cells. These tests cover the ways to convert cells. A text must be the same after a
+conversion in the cache and after a conversion of a saved state during its restore.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def generating(server: LlamaServer, count: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ("--kv-dynamic", "--no-kv-unified"), ()])
-def test_four_streams_go_on(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+def test_streams_continue_after_change(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
     args = ("-c", "8192", "-np", "4", "--cache-ram", "0", "--metrics", *kind)
     body = {"n_predict": 1500, "temperature": 0.0, "ignore_eos": True}
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(4) as pool:
@@ -82,7 +82,7 @@ def test_four_streams_go_on(real: Real, model: Path, tmp_path: Path, kind: tuple
     assert re.search(said, server.log)
 
 
-def test_without_a_change_there_is_nothing_new(real: Real, model: Path, tmp_path: Path) -> None:
+def test_unchanged_types_do_nothing(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ONE, "--metrics") as server:
         completion(server, TEXT, 4)
         assert not any("kv_cache" in server.get(path) for path in ("/props", "/slots", "/metrics"))
@@ -91,7 +91,7 @@ def test_without_a_change_there_is_nothing_new(real: Real, model: Path, tmp_path
 
 
 def going_on(server: LlamaServer) -> str:
-    """A text that needs the cells of TEXT, and has them."""
+    """Return a text that continues from the cells of TEXT."""
     answer = completion(server, TEXT + " the", 40)
     assert answer["timings"]["cache_n"] > 200
     return str(answer["content"])
@@ -99,33 +99,35 @@ def going_on(server: LlamaServer) -> str:
 
 @pytest.fixture(scope="module")
 def expected(real: Real, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By types: the text after a change of the live cache, of a static one."""
+    """Return the text after a change of the live cache, and of a static cache, by types."""
     out = {}
     for name in ("f16", "q8_0", "q4_0"):
         with serving(real, model, tmp_path_factory.mktemp(name) / "log", *ONE) as server:
             completion(server, TEXT, 0)
             requantize(server, **both(name))
             out[name] = going_on(server)
-    assert len(set(out.values())) > 1  # or these texts would show nothing
+    assert len(set(out.values())) > 1  # otherwise these texts would prove nothing
     return out
 
 
 @pytest.mark.parametrize("storage", ["inplace", "copy"])
-def test_how_the_cells_are_stored_does_not_show(
+def test_text_is_independent_of_storage(
     real: Real, model: Path, tmp_path: Path, expected: dict[str, str], storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
     for name in ("q8_0", "q4_0"):
         with serving(real, model, tmp_path / "log", *ONE, "--kv-dynamic") as server:
             completion(server, TEXT, 0)
-            for _ in range(2):  # the second time there is nothing to do
+            for _ in range(2):  # the second change has nothing to do
                 requantize(server, **both(name))
             assert server.http.get("/props").json()["kv_cache"]["target"]["retype_total"] == 1
             assert going_on(server) == expected[name]
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
-def test_a_slot_file_from_before(real: Real, model: Path, tmp_path: Path, expected: dict[str, str], name: str) -> None:
+def test_slot_file_from_before_change(
+    real: Real, model: Path, tmp_path: Path, expected: dict[str, str], name: str
+) -> None:
     files = ("--slot-save-path", tmp_path)
     with serving(real, model, tmp_path / "log", *ONE, *files) as server:
         completion(server, TEXT, 0)
@@ -138,7 +140,7 @@ def test_a_slot_file_from_before(real: Real, model: Path, tmp_path: Path, expect
 
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ()])
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
-def test_a_prompt_from_the_cache_in_memory(
+def test_cached_prompt_from_before_change(
     real: Real, model: Path, tmp_path: Path, expected: dict[str, str], name: str, kind: tuple[str, ...]
 ) -> None:
     args = ("-c", "2048", "-np", "1", "--no-warmup", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
@@ -147,18 +149,18 @@ def test_a_prompt_from_the_cache_in_memory(
         completion(server, prompt(2, 300), 4)
         requantize(server, **both(name))
         assert going_on(server) == expected[name]
-        requantize(server, **both("f16"))  # and what was saved in the new types, after it
+        requantize(server, **both("f16"))  # also prompts saved in the new types, after the change
         completion(server, prompt(2, 300), 4)
         assert completion(server, TEXT, 4)["timings"]["cache_n"] > 200
     assert "failed to" not in server.log
 
 
 @pytest.mark.parametrize("toy", ["gemma3-dense", "gemma2-dense", "qwen35-dense"])
-def test_a_checkpoint_from_before(real: Real, toy: str, tmp_path: Path) -> None:
-    """Of a window, or a recurrent state: it is restored when the prompt has changed further back than the cells go."""
-    small = ("-ub", "32", "-lv", "5")  # a cache with a window has room for one of these more
-    with serving(real, real.spoken(toy), tmp_path / "log", *ONE, *small, "--kv-dynamic") as server:
-        first = completion(server, TEXT, 200)["content"]  # more than a window
+def test_checkpoint_from_before_change(real: Real, toy: str, tmp_path: Path) -> None:
+    """Use checkpoints of a window or a recurrent state, restored if a prompt changes before the first cell."""
+    small = ("-ub", "32", "-lv", "5")  # a cache with a window has room for one more ubatch
+    with serving(real, real.text_model(toy), tmp_path / "log", *ONE, *small, "--kv-dynamic") as server:
+        first = completion(server, TEXT, 200)["content"]  # longer than a window
         for name in ("q8_0", "q4_0", "f16"):
             requantize(server, **both(name))
             answer = completion(server, TEXT + " the", 24)
@@ -170,7 +172,7 @@ def test_a_checkpoint_from_before(real: Real, toy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
-def test_a_draft_with_cells_of_its_own(real: Real, model: Path, tmp_path: Path, name: str) -> None:
+def test_draft_with_own_cells(real: Real, model: Path, tmp_path: Path, name: str) -> None:
     """Compare the text with that of a server without a draft.
 
     With one token per ubatch, both servers run the same attention kernel. The kernels for one token and for several
@@ -193,8 +195,8 @@ def test_a_draft_with_cells_of_its_own(real: Real, model: Path, tmp_path: Path, 
         assert answer["timings"]["draft_n_accepted"] > 0
 
 
-def test_a_draft_goes_and_comes_between(real: Real, model: Path, tmp_path: Path) -> None:
-    """A new one has the types of the start, and what the prompt cache holds of the old one is of others."""
+def test_draft_reload_between_changes(real: Real, model: Path, tmp_path: Path) -> None:
+    """Reload the draft: it has the start types, but the prompt cache holds states of the old draft in other types."""
     with serving(real, model, tmp_path / "log", *ONE, "-md", model, *SELF_DRAFT, "--kv-dynamic") as server:
         completion(server, TEXT, 20)
         requantize(server, ctkd="q8_0", ctvd="q8_0")
@@ -205,8 +207,8 @@ def test_a_draft_goes_and_comes_between(real: Real, model: Path, tmp_path: Path)
         assert completion(server, TEXT, 20)["timings"]["draft_n_accepted"] > 0
 
 
-def test_an_mtp_layer(real: Real, tmp_path: Path) -> None:
-    model = drafts.mtp_model(real.spoken(drafts.MTP_TOY), real.work)
+def test_mtp_layer_changes_types(real: Real, tmp_path: Path) -> None:
+    model = drafts.mtp_model(real.text_model(drafts.MTP_TOY), real.work)
     with serving(real, model, tmp_path / "log", *ONE, "--spec-type", "draft-mtp", "--kv-dynamic") as server:
         completion(server, TEXT, 50)
         requantize(server, **both("q8_0"))
@@ -218,7 +220,7 @@ def test_an_mtp_layer(real: Real, tmp_path: Path) -> None:
         assert answer["timings"]["draft_n"] > 0
 
 
-def test_a_router_passes_it_on(real: Real, model: Path, tmp_path: Path) -> None:
+def test_router_forwards_requantize(real: Real, model: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "toy.gguf").symlink_to(model)
     with routing(real, tmp_path / "log", "--models-dir", tmp_path / "models", *ONE) as server:
@@ -227,10 +229,10 @@ def test_a_router_passes_it_on(real: Real, model: Path, tmp_path: Path) -> None:
         assert (answer["ctk"], answer["ctv"]) == ("q8_0", "f16")
 
 
-# --- what cannot be ------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_requests_that_mean_nothing(real: Real, model: Path, tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ONE, "-fa", "off") as server:
         for types, said in (
             ({}, "must name a type"),
@@ -254,8 +256,8 @@ def test_requests_that_mean_nothing(real: Real, model: Path, tmp_path: Path) -> 
         ("deepseek2-moe", {"ctk": "q8_0"}, 400),  # V is a part of K
     ],
 )
-def test_models_that_cannot(real: Real, tmp_path: Path, toy: str, types: dict[str, str], code: int) -> None:
-    with serving(real, real.spoken(toy), tmp_path / "log", *ONE, "--kv-dynamic") as server:
+def test_models_without_change_refuse(real: Real, tmp_path: Path, toy: str, types: dict[str, str], code: int) -> None:
+    with serving(real, real.text_model(toy), tmp_path / "log", *ONE, "--kv-dynamic") as server:
         expected = completion(server, TEXT, 8)["content"]
         assert refused(server, **types)[0] == code
         assert completion(server, TEXT, 8)["content"] == expected
@@ -263,11 +265,11 @@ def test_models_that_cannot(real: Real, tmp_path: Path, toy: str, types: dict[st
 
 @memory_is_plain
 @pytest.mark.parametrize("kind", [("--kv-dynamic",), ()])
-def test_no_memory_for_larger_cells(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
+def test_larger_cells_without_memory(real: Real, model: Path, tmp_path: Path, kind: tuple[str, ...]) -> None:
     args = ("-c", "65536", "-np", "1", "--cache-ram", "0", "--no-warmup", "-ctk", "q4_0", "-ctv", "q4_0")
     with serving(real, model, tmp_path / "log", *args, *kind) as server:
         expected = completion(server, TEXT, 20)["content"]
-        with short_of_addresses(server, 128 * 1024 * 1024):  # enough for the buffers of a computation
+        with short_of_addresses(server, 128 * 1024 * 1024):  # enough for the compute buffers
             code, error, _ = refused(server, **both("f32"))
             assert (code, error) == (503, "out_of_memory_error")
             assert completion(server, TEXT, 20)["content"] == expected
@@ -280,10 +282,10 @@ def has_shifted(server: LlamaServer, times: int) -> bool:
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", "gptneox-dense"])
-def test_a_context_that_shifted_goes_on_shifting(real: Real, toy: str, tmp_path: Path) -> None:
-    """Also where the keys are not rotated when they are quantized (MLA), or only a part of them with the position."""
+def test_context_shift_after_change(real: Real, toy: str, tmp_path: Path) -> None:
+    """Use also keys that are not rotated when quantized (MLA), and keys that are rotated only in part."""
     args = ("-c", "256", "-np", "1", "--cache-ram", "0", "--no-warmup", "--context-shift")
-    with serving(real, real.spoken(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
+    with serving(real, real.text_model(toy), tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         text = pool.submit(completion, server, prompt(1, 40), 3000)
         for count, name in enumerate(("q8_0", "q4_0", "f16"), 1):
             until(partial(has_shifted, server, 2 * count))
@@ -292,8 +294,8 @@ def test_a_context_that_shifted_goes_on_shifting(real: Real, toy: str, tmp_path:
         assert text.result()["tokens_predicted"] == 3000
 
 
-def test_the_state_of_the_server_while_it_converts(real: Real, model: Path, tmp_path: Path) -> None:
-    """What is asked for often is answered by another thread, which must not see half of a change."""
+def test_state_during_conversion(real: Real, model: Path, tmp_path: Path) -> None:
+    """Read the state often, which another thread answers. It must not see a half-finished change."""
     args = ("-c", "8192", "-np", "2", "--cache-ram", "0", "--metrics", "--kv-dynamic")
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(3) as pool:
         text = pool.submit(completion, server, prompt(1, 2000), 800)

@@ -1,4 +1,4 @@
-"""Slots that share the cells of a common prompt prefix: --kv-share-prefix."""
+"""Test slots that share the cells of a common prompt prefix: --kv-share-prefix."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from tests.e2e.servers import at_once, completion, events, generated, part, serv
 FLAG = "--kv-share-prefix"
 KEEP = ("--no-cache-idle-slots", "--cache-ram", "0")
 ARGS = ("-c", "8192", "-np", "4", "--kv-unified", "--kv-dynamic", "--no-warmup", "-b", "64", "-ub", "1", *KEEP)
-MANY = ("-np", "9")  # a slot for each prompt: no cell is given up while the donor generates, and its own stay in order
+MANY = ("-np", "9")  # a slot per prompt: no cell is freed while the donor generates, and its own cells stay in order
 COMMON = prompt(1, 150)
 PROMPTS = [f"{COMMON} {prompt(10 + i, 20)}" for i in range(8)]
-BUSY = 6000  # tokens that the donor generates at most
-FORGETFUL = ("gemma2-dense", "qwen35-dense", "mamba2-dense")  # window, recurrent: these go back to a checkpoint
+BUSY = 6000  # maximum number of tokens that the donor generates
+# window, recurrent: these models roll back to a checkpoint
+FORGETFUL = ("gemma2-dense", "qwen35-dense", "mamba2-dense")
 
 
 def tokens(server: LlamaServer, text: str) -> list[int]:
@@ -33,7 +34,7 @@ def tokens(server: LlamaServer, text: str) -> list[int]:
 
 
 def common(server: LlamaServer, one: str, other: str) -> int:
-    """Tokens that two prompts begin with."""
+    """Return the number of common first tokens of two prompts."""
     pairs = zip(tokens(server, one), tokens(server, other), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -44,7 +45,7 @@ def of_slots(server: LlamaServer) -> list[dict[str, int]]:
 
 @contextlib.contextmanager
 def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Callable[[], str]]:
-    """A request in slot 0 that generates while the block runs, and leaves with it; what it has generated at its end."""
+    """Generate in slot 0 while the block runs, then disconnect. The result returns the generated text."""
     leaves = threading.Event()
     body = {"prompt": text, "n_predict": n_predict, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
     with ThreadPoolExecutor(1) as pool:
@@ -57,8 +58,8 @@ def generating(server: LlamaServer, text: str, n_predict: int) -> Iterator[Calla
 
 
 def chats(real: Real, toy: str, log: Path, *args: str) -> tuple[str, list[str], list[int], list[int]]:
-    """The donor's text; of prompts beside it: the texts, the tokens found in the cache, and those that could be."""
-    with serving(real, real.spoken(toy), log, *ARGS, *MANY, *args) as server:
+    """Return the donor's text, then for the other prompts: texts, tokens found in the cache, and possible tokens."""
+    with serving(real, real.text_model(toy), log, *ARGS, *MANY, *args) as server:
         with generating(server, COMMON, BUSY) as text:
             answers = [completion(server, p, 8, id_slot=1 + i) for i, p in enumerate(PROMPTS)]
             assert server.http.get("/slots").json()[0]["is_processing"], "the donor has ended too early"
@@ -71,7 +72,7 @@ def chats(real: Real, toy: str, log: Path, *args: str) -> tuple[str, list[str], 
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "deepseek2-moe", *FORGETFUL])
-def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path) -> None:
+def test_prefix_of_generating_slot_is_shared(real: Real, toy: str, tmp_path: Path) -> None:
     donor, apart, _, _ = chats(real, toy, tmp_path / "apart")
     busy, shared, found, possible = chats(real, toy, tmp_path / "shared", FLAG)
     assert shared == apart
@@ -83,7 +84,7 @@ def test_a_prefix_of_a_slot_that_generates(real: Real, toy: str, tmp_path: Path)
         assert found == possible
 
 
-def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, model: Path, tmp_path: Path) -> None:
+def test_simultaneous_prompts_compute_prefix_once(real: Real, model: Path, tmp_path: Path) -> None:
     def ask(log: Path, *args: str) -> tuple[list[str], int, int]:
         with serving(real, model, log, *ARGS, *args) as server:
             answers = at_once(server, PROMPTS[:4], 8)
@@ -97,8 +98,8 @@ def test_prompts_that_come_at_once_compute_the_prefix_once(real: Real, model: Pa
     assert computed <= once < all_of_it / 2
 
 
-def test_one_that_has_not_started_yet_gives_what_it_has(real: Real, model: Path, tmp_path: Path) -> None:
-    """Of its last prompt: the next one that begins so gets that slot, and others come with it."""
+def test_unstarted_slot_donates_prefix(real: Real, model: Path, tmp_path: Path) -> None:
+    """Use the cells of a slot's last prompt: the next prompt with this prefix gets the slot, others share its cells."""
     with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server:
         completion(server, PROMPTS[0], 8, id_slot=3)
         answers = at_once(server, PROMPTS[1:4], 8)
@@ -106,11 +107,12 @@ def test_one_that_has_not_started_yet_gives_what_it_has(real: Real, model: Path,
     assert sum(a["timings"]["prompt_n"] for a in answers) <= own
 
 
-def test_what_is_shared_is_not_given_up_for_nothing(real: Real, model: Path, tmp_path: Path) -> None:
-    """Two that wait for cells have those of the donor: to give up what is the donor's, too, makes no room."""
+def test_shared_cells_are_not_freed_in_vain(real: Real, model: Path, tmp_path: Path) -> None:
+    """Let two waiting requests share cells with the donor. Freeing shared cells makes no room."""
     args = ("-c", "1024", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", FLAG, *KEEP)
     with serving(real, model, tmp_path / "log", *args) as server, generating(server, COMMON, 800):
-        until(lambda: generated(server, 0) > 60)  # or the first has a place beside it, and then none for its last token
+        # otherwise the first fits with the donor, and then lacks a cell for its last token
+        until(lambda: generated(server, 0) > 60)
         long = [f"{COMMON} {prompt(n, 830)}" for n in (2, 3)]
         assert [answer["tokens_predicted"] for answer in at_once(server, long, 8)] == [8, 8]
     assert "waits for cells" in server.log
@@ -118,7 +120,7 @@ def test_what_is_shared_is_not_given_up_for_nothing(real: Real, model: Path, tmp
     assert server.log.count("not started yet, purging") <= 1
 
 
-def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, model: Path, tmp_path: Path) -> None:
+def test_slot_without_sharing_computes_prompt(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, FLAG) as server, generating(server, COMMON, 1500):
         assert completion(server, PROMPTS[0], 4, id_slot=1, cache_prompt=False)["timings"]["cache_n"] == 0
         assert completion(server, PROMPTS[1], 4, id_slot=2)["timings"]["cache_n"] > 0
@@ -126,17 +128,17 @@ def test_a_slot_that_may_not_share_computes_its_prompt(real: Real, model: Path, 
     for toy, args in (
         ("llama-dense", streams),
         ("deepseek4-moe", ARGS),
-    ):  # the second has streams, whatever is asked for
-        with serving(real, real.spoken(toy), tmp_path / toy, *args, FLAG) as server:
+    ):  # the second server always has streams
+        with serving(real, real.text_model(toy), tmp_path / toy, *args, FLAG) as server:
             completion(server, COMMON, 4, id_slot=0)
             assert completion(server, PROMPTS[0], 4, id_slot=1)["timings"]["cache_n"] == 0
         assert "--kv-share-prefix needs a unified KV cache" in server.log
 
 
 @pytest.mark.parametrize("shifting", ["the donor", "the other"])
-def test_cells_that_are_shared_do_not_move(real: Real, model: Path, shifting: str, tmp_path: Path) -> None:
-    """A context shift of a slot: before it the slot gets cells of its own, and both texts are what they are alone."""
-    # with flash attention the order of the cells, and so who comes when, decides how sums in f16 are rounded
+def test_shared_cells_do_not_shift(real: Real, model: Path, shifting: str, tmp_path: Path) -> None:
+    """Shift the context of a slot. The slot first gets its own cells, and both texts are as without sharing."""
+    # with flash attention, the order of the cells, and so the order of arrival, affects the rounding of f16 sums
     args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", "--keep", "16", "-fa", "off")
     lengths = (700, 100) if shifting == "the donor" else (340, 700)
 
@@ -156,21 +158,21 @@ def test_cache_reuse_moves_no_shared_cells(real: Real, model: Path, tmp_path: Pa
     with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--cache-reuse", "8") as server:
         text = f"{COMMON} {prompt(6, 10)} {middle}"
         before = completion(server, text, 40, id_slot=0)["content"]
-        # the same without a part before its end: what comes after it could be moved, were it not the other slot's too
+        # the same text without a part before its end: the rest could be moved, but the other slot shares it
         completion(server, f"{COMMON} {middle}", 4, id_slot=1)
         assert completion(server, text, 40, id_slot=0)["content"] == before
 
 
-# --- only what the slot would have computed itself --------------------------------------------------------------------
+# --- only cells that the slot would compute itself -------------------------------------------------------------------
 
 
 def found(server: LlamaServer, text: str | list[int], slot: int) -> int:
-    """Tokens that a prompt found in the cache."""
+    """Return the number of prompt tokens found in the cache."""
     answer = server.post("/completion", {"prompt": text, "n_predict": 1, "temperature": 0.0, "id_slot": slot})
     return int(answer["timings"]["cache_n"])
 
 
-def test_cells_that_a_context_shift_has_moved(real: Real, model: Path, tmp_path: Path) -> None:
+def test_shifted_cells_are_not_shared(real: Real, model: Path, tmp_path: Path) -> None:
     args = (*ARGS, "--context-shift", "--kv-unified-per-slot", "512", FLAG)
     keep = 32
     with serving(real, model, tmp_path / "log", *args) as server:
@@ -180,25 +182,25 @@ def test_cells_that_a_context_shift_has_moved(real: Real, model: Path, tmp_path:
         kept = next(n for n in (keep, keep + 1) if f"n_keep = {n}," in server.log)
         while len(held) > 512:
             del held[kept : kept + 64]
-        assert found(server, held[:200], 0) > kept  # the slot itself takes them, as upstream does
+        assert found(server, held[:200], 0) > kept  # the slot itself uses them, as in upstream
         assert 0 < found(server, held[:200], 1) <= kept
-        # what is computed after that is as good as any
+        # cells computed afterwards can be shared
         assert found(server, f"{COMMON} river", 0) == kept
         assert found(server, PROMPTS[0], 2) == common(server, COMMON, PROMPTS[0])
 
 
-def test_cells_of_the_time_of_another_lora(real: Real, model: Path, tmp_path: Path) -> None:
+def test_cells_of_other_lora_are_not_shared(real: Real, model: Path, tmp_path: Path) -> None:
     lora = adapter(model, tmp_path / "lora.gguf", "blk.0.attn_q.")
     with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--lora", lora) as server:
         found(server, COMMON, 0)
         assert found(server, PROMPTS[0], 1) > 100
         server.http.post("/lora-adapters", json=[{"id": 0, "scale": 0.0}]).raise_for_status()
-        assert found(server, f"{COMMON} river", 0) > 100  # the slot itself takes them, as upstream does
+        assert found(server, f"{COMMON} river", 0) > 100  # the slot itself uses them, as in upstream
         assert found(server, PROMPTS[1], 2) == 0
-        assert found(server, PROMPTS[2], 3) > 100  # of slot 2
+        assert found(server, PROMPTS[2], 3) > 100  # from slot 2
 
 
-def test_cells_from_a_file(real: Real, model: Path, tmp_path: Path) -> None:
+def test_cells_from_file_are_not_shared(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, FLAG, "--slot-save-path", tmp_path) as server:
         found(server, COMMON, 0)
         server.slot("save", 0, "slot.bin")
@@ -208,8 +210,8 @@ def test_cells_from_a_file(real: Real, model: Path, tmp_path: Path) -> None:
         assert found(server, PROMPTS[0], 1) == 0
 
 
-def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> None:
-    with serving(real, real.spoken("gemma2-dense"), tmp_path / "log", *ARGS, FLAG, "-lv", "5") as server:
+def test_checkpoints_after_prefix_are_kept(real: Real, tmp_path: Path) -> None:
+    with serving(real, real.text_model("gemma2-dense"), tmp_path / "log", *ARGS, FLAG, "-lv", "5") as server:
         found(server, COMMON, 0)
         found(server, f"{COMMON} {prompt(8, 100)}", 0)
         assert found(server, PROMPTS[0], 1) > 0
@@ -217,8 +219,8 @@ def test_checkpoints_of_what_is_not_shared_stay(real: Real, tmp_path: Path) -> N
     assert "erased invalidated context checkpoint" not in server.log
 
 
-def test_a_draft_that_catches_up_has_no_cells_for_what_slots_share(real: Real, model: Path, tmp_path: Path) -> None:
-    """It comes when three slots generate, and is full when the target is not: they go on without it."""
+def test_draft_without_cells_for_shared_prefix(real: Real, model: Path, tmp_path: Path) -> None:
+    """Load the draft while three slots generate. It is full before the target, and the slots continue without it."""
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
     args = ("-c", "4096", "-np", "3", "--kv-unified", "--kv-dynamic", "--no-warmup", *KEEP, *draft, FLAG)
     long = prompt(1, 1165)
@@ -231,10 +233,8 @@ def test_a_draft_that_catches_up_has_no_cells_for_what_slots_share(real: Real, m
     assert "no memory for the draft, the batch goes on without it" in server.log
 
 
-def test_a_draft_that_catches_up_in_part(
-    real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prompt of several batches, the last of which finds no cells: the draft stays out of the tokens behind them."""
+def test_draft_catches_up_in_part(real: Real, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a prompt of several batches, whose last batch finds no cells. The draft skips the following tokens."""
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     draft = ("-md", model, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--draft-lazy")
     args = ("-c", "4096", "-np", "3", "--kv-unified", "--no-warmup", "-b", "64", "-ub", "64", *KEEP, *draft)
@@ -248,14 +248,14 @@ def test_a_draft_that_catches_up_in_part(
         assert "still no memory" in server.log and "starting position" not in server.log
 
 
-# --- in a pool that is full -------------------------------------------------------------------------------------------
+# --- in a full pool --------------------------------------------------------------------------------------------------
 
 FULL = ("-c", "1024", "-np", "3", "--kv-unified", "--no-warmup", "--no-cache-idle-slots", FLAG)
 SHIFTING = ("--kv-unified-per-slot", "512", "--context-shift")
 
 
-def test_one_that_waits_ends_none_that_shifts(real: Real, model: Path, tmp_path: Path) -> None:
-    """It has a prefix of it, and gives that up for cells that the other one has alone."""
+def test_waiting_slot_spares_shifting_slot(real: Real, model: Path, tmp_path: Path) -> None:
+    """Let the waiting slot share a prefix of the shifting slot. It releases the prefix for unshared cells."""
     common = prompt(1, 100)
     texts = [prompt(2, 400), f"{common} stone {prompt(5, 365)}", f"{common} river {prompt(6, 200)}"]
     with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server:
@@ -265,7 +265,7 @@ def test_one_that_waits_ends_none_that_shifts(real: Real, model: Path, tmp_path:
     assert "shares the cells of slot" in before and "not started yet, purging" in before
 
 
-def test_idle_slots_give_up_cells_for_one_that_shifts(real: Real, model: Path, tmp_path: Path) -> None:
+def test_idle_slots_yield_to_shifting_slot(real: Real, model: Path, tmp_path: Path) -> None:
     text = prompt(1, 300)
     with serving(real, model, tmp_path / "log", *FULL, *SHIFTING) as server:
         completion(server, f"{text} stone", 1, id_slot=1)
@@ -276,15 +276,15 @@ def test_idle_slots_give_up_cells_for_one_that_shifts(real: Real, model: Path, t
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense"])
-def test_one_that_waits_keeps_no_cells_that_it_will_not_use(real: Real, toy: str, tmp_path: Path) -> None:
-    """It starts when those of the other one have gone, and is not itself who keeps them."""
+def test_waiting_slot_releases_unused_cells(real: Real, toy: str, tmp_path: Path) -> None:
+    """Expect that the waiting slot starts after the other slot's cells are freed, and does not hold them itself."""
     common, long = prompt(1, 100), 2000
     args = [arg if arg != "1024" else "4096" for arg in FULL]
     with (
-        serving(real, real.spoken(toy), tmp_path / "log", *args, "--kv-dynamic") as server,
+        serving(real, real.text_model(toy), tmp_path / "log", *args, "--kv-dynamic") as server,
         ThreadPoolExecutor() as pool,
     ):
-        completion(server, common, 1, id_slot=0)  # a checkpoint there
+        completion(server, common, 1, id_slot=0)  # creates a checkpoint
         donor = pool.submit(completion, server, f"{common} stone {prompt(3, 2500)}", 600, id_slot=0)
         until(lambda: generated(server, 0))
         other = pool.submit(completion, server, prompt(2, 80), long, id_slot=2)
@@ -300,12 +300,15 @@ def test_one_that_waits_keeps_no_cells_that_it_will_not_use(real: Real, toy: str
         server.process.kill()
 
 
-def test_one_that_waits_keeps_what_was_its_own(real: Real, tmp_path: Path) -> None:
-    """Of its last turn, with cells that it shares: it gives back only what it took for this one."""
+def test_waiting_slot_keeps_own_cells(real: Real, tmp_path: Path) -> None:
+    """Let a slot wait with cells of its last turn and shared cells.
+
+    It releases only the cells acquired for this turn.
+    """
     common, own = prompt(1, 100), prompt(4, 300)
     args = [arg if arg != "1024" else "4096" for arg in FULL]
     with (
-        serving(real, real.spoken("gemma2-dense"), tmp_path / "log", *args, "--kv-dynamic") as server,
+        serving(real, real.text_model("gemma2-dense"), tmp_path / "log", *args, "--kv-dynamic") as server,
         ThreadPoolExecutor() as pool,
     ):
         completion(server, common, 1, id_slot=0)

@@ -1,4 +1,4 @@
-"""The draft model of a running server: unloaded, loaded, swapped for the projector; no text may show it."""
+"""Test the draft of a running server: unloaded, loaded, swapped with the projector, always with the same text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.speculative import CLEAR, DRAFT, ONE, Lazy, accepted, act, check_
 MIB = 1024 * 1024
 
 
-def test_a_text_that_runs_is_the_same(real: Real, model: Path, tmp_path: Path) -> None:
+def test_running_text_is_equal(real: Real, model: Path, tmp_path: Path) -> None:
     text = CLEAR
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 1000)["content"]
@@ -33,13 +33,13 @@ NGRAM = ("--spec-ngram-simple-size-n", "1", "--spec-ngram-simple-size-m", "6")
 
 
 @pytest.mark.parametrize("kinds", ["draft-simple", "draft-simple,ngram-simple"])
-def test_what_is_decoded_a_second_time(real: Real, kinds: str, tmp_path: Path) -> None:
-    """A target that cannot go back decodes again what it accepted of a draft, also of one of another kind."""
-    model = real.spoken("qwen35-dense")
+def test_redecoded_tokens_are_equal(real: Real, kinds: str, tmp_path: Path) -> None:
+    """Use a target that cannot roll back: it decodes accepted tokens again, also those of another kind of draft."""
+    model = real.text_model("qwen35-dense")
     other = models.text_model(
         real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2
     )
-    text, few = prompt(1, 100), {"grammar": "root ::= [a-d]*"}  # n-grams that come again
+    text, few = prompt(1, 100), {"grammar": "root ::= [a-d]*"}  # repeated n-grams
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 400, **few)["content"]
     args = ("-md", other, "--spec-type", kinds, "--spec-draft-n-max", "4", *NGRAM, *ONE)
@@ -51,7 +51,7 @@ def test_what_is_decoded_a_second_time(real: Real, kinds: str, tmp_path: Path) -
     assert share < 0.5
 
 
-def test_it_catches_up(real: Real, model: Path, tmp_path: Path) -> None:
+def test_loaded_draft_catches_up(real: Real, model: Path, tmp_path: Path) -> None:
     text = prompt(1, 300)
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy") as server:
         assert state(server) == "unloaded"
@@ -66,9 +66,9 @@ def test_it_catches_up(real: Real, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("toy", ["llama-dense", "gemma2-dense", "qwen35-dense"])
-def test_prompts_that_come_back_from_the_cache(real: Real, toy: str, tmp_path: Path) -> None:
-    """Saved with a draft and restored without, and the other way round; with checkpoints where the model needs them."""
-    model = real.spoken(toy)
+def test_cached_prompts_with_and_without_draft(real: Real, toy: str, tmp_path: Path) -> None:
+    """Save prompts with a draft and restore them without, and vice versa; with checkpoints if the model needs them."""
+    model = real.text_model(toy)
     texts = [prompt(seed, 200) for seed in (1, 2, 3)]
     args = ("-c", "2048", "-np", "1", "--cache-ram", "100", "--slot-prompt-similarity", "0.5")
 
@@ -92,9 +92,9 @@ def test_prompts_that_come_back_from_the_cache(real: Real, toy: str, tmp_path: P
 
 
 @pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])
-def test_a_checkpoint_of_a_time_without(real: Real, toy: str, tmp_path: Path) -> None:
-    """It is restored when the draft has seen more than it holds, and cannot go back."""
-    model = real.spoken(toy)
+def test_checkpoint_without_draft(real: Real, toy: str, tmp_path: Path) -> None:
+    """Restore the checkpoint when the draft has processed more than it holds, and cannot roll back."""
+    model = real.text_model(toy)
     text = prompt(1, 300)
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy") as server:
         first = completion(server, text, 24)["content"]
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_a_time_without(real: Real, toy: str, tmp_path: Path) ->
 
 
 @memory_is_plain
-def test_the_memory_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
+def test_unload_releases_memory(real: Real, model: Path, tmp_path: Path) -> None:
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy", "--kv-dynamic") as server:
 
         def use() -> int:
@@ -117,7 +117,7 @@ def test_the_memory_goes_back(real: Real, model: Path, tmp_path: Path) -> None:
             assert accepted(completion(server, prompt(1, 300), 50, cache_prompt=False)) is not None
             return taken
 
-        use()  # threads, code, buffers of the client: they stay
+        use()  # memory that remains: threads, code, buffers of the client
         act(server, "unload")
         before = resident(server)
         for _ in range(5):
@@ -135,7 +135,7 @@ def lazy(real: Real, model: Path, tmp_path: Path) -> Iterator[Lazy]:
         yield Lazy(server, file)
 
 
-def test_a_file_that_is_not_right(real: Real, lazy: Lazy) -> None:
+def test_wrong_draft_file_is_refused(real: Real, lazy: Lazy) -> None:
     lazy.file.unlink()
     assert "No such file" in lazy.fails()
     for cut in (0, 1000):
@@ -153,7 +153,7 @@ def test_a_file_that_is_not_right(real: Real, lazy: Lazy) -> None:
 
 
 @memory_is_plain
-def test_no_memory_for_it(lazy: Lazy) -> None:
+def test_load_without_memory_fails(lazy: Lazy) -> None:
     completion(lazy.server, "Once", 4)
     with short_of_addresses(lazy.server, len(lazy.whole) // 2):
         code, kind, message = refusal(lazy.server.http.post("/speculative", json={"action": "load"}))
@@ -164,8 +164,8 @@ def test_no_memory_for_it(lazy: Lazy) -> None:
     assert accepted(completion(lazy.server, prompt(1, 50), 20)) == 1
 
 
-def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
-    """The projector comes and the draft goes in one call, or nothing changes."""
+def test_swap_draft_for_projector(real: Real, model: Path, tmp_path: Path) -> None:
+    """Load the projector and unload the draft in one call, or change nothing."""
     sight = tmp_path / "projector.gguf"
     whole = projector(model, real.work).read_bytes()
     sight.write_bytes(whole)
@@ -194,7 +194,7 @@ def test_a_swap(real: Real, model: Path, tmp_path: Path) -> None:
         assert (answer["content"], accepted(answer)) == (expected, 1)
 
 
-def test_what_clients_are_told(real: Real, model: Path, tmp_path: Path) -> None:
+def test_clients_see_draft_state(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ONE) as server:
         for answer in (server.http.get("/speculative"), server.http.post("/speculative", json={"action": "load"})):
             code, kind, message = refusal(answer)

@@ -1,4 +1,4 @@
-"""--draft-lazy-auto: the first request that can use a draft loads it, and it goes when none does."""
+"""Test --draft-lazy-auto: the first request that can use a draft loads it; it is unloaded without users."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.e2e.servers import completion, serving, until, until_logged
 from tests.e2e.speculative import CLEAR, DRAFT, ONE, Lazy, accepted, act, drafting, state, until_it_is
 
 
-def test_the_first_text_loads_it(real: Real, model: Path, tmp_path: Path) -> None:
+def test_first_text_loads_draft(real: Real, model: Path, tmp_path: Path) -> None:
     text = CLEAR
     with serving(real, model, tmp_path / "log", *ONE) as server:
         expected = completion(server, text, 40)["content"]
     with drafting(real, model, tmp_path / "log", *ONE, "--draft-lazy-auto", "1") as server:
         assert json.loads(server.get("/props"))["speculative"] == "unloaded"
         completion(server, text, 0)
-        assert state(server) == "unloaded"  # that one has no use for it
+        assert state(server) == "unloaded"  # that request cannot use a draft
         for _ in range(2):
             answer = completion(server, text, 40)
             assert (answer["content"], accepted(answer)) == (expected, 1)
             until_it_is("unloaded", server)
 
 
-def test_it_stays_while_it_is_used(real: Real, model: Path, tmp_path: Path) -> None:
+def test_draft_stays_while_used(real: Real, model: Path, tmp_path: Path) -> None:
     body = {"prompt": prompt(1, 100), "n_predict": 30000, "ignore_eos": True, "stream": True}
     with drafting(real, model, tmp_path / "log", "-c", "32768", "-np", "1", "--draft-lazy-auto", "1") as server:
         with server.http.stream("POST", "/completion", json=body, headers={"Connection": "close"}) as answer:
@@ -43,13 +43,13 @@ def test_it_stays_while_it_is_used(real: Real, model: Path, tmp_path: Path) -> N
         until_it_is("unloaded", server)
 
 
-def test_a_text_does_without_what_cannot_be_loaded(lazy_auto: Lazy) -> None:
+def test_text_without_loadable_draft(lazy_auto: Lazy) -> None:
     server, text = lazy_auto.server, prompt(1, 50)
     lazy_auto.file.unlink()
     assert accepted(completion(server, text, 20)) is None
     until_logged(server, "no drafts for now: failed to load")
     lazy_auto.file.write_bytes(lazy_auto.whole)
-    assert accepted(completion(server, text, 20)) is None  # not tried with each request
+    assert accepted(completion(server, text, 20)) is None  # the load is not tried with each request
     act(server, "load")
     assert accepted(completion(server, text, 20)) == 1
 
@@ -62,14 +62,14 @@ def lazy_auto(real: Real, model: Path, tmp_path: Path) -> Iterator[Lazy]:
         yield Lazy(server, file)
 
 
-def test_it_does_not_come_back_with_a_server_that_wakes(real: Real, model: Path, tmp_path: Path) -> None:
+def test_wakeup_does_not_load_draft(real: Real, model: Path, tmp_path: Path) -> None:
     args = (*ONE, "--sleep-idle-seconds", "1")
     with drafting(real, model, tmp_path / "log", *args, "--draft-lazy-auto", "0") as server:
         expected = completion(server, "Once", 20)["content"]
         until_it_is("unloaded", server)
         assert json.loads(server.get("/props"))["is_sleeping"]
 
-        def is_loaded() -> bool:  # until it sleeps
+        def is_loaded() -> bool:  # until the server sleeps
             assert completion(server, "Once", 20)["content"] == expected
             return bool(json.loads(server.get("/health")) == {"status": "ok", "speculative": "loaded"})
 

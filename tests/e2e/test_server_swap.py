@@ -1,4 +1,4 @@
-"""Projector and draft: a swap whose client goes before it is done, and a server that wakes without their files."""
+"""Test a swap of projector and draft whose client disconnects, and a server that wakes up without their files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.e2e.speculative import DRAFT, ONE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the slow library is linked by Linux's rules")
 
-# A server notices after a second that a client has gone, and does what it was asked for between two batches.
+# A server notices a disconnected client after a second, and performs the request between two batches.
 SLOW = broken.Edit(
     "src/llama-kv-dynamic.cpp",
     "has_memory = copies.finish_update();",
@@ -40,7 +40,7 @@ def loaded(server: LlamaServer) -> set[str]:
     return {part for part in ("mmproj", "speculative") if server.http.get(f"/{part}").json()["state"] == "loaded"}
 
 
-def test_a_client_that_goes(
+def test_swap_with_disconnected_client(
     real: Real, model: Path, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{slow}:{real.bin}")
@@ -65,9 +65,7 @@ def test_a_client_that_goes(
         assert swapped > 0, "no swap was under way when its client went"
 
 
-def test_what_is_gone_when_the_server_wakes_stays_unloaded(
-    real: Real, model: Path, sight: Path, tmp_path: Path
-) -> None:
+def test_missing_files_at_wakeup_stay_unloaded(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
     eyes, draft = tmp_path / "eyes.gguf", tmp_path / "draft.gguf"
     files = {eyes: sight.read_bytes(), draft: model.read_bytes()}
     args = ("--mmproj", eyes, "--mmproj-lazy", "-md", draft, *DRAFT, "--draft-lazy", "--sleep-idle-seconds", "1")
@@ -91,5 +89,5 @@ def test_what_is_gone_when_the_server_wakes_stays_unloaded(
         part(server, "speculative", "load")
         assert completion(server, prompt(1, 20), 8)["content"] == expected
         until(lambda: server.http.get("/props").json()["is_sleeping"])
-        # once more, should it sleep again already
+        # again, if the server already sleeps
         until(lambda: completion(server, prompt(1, 20), 8)["content"] == expected and len(loaded(server)) == 2)

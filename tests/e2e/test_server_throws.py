@@ -1,4 +1,4 @@
-"""What an exception in the midst of a batch leaves behind: no token without its cells, and a server that goes on."""
+"""Test an exception in the middle of a batch: every token keeps its cells, and the server continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.speculative import CLEAR
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the library that throws is linked by Linux's rules")
 
-FILE = "KV_THROWS"  # the file that is there while it is to throw
+FILE = "KV_THROWS"  # the server throws while this file exists
 
 
 def failing(how: str, then: str) -> str:
@@ -29,7 +29,7 @@ def failing(how: str, then: str) -> str:
 
 THROW = 'throw std::runtime_error("failed to allocate compute pp buffers")'
 
-# as sched_reserve() does, and a vector for a checkpoint
+# like sched_reserve(), and a vector for a checkpoint
 DECODE = broken.Edit(
     "src/llama-context.cpp",
     "output_swaps.clear();",
@@ -42,7 +42,7 @@ CHECKPOINT = broken.Edit(
     failing("throw std::bad_alloc()", "ctx->synchronize();"),
     after="size_t llama_state_seq_get_data_ext(",
 )
-# one batch, which can have no part of what waits
+# one batch, without a part of a waiting request
 ONCE = [
     broken.Edit(
         "src/llama-context.cpp",
@@ -84,7 +84,7 @@ def server_that_throws(
         yield server
 
 
-def test_a_batch_that_throws_is_computed_when_it_comes_again(
+def test_repeated_prompt_after_exception(
     real: Real, model: Path, library: Path, now: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = prompt(1, 200), f"{prompt(1, 200)} {prompt(2, 100)}"
@@ -101,17 +101,17 @@ def test_a_batch_that_throws_is_computed_when_it_comes_again(
 
 
 @pytest.mark.parametrize("toy", ["gemma2-dense", "qwen35-dense"])  # a window, and a recurrent state
-def test_a_request_goes_on_without_a_checkpoint(
+def test_request_continues_without_checkpoint(
     real: Real, toy: str, library: Path, now: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = prompt(3, 700)
-    with server_that_throws(real, real.spoken(toy), library, now, 2, monkeypatch) as server:
+    with server_that_throws(real, real.text_model(toy), library, now, 2, monkeypatch) as server:
         expected = completion(server, text, 8, id_slot=1)
         now.touch()
         assert completion(server, text, 8, id_slot=0)["content"] == expected["content"]
         until_logged(server, "no memory for a context checkpoint")
         now.unlink()
-        other = f"{prompt(3, 400)} {prompt(4, 100)}"  # needs one of further back, or none
+        other = f"{prompt(3, 400)} {prompt(4, 100)}"  # needs an older checkpoint, or none
         expected = completion(server, other, 8, id_slot=1)
         assert completion(server, other, 8, id_slot=0)["content"] == expected["content"]
 
@@ -122,11 +122,11 @@ def test_a_request_goes_on_without_a_checkpoint(
     [
         (prompt(800, 1850), {"n_predict": 8}),
         (prompt(800, 1850), {"n_predict": 8, "n_cmpl": 2}),
-        (CLEAR, {"n_predict": 900}),  # part of it is computed beside another text
+        (CLEAR, {"n_predict": 900}),  # a part is computed together with another text
     ],
     ids=["waits", "waits for two texts", "is paused"],
 )
-def test_who_waits_for_cells_has_no_part_in_the_batch(
+def test_request_waiting_for_cells_survives(
     real: Real,
     model: Path,
     library: Path,
@@ -159,7 +159,7 @@ def test_who_waits_for_cells_has_no_part_in_the_batch(
 
 
 @pytest.mark.parametrize("number", [3, 4], ids=["throws", "fails"])
-def test_who_waits_for_a_prefix_has_no_part_in_the_batch(
+def test_request_waiting_for_prefix_survives(
     real: Real, model: Path, library: Path, now: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = ("-c", "16384", "-np", "2", "-b", "16", "--kv-unified", "--kv-share-prefix", "--no-warmup", "--slots")

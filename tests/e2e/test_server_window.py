@@ -1,4 +1,4 @@
-"""Completions that share the cells of one prompt, far beyond the window of a cache with one."""
+"""Test completions that share the cells of one prompt, far beyond the window of a cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = prompt(1, 100)
 def texts(real: Real, log: Path, *args: str) -> list[str]:
     common = ("-c", str(N * 4096), "-np", str(N), "-ub", "16", "--no-warmup", *args)
     body = {"prompt": TEXT, "n_predict": BEYOND, "n_cmpl": N, "temperature": 0.0, "ignore_eos": True}
-    with serving(real, real.spoken("gemma2-dense"), log, *common) as server:
+    with serving(real, real.text_model("gemma2-dense"), log, *common) as server:
         answers = server.http.post("/completion", json=body).json()
     assert isinstance(answers, list), answers
     assert [a["timings"]["predicted_n"] for a in answers] == [BEYOND] * N
@@ -31,5 +31,7 @@ def apart(real: Real, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("dynamic", [(), ("--kv-dynamic",)], ids=["static", "dynamic"])
-def test_all_of_them_finish(real: Real, tmp_path: Path, dynamic: tuple[str, ...], apart: list[str]) -> None:
+def test_completions_beyond_window_finish(
+    real: Real, tmp_path: Path, dynamic: tuple[str, ...], apart: list[str]
+) -> None:
     assert apart == texts(real, tmp_path / "log", "--kv-unified", *dynamic)

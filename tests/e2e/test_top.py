@@ -1,4 +1,4 @@
-"""`kvtool top` beside a llama-server that works: it tells what the server and the system say, in a terminal too."""
+"""Test `kvtool top` with a working llama-server: it agrees with the server and the system, also in a terminal."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ def look(server: LlamaServer, *args: str) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
-def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_numbers_agree_with_server_and_system(real: Real, wide: Path, tmp_path: Path) -> None:
     args = ("--metrics", "--slot-save-path", str(tmp_path), "--no-warmup")
     with serving(real, wide, tmp_path / "log", *ARGS, *args) as server:
         for slot_id in (
             0,
             1,
-        ):  # what a context takes besides, and the first cells, which are committed before their use
+            # other memory of a context, and the first cells, which are committed before their use
+        ):
             completion(server, prompt(slot_id, 240), 4, id_slot=slot_id)
         before, taken = look(server)["memory"][0], resident(server)
         completion(server, prompt(2, 1500), 4, id_slot=0)
@@ -57,7 +58,7 @@ def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_pa
             assert (slot["cells"], slot["phase"]) == (said["n_prompt_tokens"], "idle")
         assert sum(slot["cells"] for slot in seen["slots"]) == memory["cells_used"] > 1000
 
-        # the buffers of a computation, too, grow with what it looks at
+        # the compute buffers grow with the number of cells, too
         grown, committed = resident(server) - taken, memory["committed_bytes"] - before["committed_bytes"]
         assert committed >= 64 * MIB and abs(grown - committed) < 16 * MIB
         for slot_id in (0, 1):
@@ -68,7 +69,7 @@ def test_it_agrees_with_the_server_and_the_system(real: Real, wide: Path, tmp_pa
         assert given >= 64 * MIB and abs(gone - given) < 16 * MIB
 
 
-def test_servers_that_hide_something(real: Real, model: Path, tmp_path: Path) -> None:
+def test_servers_with_key_or_without_slots(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "key", *ARGS, "--api-key", "open,sesame", "--no-slots") as server:
         assert kvtool("top", server.url)[0] == 2
         assert kvtool("top", server.url, "--api-key", "0pen")[0] == 2
@@ -80,7 +81,7 @@ def test_servers_that_hide_something(real: Real, model: Path, tmp_path: Path) ->
         assert code == 8 and "without --kv-dynamic" in document["error"]["why"]
 
 
-def test_a_server_that_sleeps_is_not_woken(real: Real, model: Path, tmp_path: Path) -> None:
+def test_sleeping_server_is_not_woken(real: Real, model: Path, tmp_path: Path) -> None:
     args = ("--sleep-idle-seconds", "1")
     with serving(real, model, tmp_path / "log", *ARGS, *args) as running, Server(running.url) as server:
         completion(running, prompt(1, 300), 4, id_slot=0)
@@ -90,7 +91,7 @@ def test_a_server_that_sleeps_is_not_woken(real: Real, model: Path, tmp_path: Pa
             assert (seen.state, seen.slots) == (State.ASLEEP, ())
             assert seen.memory[0].committed_bytes == 0 and seen.memory[0].grow_total
 
-        def awake() -> bool:  # for a second after it
+        def awake() -> bool:  # for a second after the request
             completion(running, prompt(1, 300), 4, id_slot=0)
             seen = server.read()
             return seen.state == State.AWAKE and any(slot.cells > 300 for slot in seen.slots or ())
@@ -98,14 +99,14 @@ def test_a_server_that_sleeps_is_not_woken(real: Real, model: Path, tmp_path: Pa
         until(awake)
 
 
-def test_the_draft_stands_beside_the_target(real: Real, model: Path, tmp_path: Path) -> None:
+def test_draft_is_shown_with_target(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, "-md", model, "--spec-type", "draft-simple") as server:
         completion(server, prompt(1, 300), 4)
         assert [memory["context"] for memory in look(server)["memory"]] == ["target", "draft"]
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_in_a_terminal(real: Real, model: Path, tmp_path: Path, width: int) -> None:
+def test_picture_in_terminal(real: Real, model: Path, tmp_path: Path, width: int) -> None:
     with serving(real, model, tmp_path / "log", *ARGS, "--slot-save-path", tmp_path) as server:
         command = [sys.executable, "-m", "kvtool", "top", server.url, "--interval", "0.2"]
         with terminal(width, 30, command) as shown:
@@ -136,7 +137,7 @@ def test_in_a_terminal(real: Real, model: Path, tmp_path: Path, width: int) -> N
             assert shown.tmux("display-message", "-p", "#{alternate_on} #{cursor_flag}") == "0 1\n"
 
 
-def test_ctrl_c_ends_it_well(real: Real, model: Path, tmp_path: Path) -> None:
+def test_interrupt_exits_cleanly(real: Real, model: Path, tmp_path: Path) -> None:
     with serving(real, model, tmp_path / "log", *ARGS) as server:
         command = [sys.executable, "-m", "kvtool", "top", server.url, "--interval", "3600"]
         with terminal(100, 24, command) as shown:

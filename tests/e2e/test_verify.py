@@ -1,4 +1,4 @@
-"""kvtool verify on the real thing: all toy models, the programs people use, the memory of a large context."""
+"""Test kvtool verify with all toy models, the usual programs, and the memory of a large context."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kvtool.verify.devices import IN_MEMORY
 from tests.e2e.conftest import ROOT, Real, kvtool
 
 CLASSES = {"plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA"}
-# What --quick runs, a model or two of each memory class, has all checks, and so have these without flash attention. The
-# others have those that an architecture can make a difference to, and all at night (ci/nightly.sh full). Without flash
-# attention that is what its graph reads; what moves cells goes by their layout, which the classes have.
+# --quick runs one or two models of each memory class. These have all checks, also without flash attention. The others
+# have the checks that may depend on an architecture; at night they have all checks (ci/nightly.sh full). Without flash
+# attention, an architecture changes only the reads of its graph. Operations that move cells depend on the layout, which
+# the classes cover.
 IN_FULL = {"deepseek2-moe", "minimax-m3-moe"}
 FEW, FEW_OFF = "prompt,generate,copy,shift,state-self,div", "prompt,generate"
 
@@ -32,7 +33,7 @@ def shorter(check: checks.Check) -> checks.Check:
 
 @pytest.fixture(scope="module")
 def kv_checks(real: Real, quick: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The findings of kv-check over all toy models; what --quick has run is not run again."""
+    """Return kv-check's findings for all toy models. Results of --quick are reused."""
     known = [found for found in quick[1]["findings"] if found["kind"] == "kv-check"]
     ids = {found["id"] for found in known}
     toys = sorted(real.toys.glob("*.gguf"))
@@ -53,22 +54,22 @@ def test_quick_passes(quick: tuple[int, dict[str, Any]]) -> None:
     assert (code, found["ok"]) == (0, True)
 
 
-def test_quick_has_every_memory_class_and_each_grew(quick: tuple[int, dict[str, Any]]) -> None:
+def test_quick_grows_every_memory_class(quick: tuple[int, dict[str, Any]]) -> None:
     rows = {row["memory_class"]: row["variants"] for row in quick[1]["classes"]}
     assert set(rows) == CLASSES
     grown = {name: sum(v["grown"] for v in variants.values()) for name, variants in rows.items()}
     assert [name for name, number in grown.items() if number == 0] == []
 
 
-def test_completion_and_server_grew_and_wrote_the_same(quick: tuple[int, dict[str, Any]]) -> None:
+def test_completion_and_server_texts_are_equal(quick: tuple[int, dict[str, Any]]) -> None:
     texts = [f for f in quick[1]["findings"] if f["kind"] in ("completion", "server")]
     assert {f["status"] for f in texts} == {"same"}
     assert {f["id"] for f in texts} >= {"completion/llama-dense", "server/qwen35-dense/single"}
-    # both kinds of growth: for the prompt, and while generating
+    # both kinds of growth: for the prompt, and during generation
     assert all(len(f["details"]["growths"]) >= 2 for f in texts)
 
 
-def test_a_131072_token_context_of_qwen35_27b_starts_small(quick: tuple[int, dict[str, Any]]) -> None:
+def test_large_context_starts_small(quick: tuple[int, dict[str, Any]]) -> None:
     (found,) = (f for f in quick[1]["findings"] if f["kind"] == "memory")
     details = found["details"]
     assert details["cache_bytes"] == 8 * 2**30
@@ -84,13 +85,13 @@ def test_no_toy_model_differs(kv_checks: list[dict[str, Any]]) -> None:
     assert [f"{f['id']}: {f['reason']}" for f in kv_checks if f["outcome"] == "failed"] == []
 
 
-def test_all_127_toy_models_were_run_with_and_without_flash_attention(kv_checks: list[dict[str, Any]]) -> None:
+def test_all_toys_ran_with_both_attentions(kv_checks: list[dict[str, Any]]) -> None:
     ids = {f["id"] for f in kv_checks}
     assert len({i for i in ids if i.endswith("/fa-on/quick")}) >= 127
     assert len({i for i in ids if i.endswith("/fa-off/quick")}) >= 127
 
 
-def test_enough_toy_models_really_grew_and_the_others_say_why_not(kv_checks: list[dict[str, Any]]) -> None:
+def test_enough_toys_grew(kv_checks: list[dict[str, Any]]) -> None:
     on = [f for f in kv_checks if f["id"].endswith("/fa-on/quick")]
     assert sum(f["grown"] for f in on) >= checks.EXPECTED_GROWN["b11549"]
     assert [f["id"] for f in on if not f["grown"] and not f["reason"]] == []
@@ -98,14 +99,14 @@ def test_enough_toy_models_really_grew_and_the_others_say_why_not(kv_checks: lis
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("toy", ["llama-dense", "qwen35-dense", "gemma3-dense"])
-def test_the_long_run_of_the_classes_that_people_use(real: Real, toy: str) -> None:
-    """What `make verify` runs over all toys: batches split in more ways, and more than twice the cells."""
+def test_long_run_of_common_classes(real: Real, toy: str) -> None:
+    """Run the checks of `make verify`: more splits of batches, and more than twice the cells."""
     code, found = kvtool("verify", "--models", toy, "--bin", str(real.bin))
     assert (code, [f"{f['id']}: {f['reason']}" for f in found["findings"] if f["outcome"] == "failed"]) == (0, [])
     assert any(f["id"].endswith("/fa-on") and f["grown"] for f in found["findings"])
 
 
-def test_values_were_really_compared(kv_checks: list[dict[str, Any]]) -> None:
+def test_values_were_compared(kv_checks: list[dict[str, Any]]) -> None:
     for found in kv_checks:
         if found["status"] == "same":
             assert found["details"]["values"] > 10_000, found["id"]
