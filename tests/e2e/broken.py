@@ -122,7 +122,7 @@ def build(real: Real, edits: Sequence[tuple[Edit, ...]], out: Path) -> None:
         unit = _unit(plan, source)
         if unit == source:
             units[unit] = text
-        else:  # CMake compiles several sources as one
+        else:  # CMake compiles several sources together
             (out / source.name).write_text(text, "utf-8")
             whole = units.get(unit) or unit.read_text("utf-8")
             units[unit] = re.sub(rf'#include "[^"]*/{source.name}"', f'#include "{out / source.name}"', whole)

@@ -66,7 +66,7 @@ def no_sanitizer_report() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run verify's tests first. They take a third of the time and use all cores; at the end, cores would be idle."""
+    """Run verify's tests first. They need a third of the time and use all cores; at the end, cores would be idle."""
     for item in items:
         if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)

@@ -154,7 +154,7 @@ def test_design_excludes_trap(trap: Impossible) -> None:
     for file in (*ours, *sorted((ROOT / "patches").glob("*.patch"))):
         lines = file.read_text("utf-8").splitlines()
         upstream: list[str] = []
-        if file.suffix == ".patch":  # what it does to a line of upstream's that has the word is no new use of it
+        if file.suffix == ".patch":  # a changed upstream line with the word does not count as a new use
             upstream = [line[1:] for line in lines if line.startswith("-") and not line.startswith("---")]
             lines = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
         code, before = ("\n".join(line.partition("//")[0] for line in part) for part in (lines, upstream))

@@ -111,7 +111,7 @@ def test_full_heap_in_type_change(real: Real, tmp_path: Path) -> None:
 
 
 def test_full_heap_until_end_of_type_change(real: Real, tmp_path: Path) -> None:
-    """Prevent a former bug in the undo. Cells reported types of which they had no data."""
+    """Prevent a former bug in the undo. Cells reported types without having data of these types."""
     code, failed = said(compiled(real, "types_heap.cpp", tmp_path), real.toys / "gemma3-dense.gguf", "rest")
     assert code == 0
     assert int(failed) > 20

@@ -65,7 +65,7 @@ def test_server_survives_failed_growth(
     log = server.log
     assert growths(log)
     if fail.startswith("3"):
-        # less ahead of need, then none of the new cells: what the compute buffers lack is theirs
+        # the cache first grows less ahead of need, then not at all: it leaves its memory to the compute buffers
         assert ("failed to reserve the compute buffers" in log) == (fail == "3+")
     else:
         assert "not enough memory" in log

@@ -11,7 +11,7 @@ from tests.e2e.conftest import Real, kvtool
 
 
 def test_archive_of_build_runs(real: Real, tmp_path: Path) -> None:
-    ui = "--ui" if configured_page(real.build) else "--no-ui"  # as configured, because the page takes minutes to build
+    ui = "--ui" if configured_page(real.build) else "--no-ui"  # as configured, because building the page needs minutes
     code, made = kvtool("package", "--preset", "release", ui, "--check", "--out", str(tmp_path))
     assert (code, made["checked"]) == (0, True), made
     with tarfile.open(made["archive"]) as tar:

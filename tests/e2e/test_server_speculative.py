@@ -34,7 +34,7 @@ NGRAM = ("--spec-ngram-simple-size-n", "1", "--spec-ngram-simple-size-m", "6")
 
 @pytest.mark.parametrize("kinds", ["draft-simple", "draft-simple,ngram-simple"])
 def test_redecoded_tokens_are_equal(real: Real, kinds: str, tmp_path: Path) -> None:
-    """Use a target that cannot roll back: it decodes accepted tokens again, also those of another kind of draft."""
+    """Use a target that cannot roll back: it decodes accepted tokens again, also after a draft of another kind."""
     model = real.text_model("qwen35-dense")
     other = models.text_model(
         real.toys / "qwen35-dense.gguf", real.tree / "models" / models.VOCABULARY, tmp_path, seed=2

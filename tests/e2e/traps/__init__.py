@@ -1,7 +1,7 @@
-"""What goes wrong inside llama.cpp when a KV cache grows, each with the line that prevents it and the run that sees it.
+"""List the known mistakes in llama.cpp's growing KV cache, each with the line that prevents it and the run that fails.
 
-A trap's name says what goes wrong without that line. `broken` takes the line out; `run` passes as the tree is and must
-fail, in the named way, when it is out. Traps that this design cannot fall into are in impossible.py.
+A trap's name describes the mistake without that line. `broken` removes the line. `run` must pass on the unchanged tree,
+and must fail in the named way without the line. impossible.py lists the traps that this design excludes.
 """
 
 from __future__ import annotations

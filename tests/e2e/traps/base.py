@@ -1,4 +1,4 @@
-"""What a trap is: a line, and the run that notices when it is gone."""
+"""Define a trap: a line, and the run that fails without the line."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ LINES = "src/llama-kv-lines.cpp"
 FOREIGN_STATE = "src/llama-kv-foreign-state.cpp"
 BUDGET = "src/llama-kv-budget-member.cpp"
 
-# llama_kv_pages::assign(): what is too much now, or what was new if there was no memory for all of it (!res)
+# llama_kv_pages::assign(): the pages that are not needed now, or the new pages if not all of them fit (!res)
 GIVE_BACK = "gone.each_run([&](size_t i0, size_t i1) { discard(i0, i1); });"
 
 COPY = {"LLAMA_KV_DYNAMIC_STORAGE": "copy"}  # as on a device; without it host memory grows in place
-# not among upstream's toys: the pair of kvtool/verify/drafts.py, and a model with Qwen3.5-27B's cache
+# not upstream's toys: the pair of kvtool/verify/drafts.py, and a model with Qwen3.5-27B's cache
 DRAFT = "gemma4"
 LARGE = "large"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program. model: a toy's name, or "" for a unit test; args: its arguments after the model."""
+    """Describe one run of a program.
+
+    `model` is a toy's name, or "" for a unit test. `args` are the arguments after the model.
+    """
 
     model: str
     args: tuple[str, ...] = ()
@@ -56,17 +59,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Trap:
-    """sees: what must change when the line is out. One of
+    """Describe a line and the run that fails without it. `sees` is the expected change:
 
-    - the name of a check of kv-check, which is then no longer "same"
-    - "log: TEXT", which then stands in the program's log
-    - "status: WORD", kv-check's verdict over the whole run
-    - "resident: BYTES", for kv-check --memory: the context takes more than that
+    - the name of a check of kv-check that is no longer "same"
+    - "log: TEXT": the program's log contains the text
+    - "status: WORD": kv-check's verdict for the whole run
+    - "resident: BYTES", for kv-check --memory: the context uses more memory
     - "exit", for a unit test: it fails
     """
 
     name: str
-    broken: Edit | tuple[Edit, ...]  # several where one line stands in for the other
+    broken: Edit | tuple[Edit, ...]  # several edits if each line covers for the other
     run: Run
     sees: str
 
@@ -76,12 +79,12 @@ class Trap:
 
 
 def copies(model: str, checks: str, *args: str) -> Run:
-    """kv-check on storage that grows by copy."""
+    """Run kv-check on storage that grows by copy."""
     return Run(model, ("--quick", "--checks", checks, *args), COPY)
 
 
 def inplace(model: str, checks: str, *args: str) -> Run:
-    """kv-check on storage that grows in place, as host memory does."""
+    """Run kv-check on storage that grows in place, like host memory."""
     return Run(model, ("--quick", "--checks", checks, *args))
 
 

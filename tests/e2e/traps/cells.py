@@ -1,4 +1,4 @@
-"""Which cells and rows there are: caches that nobody prepares, cells that start small, context shift."""
+"""List the traps of cells and rows: unprepared caches, cells that start small, context shift."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.e2e.traps.base import CACHE, DYNAMIC, DYNAMIC_CACHE, PLANNED_ROWS, Tr
 
 
 def small_cells(where: str) -> Edit:
-    """The cells of a cache start at 256 where this is true: resized when the cache is known, before they are used."""
+    """Start the cells of a cache at 256 if `where` is true: resized when the cache is known, before the first use."""
     old = "dyn->add_cache(this);"
     resize = f"for (auto & cells : kv.v_cells) {{ cells.resize({where} ? 256 : n_max); }}"
     return Edit(DYNAMIC_CACHE, old, f"{old} {resize}")

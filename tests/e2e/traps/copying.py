@@ -1,4 +1,4 @@
-"""The copy of a layer, and the policy of how much to copy."""
+"""List the traps of copying a layer, and of the policy that limits the copied bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storage that grows in place in the memory of a device, where nothing may touch what is not there."""
+"""List the traps of storage that grows in place on a device, where unmapped memory must not be accessed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ DEVICES = unit("test-kv-storage-device")
 
 
 def there(model: str, checks: str, *args: str) -> Run:
-    """kv-check on a GPU that is not there, and that ends whoever touches what is not mapped."""
+    """Run kv-check on a fake GPU, which ends a process that accesses unmapped memory."""
     return Run(model, ("--quick", "--checks", checks, *PAGES_OF_4K, *args))
 
 
 def there_by_copy(model: str, checks: str) -> Run:
-    """The same one, whose copies from and to quantized types begin where Vulkan's do."""
+    """Run kv-check on the same GPU by copy, with the alignment of Vulkan for copies from and to quantized types."""
     return Run(model, ("--quick", "--checks", checks, "-fa", "on", *PAGES_OF_4K, "--storage", "copy"))
 
 
 ONLY_F16 = ("--storage", "inplace", "--fake-device", "1024,4,f16", "--device", "FAKE0", "-fa", "on")
-# of 64 MiB, as what others take of it is written
+# 64 MiB, in which the use by other programs is counted
 SMALL = ("--storage", "inplace", "--fake-device", "64,4", "--device", "FAKE0")
 RANDOM = Run("llama-dense", ("--quick", "--checks", "random", *SMALL, "--seqs", "8", "--unified"))
 

@@ -1,4 +1,4 @@
-"""What goes wrong when a cache asks to grow, and when it has grown."""
+"""List the traps of requesting and completing a growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traps that the design excludes, with the reason and with what tests the reason."""
+"""List the traps that the design excludes, with the reason and the test of the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Impossible:
-    """A trap that the design excludes. why: what excludes it; absent: what no line of cpp/src may have for that."""
+    """Describe an excluded trap. `why` is the reason. `absent` lists words that no line of cpp/src may contain."""
 
     name: str
     why: str

@@ -1,4 +1,4 @@
-"""Memory runs out."""
+"""List the traps of running out of memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,12 @@ NO_MEMORY = (
     ),
     Trap(
         "a state is read over what a copy that waits has not read yet",
-        Edit(STATE_ROWS, "dyn->any(is_late)", "false", after="// find a late copy from or to cells that the state overwrites"),
+        Edit(
+            STATE_ROWS,
+            "dyn->any(is_late)",
+            "false",
+            after="// find a late copy from or to cells that the state overwrites",
+        ),
         LATE_COPY,
         "no-memory",
     ),

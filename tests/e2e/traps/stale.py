@@ -1,4 +1,4 @@
-"""Graphs that were built before a growth."""
+"""List the traps of graphs that were built before a growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved states across a growth."""
+"""List the traps of saved states across a growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places where the size of the cache is a stride."""
+"""List the traps of strides that equal the size of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of the cells change: what the saved bytes and the answers show when a line is gone."""
+"""List the traps of changing cell types, which saved bytes and answers reveal."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TYPES = (
             "std::iota(data.begin(), data.end(), to.offs/to.stride);",
             "std::iota(data.begin(), data.end(), 0);",
         ),
-        inplace(LARGE, BITS, "-c", "2048", "--retype", "f16:q8_0"),  # 256 rows at a time
+        inplace(LARGE, BITS, "-c", "2048", "--retype", "f16:q8_0"),  # 256 rows per step
         BITS,
     ),
     Trap(
@@ -103,7 +103,7 @@ TYPES = (
     Trap(
         "what lies behind rows that became smaller is read as numbers",
         Edit(STORAGE, "llama_kv_shrink_layout(t, trans, n_rows(), n_used);", "(void) 0;", after="// inside:"),
-        copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 are of the compute buffers
+        copies("llama-dense", "retype-fail", "--fail", "6+", *TRANSPOSED),  # 1 to 5 belong to the compute buffers
         "status: not-run",
     ),
     Trap(
