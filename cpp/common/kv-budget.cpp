@@ -19,12 +19,12 @@ static bool is_smaller(ggml_type a, ggml_type b) {
     return ggml_type_size(a)*ggml_blck_size(b) < ggml_type_size(b)*ggml_blck_size(a);
 }
 
-// a context has a multiple of this, and takes more where it is asked for something else
+// a context has a multiple of this, and more if other options require more
 static uint32_t n_ctx_step(bool kv_unified, int32_t n_seq_max) {
     return 256*(kv_unified ? 1 : std::max(1, n_seq_max));
 }
 
-// K and V change to each of the types that makes them smaller
+// return the types that make the cells smaller, as pairs of equal types of K and V
 static void step_down(const std::vector<ggml_type> & types, ggml_type & cur) {
     for (const auto type : types) {
         cur = is_smaller(type, cur) ? type : cur;
@@ -76,7 +76,7 @@ void common_kv_budget_init(common_params & params) {
 }
 
 llama_flash_attn_type common_kv_flash_attn_type(const common_params & params) {
-    // V would have another layout without
+    // without flash attention, V would have another layout
     return !params.kv_auto_quant.empty() && ggml_is_quantized(params.kv_auto_quant.back()) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : params.flash_attn_type;
 }
 
@@ -87,7 +87,7 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
     uint32_t n_ctx = params.n_ctx;
     if (n_ctx == 0) {
-        // --fit gives each stream as much
+        // --fit uses the same size for each stream
         n_ctx = common_get_gguf_info(params.model.path).n_ctx_train*(params.kv_unified || !params.fit_params ? 1 : params.n_parallel);
     }
 
@@ -106,7 +106,7 @@ uint32_t common_kv_n_ctx(const common_params & params) {
 
 namespace {
 
-// the log is for who debugs while contexts come and go that nobody has asked for
+// suppress the log, except for debugging, while internal contexts are created and freed
 struct quiet_log {
     quiet_log() {
         llama_log_get(&callback, &user_data);
@@ -127,7 +127,7 @@ struct bytes {
     size_t compute = 0;
 };
 
-// of a context, which allocates nothing. throws std::runtime_error where it cannot be made
+// measure a context, which allocates nothing. throws std::runtime_error if it cannot be created
 bytes measure(const char * path, llama_model_params mparams, const llama_context_params & cparams) {
     const quiet_log scope;
 
@@ -143,7 +143,8 @@ bytes measure(const char * path, llama_model_params mparams, const llama_context
     const auto usage = llama_get_memory_usage(ctx.get());
 
     bytes res;
-    res.cells = usage.reserved - usage.used; // it is empty: what is used are recurrent states, which the budget leaves out
+    // the context is empty: the used bytes are recurrent states, which the budget excludes
+    res.cells = usage.reserved - usage.used;
     for (const auto & [_, mem] : llama_get_memory_breakdown(ctx.get())) {
         res.compute += mem.compute;
     }
@@ -169,7 +170,7 @@ common_kv_budget_fit::~common_kv_budget_fit() {
     }
 }
 
-// not every model can have every type
+// some models do not support every type
 void common_kv_budget_fit::take_smallest(const char * path, const llama_model_params & mparams, llama_context_params & cparams) {
     given.emplace_back(&cparams, cparams);
 
@@ -216,7 +217,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
                 res.cells   += more.cells;
                 res.compute += more.compute;
             }
-        } catch (const std::runtime_error & err) { // one that takes cells of its target, or that only runs beside it
+        } catch (const std::runtime_error & err) { // a draft that uses cells of its target, or that needs its target to run
             LOG_WRN("fit_n_ctx: planning without the draft: %s\n", err.what());
             extra = nullptr;
         }
@@ -227,7 +228,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
     const bytes  start  = measure_all(n_min);
     const uint64_t budget = params.kv_budget_mib*MIB;
 
-    // as the budget counts: of the compute buffers, what they grow by
+    // like the budget: count only the growth of the compute buffers
     const auto size = [&](uint32_t n_ctx) {
         const bytes cur = measure_all(n_ctx);
         return cur.cells + cur.compute - std::min(cur.compute, start.compute);
@@ -240,7 +241,7 @@ void common_kv_budget_fit::fit_n_ctx() try {
             break;
         }
 
-        // all but windows are proportional to n_ctx
+        // everything except windows is proportional to n_ctx
         const uint32_t n = n_min + (n_max - n_min)*(double(budget - size_min)/(size_max - size_min));
         n_max = std::max(n_min, n - n%step);
     }

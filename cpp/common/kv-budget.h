@@ -1,6 +1,7 @@
 #pragma once
 
-// What of the flags of the KV cache is more than a field of the context parameters: --kv-budget, --kv-auto-quant, --kv-cache-tokens
+// Process the flags of the KV cache that are more than a context parameter: --kv-budget, --kv-auto-quant,
+// --kv-cache-tokens
 
 #include "common.h"
 #include "fit.h"
@@ -11,17 +12,17 @@
 #include <utility>
 #include <vector>
 
-// after the arguments are parsed: make params.kv_budget of them. throws std::invalid_argument
+// set params.kv_budget from the parsed arguments. throws std::invalid_argument
 void common_kv_budget_init(common_params & params);
 
-// flash attention of a context, with --kv-auto-quant
+// return the flash attention of a context, which --kv-auto-quant requires
 llama_flash_attn_type common_kv_flash_attn_type(const common_params & params);
 
-// the size of the context with --kv-cache-tokens, 0: the model's
+// return the size of the context with --kv-cache-tokens. 0: the model's
 uint32_t common_kv_n_ctx(const common_params & params);
 
-// --fit with a budget: contexts are measured with the smallest types that they may take and can have, as long as this lives
-// extra: as for common_fit_params(), may be null
+// let --fit measure contexts with the smallest types of the budget that they support, while this object lives. extra:
+// as for common_fit_params(), may be null
 class common_kv_budget_fit {
 public:
     common_kv_budget_fit(
@@ -30,7 +31,7 @@ public:
 
     common_kv_budget_fit(const common_kv_budget_fit &) = delete;
 
-    // the size of a context that was left to --fit: no more than the budget holds
+    // return the size of a context that --fit chose, limited to the budget
     void fit_n_ctx();
 
 private:
@@ -43,5 +44,5 @@ private:
 
     const common_fit_extra_model * extra;
 
-    std::vector<std::pair<llama_context_params *, llama_context_params>> given; // what the types were
+    std::vector<std::pair<llama_context_params *, llama_context_params>> given; // the original types
 };

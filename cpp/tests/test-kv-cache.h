@@ -1,6 +1,6 @@
 #pragma once
 
-// a cache of any kind of storage, for the tests of what they have in common. in host memory, also where a device's is meant
+// a cache on any kind of storage, for tests of their common behaviour. host memory stands for a device's, too
 
 #include "../src/llama-kv-storage.h"
 
@@ -29,7 +29,7 @@ struct config {
     bool    v_trans;
     bool    has_v;
     int64_t n_stream;
-    bool    is_device = false; // to the storage it is no host memory
+    bool    is_device = false; // the storage treats it as device memory
 
     std::string name() const {
         return std::string(what == kind::fixed ? "fixed" : what == kind::copy ? "copy" : "in place") + (is_device ? " on a device" : "") + (v_trans ? " transposed" : "") +
@@ -77,7 +77,7 @@ struct cache {
         }
     }
 
-    // the bytes of row i of stream s, which are scattered where it is transposed
+    // return the bytes of row i of stream s, which are scattered if the tensor is transposed
     static std::vector<char> row(const ggml_tensor * t, bool trans, int64_t s, int64_t i) {
         std::vector<char> res(ggml_row_size(t->type, N_EMBD));
         const size_t el = ggml_type_size(t->type);
@@ -118,7 +118,7 @@ struct cache {
         });
     }
 
-    // the rows that are there, tensor by tensor
+    // the rows in memory, tensor by tensor
     std::vector<std::vector<char>> rows(const std::vector<uint32_t> & n_used) {
         std::vector<std::vector<char>> res;
         each([&](int, ggml_tensor * t, bool trans) {

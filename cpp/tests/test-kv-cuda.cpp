@@ -1,5 +1,5 @@
-// unit tests of ggml/src/ggml-cuda/pages.cu, compiled with a driver that counts, fails when told to and knows when a device
-// is busy. What a real one does: test-kv-device.cpp
+// unit tests of ggml/src/ggml-cuda/pages.cu with a fake driver that counts references, fails on request and knows busy
+// devices. test-kv-device.cpp tests a real driver
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpp.h"
@@ -20,7 +20,7 @@
 #include <vector>
 
 //
-// the driver, as much as is used of it
+// the used functions of the driver
 //
 
 enum cudaError_t { cudaSuccess, cudaErrorFake };
@@ -53,8 +53,8 @@ static const cudaStream_t cudaStreamPerThread = 2;
 
 static const size_t SIZE_PAGE = 4096;
 
-static const char FRESH = 0x55; // what memory has in it that nobody wrote
-static const char GONE  = 0x66; // what is read where nothing is mapped
+static const char FRESH = 0x55; // content of unwritten memory
+static const char GONE  = 0x66; // value of a read from unmapped memory
 
 struct ggml_cuda_device_info {
     int device_count;
@@ -84,21 +84,21 @@ static struct {
         size_t size;
     };
 
-    std::map<char *, std::vector<char>>         ranges;   // reserved, and what is seen there
-    std::map<CUmemGenericAllocationHandle, int> handles;  // references
-    std::map<char *, mapping>                   mappings; // of one page each
+    std::map<char *, std::vector<char>>         ranges;   // reserved, and their visible content
+    std::map<CUmemGenericAllocationHandle, int> handles;  // reference counts
+    std::map<char *, mapping>                   mappings; // one page each
 
-    std::vector<fill> pending; // queued and not done
-    std::set<int>     busy;    // devices that something runs on, which may use
+    std::vector<fill> pending; // queued and not finished
+    std::set<int>     busy;    // devices with running work, which may use
     std::set<char *>  in_use;
 
-    int device = -1; // the current one
+    int device = -1; // the current device
 
     std::set<int> unused; // devices without a context
 
     size_t n_free = 1000; // pages
 
-    // the calls that can fail: those with these indices do
+    // fail the calls with these indices
     int n_calls    = 0;
     int fail_first = std::numeric_limits<int>::max();
     int fail_last  = std::numeric_limits<int>::max();
@@ -119,7 +119,7 @@ static void fail_none() {
     fail_calls(std::numeric_limits<int>::max(), std::numeric_limits<int>::max());
 }
 
-// something starts that may use all that is mapped
+// start work that may use all mapped memory
 static void run_on(const std::set<int> & devices) {
     g_driver.busy = devices;
     g_driver.in_use.clear();
@@ -197,7 +197,7 @@ static CUresult cuMemMap(CUdeviceptr addr, size_t size, size_t offset, CUmemGene
 
 static CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     const bool failed = fails();
-    unref(handle); // also when it fails: what a driver keeps then is lost
+    unref(handle); // also on failure: the driver then loses the memory
     return failed ? CUDA_ERROR_FAKE : CUDA_SUCCESS;
 }
 
@@ -297,7 +297,7 @@ static const char * cu_get_error_str(CUresult) {
 }
 
 //
-// the file, and what it needs of ggml-cuda.cu
+// the tested file, and its dependencies in ggml-cuda.cu
 //
 
 #define GGML_CUDA_PAGES_FAKE
@@ -383,7 +383,7 @@ static char * base_of(ggml_backend_buffer_t buf) {
     return (char *) ggml_backend_buffer_get_base(buf);
 }
 
-// the bytes of a page, if they are all the same
+// return the common byte of a page, if all of its bytes are equal
 static int value_of(ggml_backend_buffer_t buf, size_t i_page) {
     const char * page = base_of(buf) + i_page*SIZE_PAGE;
     return std::count(page, page + SIZE_PAGE, page[0]) == (std::ptrdiff_t) SIZE_PAGE ? page[0] : -1;
@@ -466,7 +466,7 @@ static void test_map() {
     check_nothing_left("map: freed while mapped and busy");
     check(g_driver.busy.empty(), "free: waits");
 
-    // devices that read each other's memory
+    // devices with peer access
     set_env("GGML_CUDA_P2P", "1");
     {
         const auto buf = reserve(4);
@@ -524,10 +524,10 @@ static void test_buffer() {
     check_nothing_left("buffer");
 }
 
-// every call fails, alone and with all after it: nothing changes, and nothing leaks once the driver works again
+// fail every call, alone and with all later calls: nothing changes, and nothing leaks when the driver works again
 static void test_failures() {
     for (const bool alone : { true, false }) {
-        // of a map() that does not fail
+        // during a successful map()
         auto some = reserve(8);
         check(map(some.get(), 2, 2), "failures: before");
         fail_none();
@@ -547,7 +547,7 @@ static void test_failures() {
             check(!map(buf.get(), 1, 6), what + ": map says so");
             fail_none();
 
-            ggml_backend_buffer_clear(buf.get(), 1); // leaves out what nobody has access to
+            ggml_backend_buffer_clear(buf.get(), 1); // skips inaccessible memory
             check(value_of(buf.get(), 2) == 1 && value_of(buf.get(), 3) == 1, what + ": what was there stays");
             check(n_mapped(buf.get()) == g_driver.mappings.size(), what + ": counted");
             check(g_driver.handles.size() == g_driver.mappings.size(), what + ": no handle without a mapping");
@@ -565,8 +565,8 @@ static void test_failures() {
         }
     }
 
-    // the same when memory is given back
-    for (int i = 0; i < 9; ++i) { // one to wait, and one a page
+    // the same while memory is freed
+    for (int i = 0; i < 9; ++i) { // one to wait, and one per page
         const std::string what = "unmap: call " + std::to_string(i) + " fails";
 
         auto buf = reserve(8);
@@ -580,7 +580,7 @@ static void test_failures() {
 
         check(n_mapped(buf.get()) == g_driver.mappings.size() && n_mapped(buf.get()) == (i == 0 ? 8 : 1), what + ": counted");
 
-        // what could not be given back is zero, as all else that was not there
+        // memory that could not be freed is zero, like all unmapped memory
         check(map(buf.get(), 0, 8), what + ": comes back");
         for (int j = 0; j < 8; ++j) {
             check(value_of(buf.get(), j) == 0, what + ": zeros afterwards");
@@ -590,7 +590,7 @@ static void test_failures() {
         buf.reset();
         check_nothing_left(what);
     }
-    // a device that is lost: the end is no crash
+    // if a device is lost, the program ends without a crash
     auto buf = reserve(2);
     check(map(buf.get(), 0, 2), "lost: before");
     fail_calls(0, std::numeric_limits<int>::max() - 1);
@@ -605,7 +605,7 @@ static void test_failures() {
     g_driver.n_free = 1000;
 }
 
-// two buffers, memory that ends, calls that fail now and then
+// random operations on two buffers with little memory and occasional failures
 static void test_random() {
     std::mt19937 rng(1);
     const auto random = [&](int n) { return (int) (rng() % n); };
@@ -626,7 +626,7 @@ static void test_random() {
             auto * buf = bufs[ib].get();
 
             if (random(2) == 0) {
-                // either a call fails or memory ends: of both, what could not be given back would stay
+                // either a call fails or memory runs out: after both, memory that could not be freed would remain
                 const size_t n_more = random(4) == 0 ? 1000 : 0;
                 if (n_more > 0) {
                     const int i = random(20);
@@ -646,7 +646,7 @@ static void test_random() {
                 std::fill(model[ib].begin() + i0, model[ib].begin() + i0 + n, (int) GONE);
             }
 
-            // somebody writes
+            // a kernel writes
             for (int i = 0; i < n_pages; ++i) {
                 check(value_of(buf, i) == model[ib][i], "random: what is where");
                 if (model[ib][i] != GONE && random(3) == 0) {
@@ -666,7 +666,7 @@ static void test_random() {
 }
 
 int main() {
-    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // of every failure
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // suppress the log of every failure
 
     g_info.device_count = 2;
     g_info.devices[0]   = { true, SIZE_PAGE, 5 };

@@ -1,5 +1,5 @@
-// unit tests of device memory that comes and goes (ggml-pages.h), on every device that has it and on one that is not there, which
-// the other tests stand on. What goes wrong inside of CUDA's: test-kv-cuda.cpp
+// unit tests of device memory in pages (ggml-pages.h), on every real device with pages and on the fake device, which
+// other tests depend on. test-kv-cuda.cpp tests the failures of CUDA's implementation
 
 #include "../tools/kv-check/fake-device.h"
 
@@ -56,7 +56,7 @@ struct device {
     }
 };
 
-// a tensor of floats over the whole of a buffer
+// create a tensor of floats over the whole of a buffer
 static ggml_tensor * tensor_on(ggml_context * ctx, const ggml_backend_buffer_ptr & buf) {
     ggml_tensor * res = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, ggml_backend_buffer_get_size(buf.get())/sizeof(float));
     ggml_backend_tensor_alloc(buf.get(), res, ggml_backend_buffer_get_base(buf.get()));
@@ -83,7 +83,7 @@ static void test_data(const device & d) {
     check(buf && d.pages->n_bytes_mapped(buf.get()) == 0, d.name + ": reserve");
     ggml_tensor * t = tensor_on(ctx.get(), buf);
 
-    // what was in the memory before is not seen
+    // old content of the memory is invisible
     check(d.map(buf, 0, 16), d.name + ": map");
     ggml_backend_buffer_clear(buf.get(), 0x3f);
     check(d.unmap(buf, 0, 16) && d.pages->n_bytes_mapped(buf.get()) == 0, d.name + ": unmap");
@@ -96,7 +96,7 @@ static void test_data(const device & d) {
     check(all_are(t, 3*n + 4, n - 4, 1.0f) && all_are(t, 5*n, 2*n - 4, 1.0f), d.name + ": the rest stays");
     check(all_are(t, 0, 3*n + 4, 0.0f) && all_are(t, 4*n, n, 0.0f) && all_are(t, 7*n - 4, n + 4, 0.0f), d.name + ": zeros in the hole");
 
-    // with pages that are absent
+    // with unmapped pages
     ggml_backend_tensor_memset(t, 0, n/2, 12*n);
     check(all_are(t, 0, 8*n, 0.0f), d.name + ": memset");
 
@@ -115,7 +115,7 @@ static void test_data(const device & d) {
     check(all_are(plain, 0, 8*n, 2.0f), d.name + ": copied from");
 }
 
-// graphs see what was mapped, and pages go only when they are done
+// test that graphs see mapped pages, and that pages are unmapped only after the graphs
 static void test_graph(const device & d) {
     const size_t n_pages = 32;
     const int    n_nodes = 400;
@@ -129,7 +129,7 @@ static void test_graph(const device & d) {
     ggml_tensor * part = ggml_view_1d(ctx.get(), t, n_pages*d.page_size/sizeof(float), 0);
     ggml_backend_view_init(part);
 
-    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), n_nodes + 1, false); // and the view
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), n_nodes + 1, false); // including the view
     ggml_tensor * cur = part;
     for (int i = 0; i < n_nodes; ++i) {
         cur = ggml_scale_bias_inplace(ctx.get(), cur, 1.0f, 1.0f);
@@ -137,7 +137,7 @@ static void test_graph(const device & d) {
     }
     ggml_build_forward_expand(gf, cur);
 
-    for (int i = 0; i < 5; ++i) { // the later ones may be captured
+    for (int i = 0; i < 5; ++i) { // the later graphs may be captured
         check(d.map(buf, 0, n_pages), d.name + ": map for a graph");
         check(ggml_backend_graph_compute_async(backend.get(), gf) == GGML_STATUS_SUCCESS, d.name + ": compute");
 
@@ -148,7 +148,7 @@ static void test_graph(const device & d) {
 
         check(d.unmap(buf, 0, n_pages), d.name + ": unmap while a graph may run");
     }
-    ggml_backend_synchronize(backend.get()); // ends the process if the graph ran into pages that were gone
+    ggml_backend_synchronize(backend.get()); // ends the process if the graph accessed unmapped pages
 }
 
 static ggml_backend_buffer_ptr alloc(const device & d, size_t size) {
@@ -162,14 +162,14 @@ static void test_memory(const device & d) {
     auto buf = d.reserve(2*n_before/d.page_size);
     check(buf && n_bytes_free(d.dev) + n_pages/2*d.page_size > n_before, d.name + ": addresses take no memory");
 
-    // others may use the device: half of what is expected
+    // other programs may use the device: expect at least half
     check(d.map(buf, 10, n_pages) && n_bytes_free(d.dev) + n_pages/2*d.page_size < n_before, d.name + ": pages do");
     const size_t n_between = n_bytes_free(d.dev);
     check(d.unmap(buf, 10, n_pages) && n_bytes_free(d.dev) > n_between + n_pages/2*d.page_size, d.name + ": and give it back");
 
-#ifndef _WIN32 // where a driver takes host memory instead
+#ifndef _WIN32 // a Windows driver uses host memory instead
     if (ggml_backend_dev_type(d.dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
-        // all but a part of it: one page after the other would take long
+        // fill most of the memory at once: single pages would be slow
         const size_t n_free = n_bytes_free(d.dev);
         const size_t n_keep = std::max<size_t>(4*n_pages*d.page_size, 256 << 20);
         const auto   rest   = n_free > n_keep ? alloc(d, n_free - n_keep) : nullptr;
@@ -185,7 +185,7 @@ static void test_memory(const device & d) {
 }
 
 //
-// the fake device alone: what it promises its tests
+// rules of the fake device that its tests depend on
 //
 
 static void test_plain(const device & d) {
@@ -212,7 +212,7 @@ static void test_plain(const device & d) {
 static bool faults(const std::function<void()> & f) {
     const pid_t pid = fork();
     if (pid == 0) {
-        signal(SIGSEGV, SIG_DFL); // a sanitizer's would exit
+        signal(SIGSEGV, SIG_DFL); // a sanitizer's handler would exit
         f();
         _exit(0);
     }
@@ -229,7 +229,7 @@ static void compute(const device & d, ggml_context * ctx, ggml_tensor * t) {
     ggml_backend_graph_compute(backend.get(), gf);
 }
 
-// of 8 pages, 4 is absent: who touches it dies, who does not lives
+// of 8 pages, unmap page 4: only an access to page 4 ends the process
 static void test_faults(const device & d) {
     const size_t n = d.page_size;
 
@@ -273,7 +273,7 @@ static void test_faults(const device & d) {
     }
 }
 
-// a kernel that reads rows, the last of which ends with a page or before it
+// run a kernel that reads rows, the last of which ends at or before the end of a page
 static void test_faults_padding(const device & d) {
     ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
 
@@ -307,7 +307,7 @@ static void test_faults_freed(const device & d) {
     auto buf = alloc(d, d.page_size);
     ggml_tensor * t = tensor_on(ctx.get(), buf);
     buf.reset();
-    const auto other = alloc(d, d.page_size); // not in the same place
+    const auto other = alloc(d, d.page_size); // at another address
 
     check(faults([&] { *(volatile char *) t->data = 0; }), d.name + ": no fault in what was freed");
 }
@@ -315,11 +315,11 @@ static void test_faults_freed(const device & d) {
 #endif
 
 int main() {
-    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // of one that is ended, what there is
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // keep the output of a process that is killed
 
     ggml_backend_load_all();
 
-    const size_t n_page = 64 << 10; // little, for a CPU
+    const size_t n_page = 64 << 10; // small, for a CPU
 
     ggml_backend_dev_t fake  = fake_device_add(1024*n_page, n_page);
     ggml_backend_dev_t plain = fake_device_add(1024*n_page, 0);

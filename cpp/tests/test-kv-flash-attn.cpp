@@ -1,8 +1,8 @@
 // Check flash attention on the CPU with every pair of types of K and V against a reference in double precision.
 //
-// Each case runs twice: with the reference path (use_ref), which upstream takes for all types but F16 and F32, and with the
-// fast paths of the patch cpu-flash-attn. The error of the fast paths must not exceed the error of the reference path, and it
-// must be rounding of F32. Rows that no query sees contain NaN: a KV cache may not have memory there.
+// Each case runs with the reference path (use_ref), which upstream uses for all types except F16 and F32, and with the
+// fast paths of the patch cpu-flash-attn. The error of the fast paths must not exceed the error of the reference path,
+// and it must be rounding of F32. Rows that no query sees contain NaN: a KV cache may have unmapped memory there.
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -19,7 +19,7 @@
 
 static int n_failed = 0;
 
-// as in test-kv.h, which is of another layer
+// like test-kv.h, which belongs to another layer
 static void check(bool ok, const std::string & what) {
     if (!ok) {
         fprintf(stderr, "failed: %s\n", what.c_str());
@@ -27,7 +27,7 @@ static void check(bool ok, const std::string & what) {
     }
 }
 
-// the sizes that the fast paths of ggml-cpu start at
+// the smallest sizes of the fast paths in ggml-cpu
 static constexpr int64_t n_rows_tiled = 64;
 static constexpr int64_t n_kv_split   = 512;
 
@@ -41,7 +41,7 @@ enum mask_kind {
     MASK_NONE,
     MASK_CAUSAL,
     MASK_WINDOW, // a query sees the last 96 positions
-    MASK_HOLES,  // a third of the cells is of other sequences
+    MASK_HOLES,  // a third of the cells belongs to other sequences
 };
 
 struct test_shape {
@@ -62,7 +62,7 @@ struct test_shape {
     bool  has_sinks     = false;
     bool  is_mla        = false; // V is the first part of each K row
 
-    // whether a fast path computes this shape
+    // true if a fast path computes this shape
     bool is_fast() const {
         return n_rows >= n_rows_tiled || (n_rows == 1 && n_stream == 1 && n_kv >= n_kv_split);
     }
@@ -105,7 +105,7 @@ static const ggml_type types[] = {
     GGML_TYPE_IQ4_NL,
 };
 
-// numbers that are the same on every platform: roughly normal, with a deviation of 1
+// draw numbers that are the same on every platform: roughly normal, with a deviation of 1
 static float random_normal() {
     static uint64_t state = 1;
 
@@ -118,7 +118,7 @@ static float random_normal() {
     return 2.0f*sum;
 }
 
-// the operation on tensors with data, and its result in double precision
+// build the operation on tensors with data, and compute its result in double precision
 struct test_op {
     const test_shape & shape;
 
@@ -204,7 +204,7 @@ struct test_op {
 
             std::vector<bool> is_seen(shape.n_kv);
             for (int64_t i = 0; i < shape.n_rows; ++i) {
-                // behind the last position are unused cells
+                // cells after the last position are unused
                 const int64_t pos = shape.n_kv - shape.n_rows - 3 + i;
 
                 for (int64_t j = 0; j < shape.n_kv; ++j) {
@@ -221,7 +221,7 @@ struct test_op {
                 const auto j0 = is_seen.begin() + j/n_kv_tile*n_kv_tile;
                 const auto j1 = is_seen.begin() + std::min((j/n_kv_tile + 1)*n_kv_tile, shape.n_kv);
 
-                // as the paths for F16, read no row that nobody sees, and no tile of such rows
+                // like the F16 paths, skip rows that no query sees, and tiles of such rows
                 if (!is_seen[j] && (shape.n_rows == 1 || std::find(j0, j1, true) == j1)) {
                     set_nan(k, j, s);
                     set_nan(v, j, s);
@@ -249,7 +249,7 @@ struct test_op {
         return res;
     }
 
-    // the ALiBi slope of a head
+    // return the ALiBi slope of a head
     double slope(int64_t h) const {
         if (shape.max_bias == 0.0f) {
             return 1.0;
@@ -368,7 +368,7 @@ struct cpu_backend {
     }
 };
 
-// the largest errors of a pair of types
+// print the largest errors of a pair of types
 struct test_errors {
     double old_max   = 0.0;
     double new_max   = 0.0;
@@ -420,7 +420,7 @@ int main() {
 
     for (const auto type_k : types) {
         for (const auto type_v : types) {
-            // these have fast paths of upstream
+            // upstream has fast paths for these types
             if (type_k == type_v && (type_k == GGML_TYPE_F16 || type_k == GGML_TYPE_F32)) {
                 continue;
             }

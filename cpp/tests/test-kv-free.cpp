@@ -1,8 +1,8 @@
-// A buffer that is freed between two graphs is not touched by the second one, on any device.
+// Check on every device that a buffer freed between two graphs is not accessed by the second graph.
 //
-// A growth of the KV cache by copy frees buffers while the backend lives. What a backend keeps from one graph to the next (sets
-// of descriptors, command buffers, graphs that were captured) can still name them. Where memory of a device is on the heap of
-// this process, as with Mesa's software driver for Vulkan, what touches it is a corrupted heap. There is no KV cache here.
+// A growth of the KV cache by copy frees buffers during the life of the backend. Objects that the backend keeps between
+// graphs (descriptor sets, command buffers, captured graphs) may still refer to them. If device memory is on the heap
+// of this process, as with Mesa's software driver for Vulkan, an access corrupts the heap. There is no KV cache here.
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -17,7 +17,7 @@
 #include <memory>
 #include <vector>
 
-// n ops of two or three tensors each, in a buffer of their own, which is returned
+// compute n ops of two or three tensors each, in a separate buffer, which is returned
 static ggml_backend_buffer_ptr compute(ggml_backend_t backend, bool is_binary, int n, const char * what) {
     const ggml_init_params params = { ggml_tensor_overhead()*(2*n + 8) + ggml_graph_overhead(), nullptr, true };
 
@@ -71,13 +71,13 @@ int main() {
         }
 
         for (int k = 0; k < 100 && n_failed == 0; ++k) {
-            // what is named by 16 sets of three buffers ...
+            // 16 descriptor sets refer to three buffers ...
             auto freed = compute(backend.get(), true, 16, name);
 
-            // ... is no longer the last that was used ...
+            // ... other sets are used later ...
             const auto other = compute(backend.get(), true, 1, name);
 
-            // ... and freed, and its memory used by somebody else, when those sets are used for two buffers
+            // ... the buffers are freed, and their memory reused, before the sets are used for two buffers
             freed.reset();
 
             std::vector<std::unique_ptr<char[]>> heap;

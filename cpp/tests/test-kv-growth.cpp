@@ -61,7 +61,7 @@ static void test_smallest() {
     check_eq("exact",                          768,    g.smallest(512));
     check_eq("capped",                         131072, g.smallest(200000));
 
-    // what can be used of the smallest storage is what was asked for, and never all of it
+    // the usable size of the smallest storage is the requested size, and always less than all of it
     for (uint32_t n_need = 1; n_need <= 131072; n_need += 61) {
         const uint32_t n = g.smallest(n_need);
         if (g.usable(n) < n_need || (n < g.n_max && (n_need + 255)/256*256 >= n)) {
@@ -72,7 +72,7 @@ static void test_smallest() {
     }
 }
 
-// from the start to cell 100000, one token at a time: what it costs to have grown there
+// grow from the start to cell 100000, one token at a time, and return the total cost
 static void test_total(size_t size_cell, uint32_t n_growth_max, double n_gib_max) {
     const llama_kv_growth g = { 131072, 1, size_cell };
 
@@ -117,7 +117,7 @@ static void test_next_in_place() {
     check_eq("in place: starts at the pad",           2048, llama_kv_growth { 131072, 8, SIZE_CELL_QWEN, true }.start());
     check_eq("in place: padded to blocks",            320,  g.smallest(289));
 
-    // beyond 4096 cells at most 1.4 times what is used is taken, at any length
+    // beyond 4096 cells, at most 1.4 times the used memory is allocated, at any length
     for (uint32_t n_used = 4097, n_cur = 4096; n_used <= 131072; ++n_used) {
         n_cur = g.next(n_cur, n_used);
         if (n_cur < n_used || 10ull*n_cur > 14ull*n_used) {
@@ -155,7 +155,7 @@ static void test_shrink() {
     check_eq("in place: less than 512 cells",             512,   p.shrink(512, 0, 0));
     check_eq("in place: 512 cells",                       256,   p.shrink(768, 0, 0));
 
-    // what is left never is less than what has to stay, and the next growth does not undo it
+    // a shrink keeps all required rows, and the next growth does not undo it
     for (const auto & g : { c, p }) {
         for (uint32_t n_cur = 256; n_cur <= 131072; n_cur += 256) {
             for (uint32_t n_keep = 0; n_keep <= n_cur; n_keep += 97) {
@@ -177,7 +177,7 @@ int main() {
     test_next();
     test_smallest();
 
-    // one stream, eight and 64 of them
+    // one, eight and 64 streams
     test_total(   SIZE_CELL_QWEN, 12,  20.0);
     test_total( 8*SIZE_CELL_QWEN, 60, 400.0);
     test_total(64*SIZE_CELL_QWEN, 60, 4000.0);

@@ -1,5 +1,5 @@
-// unit tests of the storage of the dynamic KV cache without host memory: each of the small allocations that it makes (operator
-// new) fails, alone and with all after it. what it was asked for is done then, or nothing has changed
+// unit tests of the storage of the dynamic KV cache without host memory: each small allocation (operator new) fails,
+// alone and with all later ones. either the request is completed, or nothing has changed
 
 #include "../src/llama-kv-limits.h"
 
@@ -14,7 +14,7 @@
 #include <vector>
 
 //
-// operator new of the process, of the libraries too
+// operator new of the process, also for the libraries
 //
 
 static std::atomic<long> n_left   = -1; // allocations until one fails. below 0: none fails
@@ -53,11 +53,11 @@ void * operator new(size_t size, const std::nothrow_t &) noexcept {
 void operator delete(void * ptr) noexcept         { free(ptr); }
 void operator delete(void * ptr, size_t) noexcept { free(ptr); }
 
-// upstream's C code frees nothing where what it calls throws
+// upstream's C code leaks if its callees throw
 extern "C" const char * __lsan_default_suppressions();
 extern "C" const char * __lsan_default_suppressions() { return "leak:ggml_backend_alloc_ctx_tensors_from_buft"; }
 
-// to take memory is to look at what there is, which allocates
+// a commit reads the free memory, which allocates
 static void look_next_time() {
     const size_t n_left = llama_kv_limits_available();
 
@@ -66,7 +66,7 @@ static void look_next_time() {
     }
 }
 
-// whether f returns true. what fails is its n-th allocation, from 0, and if not once, all after it
+// return the result of f, during which its n-th allocation fails, from 0, and unless once, all later ones
 static bool without_memory(long n, bool once, const std::function<bool()> & f) {
     n_failed_new = 0;
     is_once      = once;
@@ -83,7 +83,7 @@ static bool without_memory(long n, bool once, const std::function<bool()> & f) {
     return res;
 }
 
-// f(n, once, name), which returns whether an allocation has failed, until none does
+// call f(n, once, name), which returns true if an allocation has failed, until it returns false
 template <typename F>
 static void each_allocation(const std::string & what, F && f) {
     for (const bool once : { true, false }) {
@@ -96,7 +96,7 @@ static void each_allocation(const std::string & what, F && f) {
 }
 
 //
-// what is asked of a storage
+// requests to a storage
 //
 
 static constexpr uint32_t N_USED = 500;
@@ -109,7 +109,7 @@ static llama_kv_rows rows_of(const cache & c, uint32_t n, uint32_t hole) {
     return res;
 }
 
-// with rows that hold something, in place with a hole
+// fill some rows, in place with a hole
 static std::vector<uint32_t> start(cache & c) {
     const std::vector<uint32_t> n_used(c.cfg.n_stream, N_USED);
 
@@ -151,7 +151,7 @@ static void test_grow(const config & cfg) {
     });
 }
 
-// to give back needs no memory. what does not go then goes with the next change
+// freeing needs no memory. remaining pages are freed with the next change
 static void test_shrink(const config & cfg) {
     each_allocation(cfg.name() + ": gives back", [&](long n, bool once, const std::string & what) {
         cache c(cfg, GGML_TYPE_F16);
@@ -205,12 +205,12 @@ static void test_clear(const config & cfg) {
 static void test_types(const config & cfg, ggml_type from, ggml_type to) {
     const std::string name = cfg.name() + ": " + ggml_type_name(from) + " to " + ggml_type_name(to);
 
-    // what is prepared does not fail
+    // prepared operations never fail
     const auto change = [&](cache & c, const std::string & what) {
         const long n  = n_left;
         const bool is = without_memory(0, false, [&]() {
             return c.storage->set_types([&](const llama_kv_lines & a, const llama_kv_lines & b, bool is_v) {
-                n_left = -1; // these allocations are the test's own
+                n_left = -1; // these allocations belong to the test
                 convert(a, b, is_v);
                 n_left = 0;
             });
@@ -248,7 +248,7 @@ static void test_types(const config & cfg, ggml_type from, ggml_type to) {
 }
 
 int main() {
-    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+    ggml_time_init(); // on Windows, the clock that the storage uses must be initialized
 
     set_fail("-1");
 

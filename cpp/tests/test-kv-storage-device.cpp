@@ -1,5 +1,5 @@
-// unit tests of the storage of the dynamic KV cache in place in the memory of devices (ggml-pages.h), on devices that are not there:
-// which rows come and go, that every byte comes back, and what happens when there are too few
+// unit tests of the storage of the dynamic KV cache in place in device memory (ggml-pages.h), on fake devices: which
+// rows are mapped and unmapped, that every byte is kept, and the behaviour without enough memory
 
 #include "../src/llama-kv-storage.h"
 
@@ -24,7 +24,7 @@ static constexpr int64_t  N_EMBD = 64;
 static constexpr uint32_t N_MAX  = 4096;
 static constexpr size_t   LARGE  = size_t(64) << 20;
 
-// after the last row of a stream
+// padding after the last row of a stream
 static uint32_t end_of(const llama_kv_rows & rows, uint32_t s) {
     uint32_t res = 0;
     rows.each_run(s, [&](uint32_t, uint32_t i1) { res = i1; });
@@ -38,12 +38,12 @@ static size_t n_bytes_free(ggml_backend_dev_t dev) {
     return free;
 }
 
-// takes all of a device but so many bytes
+// allocate all memory of a device except so many bytes
 static ggml_backend_buffer_ptr take_all_but(ggml_backend_dev_t dev, size_t n_bytes) {
     return ggml_backend_buffer_ptr(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(dev), n_bytes_free(dev) - n_bytes));
 }
 
-// a layer on each of the devices, in the order of a model
+// put a layer on each of the devices, in the order of a model
 struct cache {
     cache(const std::vector<ggml_backend_dev_t> & devs, ggml_type type, int64_t n_stream, int64_t n_embd_k = N_EMBD) :
         storage(llama_kv_storage_create_inplace(n_stream, N_MAX, 1, false, false, bufs)) {
@@ -80,7 +80,7 @@ struct cache {
                 ctx_left = std::move(ctx);
                 return;
             }
-            ggml_backend_buffer_clear(buf.get(), 0); // as the constructor of llama_kv_cache
+            ggml_backend_buffer_clear(buf.get(), 0); // like the constructor of llama_kv_cache
             bufs.emplace_back(std::move(ctx), std::move(buf));
         }
     }
@@ -97,7 +97,7 @@ struct cache {
         return res;
     }
 
-    // f(tensor, layer): K and V of the layers. the memory of these devices can be reached where it is mapped
+    // call f(tensor, layer) for K and V of the layers. mapped memory of these devices is accessible to the test
     template <typename F>
     void each(F && f) {
         int id = 0;
@@ -111,7 +111,7 @@ struct cache {
         return (char *) t->data + s*t->nb[2] + i*t->nb[1];
     }
 
-    // there are 211 different rows of each kind
+    // 211 different rows of each kind
     static const std::vector<char> & pattern(const ggml_tensor * t, int id, int64_t s, int64_t i, int version) {
         static std::map<std::tuple<ggml_type, int64_t, int>, std::vector<char>> rows;
 
@@ -168,7 +168,7 @@ struct cache {
 
     bool is_there = true;
 
-    ggml_context_ptr ctx_left; // with the tensors that got no memory
+    ggml_context_ptr ctx_left; // has the tensors that got no memory
 };
 
 static llama_kv_rows rows_of(const cache & c, const std::vector<uint32_t> & n) {
@@ -210,7 +210,7 @@ static void test_rows() {
 
         check(c.storage->clear(0) && c.is_zero(0, 0, 256) && !c.storage->has(0, 256) && c.is_filled(1, 0, 700), "rows: a stream is cleared");
 
-        // a stream keeps as much as the longest one, if it had it
+        // a stream keeps as much as the longest stream, if it had that much
         check(c.storage->try_resize(rows_of(c, { 2048, N_MAX }), {}), "rows: more");
         auto used = c.storage->rows().none();
         used.add(1, 600, 700);
@@ -223,7 +223,7 @@ static void test_rows() {
     check(n_bytes_free(dev) == n_free, "rows: all memory is back");
 }
 
-// any sizes on two devices, one of which often has too little: all or nothing, to the byte
+// set random sizes on two devices, one of which often has too little memory: all or nothing, to the byte
 static void test_random() {
     for (const size_t n_mib : { 1, 2, 4 }) {
         ggml_backend_dev_t large = fake_device_add(LARGE, PAGE);
@@ -273,7 +273,7 @@ static void test_random() {
     }
 }
 
-// kernels take a head for a row, and read behind it what they do not read behind the row of all heads
+// test kernels that use a head as a row, and read past its end, but not past the row of all heads
 static void test_heads() {
     ggml_backend_dev_t dev = fake_device_add(LARGE, PAGE);
 
@@ -323,7 +323,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
     const bool   is_wider = ggml_row_size(to, N_EMBD) > ggml_row_size(from, N_EMBD);
     const size_t n_before = n_bytes_free(dev);
 
-    // two pages, one for each stream, and what is converted at a time: 2048 rows of V
+    // two pages, one per stream, and the converted rows of a step: 2048 rows of V
     const size_t n_least = PAGE*(2 + n_stream) + ggml_row_size(to, LLAMA_KV_CONVERT_ELEMENTS);
 
     ggml_backend_buffer_ptr others;
@@ -344,7 +344,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
         return;
     }
 
-    std::vector<ggml_backend_buffer_ptr> stolen; // what was free goes, each time, and nothing is given back
+    std::vector<ggml_backend_buffer_ptr> stolen; // take all free memory each time, and free none
 
     const bool done = c.storage->set_types([&](const llama_kv_lines & a, const llama_kv_lines & b, bool is_v) {
         convert(a, b, is_v);
@@ -385,7 +385,7 @@ static void test_types(ggml_type from, ggml_type to, int64_t n_stream, memory ho
 }
 
 int main() {
-    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+    ggml_time_init(); // on Windows, the clock that the storage uses must be initialized
 
 #ifdef _WIN32
     _putenv_s("LLAMA_KV_DYNAMIC_MARGIN", "0");
@@ -407,7 +407,7 @@ int main() {
         }
     }
 
-    // in other cases what goes back after each part suffices, whoever takes the rest
+    // otherwise the memory freed by each part suffices, even if other programs use the rest
     test_types(GGML_TYPE_F16,  GGML_TYPE_Q8_0, 3, memory::stolen);
     test_types(GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, 3, memory::stolen);
 

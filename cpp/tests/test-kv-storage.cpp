@@ -1,5 +1,5 @@
-// unit tests of the storage of the dynamic KV cache, by copy and in place: what is kept by a growth, by a series of growths and
-// by a growth that fails at any of its allocations
+// unit tests of the storage of the dynamic KV cache, by copy and in place: the content after a growth, after several
+// growths, and after a growth that fails at any of its allocations
 
 #include "../src/llama-kv-storage.h"
 
@@ -22,7 +22,7 @@
 #include <vector>
 
 //
-// a buffer type whose memory is not host memory, as that of a GPU: only the transfer functions reach it
+// a buffer type of device memory, like a GPU's: only the transfer functions can access it
 //
 
 static size_t n_transfers = 0;
@@ -41,14 +41,14 @@ static void dev_get(ggml_backend_buffer_t, const ggml_tensor * t, void * data, s
     memcpy(data, (const char *) t->data + offset, size);
 }
 
-static size_t n_dev_free = SIZE_MAX; // of the device, SIZE_MAX: it does not say
+static size_t n_dev_free = SIZE_MAX; // of the device, SIZE_MAX: unknown
 
 static void dev_memory(ggml_backend_dev_t, size_t * n_free, size_t * n_total) {
     *n_free  = n_dev_free == SIZE_MAX ? 0 : n_dev_free;
     *n_total = n_dev_free == SIZE_MAX ? 0 : size_t(1) << 30;
 }
 
-static size_t n_dev_tensor = SIZE_MAX; // bytes of a tensor, at most
+static size_t n_dev_tensor = SIZE_MAX; // maximum bytes of a tensor
 
 static bool dev_supports_op(ggml_backend_dev_t, const ggml_tensor * op) { return ggml_nbytes(op) <= n_dev_tensor; }
 
@@ -87,7 +87,7 @@ static ggml_backend_buffer_type_t dev_buft(bool is_host) {
     return &bufts[is_host];
 }
 
-// where a cache is: plain host memory, which comes in pages, that of some host buffer type, a device
+// places of a cache: host memory in pages, memory of another host buffer type, a device
 enum class place { pages, host, device };
 
 struct config {
@@ -130,7 +130,7 @@ struct cache {
 
         buft = cfg.where == place::pages ? ggml_backend_cpu_buffer_type() : dev_buft(cfg.where == place::host);
 
-        // as the constructor of llama_kv_cache
+        // like the constructor of llama_kv_cache
         ggml_backend_buffer_t buf = storage->alloc(ctx, buft, layers);
         ggml_backend_buffer_clear(buf, 0);
         bufs.emplace_back(ggml_context_ptr(ctx), ggml_backend_buffer_ptr(buf));
@@ -142,7 +142,7 @@ struct cache {
         return storage->try_resize(rows, n_used);
     }
 
-    // as llama_kv_cache::clear()
+    // like llama_kv_cache::clear()
     void clear() {
         if (!storage->clear(-1)) {
             for (const auto & [_, buf] : bufs) {
@@ -155,7 +155,8 @@ struct cache {
         return (unsigned char) (1 + (il*131 + is_v*57 + s*89 + i*7 + ib*13) % 255);
     }
 
-    // f(byte, pattern) for the bytes of cells in a stream. a transposed cell has one element in each of N_EMBD blocks
+    // call f(byte, pattern) for the bytes of cells in a stream. a transposed cell has one element in each of N_EMBD
+    // blocks
     template <typename F>
     void each(uint32_t i0, uint32_t i1, int64_t s, F && f) {
         for (uint32_t il = 0; il < cfg.n_layer; ++il) {
@@ -200,7 +201,7 @@ struct cache {
                 if (t->ne[1] != storage->n_rows() || !ggml_is_contiguous(t)) {
                     return false;
                 }
-                // where it was, and under its name: states on a device and the split modes go by it
+                // at the same address and with the same name: states on a device and the split modes depend on it
                 if (ggml_backend_buffer_get_type(t->buffer) != buft) {
                     return false;
                 }
@@ -255,7 +256,7 @@ struct cache {
     std::unique_ptr<llama_kv_storage> storage;
 };
 
-// what buffers may have beyond their tensors: in pages, K and V each start on one of their own
+// bytes of buffers beyond their tensors: in pages, K and V each start on a new page
 static size_t size_slack(const config & cfg) {
     return (cfg.where == place::pages ? 2 : 1)*4096*cfg.n_layer;
 }
@@ -301,12 +302,12 @@ static void test_grow(const config & cfg) {
         n_transfers = 0;
         check(c.resize(n_cells, n), what + ": grows");
 
-        // a get and a set per stream and tensor, whatever the number of rows. none on the host
+        // a get and a set per stream and tensor, for any number of rows; none on the host
         check(n_transfers <= (size_t) (cfg.where == place::device ? 4*cfg.n_stream*cfg.n_layer : 0), what + ": transfers");
         check(c.storage->n_rows() == n_cells, what + ": size");
         check_data(c, n, what);
 
-        // nothing of the previous sizes is left over
+        // buffers of the previous sizes are freed
         check(c.size_bufs() < (n_cells + 64)*n_bytes_cell*cfg.n_layer*cfg.n_stream + size_slack(cfg), what + ": buffers");
     }
 
@@ -314,7 +315,7 @@ static void test_grow(const config & cfg) {
     check_data(c, std::vector<uint32_t>(cfg.n_stream, 0), describe(cfg) + " cleared");
 }
 
-// fail each allocation of a growth, then grow for real
+// fail each allocation of a growth, then grow successfully
 static void test_fail(const config & cfg, int * n_alloc) {
     // allocations are counted over the process, so that the next one has a known number
     for (uint32_t i_fail = 0; i_fail < cfg.n_layer; ++i_fail) {
@@ -340,11 +341,11 @@ static void test_fail(const config & cfg, int * n_alloc) {
 
             set_fail(std::to_string(*n_alloc + i_fail + 1).c_str());
             check(!c.resize(2*n_cells, n), what + ": fails");
-            *n_alloc += 2*i_fail + 1; // the layers that had grown, and the same ones to go back
+            *n_alloc += 2*i_fail + 1; // the layers that had grown, and the same layers during the undo
 
             check(c.storage->n_rows() == n_cells, what + ": keeps its size");
 
-            // the layers that had grown have a buffer of the old size, beside the first one for all layers
+            // each layer that had grown has a buffer of the old size, in addition to the first buffer for all layers
             check(c.size_bufs() <= size + i_fail*size/cfg.n_layer + size_slack(cfg), what + ": gives back");
             check_data(c, n, what);
 
@@ -356,7 +357,7 @@ static void test_fail(const config & cfg, int * n_alloc) {
     }
 }
 
-// a device that has too little left: nothing is tried, so that nothing else finds no memory
+// test a device with too little memory: no allocation is tried, so that other allocations succeed
 static void test_device_is_full() {
     const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 1, 3, place::device };
 
@@ -368,7 +369,7 @@ static void test_device_is_full() {
 
     c.fill(0, 0, 256);
 
-    // at first all layers are in one buffer, which goes when the last one has its own
+    // at first all layers share a buffer, which is freed when the last layer has its own
     n_dev_free = margin + 1024*n_row - 1;
     n_transfers = 0;
     check(!c.resize(1024, n) && n_transfers == 0 && !c.storage->moved(), "device is full: first growth");
@@ -387,7 +388,7 @@ static void test_device_is_full() {
     n_dev_free = SIZE_MAX;
 }
 
-// a device can have a size that no tensor may pass: the scheduler would end the process
+// test a device that limits the size of a tensor: the scheduler would end the process
 static void test_device_takes_no_larger_tensor() {
     const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 3, 2, place::device };
 
@@ -407,8 +408,8 @@ static void test_device_takes_no_larger_tensor() {
     n_dev_tensor = SIZE_MAX;
 }
 
-// what would leave others without memory is not taken: wider types are refused, narrower ones stay in the buffer that all layers
-// were created in, which would go only after the last of them
+// test that a change keeps memory for other allocations: wider types are refused, narrower types remain in the shared
+// first buffer of all layers, which would be freed only after the last layer
 static void test_types_on_a_full_device() {
     const config cfg = { GGML_TYPE_F16, GGML_TYPE_F16, false, true, 1, 3, place::device };
 
@@ -440,7 +441,7 @@ static void test_types_on_a_full_device() {
         n_dev_free = SIZE_MAX;
     }
 
-    // with buffers of their own, one layer after the other gives back more than it takes
+    // with separate buffers, each layer frees more than it allocates
     cache c(cfg);
     check(c.resize(1024, n), "types, device is full: grown");
     const size_t size = c.size_bufs();
@@ -451,7 +452,7 @@ static void test_types_on_a_full_device() {
     n_dev_free = SIZE_MAX;
 }
 
-// narrower types with each of the allocations failing: layers leave the buffer that they were created in together or not at all
+// change to narrower types with each allocation failing: either all layers leave their shared first buffer, or none
 static void test_types_fail(const config & cfg, int * n_alloc) {
     if (cfg.v_trans || ggml_is_quantized(cfg.type_v)) {
         return;
@@ -472,7 +473,7 @@ static void test_types_fail(const config & cfg, int * n_alloc) {
     }
 }
 
-// give memory back, with each of the allocations for the smaller buffers failing
+// free memory, with each allocation of the smaller buffers failing
 static void test_shrink(const config & cfg, int * n_alloc) {
     for (uint32_t i_fail = 0; i_fail <= cfg.n_layer; ++i_fail) {
         cache c(cfg);
@@ -485,7 +486,7 @@ static void test_shrink(const config & cfg, int * n_alloc) {
 
         const auto n = used(cfg, 300);
         for (int64_t s = 0; s < cfg.n_stream; ++s) {
-            c.fill(s, 0, 1000); // more than what stays
+            c.fill(s, 0, 1000); // more than the remaining rows
         }
 
         const size_t size = c.size_bufs();
@@ -505,7 +506,7 @@ static void test_shrink(const config & cfg, int * n_alloc) {
     }
 }
 
-// where rows come and go in place, as they do for the cache: with holes, into other streams, with a commit that fails
+// map and unmap rows in place, like the cache: with holes, into other streams, with a commit that fails
 static void test_inplace(bool v_trans) {
     const std::string what = v_trans ? "in place, transposed" : "in place";
 
@@ -554,7 +555,7 @@ static void test_inplace(bool v_trans) {
     set(1, 10, 3);
     set(1, 2000, 4);
 
-    // all of stream 0, and nothing else: rows that only stream 1 had are zero
+    // all of stream 0, and nothing else: rows of stream 1 alone are zero
     auto same = storage->rows();
     same.set_stream(1, storage->rows(), 0);
     check(storage->try_resize(same, {}) && storage->copy_stream(0, 1), what + ": copies a stream");
@@ -581,7 +582,7 @@ static void test_inplace(bool v_trans) {
     set_fail("");
 }
 
-// a commit that fails changes nothing
+// fail a commit: nothing changes
 static void test_inplace_fails() {
     ggml_context_ptr ctx { ggml_init({ 6*ggml_tensor_overhead(), NULL, true }) };
 
@@ -609,7 +610,7 @@ static void test_inplace_fails() {
 }
 
 int main() {
-    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+    ggml_time_init(); // on Windows, the clock that the storage uses must be initialized
 
     std::vector<config> configs;
 

@@ -1,5 +1,6 @@
-// unit tests of a change of types in the storage of the dynamic KV cache: every row of every layer and stream is what its bytes
-// convert to, and nothing else is anything but zero, whether there is memory beside the cells, inside of them, or none at all
+// unit tests of a change of types in the storage of the dynamic KV cache: every row of every layer and stream must
+// equal the conversion of its bytes, and everything else must be zero, with memory next to the cells, inside of them,
+// or without memory
 
 #include "../src/llama-kv-pages.h"
 
@@ -15,7 +16,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
 
     cache c(cfg, from);
 
-    // streams end at different rows. by copy all of them have as many, and in place there is a hole
+    // streams end at different rows. by copy all streams have equal rows, and in place there is a hole
     auto rows = c.storage->rows();
     if (cfg.what == kind::inplace) {
         for (int64_t s = 0; s < cfg.n_stream; ++s) {
@@ -73,7 +74,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
         check(c.storage->n_bytes(c.storage->rows(), to, to) <= c.size_bufs() + 4096, what + ": bytes known before");
     }
 
-    // and back, which loses what the type does
+    // and back, which loses the precision of the type
     check(c.storage->prepare_types(from, from, n_used), what + ": back is prepared");
     c.storage->set_types(convert);
     check(c.is_consistent(from) && c.is_rest_zero(n_used), what + ": back");
@@ -84,7 +85,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
     }
     check(n_wrong == 0, what + ": rows back");
 
-    // it grows on
+    // it continues to grow
     if (cfg.what != kind::fixed) {
         auto more = c.storage->rows();
         more.add(0, 1024, N_MAX);
@@ -95,7 +96,7 @@ static void test_change(const config & cfg, ggml_type from, ggml_type to, bool h
 }
 
 int main() {
-    ggml_time_init(); // on Windows there is no clock before it, and the storage looks at one
+    ggml_time_init(); // on Windows, the clock that the storage uses must be initialized
 
     for (const kind what : { kind::fixed, kind::copy, kind::inplace }) {
         for (const int64_t n_stream : { 1, 3 }) {
