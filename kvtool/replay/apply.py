@@ -157,7 +157,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 class Builder:
-    """Build a chain of commits with an index of its own. `commit` and `tree` are those of the last commit."""
+    """Build a chain of commits with a separate index. `commit` and `tree` are those of the last commit."""
 
     def __init__(self, scratch: Scratch, commit: str) -> None:
         self.git, self.commit = scratch, commit
@@ -256,9 +256,9 @@ class Builder:
 
 
 def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES_MESSAGE) -> Replayed:
-    """Build base + files of cpp/ + each wanted patch. Equal input gives equal commit ids on every machine.
+    """Build base + files of cpp/ + each wanted patch. Equal input produces equal commit ids on every machine.
 
-    message: of the commit with the files of cpp/
+    message: message of the commit with the files of cpp/
     """
     builder = Builder(scratch, base)
     builder.commit_files(series.files, message)
@@ -363,7 +363,7 @@ def replay_patch(builder: Builder, loaded: LoadedPatch, missing: MissingLines, *
 
 
 def _is_applied_already(builder: Builder, mail: Mail) -> bool:
-    """Tell whether the reverse patch applies, and takes each hunk out of the function that the patch recorded."""
+    """Return True if the reverse patch applies, and removes each hunk from the function that the patch recorded."""
     builder.reset()
     if not builder.apply(mail.diff, "--reverse"):
         builder.reset()

@@ -1,13 +1,13 @@
-"""States of the series, and two of them against each other. A state is the commits of the patches on an upstream:
+"""Compare two states of the series. A state is the commits of the patches on an upstream:
 
-TAG        patches/ and cpp/ as they are, on that upstream of the lock
+TAG        patches/ and cpp/ in the project, on that upstream of the lock
 .          the same, on the lock's current upstream
-REV        patches/ and cpp/ at a revision of the project's git repository, on the upstream its lock has as current
+REV        patches/ and cpp/ at a revision of the project's git repository, on the current upstream of its lock
 REV:TAG    the same, on another upstream
-tree       the commits of the patched tree as it is
+tree       the commits of the patched tree
 
-They are compared by git's range-diff, one pair at a time, as the patches' own names say what is what: range-diff pairs
-commits by how alike they are, and takes a small patch of which a line changed for a removed and an added one.
+git's range-diff compares one pair of commits at a time, and the ids of the patches define the pairs. By itself,
+range-diff pairs commits by similarity, and reports a small patch with one changed line as removed and added.
 """
 
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ def _extract(project: Project, revision: str, place: Path) -> str:
             next_step="name a tag of the lock, a commit of this repository, REV:TAG, `.` or `tree`",
         )
     prefix = git.line("rev-parse", "--show-prefix")
-    # `place` as the work tree: nothing of the user's (attributes, the directory they stand in) then has a say.
+    # Use `place` as the work tree, so that the user's attributes and current directory have no effect.
     where = git.line("rev-parse", "--absolute-git-dir")
     env = {"GIT_DIR": where, "GIT_WORK_TREE": str(place), "GIT_INDEX_FILE": str(place / "index")}
     there = Git(place)
@@ -100,9 +100,13 @@ _RANGE_DIFF = ("-c", "diff.context=1", "range-diff", "--no-color")
 
 @dataclass(frozen=True)
 class Pair:
-    """A commit of one state and its counterpart. id: "" for the commit with cpp/'s files, and for those that are no
-    patch yet; change: same | changed | removed | added; before, after: commit ids, "" where there is none; diff: for a
-    changed one, git's diff of the two diffs, indented as git does."""
+    """A commit of one state and its counterpart.
+
+    id: patch id, "" for the commit with the files of cpp/ and for commits that are not a patch yet
+    change: same | changed | removed | added
+    before, after: commit ids, "" for none
+    diff: for a changed commit, git's diff of the two diffs, indented as git does
+    """
 
     id: str
     subject: str
@@ -113,14 +117,14 @@ class Pair:
 
 
 def range_diff(git: Git, before: Snapshot, after: Snapshot) -> tuple[Pair, ...]:
-    """Which commit became which: those of one patch, and those of one subject where they are none yet."""
+    """Pair the commits of two states: by patch id, and by subject for commits that are not a patch yet."""
     old, new = _commits(git, before), _commits(git, after)
     names = (*(name for name in old if name not in new), *new)
     return tuple(_pair(git, old.get(name), new.get(name)) for name in names)
 
 
 def _commits(git: Git, state: Snapshot) -> dict[str, tuple[str, str, str]]:
-    """The commits of a state in their order: what makes two the same patch, and the id of it, commit and subject."""
+    """Return the commits of a state in order: the key that identifies the patch, its id, the commit and the subject."""
     log = git.entries("log", "-z", "--reverse", "--topo-order", "--format=%H %s", f"{state.base}..{state.head}")
     told = [(state.ids.get(entry[:40], ""), entry[:40], entry[41:]) for entry in log]
     found: dict[str, tuple[str, str, str]] = {}
@@ -142,7 +146,7 @@ def _pair(git: Git, old: tuple[str, str, str] | None, new: tuple[str, str, str] 
 
 
 def text(pairs: tuple[Pair, ...]) -> str:
-    """The pairs as range-diff shows them: a line each, and below it what changed in the patch."""
+    """Format the pairs as range-diff does: a line for each pair, followed by the changes of the patch."""
     lines: list[str] = []
     for pair in pairs:
         before, after = (commit[:10] or "-" * 10 for commit in (pair.before, pair.after))
@@ -153,7 +157,7 @@ def text(pairs: tuple[Pair, ...]) -> str:
 
 
 def code_diff(git: Git, before: Snapshot, after: Snapshot) -> str:
-    """The patched files themselves: those that either state touches, so that upstream's own news stay out."""
+    """Return the diff of the files that either state changes, without upstream's own changes to other files."""
     paths = {path for side in (before, after) for path in git.changed(side.base, side.head)}
     if not paths:
         return ""

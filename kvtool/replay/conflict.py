@@ -1,4 +1,4 @@
-"""Say why a hunk conflicts: its cause in words, and a diff between the lines it expects and upstream's lines. Pure."""
+"""Find the cause of a hunk's conflict, and a diff between the lines it expects and upstream's lines. Runs no git."""
 
 import difflib
 import re
@@ -29,7 +29,7 @@ def add_cause(
     if not cause:
         cause, reason, region = _cause(piece, old, new, region, map_lines, moved_to)
     found = new.lines[region.start : region.stop]
-    # a line end or white space at an end does not show in a diff: the cause says it
+    # A diff does not show line ends or trailing white space, so the cause names them.
     shown = () if cause == "line ends" or (not new.lines and not found) else _diff(piece, old, new, region)
     expected, wanted, there = (_decoded(lines) for lines in (piece.before, piece.after, found[:_MOST]))
     return replace(hunk, cause=cause, reason=reason, expected=expected, wanted=wanted, found=there, diff=shown)

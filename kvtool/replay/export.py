@@ -1,7 +1,7 @@
 """Turn the commits of a tree back into patches/ and cpp/: assign commits to patches, and plan the changed files.
 
-Paths decide where an edit goes: a path that upstream has belongs to a patch, and a new file to cpp/. A new file that
-cpp/ cannot hold (paths.py) belongs to a patch, too. identity.py decides which commit is which patch. A commit
+The path of an edit decides: a path that upstream has belongs to a patch, and a new file to cpp/. A new file that
+cpp/ cannot hold (paths.py) belongs to a patch, too. identity.py matches commits with patches. A commit
 `fixup! <subject, id or commit>` (also squash! and amend!) is folded into that patch. Any other commit with changes for
 a patch is a new patch, at its place in the order.
 """
@@ -64,7 +64,7 @@ class PatchCommits:
     message: str
     made: str = ""  # the squashed commit, "" if the fixups removed every change
     absorbed: list[str] = field(default_factory=list)  # ids of other patches whose changes these commits contain
-    name: str = ""  # the id that plan_export gives a new patch
+    name: str = ""  # the id that plan_export assigns to a new patch
 
     @property
     def first(self) -> Commit:
@@ -80,12 +80,12 @@ class FoldedSeries:
     head: str
     tree: str
     dropped: tuple[str, ...] = ()  # ids of patches without a commit: squashed into others, or named by the user
-    losses: tuple[str, ...] = ()  # what of the commits is not kept, a sentence each
+    losses: tuple[str, ...] = ()  # the parts of the commits that are not kept, a sentence each
 
 
 @dataclass(frozen=True)
 class ExportChoices:
-    """What the user says about patches: COMMIT=ID (this commit is that patch), and patches to drop."""
+    """The user's decisions about patches: COMMIT=ID (this commit is that patch), and patches to drop."""
 
     assign: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def squash_fixups(
     """Fold base..head into a series with the same final tree.
 
     TreeError: a merge, a patch that lost its commit, a fixup of nothing.
-    ConflictError: a fixup that does not go into its patch because it needs a later one.
+    ConflictError: a fixup that does not apply to its patch because it needs a later patch.
     """
     choices = choices or ExportChoices()
     if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
@@ -182,7 +182,7 @@ def _group_commits(
     of_patches: frozenset[str],
     choices: ExportChoices,
 ) -> tuple[list[PatchCommits], list[str]]:
-    """Return the patches with their commits, and what of the commits is not kept."""
+    """Return the patches with their commits, and the parts of the commits that are not kept."""
     if merge := next((commit for commit in commits if len(commit.parents) > 1), None):
         raise TreeError(
             f"commit {merge.id[:10]} ({merge.subject}) is a merge",
@@ -221,7 +221,7 @@ def _message_of(commit: Commit, applied: Applied) -> str:
 
 
 def _loss_of_new_files(commit: Commit) -> list[str]:
-    """Say that files of cpp/ have neither author nor message, unless kvtool made the commit."""
+    """Report that files of cpp/ have neither author nor message, unless kvtool made the commit."""
     if not commit.diff or commit.email == IDENTITY["EMAIL"]:
         return []
     who = f"{commit.id[:10]} {commit.subject!r} by {commit.name} <{commit.email}>"
@@ -246,7 +246,7 @@ def _fixup_target(groups: Sequence[PatchCommits], target: str, tree: Path) -> Pa
 def _add_fixup(
     group: PatchCommits | None, others: Sequence[Commit], commit: Commit, diff: bytes, kind: str, target: str
 ) -> list[str]:
-    """Add a fixup to its patch, and return what of the fixup is not kept."""
+    """Add a fixup to its patch, and return the parts of the fixup that are not kept."""
     rest = commit.message.partition("\n")[2].strip()
     if group:
         group.commits.append((commit, diff))
@@ -265,7 +265,7 @@ def _add_fixup(
             why=f"no patch before it has the subject or id {target!r}",
             next_step="give it the subject of a patch (kvtool status lists them), or one of its own",
         )
-    return []  # it touches new files only: the path says where they go
+    return []  # it changes only new files, and their paths are sufficient
 
 
 def _find_missing(
@@ -308,7 +308,7 @@ def _find_missing(
 
 
 def _missing_error(missing: Sequence[LoadedPatch], fresh: Sequence[PatchCommits]) -> TreeError:
-    """Name the one command that says what became of each patch without a commit."""
+    """Return an error with the one command that resolves each patch without a commit."""
     said: list[str] = []
     for loaded in missing:
         paths = {file.path for file in parse_diff(loaded.mail.diff)}
@@ -362,9 +362,9 @@ def _commit_patch(builder: Builder, tree: Path, group: PatchCommits) -> str:
 def plan_export(
     project: Project, scratch: Scratch, folded: FoldedSeries, series: Series, was: Mapping[str, bytes]
 ) -> tuple[Change, ...]:
-    """Everything that has to change in the project for it to say what the tree says.
+    """Return all changes to the project that make it equal to the tree.
 
-    was: the diff of each patch as it was moved to the tree's upstream, where that is not the locked one.
+    was: the diff of each patch after its move to the tree's upstream, if that is not the locked one
     """
     by_id = {loaded.patch.id: loaded for loaded in series.patches}
     added: dict[str, str] = {}  # new id -> subject
@@ -374,7 +374,7 @@ def plan_export(
         if not name:
             mail = _as_mail(scratch, patch.made)
             subject = parse_mail(mail, patch.made).subject
-            # what lies there, but for what an export of this commit wrote before it was killed
+            # content that differs from the base, except files that a killed export of this commit wrote
             files = {file.stem.lower() for file in project.patches.glob("*.patch") if file.read_bytes() != mail}
             name = new_id(subject, {*by_id, *added, *files})
             added[name] = subject
@@ -393,13 +393,13 @@ def plan_export(
 def plan_rebase(
     context: SeriesContext, scratch: Scratch, upstream: Upstream, done: Rehearsal, groups: Sequence[str] = ()
 ) -> tuple[tuple[Change, ...], Applied]:
-    """What has to change for the project to say the new upstream, tried in scratch; and what the tree is then.
+    """Return the changes that move the project to the new upstream, tried in scratch, and the resulting tree.
 
-    groups: those that the tree is to have, empty for all. The rebase itself always moves the whole series.
+    groups: groups of the tree, empty for all. The rebase itself always moves the whole series.
 
-    A patch file whose bytes give the same commit on the new upstream stays as it is. A patch that has no place there
-    (merged, empty, left out) gets `until`, or `from` when the new upstream is older than the locked one and the patch
-    has not ended with the next; one that was to begin later gets `from`, too.
+    A patch file that already produces the same commit on the new upstream stays as it is. A patch that is not applied
+    there (merged, empty, left out) gets `until`. It gets `from` if the new upstream is older than the locked one and
+    the patch has not ended with the next. A patch that was to begin later gets `from`, too.
     """
     project, lock = context.project, context.lock
     by_id = {loaded.patch.id: loaded for loaded in context.series(upstream).patches}
@@ -429,9 +429,10 @@ def plan_rebase(
 def prove_changes(
     context: SeriesContext, scratch: Scratch, upstream: Upstream, base: str, tree: str, todo: Sequence[Change]
 ) -> tuple[Project, Applied]:
-    """Apply the series as it would be after some changes; return that project, and what its tree then is.
+    """Apply the series after some changes, and return the changed project with the state of its tree.
 
-    base: commit of the upstream tree. KvtoolError unless the series gives `tree` and export leaves its files unchanged.
+    base: commit of the upstream tree. KvtoolError unless the series reproduces `tree` and export leaves its files as
+    they are.
     """
     preview = preview_project(context.project, todo, scratch.place())
     series = context.with_project(preview).series(upstream)
@@ -455,8 +456,10 @@ _LATE = {"patches/series.toml": 1, "patches/upstream.lock": 2}
 
 
 def _in_write_order(found: list[Change]) -> tuple[Change, ...]:
-    """As they are to be written, so that the project can be read at every moment: new files before series.toml names
-    them, the lock behind it, and old files go after all that."""
+    """Order the changes so that the project is readable at every moment.
+
+    New files are written before series.toml names them, then the lock, and old files are removed last.
+    """
     turn = {change.path: 3 if change.content is None else _LATE.get(change.path, 0) for change in found}
     return tuple(sorted(found, key=lambda change: (turn[change.path], change.path)))
 
@@ -467,7 +470,7 @@ def _text_change(file: Path, text: str) -> list[Change]:
 
 
 def _cpp_changes(project: Project, git: Git, blobs: Sequence[Blob], groups: Sequence[str]) -> list[Change]:
-    """Return the changes that give cpp/ these files. groups: the groups of the tree; other files are not touched."""
+    """Return the changes that turn cpp/ into these files. groups: groups of the tree; other files are not touched."""
     ours = {blob.path: blob for blob in blobs_of(git, files_of_groups(project, groups))}
     _refuse_foreign(load_groups(project), groups, blobs)
     found: list[Change] = []
@@ -499,8 +502,12 @@ def _mail_changes(
     gone: Sequence[str],
     was: Mapping[str, bytes],
 ) -> list[Change]:
-    """The patch files that have to change. made: the commit of each patch, new ones among them; gone: those that have
-    none any more; was: as in plan_export()."""
+    """Return the patch files that must change.
+
+    made: the commit of each patch, including new patches
+    gone: patches that have no commit any more
+    was: as in plan_export()
+    """
     found: list[Change] = []
     for name, commit in made.items():
         loaded = by_id.get(name)
@@ -518,9 +525,9 @@ def _as_mail(git: Git, commit: str) -> bytes:
 
 
 def _gives_commit(scratch: Scratch, loaded: LoadedPatch, commit: str, was: bytes) -> bool:
-    """Return True if the patch file already gives this commit and need not change. Its line numbers may be old.
+    """Return True if the patch file already produces this commit and need not change. Its line numbers may be old.
 
-    `was` is the diff of the patch when it was moved to this upstream.
+    `was` is the diff of the patch after its move to this upstream.
     """
     fresh = parse_mail(_as_mail(scratch, commit), commit)
     if _identity(fresh) != _identity(loaded.mail):
@@ -546,11 +553,11 @@ def _identity(mail: Mail) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class PatchChange:
-    """What an export does with one patch.
+    """The result of an export for one patch.
 
     state: new | changed | unchanged | dropped
-    commits: the commits that it is made of, "1234567890 subject"; of an unchanged patch none
-    note: why it is dropped, or which other patches it contains now; "" for nothing
+    commits: the commits that it consists of, "1234567890 subject"; none for an unchanged patch
+    note: the reason for a drop, or other patches that it contains now; "" for nothing
     """
 
     id: str
@@ -560,7 +567,7 @@ class PatchChange:
 
 
 def patch_changes(folded: FoldedSeries, series: Series, todo: Sequence[Change]) -> tuple[PatchChange, ...]:
-    """Return what becomes of each patch, in the order of the tree, then those that are dropped."""
+    """Return the result for each patch, in the order of the tree, followed by the dropped patches."""
     files = {change.path: change.action for change in todo}
     by_id = {loaded.patch.id: loaded.patch.file for loaded in series.patches}
     absorbed = {name: group.name for group in folded.patches for name in group.absorbed}

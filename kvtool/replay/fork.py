@@ -1,8 +1,8 @@
 """Decide which patches the commits of a fork become. No checkout is touched, no ref is moved.
 
-The fork's own commits are kept one by one after the last merge of upstream. Older commits are moved onto the base, file
-by file: a file keeps its commits if moving them gives the fork's content. Other files are squashed into a patch per
-folder.
+The fork's own commits after the last merge of upstream are kept one by one. Older commits are moved onto the base, file
+by file: a file keeps its commits if moving them reproduces the fork's content. Other files are squashed into one patch
+per folder.
 """
 
 import re
@@ -24,7 +24,7 @@ _LISTED = 40  # commits that the message of a squashed patch lists
 
 @dataclass(frozen=True)
 class ForkBase:
-    """The upstream state that a fork stands on."""
+    """The upstream state that a fork is based on."""
 
     tag: str  # name in upstream.lock: a tag, or the whole commit id
     tree: str
@@ -138,10 +138,11 @@ def _newest_base(git: Git, head: str, lock: Lock) -> ForkBase:
 def plan_import(
     git: Git, base: ForkBase, head: str, name: str, *, squash: bool, each: Callable[[str, Sequence[str]], Iterable[str]]
 ) -> ForkPlan:
-    """Decide what becomes of each commit of a fork.
+    """Decide how each commit of a fork is imported.
 
-    name: the fork, for messages; squash: one patch per folder, no commit is kept; each: goes through commits with a
-    progress.
+    name: the fork, for messages
+    squash: one patch per folder, no commit is kept
+    each: iterates over commits with a progress bar
     """
     tree = git.line("rev-parse", f"{head}^{{tree}}")
     theirs, final = read_tree(git, base.tree), read_tree(git, tree)
@@ -179,7 +180,7 @@ def _kept_line(git: Git, base: str, head: str) -> tuple[str, tuple[str, ...]]:
 
 @dataclass
 class _Planner:
-    """What the patches of one import have in common."""
+    """The state that all patches of one import share."""
 
     git: Git
     base: ForkBase
@@ -219,7 +220,7 @@ class _Planner:
         *,
         squash: bool,
     ) -> list[ForkPatch]:
-        """Return patches that turn upstream's tree into that of `start`: moved commits, then one per folder."""
+        """Return patches that turn upstream's tree into the tree of `start`: moved commits, then one per folder."""
         differ = {p for p in self.wanted if theirs.get(p, ABSENT) != target.get(p, ABSENT)}
         moved: list[ForkPatch] = []
         own: list[str] = []
@@ -247,7 +248,7 @@ class _Planner:
     ) -> tuple[list[ForkPatch], set[str], dict[str, list[str]]]:
         """Move commits onto the base, file by file.
 
-        Return the patches, the paths on which the commits do not give the target, and the commits that touch each path.
+        Return the patches, the paths on which the commits do not reproduce the target, and the commits of each path.
         """
         now = {path: theirs.get(path, ABSENT) for path in differ}
         failed: set[str] = set()
@@ -309,7 +310,7 @@ def _squash_text(
     told: Mapping[str, tuple[Authored, tuple[str, ...]]],
     authors: Mapping[tuple[str, str], int],
 ) -> list[str]:
-    """Say which commits and authors a squashed patch contains."""
+    """Return a message with the commits and authors that a squashed patch contains."""
     if not commits:
         return [f"The difference to {tag}; the fork's history does not say more."]
     more = [f"... and {len(commits) - _LISTED} more"] if len(commits) > _LISTED else []
@@ -361,7 +362,7 @@ def _patch(
 
 
 def _with_own_subjects(patches: Sequence[ForkPatch]) -> list[ForkPatch]:
-    """Number equal subjects, since export tells commits apart by their subject."""
+    """Number equal subjects, since export distinguishes commits by their subject."""
     seen: Counter[str] = Counter()
     taken = {patch.subject for patch in patches}
     found: list[ForkPatch] = []

@@ -1,8 +1,8 @@
-"""Recognize which commit of the patched tree is which patch of the series. Runs no git.
+"""Match the commits of the patched tree with the patches of the series. Runs no git.
 
 These rules are tried in order. Each patch is matched with at most one commit, and each commit with one patch:
 
-1. The user said so: `kvtool export --assign COMMIT=ID`, or a trailer `Kvtool-Patch: ID` in the message.
+1. The user has assigned it: `kvtool export --assign COMMIT=ID`, or a trailer `Kvtool-Patch: ID` in the message.
 2. The commit is the one that kvtool made from the patch.
 3. The commit changes the same lines as the patch (its patch-id). Equal subjects decide between several commits.
 4. The commit has the subject of the patch.
@@ -80,7 +80,7 @@ def match_patches(
 
 
 def contains_patch(diffs: Sequence[bytes], patch: bytes) -> bool:
-    """Tell whether some diffs together have all lines that a patch adds, or all that it removes if it adds none."""
+    """Return True if some diffs together have all lines that a patch adds, or all removed lines if it adds none."""
     have, need = (_signed_rows(part) for part in (diffs, [patch]))
     added = Counter({key: count for key, count in need.items() if key[1].startswith(b"+") and key[1][1:].strip()})
     removed = Counter({key: count for key, count in need.items() if key[1].startswith(b"-") and key[1][1:].strip()})

@@ -1,4 +1,4 @@
-"""Turn an import plan into the files of a project, and prove that they give the fork's tree. Writes nothing there."""
+"""Turn an import plan into the files of a project, and prove that they reproduce the fork's tree. Writes no file."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -106,8 +106,10 @@ def import_changes(
 ) -> tuple[tuple[Change, ...], tuple[ImportedPatch, ...]]:
     """Return the files that make an empty project the plan's series, and its patches.
 
-    base: commit of the upstream tree; why: the reason of each patch for series.toml. KvtoolError if the files do not
-    give the fork's tree, or if export would change them.
+    base: commit of the upstream tree
+    why: reason of each patch for series.toml
+
+    KvtoolError if the files do not reproduce the fork's tree, or if export would change them.
     """
     first, made = _build(scratch, base, plan, each)
     mails = _mails(scratch, first, made)

@@ -1,16 +1,15 @@
-"""Carry one commit of a series from the upstream it was made on to another one, as git cherry-pick does, with checks.
+"""Move one commit of a series from its upstream to another one, as git cherry-pick does, with checks.
 
 1. Hunks that upstream already has are set aside. The line map must find the hunk's result in its place, byte for byte
    or, in a file of C, with other white space. Such a hunk is never inserted a second time.
-2. A three-way merge (git merge-tree) places the other hunks. Its base is the tree that the patch was made on, so it
-   finds places by what upstream really did between the two trees, follows a renamed file, and is not misled by a twin
-   of a function.
+2. A three-way merge (git merge-tree) places the other hunks. Its base is the old tree of the patch. So it finds places
+   by upstream's real changes between the two trees, follows a renamed file, and is not misled by a similar function.
 3. If the merge meets a conflict, or puts a hunk into the wrong place, the plain patch with one line of context is
-   tried. It needs no relation between the two trees, so it survives a function that was moved. It takes the nearest
+   tried. It needs no relation between the two trees, so it survives a function that was moved. It uses the nearest
    place that fits, right or wrong.
 
-placement.py checks every hunk of either result. A hunk in the wrong place is a conflict that says where the hunk landed
-and where it belongs.
+placement.py checks every hunk of either result. A hunk in the wrong place is a conflict that names the wrong and the
+right place.
 
 Rejected: merging a line that upstream only re-aligned, and two insertions at one place. Over the 18 upstreams of the
 lock, and over 34 moves between them, these rules resolved no conflict. The second one merged a call behind a `break`.
@@ -91,13 +90,13 @@ def _notes(landings: Sequence[HunkPlacement]) -> tuple[str, ...]:
     return tuple(f"{landing.piece.hunk.path}: {landing.note}" for landing in landings if landing.note)
 
 
-# --- what upstream already has ------------------------------------------------------------------------------------
+# --- hunks that upstream has ---------------------------------------------------------------------------------------
 
 
 def hunks_in_upstream(git: Git, origin: Commit, onto: str) -> set[tuple[str, int]]:
     """Return the hunks (path, number) whose result is in its place upstream; number 0 stands for the rest of a file.
 
-    The rest is what is no hunk: the mode of the file, a binary change, a link, a submodule.
+    The rest has no hunks: the mode of the file, a binary change, a link, a submodule.
     """
     found: set[tuple[str, int]] = set()
     names = _new_names(git, origin, onto)
@@ -132,7 +131,7 @@ def _entry(git: Git, tree: str, path: str) -> tuple[str, ...]:
 
 
 def _is_applied(piece: Piece, old: SourceFile, patched: SourceFile, now: SourceFile, moved: LineMap) -> bool:
-    """Tell whether upstream already has the lines that the hunk produces, in its place, perhaps re-aligned.
+    """Return True if upstream has the result of the hunk in its place, perhaps re-aligned.
 
     A hunk that only re-aligns lines is in upstream only byte for byte.
     """
@@ -177,7 +176,7 @@ def _numbered(origin: Commit, failed: FailedHunk) -> FailedHunk:
 def three_way_merge(builder: Builder, origin: Commit) -> tuple[str, dict[str, dict[str, tuple[str, str]]]]:
     """Return the merged tree and its conflicts (as parse_unmerged); a file in conflict contains markers there.
 
-    merge-tree takes --merge-base from git 2.40 on only, so upstream becomes a commit on top of the base.
+    merge-tree supports --merge-base only from git 2.40 on, so upstream becomes a commit on top of the base.
     """
     git, onto = builder.git, builder.tree
     attributes = git.repo / "info/attributes"
@@ -216,7 +215,7 @@ def parse_unmerged(entries: Sequence[str]) -> dict[str, dict[str, tuple[str, str
 def _conflicts(
     git: Git, origin: Commit, onto: str, tree: str, unmerged: Mapping[str, Mapping[str, tuple[str, str]]]
 ) -> list[FailedHunk]:
-    """Return what is in conflict in a merged tree: each hunk that has markers, and each file that can have none."""
+    """Return the conflicts of a merged tree: each hunk with markers, and each file that cannot have markers."""
     found: list[FailedHunk] = []
     names = _new_names(git, origin, onto)
     files = {names[file.path]: file for file in parse_diff(origin.diff)}
@@ -233,7 +232,7 @@ def _conflicts(
 
 
 def _without_markers(stages: Mapping[str, tuple[str, str]], regions: Sequence[range]) -> str:
-    """Say why a file is in conflict as a whole."""
+    """Return the reason why a whole file is in conflict."""
     if SUBMODULE in (mode for mode, _ in stages.values()):
         return "the patch and upstream each name another commit of this submodule"
     if set(stages) == {"1", "3"}:
@@ -248,7 +247,7 @@ def _without_markers(stages: Mapping[str, tuple[str, str]], regions: Sequence[ra
 
 
 def _regions(git: Git, name: str, stages: Mapping[str, tuple[str, str]]) -> list[range]:
-    """Return the lines of upstream's file that stand in each conflict of a file with markers."""
+    """Return the lines of upstream's file in each conflict of a file with markers."""
     if "2" not in stages or SUBMODULE in (mode for mode, _ in stages.values()):
         return []
     (marked,), (ours,) = (read_files(git, (each, "")) for each in (name, stages["2"][1]))
@@ -285,7 +284,7 @@ def apply_by_context(builder: Builder, diff: bytes) -> str | None:
 
 
 def _is_in_upstream(builder: Builder, origin: Commit) -> bool:
-    """Tell whether upstream has the whole patch: the reverse patch applies, each hunk in the place where it belongs."""
+    """Return True if upstream has the whole patch: the reverse patch applies, each hunk in its right place."""
     diff = builder.diff_of(origin.id, origin.parent)
     back = replace(origin, id=origin.parent, parents=(origin.id,), diff=diff)
     without = apply_by_context(builder, _with_new_names(builder.git, back, builder.tree))
@@ -390,7 +389,7 @@ def map_lines(git: Git, old: SourceFile, new: SourceFile) -> LineMap:
 
 
 def add_context(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> FailedHunk:
-    """Add what the patch expects there, what upstream has in its place, a diff between them, and the cause in words."""
+    """Add the lines that the patch expects, upstream's lines in that place, their diff, and the cause in words."""
     names = _new_names(git, origin, onto)
     files = [file for file in parse_diff(origin.diff) if hunk.path in (file.path, names[file.path])]
     if not files:
@@ -407,7 +406,7 @@ def add_context(git: Git, origin: Commit, onto: str, hunk: FailedHunk) -> Failed
 
 
 def _same_place(hunk: Hunk, failed: FailedHunk) -> bool:
-    """Tell whether a failed hunk is a hunk of a diff: both begin in the same line of the old file."""
+    """Return True if a failed hunk is a hunk of a diff: both begin in the same line of the old file."""
     return failed.number > 0 and hunk.header.split(" +")[0] == failed.header.split(" +")[0]
 
 

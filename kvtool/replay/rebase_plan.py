@@ -3,8 +3,8 @@
 Everything happens in a scratch repository that sees both trees. No checkout and no ref changes. A patch that cannot be
 moved does not hide the others: each later patch is tried on the commits that could be built without it.
 
-Whoever wants the result as it will be applied takes `head`: its commits are those that `kvtool apply` makes after the
-rebase. Every command gets the series on an upstream from a SeriesContext.
+`head` is the result: its commits are equal to the commits that `kvtool apply` makes after the rebase. Every command
+gets the series on an upstream from a SeriesContext.
 """
 
 import contextlib
@@ -79,12 +79,14 @@ class ConflictStop:
 
 @dataclass(frozen=True)
 class Rehearsal(Replayed):
-    """What a rebase of the series onto `tag` would do; complete: every patch has its place or is left out on purpose,
-    and none lost lines that nobody accepted.
+    """The result of a trial rebase of the series onto `tag`.
 
-    tree, head: the result, with whatever could be moved; locked: the series on the old upstream; stop: None when
-    complete; seconds: all of it, the locked base included; astray: of each folder with files of cpp/ that upstream has
-    no more, what it tells where they may belong.
+    complete: every patch is placed or left out on purpose, and no patch lost lines without the user's consent
+    tree, head: the result, with every patch that could be moved
+    locked: the series on the old upstream
+    stop: None if complete
+    seconds: duration, including the locked base
+    astray: a hint for each folder with files of cpp/ that upstream no longer has
     """
 
     tag: str
@@ -97,8 +99,10 @@ class Rehearsal(Replayed):
 class SeriesContext:
     """The series of a project, its lock and cache: build it on the locked upstream, or move it to another upstream.
 
-    lock: the project's, which may come to know more; known: base commits by tag, fetched when they are asked for.
-    listed: the tags that the project's lock has; groups: the groups that every series here has, empty for all.
+    lock: the project's lock, which may learn more tags
+    known: base commits by tag, fetched on demand
+    listed: the tags of the project's lock
+    groups: groups of every series here, empty for all
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class SeriesContext:
         self.listed = frozenset(self.lock.upstreams)
 
     def with_project(self, project: Project) -> Self:
-        """The same for another copy of the project."""
+        """Return a context for another copy of the project."""
         other = copy.copy(self)
         other.project = project
         return other
@@ -152,12 +156,13 @@ class SeriesContext:
         keep_going: bool = True,
         made: Replayed | None = None,
     ) -> Rehearsal:
-        """Move every patch to another upstream, from the locked one or from where it was `made`.
+        """Move every patch to another upstream, from the locked one or from the one where it was `made`.
 
-        choices: of a rebase, None where from/until are to be followed to the letter (a bisection asks about one patch).
-        keep_going False: end with the first that cannot be moved. ConflictError when the series does not even apply to
-        its own upstream; UsageError when the new one has a file of cpp/; TreeError when a resolution was made for
-        another state.
+        choices: of a rebase; None follows from/until literally (a bisection asks about one patch)
+        keep_going: if False, end with the first patch that cannot be moved
+
+        ConflictError: the series does not apply to its own upstream. UsageError: the new upstream has a file of cpp/.
+        TreeError: a resolution was made for another state.
         """
         old = self.lock.upstream()
         here, there = self.base(old), self.base(upstream)
@@ -237,9 +242,9 @@ class _PatchMover:
         return (self._try if name in self._unsure else self._place)(loaded, origin)
 
     def _try(self, loaded: LoadedPatch, origin: Commit | None) -> PatchReport:
-        """A patch of which the lock does not tell whether it is needed here: where it has its place, it is."""
+        """Try a patch whose need the lock does not decide: apply it if it has a place."""
         name, before, missing = loaded.patch.id, (self.builder.commit, self.builder.tree), self._missing
-        self._missing = MissingLines()  # no later patch is blocked by one that may be left out
+        self._missing = MissingLines()  # an optional patch blocks no later patch
         report = self._place(replace(loaded, wanted=True), origin)
         self._missing = missing
         here = report.commit and not report.needs_user

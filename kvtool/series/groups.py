@@ -71,16 +71,16 @@ def parse_groups(text: str, where: str = "series.toml") -> tuple[Group, ...]:
 
 
 def close_groups(groups: Sequence[Group], named: Sequence[str]) -> tuple[str, ...]:
-    """Return the named groups and all that they depend on, in the order of series.toml.
+    """Return the named groups and all of their dependencies, in the order of series.toml.
 
-    An empty tuple stands for the whole series: nothing is named, or every group is. UsageError for an unknown name.
+    An empty tuple stands for the whole series: no group or every group is named. UsageError for an unknown name.
     """
     by_id = {group.id: group for group in groups}
     if unknown := [name for name in named if name not in by_id]:
         known = f"name one of: {', '.join(by_id)}" if by_id else "leave out --group: series.toml has no [[group]]"
         raise UsageError(f"there is no group {unknown[0]!r}", next_step=known)
     wanted = set(named)
-    for group in reversed(groups):  # dependencies come earlier, so one pass finds all of them
+    for group in reversed(groups):  # dependencies have earlier places, so one pass finds all of them
         if group.id in wanted:
             wanted.update(group.depends)
     return () if len(wanted) == len(groups) else tuple(group.id for group in groups if group.id in wanted)

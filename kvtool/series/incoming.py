@@ -63,7 +63,7 @@ def read_patches(place: Path) -> tuple[IncomingPatch, ...]:
 
 
 def _read_folder(folder: Path) -> tuple[IncomingPatch, ...]:
-    """Read what the folder's series file names, or every patch of the folder by name."""
+    """Read the patches that the folder's series file names, or every patch of the folder by name."""
     if (series := folder / "series").is_file():
         return _read_series(series)
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())

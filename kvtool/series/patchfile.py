@@ -339,7 +339,7 @@ _DIFFSTAT = re.compile(rb" .*\| +(?:\d+ [-+]*|Bin .*)\n| \d+ files? changed.*\n|
 
 
 def mail_message(message: str) -> str:
-    """Return a commit message with a blank before each line that git am would take for a diff or for a header."""
+    """Return a commit message with a blank before each line that git am would mistake for a diff or a header."""
     subject, separator, body = message.partition("\n\n")
     rows = _TAKEN_FOR_DIFF.sub(" ", body).split("\n")
     at = 0
@@ -356,7 +356,7 @@ def clean_message(message: str) -> str:
 
 
 def mail_extras(raw: bytes) -> tuple[bytes, bytes]:
-    """Return what a patch file has besides the commit: further headers (Origin, Bug), and the notes below `---`."""
+    """Return the extras of a patch file: further headers (Origin, Bug), and the notes below `---`."""
     head, _, rest = raw.partition(b"\n\n")
     fields = re.findall(rb"^[^\s:]+:.*\n?(?:[ \t].*\n?)*", head.partition(b"\n")[2] + b"\n", re.MULTILINE)
     headers = b"".join(field for field in fields if not _OWN_HEADERS.match(field))

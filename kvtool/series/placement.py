@@ -1,9 +1,9 @@
 """Check that each hunk of a patch landed in the right place of another version of its file. Runs no git.
 
-A patch with one line of context applies over months of upstream, but sometimes in the wrong place: a function may have
-a twin. Two checks find such a hunk:
+A patch with one line of context applies over months of upstream, but sometimes in the wrong place: two functions may
+be similar. Two checks find such a hunk:
 
-- The line map, a line diff of the old file and the new file, gives the new number of each context line and each
+- The line map, a line diff of the old file and the new file, contains the new number of each context line and each
   removed line of the hunk. Every such line that still exists must be where the hunk landed. In a C file, a line that
   was only re-aligned still exists.
 - The enclosing function must be the same. Its first line must be the same line by the map, or replaced by the first
@@ -14,7 +14,7 @@ a twin. Two checks find such a hunk:
 If upstream rewrote a line that the hunk needs, the map has no entry for it. The function must then be the same, and
 exactly one place in it must fit the hunk.
 
-A hunk whose lines upstream added by itself, elsewhere in the file, is wrong as well: the lines would be there twice.
+A hunk is also wrong if upstream added its lines elsewhere in the file: they would exist twice.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class HunkPlacement:
 
     piece: Piece
     wrong: str = ""  # why the place is wrong, "" if it is right
-    note: str = ""  # what the user should review, "" for nothing
+    note: str = ""  # advice for the user's review, "" for none
 
 
 class LineMap:
@@ -54,12 +54,12 @@ class LineMap:
         """Return a map that also matches lines inside a block if their keys are equal.
 
         If the two sides of a block have equal keys, all lines match. Otherwise only keys that occur once on each side
-        match, because equal lines such as braces cannot be told apart.
+        match, because equal lines such as braces are ambiguous.
         """
         return LineMap([part for block in self.blocks for part in _split_by_keys(block, old, new)])
 
     def line(self, number: int) -> int | None:
-        """Return the number of the same line in the new file, or None if it is gone. 0-based."""
+        """Return the number of the same line in the new file, or None if it was removed. 0-based."""
         shift = 0
         for block in self.blocks:
             if block.old + block.removed <= number:
@@ -110,9 +110,9 @@ def heading_at(lines: Lines, number: int) -> int | None:
 def find_placements(
     target: Lines, result: Lines, pieces: Sequence[Piece], expected: Sequence[int | None]
 ) -> list[int] | None:
-    """Return the line of `target` (0-based) where each hunk was applied, or None if no assignment gives `result`.
+    """Return the line of `target` (0-based) where each hunk was applied, or None if no assignment produces `result`.
 
-    If several places give the same result, the expected place is returned.
+    If several places produce the same result, the expected place is returned.
     """
 
     def candidates(piece: Piece, wanted: int | None, i: int, o: int) -> Iterator[int]:
@@ -180,12 +180,12 @@ _COMMON = frozenset(
 
 
 def _is_telling(line: bytes) -> bool:
-    """Tell whether an equal line is hardly a coincidence: it has a name that is no common word of a language."""
+    """Return True if an equal line is hardly a coincidence: it has a name that is no common word of a language."""
     return len(squeezed(line)) >= _DISTINCTIVE and any(name not in _COMMON for name in _NAME.findall(line))
 
 
 def _refuse_duplicate(placement: HunkPlacement, fresh: Mapping[bytes, int]) -> HunkPlacement:
-    """Call a hunk wrong if upstream itself now has the lines that the hunk inserts, at another place or beside it.
+    """Call a hunk wrong if upstream itself now has the lines that the hunk inserts, nearby or elsewhere.
 
     `fresh` maps the lines that upstream added to the file, without white space, to their numbers.
     """
@@ -209,7 +209,7 @@ def _refuse_duplicate(placement: HunkPlacement, fresh: Mapping[bytes, int]) -> H
 def _keyed(piece: Piece, base: SourceFile, patched: SourceFile) -> Piece:
     """Return the hunk with keys for lines.
 
-    The keys are those of the whole file, because a line alone does not show what is inside a string.
+    The keys are computed from the whole file, because a line alone does not show the contents of strings.
     """
     before = base.keys[piece.start : piece.start + len(piece.before)]
     after = patched.keys[piece.made : piece.made + len(piece.after)]

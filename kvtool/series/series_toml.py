@@ -32,7 +32,7 @@ class Section:
 
 
 def edit_series(text: str, order: list[str], added: dict[str, str], gone: Collection[str], group: str = "") -> str:
-    """Return the text with new entries in their place, without those that are gone, reordered only if necessary.
+    """Return the text with new entries in their place, without removed entries, reordered only if necessary.
 
     order: the ids of the patches of the tree
     added: the subject of each new patch, by id
@@ -92,7 +92,7 @@ def split_sections(text: str) -> list[Section] | None:
 
 
 def _starts_table(line: str) -> bool:
-    """Tell whether a line begins a table other than a part of a patch's entry, such as [patch.upstream]."""
+    """Return True if a line begins a table other than a part of a patch's entry, such as [patch.upstream]."""
     found = _HEADER.match(line)
     if not found:
         return False
@@ -112,7 +112,7 @@ def _with_comments(lines: list[str], start: int) -> int:
     while at and (not lines[at - 1].strip() or _COMMENT.match(lines[at - 1])):
         at -= 1
     if not at:
-        return first  # what stands above the first table, and apart from it, is about the file
+        return first  # text above the first table, separated by a blank line, is about the file
     after = at  # `at` is now the line after the last key of the entry above
     while after < first and _COMMENT.match(lines[after]):
         after += 1

@@ -3,7 +3,7 @@
 The commits are built first in a scratch repository and fetched into the tree. Then one `git checkout` writes only the
 files that differ, so nothing else is recompiled. A journal (pending.json) is written before the checkout moves. After a
 kill, the next run reads the journal, restores the old state and starts again. A new tree is made in a temporary folder
-beside its place and renamed.
+next to its place and renamed.
 """
 
 import glob
@@ -31,9 +31,12 @@ from kvtool.worktree.status import dirty_tree_error, kvtool_dir, read_applied, t
 
 @dataclass(frozen=True)
 class TreeUpdate:
-    """outcome: created | moved | unchanged | conflict; applied: what the tree holds now, None after a conflict.
+    """The result of an update of the tree.
 
-    patches: a report each; changed: files that were written.
+    outcome: created | moved | unchanged | conflict
+    applied: the state of the tree now, None after a conflict
+    patches: a report each
+    changed: files that were written
     """
 
     outcome: str

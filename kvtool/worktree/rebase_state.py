@@ -1,7 +1,7 @@
 """The state of an unfinished rebase in a patched tree: stop for the user, accept a resolution, abort.
 
 The journal (rebase.json) records the decisions so far and the target of the checkout. It is written before the checkout
-moves. Patches that were moved need no state, because moving them again gives the same commits.
+moves. Moved patches need no state, because moving them again produces the same commits.
 
     stopping   moving the checkout from `at` to `to`, where the conflict is
     stopped    waiting for the user to resolve the conflict
@@ -31,7 +31,7 @@ from kvtool.worktree.status import kvtool_dir, read_journal, write_json
 
 KEPT_REFS = "refs/kvtool/kept"
 _CONFLICT = ("-c", "rerere.enabled=true", "-c", "rerere.autoUpdate=false")
-_SIZE = 7  # characters of a conflict marker, unless an attribute says otherwise
+_SIZE = 7  # characters of a conflict marker, unless an attribute sets another number
 _PROSE = (".md", ".rst", ".txt", ".adoc")  # where a line of equal signs underlines a heading
 
 
@@ -197,11 +197,11 @@ def rerere_resolved(state: RebaseState) -> tuple[str, ...]:
     return tuple(sorted(conflict.path for conflict in state.conflicts if conflict.filled))
 
 
-# --- what is in conflict -----------------------------------------------------------------------------------------
+# --- conflicts ---------------------------------------------------------------------------------------------------
 
 
 def _complete_conflicts(git: Git, stop: ConflictStop) -> None:
-    """Write the conflicts that git cherry-pick resolved by itself, because an attribute such as merge=union says so."""
+    """Write the conflicts that git cherry-pick resolved by itself because of an attribute such as merge=union."""
     with scratch_repository(git.repo, below=kvtool_dir(git.repo)) as scratch:
         _, unmerged = merge_trees(scratch, f"{stop.parent}^{{tree}}", f"{stop.origin}^", stop.origin)
     there = _unmerged(git)
@@ -268,7 +268,7 @@ def _sizes_of(name: str, known: Mapping[str, int], sizes: Sequence[int]) -> Sequ
 
 
 def _has_markers(git: Git, stop: ConflictStop, name: str, size: int) -> bool:
-    """Tell whether a file has more markers than upstream's file and the patch's file give reason for."""
+    """Return True if a file has more markers than upstream's file and the patch's file explain."""
     file = git.repo / name
     if not file.is_file() or file.is_symlink():
         return False
@@ -313,7 +313,7 @@ def _has_commit(folder: Path) -> bool:
 
 
 def _settle_index(git: Git) -> None:
-    """Take upstream's side of what is still in conflict: a submodule, or a file that git add could not look at."""
+    """Use upstream's side of remaining conflicts: a submodule, or a file that git add could not read."""
     entries: list[str] = []
     for path, stages in _unmerged(git).items():
         entries.append(f"0 {'0' * 40}\t{path}\0")

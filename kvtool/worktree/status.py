@@ -55,7 +55,7 @@ class TreeState:
 
     @property
     def name(self) -> str:
-        """not-applied | interrupted | in-progress | dirty | commits | stale | clean (the first that holds)."""
+        """Return not-applied | interrupted | in-progress | dirty | commits | stale | clean (the first that holds)."""
         return next((word for word, holds, *_ in _obstacles(self) if holds), "clean")
 
 
@@ -156,7 +156,7 @@ def tree_state(project: Project) -> TreeState:
 
 def _branch(tree: Path) -> str:
     """Return the branch that is checked out, "" for none."""
-    from git import Repo  # late: the import costs more than most of what kvtool does with a tree
+    from git import Repo  # late: the import is slower than most of kvtool's work with a tree
 
     # GitPython follows GIT_COMMON_DIR, GIT_OBJECT_DIRECTORY and the like, which kvtool ignores everywhere
     hidden = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("GIT_")}
