@@ -36,7 +36,7 @@ public:
     // drop the entries of a slot from the off-th entry on, and return their number. the indices of other entries stay
     int32_t drop(int32_t id_slot, int32_t off);
 
-    // return the number of entries from the off-th on, at most n_max, up to one that was dropped
+    // return the number of entries from index off on, at most n_max, up to the first dropped entry
     int32_t n_until_dropped(int32_t off, int32_t n_max) const;
 
     // set the batch up for one of its slots again, after the slot that it was set up for may have ended

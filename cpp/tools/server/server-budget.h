@@ -20,7 +20,7 @@ public:
         const common_params & params, const server_contexts & ctxs, server_memory_policy & policy,
         server_draft & draft, server_projector & projector, server_memory_stats & stats);
 
-    // load_model(), at its end: count what is loaded. return false if it leaves no room for the caches
+    // load_model(), at its end: count the loaded weights. return false if they leave no room for the caches
     bool init();
 
 private:

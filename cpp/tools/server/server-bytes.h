@@ -12,7 +12,7 @@ struct server_bytes {
     int64_t resident = 0; // resident memory of the process, in bytes
     int64_t device   = 0; // used memory of the devices, in bytes
 
-    // measure the memory now. devices: those that have memory of their own
+    // measure the memory now. devices: devices with their own memory
     static server_bytes measure(const std::vector<ggml_backend_dev_t> & devices);
 };
 

@@ -48,7 +48,7 @@ private:
 struct server_component {
     std::string name;
 
-    // call these three on the main loop, also after the HTTP thread has gone
+    // call these three on the main loop, also after the end of the HTTP thread
     // load and unload throw server_refusal, and nothing has changed then
     std::function<bool()> is_loaded;
     std::function<json()> load;

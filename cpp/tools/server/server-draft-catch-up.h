@@ -28,7 +28,7 @@ public:
     // let the draft process the tokens that it lacks. return false if it cannot draft yet
     bool catch_up(int id_slot);
 
-    // make the checkpoint that a rejected draft goes back to. without memory for it, discard the draft and return false
+    // make the checkpoint for the return from a rejected draft. without memory for it, discard the draft and return false
     bool make_checkpoint(int id_slot, const std::function<void()> & make) const;
 
     // restore the draft from that checkpoint, or drop its cells

@@ -24,7 +24,7 @@ static bool can_use(const server_task & task) {
     return task.need_sampling() && task.params.n_predict != 0 && !task.tokens.has_media();
 }
 
-// remove what a draft knows of a prompt
+// remove the draft's part of a prompt
 static void forget(server_prompt & prompt) {
     prompt.n_draft_retry = -1;
     for (auto & ckpt : prompt.checkpoints) {

@@ -70,7 +70,7 @@ public:
     // return true if others may lose memory for the draft: a client has asked for it by name
     bool may_take_others() const { return !is_for_request; }
 
-    // load_model(): set the function that is told the bytes of the weights before a load and after an unload
+    // load_model(): set the function that receives the bytes of the weights before a load and after an unload
     // it may throw server_refusal
     void set_on_bytes(std::function<void(size_t)> func);
 
@@ -137,7 +137,7 @@ private:
 
     void set(llama_model * model, llama_context * ctx);
 
-    // tell the slots that the draft has changed
+    // inform the slots that the draft has changed
     void attach();
 
     // return the devices that have memory of their own and are used for the draft

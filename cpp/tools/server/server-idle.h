@@ -18,7 +18,7 @@ class server_idle {
 public:
     server_idle(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_saved_prompts & saved, server_memory_stats & stats);
 
-    // main loop, each tick: free what was not used for the time
+    // main loop, each tick: free the memory that was unused for the set time
     void release();
 
 private:

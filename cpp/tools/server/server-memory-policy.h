@@ -27,7 +27,7 @@
 //  llama_memory_budget            | 6: precision, as the cells change to smaller types (hold_types())
 //  server_pause                   | 8: cells of the youngest request
 //
-// A batch that finds no place goes through all of these rows, the other requests for memory through some of them.
+// A batch that finds no place uses all of these rows, the other requests for memory use some of them.
 class server_memory_policy {
 public:
     server_memory_policy(
@@ -53,12 +53,12 @@ public:
 
     // restore the cells of a slot: try read() until it succeeds, and free memory before cells change to smaller types
     // read: returns false if there was no place, and the slot has no cells then
-    // with_unstarted: slots whose request has not started give up their cells, too
+    // with_unstarted: also free the cells of slots whose request has not started
     bool read_back(server_slot_view & slot, const std::function<bool()> & read, bool with_unstarted = false);
 
     // make room in the budget for the projector or the draft. return false if they do not fit
-    // fits: try to take the bytes. ctx: its cells may change to smaller types for that, null: none may
-    // may_clear: slots may give up their cells, may_shrink: cells may change to smaller types
+    // fits: try to reserve the bytes. ctx: its cells may change to smaller types for that, null: no cells may
+    // may_clear: slots may lose their cells, may_shrink: cells may change to smaller types
     bool make_room_for_component(const std::function<bool(llama_context * ctx)> & fits, bool may_clear, bool may_shrink);
 
     // free cells of idle slots for others. return false if there are none
@@ -77,7 +77,7 @@ public:
     bool drop_spare_draft();
 
 private:
-    // free what is worth less than any cells, after n cells found no place. return false if there is nothing
+    // free memory that is worth less than any cells, after n cells found no place. return false if there is none
     bool drop_less_than_cells(int32_t n);
 
     // free cells for the next cell of the slot, or end the slot

@@ -21,7 +21,7 @@
 // two minutes after a question it is also updated between two batches, for at most a twentieth of the time.
 class server_memory_stats {
 public:
-    // show the numbers. without this call, the responses are those of upstream's server
+    // show the numbers. without this call, the responses equal upstream's
     void show();
 
     // set the budget that all contexts share, may be null, and the types of its ladder

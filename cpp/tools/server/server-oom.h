@@ -36,7 +36,7 @@ public:
     // drop the batch entries of a slot that an exception has ended: another request may have that slot by now
     void drop_ended(int id_slot);
 
-    // return true if the slot has cells of a part of its current chunk, and its memory cannot go back to before them
+    // return true if the slot has cells of a part of its current chunk, and its memory cannot be cut to the state before it
     bool has_partial_chunk(const server_slot_view & slot) const;
 
     // drop the checkpoint at n_tokens, which found no memory. more tokens are computed again from the one before

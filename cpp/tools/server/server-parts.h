@@ -28,7 +28,7 @@
 #include <memory>
 #include <vector>
 
-// The parts of llama-server that upstream does not have. This struct creates them and passes each one what it needs.
+// The parts of llama-server that upstream does not have. This struct creates them and passes their dependencies to each part.
 //
 // The server context owns the parts, and calls a method of one of them where upstream's code needs something. The parts do not
 // know the type of the server context: they work on views of its slots and its batch.
@@ -49,7 +49,7 @@ struct server_parts {
         batch.bind(server_batch, server_slots);
     }
 
-    // main loop, each tick: free what was not used for some time
+    // main loop, each tick: free the memory that was unused for some time
     void release_unused();
 
     server_contexts ctxs;

@@ -45,7 +45,7 @@ void server_pause::leave_projector(server_slot_view & slot) const {
 
 bool server_pause::pause(server_slot_view & slot, int32_t off) {
     if (server_memory_is_lost(slot.ctx_tgt, slot.id, slot.prompt.n_tokens() - batch.count(slot.id, off))) {
-        return false; // it has no cells to come back with
+        return false; // it has no cells to restore
     }
 
     auto state = save(slot);

@@ -22,7 +22,7 @@ public:
     // return the bytes of all paused requests
     size_t n_bytes();
 
-    // give up a projector that was loaded on demand. requests with a place, or before this one, may need its memory
+    // release a projector that was loaded on demand. requests with a place, or before this one, may need its memory
     void leave_projector(server_slot_view & slot) const;
 
 private:

@@ -64,7 +64,7 @@ bool server_pool::admit(int id_slot) {
 
     const bool has_media = has_media_after(slot, 0);
     if (has_media && !slot.mctx) {
-        slot.mctx = projector.get_loaded(); // the slot gave it up while it waited, see below
+        slot.mctx = projector.get_loaded(); // the slot released it while it waited, see below
     }
     const bool lacks_projector = has_media && !slot.mctx;
 
@@ -242,7 +242,7 @@ bool server_pool::resume(server_slot_view & slot) {
     if (has_media_after(slot, slot.wait.paused->prompt.n_tokens()) && !slot.mctx) {
         slot.mctx = projector.get_loaded();
 
-        // loading it would take memory from running requests
+        // loading it would use memory of running requests
         if (!slot.mctx && params.kv_unified && has_ahead(slot)) {
             return false;
         }

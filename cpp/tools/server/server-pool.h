@@ -18,9 +18,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// The requests that wait for cells, because the pool is too small for all slots at once: they start when their prompt has a
-// place beside the running requests, and paused requests resume. The oldest request is the first. A request never waits when
-// no other request is running.
+// The requests that wait for cells, because the pool is too small for all slots at once. A request starts when its prompt fits next
+// to the running requests, and paused requests resume. The oldest request is the first. A request never waits when no other request
+// is running.
 //
 // Rejected: keeping cells free for all that a request may generate. Clients ask for much more than they use, and slots that
 // could run together would wait for each other. Which request runs out of cells is known when it does.
@@ -41,12 +41,12 @@ public:
     // has no part in it
     bool is_outside_batch(int id_slot);
 
-    // take a reference to the projector for the media of a task. on failure, send the error and return false
+    // acquire a reference to the projector for the media of a task. on failure, send the error and return false
     bool take_projector(server_slot_view & slot, const server_task & task) const;
 
     // restore a slot from a file
-    // tokens: has the size of the saved tokens, and receives them. is_short: set if memory is what the slot lacks
-    // return the result of llama_state_seq_load_file(). throw if the tokens are not those of a slot
+    // tokens: has the size of the saved tokens, and receives them. is_short: set if the slot lacks memory
+    // return the result of llama_state_seq_load_file(). throw if the tokens cannot belong to a slot
     size_t read_file(int id_slot, const char * path, llama_tokens & tokens, bool & is_short);
 
 private:
@@ -66,7 +66,7 @@ private:
     // return the number of cells that the prompt of the slot still needs
     int32_t n_needed(const server_slot_view & slot) const;
 
-    // return true if there is a place for n more cells, with those that other prompts still need and some for generated tokens
+    // return true if n more cells fit, together with the cells that other prompts still need and some for generated tokens
     bool has_place(const server_slot_view & slot, int32_t n);
 
     // the same, after idle and unstarted slots have given up their cells. they keep them if that would not be enough

@@ -42,7 +42,7 @@ bool server_projector::init(
 
     ctx   = std::move(ctx_new);
     model = model_new;
-    if (is_first || ctx) { // the new values are those of the file that was read
+    if (is_first || ctx) { // the new values are the values of the file that was read
         usage  = usage_new;
         params = params_new;
     }

@@ -23,8 +23,8 @@
 // On demand (--mmproj-lazy-auto), a request with media loads the projector: an HTTP thread waits for the main loop. The main
 // loop reloads it when it launches a task that waited long enough for the projector to be unloaded.
 //
-// The server learns from the file at the start which kinds of media it supports, and the caches contain what that projector
-// computed. So a file with another header than at the start is refused, and no other check is needed.
+// The server reads the supported kinds of media from the file at its start, and the caches contain results of that projector. So a
+// file with another header than at the start is refused, and no other check is needed.
 //
 // Rejected: a reference for each task that waits for a slot. Clients that queue for hours would keep the projector loaded. A
 // task that finds no projector is refused with the reason.
@@ -53,7 +53,7 @@ public:
     operator server_projector_ref();
 
     // HTTP thread: return a reference for a new request, empty if the projector is not loaded or about to be unloaded
-    // should_stop: returns true if the client has gone
+    // should_stop: returns true if the client has disconnected
     server_projector_ref ref(std::function<bool()> should_stop);
 
     // main loop: return a reference for a request that was accepted, empty if the projector is not loaded
@@ -80,7 +80,7 @@ public:
     // return the functions for POST /mmproj
     server_component component(const std::function<bool()> & should_stop);
 
-    // load_model(): set the function that is told the bytes before a load and after an unload. it may throw server_refusal
+    // load_model(): set the function that receives the bytes before a load and after an unload. it may throw server_refusal
     void set_on_bytes(std::function<void(size_t)> func);
 
     // set the function that frees memory for a request with media. it returns false if there is nothing to free
@@ -116,7 +116,7 @@ private:
 
     static constexpr const char * names[] = { "unloaded", "loading", "loaded", "unloading" };
 
-    // address space for ggml_backend_sched_new() with the 8192 nodes of clip, of which little is used
+    // address space for ggml_backend_sched_new() with the 8192 nodes of clip. little of it is used
     static constexpr size_t N_BYTES_SCHED = 192*1024*1024;
 
     // A period in which no new request gets the projector, so that the number of users only falls. At its end, the projector
@@ -209,7 +209,7 @@ private:
     std::string header;
     mtmd_caps   caps = {};
 
-    std::vector<ggml_backend_dev_t> devices; // those that have memory of their own
+    std::vector<ggml_backend_dev_t> devices; // devices with their own memory
 
     const llama_model * model = nullptr;
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// n_predict 0: the prompt goes into the cache, and no token comes back
+// n_predict 0: compute the prompt into the cache, and generate no token
 
 #include "server-task.h"
 
 #include <memory>
 
-// what opens a stream: clients of these formats wait for it, and it otherwise comes with the first token
-// null if the task has no such thing
+// return the first part of a stream: clients of these formats wait for it, and upstream sends it with the first token
+// null if the task's format has no such part
 inline std::unique_ptr<server_task_result_cmpl_partial> server_stream_start(const server_task & task, int32_t n_prompt_cached) {
     const auto & params = task.params;
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-// Record how the cells of a prompt were computed. Another slot takes only those cells that it would have computed itself.
+// Record how the cells of a prompt were computed. Another slot copies only cells that it would have computed in the same way.
 struct server_prompt_provenance {
     // number of tokens from the start whose cells were never moved and were all computed with the adapters in `lora`
     // 0 for a prompt that was read from a file

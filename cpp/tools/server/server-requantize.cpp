@@ -29,7 +29,7 @@ json server_requantize::run(const json & body) {
     const auto types_tgt = before.tgt.with(body, "ctk",  "ctv");
     const auto types_dft = before.dft.with(body, "ctkd", "ctvd");
 
-    // change the draft first: if the target fails, the draft goes back, and its cells may lose precision on the way
+    // change the draft first: if the target fails, the draft changes back, and its cells may lose precision in between
     set(ctx_dft, before.dft, types_dft, "draft ");
     try {
         set(ctx_tgt, before.tgt, types_tgt, "");

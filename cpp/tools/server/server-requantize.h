@@ -37,7 +37,7 @@ private:
 
         static types_t of(const llama_context * ctx);
 
-        // return these types, replaced by those that the request names. throw server_refusal
+        // return these types, overridden by the types of the request. throw server_refusal
         types_t with(const json & body, const char * key_k, const char * key_v) const;
 
         bool is_none() const { return k == GGML_TYPE_COUNT; }

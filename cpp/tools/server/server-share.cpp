@@ -30,7 +30,7 @@ static bool is_completion(const server_task & task) {
     return task.type == SERVER_TASK_TYPE_COMPLETION || task.type == SERVER_TASK_TYPE_INFILL;
 }
 
-// return true if `slot` may take the cells of `other`
+// return true if `slot` may use the cells of `other`
 static bool can_give(const server_slot_view & other, const server_slot_view & slot) {
     if (other.id == slot.id || other.state == SLOT_STATE_WAIT_OTHER) {
         return false;
@@ -43,7 +43,7 @@ static bool can_give(const server_slot_view & other, const server_slot_view & sl
 }
 
 // return the number of tokens of a task that are in the cells of a slot
-// is_other: in another slot, count only cells that are what the task would compute
+// is_other: in another slot, count only cells that equal the task's own result
 static int32_t n_common(const server_slot_view & slot, const server_task & task, bool is_other) {
     const int32_t n = std::min<int32_t>(slot.prompt.tokens.get_common_prefix(task.tokens), slot.n_computed());
 

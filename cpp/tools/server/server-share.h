@@ -12,11 +12,11 @@
 #include <cstdint>
 #include <map>
 
-// Let slots share the cells of a common prompt prefix (--kv-share-prefix). A slot that starts takes what another slot has
-// computed, also while that one generates. No cell is copied.
+// Let slots share the cells of a common prompt prefix (--kv-share-prefix). A slot that starts copies the prefix of another slot, even
+// if that one is generating. No cell is copied, only references.
 //
 // The slot becomes a copy of the other one, as the slots of n_cmpl do. Then update_slots() continues as if the slot had had these
-// tokens before: it removes what differs, and goes back to a checkpoint if the memory cannot be cut (windows, recurrent states).
+// tokens before: it removes the differing part, and returns to a checkpoint if the memory cannot be cut (windows, recurrent states).
 //
 // A cell has one position for all of its sequences. So a slot does not move its cells while it shares some of them: before a
 // context shift it gets its own copies, and --cache-reuse has no effect. Nothing else writes to a cell that is in use.
@@ -34,17 +34,17 @@ public:
     // load_model(): disable the flag if the cache cannot share cells
     void init();
 
-    // let a slot take the longest prefix of its prompt from another slot, before it starts
+    // give a slot the longest prefix of its prompt from another slot, before it starts
     // return false if it should wait: another slot is computing the prefix at the moment
     bool take_prefix(int id_slot);
 
-    // give a prefix back that the request will not use, because it waits for cells: it could be waiting for these
+    // release a prefix that the request will not use, because it waits for cells, perhaps for exactly these cells
     void give_back(server_slot_view & slot);
 
     // return true if --cache-reuse must not move the cells of the slot
     bool is_fixed(int id_slot);
 
-    // give a slot its own copies of shared cells, before their positions change
+    // replace shared cells of a slot by its own copies, before their positions change
     // return false if there was no room. the slot has ended then
     bool make_own(int id_slot);
 
@@ -52,7 +52,7 @@ private:
     // fewer tokens are not worth copying all cells before they are moved
     static constexpr int32_t N_LEAST = 32;
 
-    // return true if the slot may take a prefix
+    // return true if the slot may copy a prefix
     bool can_take(const server_slot_view & slot) const;
 
     // return the number of tokens of a task that need not be computed with the cells of the slot, as update_slots() counts them

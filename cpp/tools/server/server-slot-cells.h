@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-// The cells that slots keep without using them at the moment: those of idle slots, and of slots whose request has not started.
+// The cells of slots that do not use them at the moment: idle slots, and slots whose request has not started.
 class server_slot_cells {
 public:
     server_slot_cells(const common_params & params, const server_contexts & ctxs, server_slots & slots, server_saved_prompts & saved);

@@ -122,7 +122,7 @@ struct server_slot_view {
     // return true if the request has its place in the pool
     bool is_running() const;
 
-    // return the number of tokens in the cells, without those of the current batch and without a draft
+    // return the number of tokens in the cells, without the tokens of the current batch and without a draft
     int32_t n_computed() const;
 
     // return true if other slots use some of the cells, too
