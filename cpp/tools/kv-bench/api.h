@@ -6,14 +6,15 @@
 
 #include <string>
 
-// What kv-bench calls of a libllama: the one that it is linked to, or another build's, loaded beside it.
+// The functions of a libllama that kv-bench calls: the linked library, or another build's, loaded in addition.
 //
-// A second libllama with the same name and the same symbols gets a namespace of its own (dlmopen(), glibc), with its own ggml and
-// its own C library: nothing of it is the first one's. Two processes that take turns would do as well, but then each also has
-// its own core, scheduler queue and weights, and these make more of a difference than what is to be measured.
-// Rejected as well: dlopen() with RTLD_DEEPBIND, as both would share ggml, and a patch may change that.
+// A second libllama with the same name and symbols is loaded into its own namespace (dlmopen(), glibc), with its own
+// ggml and C library: it shares nothing with the first. Two alternating processes would work, too, but each process has
+// its own core, scheduler queue and weights, whose effect exceeds the measured difference. Rejected as well: dlopen()
+// with RTLD_DEEPBIND, because both would share ggml, which a patch may change.
 //
-// Both have to be of one upstream: llama_context_params has to be the same struct. kv_dynamic lies where upstream has padding.
+// Both must be of one upstream: llama_context_params must be the same struct. kv_dynamic is in a padding of upstream's
+// struct.
 #define KV_BENCH_API(X)           \
     X(ggml_backend_load_all)      \
     X(llama_backend_free)         \
@@ -40,20 +41,21 @@ struct llama_api {
 
     decltype(&::llama_get_memory_usage) llama_get_memory_usage = nullptr; // null without the patches
 
-    // of the C library that it uses
+    // of its C library
     void * (*malloc)(size_t)   = nullptr;
     void   (*free)(void *)     = nullptr;
-    int    (*mallopt)(int, int) = nullptr; // null where that is not glibc
+    int    (*mallopt)(int, int) = nullptr; // null if the C library is not glibc
 };
 
-// ggml's work buffer is new uint8_t[]: on the heap it begins at any multiple of 16 bytes, and a prompt is 20 % slower or faster for
-// it, by chance (measured with AVX-512). A large buffer that is mapped begins at the same place in its page every time.
+// map ggml's work buffer, a new uint8_t[]. on the heap, it begins at any multiple of 16 bytes, which makes a prompt 20
+// % slower or faster by chance (measured with AVX-512). a mapped large buffer always begins at the same offset of a
+// page
 void llama_api_map_large_buffers(const llama_api & api);
 
 llama_api llama_api_linked();
 
-// the file of the libllama that this program is linked to. throws std::runtime_error
+// return the file of the linked libllama. throws std::runtime_error
 std::string llama_api_linked_path();
 
-// path: libllama of a build with shared libraries. throws std::runtime_error
+// load a libllama (path) of a build with shared libraries. throws std::runtime_error
 llama_api llama_api_load(const std::string & path);

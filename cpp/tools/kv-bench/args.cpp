@@ -34,7 +34,7 @@ void kv_bench_usage(const char * prog) {
     printf("  -v,    --verbose              show the log on stderr\n");
 }
 
-// parse(name, value) of each of a comma separated list
+// call parse(name, value) for each item of a comma separated list
 template <typename T, typename F>
 static bool parse_list(const std::string & str, std::vector<T> & res, F && parse) {
     size_t pos = 0;

@@ -15,7 +15,7 @@ struct kv_bench_params {
     ggml_type             type_k     = GGML_TYPE_F16;
     ggml_type             type_v     = GGML_TYPE_F16;
 
-    std::string device; // where all layers and the cache are. empty: the CPU alone
+    std::string device; // of all layers and the cache. empty: only the CPU
 
     uint32_t n_ctx     = 131072; // cells
     uint32_t n_ubatch  = 512;    // tokens per decode call while the cache is filled
@@ -23,23 +23,23 @@ struct kv_bench_params {
 
     std::vector<uint32_t> depths; // ascending; empty: only create the context
 
-    std::vector<ggml_type> retype; // then give the cells these types, one after the other
+    std::vector<ggml_type> retype; // then change the cells to these types, one after the other
 
-    uint32_t               budget = 0; // MiB that the cache may take, 0: no limit
-    std::vector<ggml_type> auto_quant; // types that it steps down through to stay within it
+    uint32_t               budget = 0; // limit of the cache in MiB, 0: no limit
+    std::vector<ggml_type> auto_quant; // smaller types for staying within the budget
 
-    bool limit = false; // after each growth, also do the same without a cache
+    bool limit = false; // after each growth, also measure the same bytes without a cache
 
-    // speed: this context and a static one take turns
-    uint32_t n_round = 0; // times that both are made anew, 0: measure memory
+    // speed: this context and a static one alternate
+    uint32_t n_round = 0; // rounds with new contexts, 0: measure memory
 
-    uint32_t seed = 0; // of where the contexts' memory begins. odd: --other is loaded first
+    uint32_t seed = 0; // for random positions of the contexts' memory. odd: load --other first
 
-    std::string other; // libllama of another build, which the static context is made with
+    std::string other; // libllama of another build for the static context
 
     uint32_t n_gen    = 24;  // tokens generated at each depth
     uint32_t n_prompt = 64;  // tokens of a prompt batch
-    uint32_t n_batch  = 6;   // prompt batches at each depth, one behind the other
+    uint32_t n_batch  = 6;   // consecutive prompt batches at each depth
 
     bool verbose = false;
 };

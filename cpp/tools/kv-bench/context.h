@@ -1,12 +1,12 @@
 #pragma once
 
-// One model and one context of a libllama, and the calls that are measured.
+// One model and one context of a libllama, and the measured calls.
 //
-// How the cache is filled: attention over a long context is what makes a prompt slow, and it is not what is measured.
-// So each batch is decoded as a sequence of its own, at the positions that it has in the whole, and given to sequence 0 when it is
-// done (seq_cp, seq_rm). Nothing else differs from a prompt: every row is computed and written by llama_decode(), into the
-// cells that a prompt gets, and the cache grows where it grows for a prompt. Only, a token of one batch does not see those
-// of another while it is computed, and the backend skips what is masked.
+// Attention over a long context makes a prompt slow, but it is not measured. So the cache is filled without it: each
+// batch is decoded as a separate sequence, at its positions in the whole, and then moved to sequence 0 (seq_cp,
+// seq_rm). Everything else equals a prompt: llama_decode() computes and writes every row into the same cells, and the
+// cache grows at the same places. Only a token of one batch does not see the tokens of another batch, and the backend
+// skips masked cells.
 
 #include "api.h"
 #include "args.h"
@@ -15,11 +15,11 @@
 #include <memory>
 #include <string>
 
-// Seconds of processor time of this process: with one thread what a call takes on an idle machine, whatever else runs on it. With
-// a device seconds of the clock: what it does takes no processor time.
+// Return the processor time of this process in seconds. With one thread, it is the time of a call on an idle machine,
+// independent of other load. With a device, return the time of the clock, because a device uses no processor time.
 double seconds_of(const kv_bench_params & params);
 
-// null: there is no such device, or none is named
+// null: no device is named or found
 ggml_backend_dev_t device_of(const kv_bench_params & params);
 
 // one llama_decode(), with llama_synchronize()
@@ -35,13 +35,13 @@ struct call_result {
     uint32_t n_cells_added;
 };
 
-// the last error that was logged
+// the last logged error
 struct error_log {
     bool verbose = false;
     std::string last;
 };
 
-// throws std::runtime_error when it cannot be loaded
+// throws std::runtime_error if the model cannot be loaded
 class bench_model {
   public:
     bench_model(const llama_api & api, const kv_bench_params & params, error_log & log);
@@ -54,10 +54,10 @@ class bench_model {
     llama_model *     model;
 };
 
-// there is no cell left, nor memory for one
+// no cell is free, or memory ran out
 struct cache_full {};
 
-// throws std::runtime_error when it cannot be made, or when a call fails, and cache_full
+// throws std::runtime_error if the context cannot be created or a call fails, and cache_full
 class bench_context {
   public:
     bench_context(const bench_model & model, const kv_bench_params & params, bool kv_dynamic);
@@ -66,14 +66,14 @@ class bench_context {
     bench_context(const bench_context &) = delete;
     bench_context & operator=(const bench_context &) = delete;
 
-    call_result fill(uint32_t n);   // cheaply
-    call_result decode(uint32_t n); // with attention to all there is
+    call_result fill(uint32_t n);   // without attention to the context
+    call_result decode(uint32_t n); // with attention to the whole context
 
     void clear();
 
     ggml_type type() const; // of K
 
-    // seconds. throws std::runtime_error when it is refused
+    // return the seconds of the change. throws std::runtime_error if it is refused
     double retype(ggml_type type);
 
     llama_memory_usage usage() const; // zeros without the patches

@@ -29,7 +29,7 @@ void device_bytes_peak::start() {
     sampler = std::thread([this]() {
         while (running) {
             highest = std::max(highest.load(), device_bytes(dev));
-            std::this_thread::sleep_for(std::chrono::milliseconds(5)); // each look may hold up those who allocate
+            std::this_thread::sleep_for(std::chrono::milliseconds(5)); // each query may delay the threads that allocate
         }
     });
 }

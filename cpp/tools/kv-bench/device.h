@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <thread>
 
-// bytes of a device's memory that are taken, by whoever. -1: no device
+// return the used bytes of a device, by all programs. -1: no device
 int64_t device_bytes(ggml_backend_dev_t dev);
 
-// The highest device_bytes() between start() and stop(), as a thread saw it that looks every 5 ms: what is
-// shorter can be missed. It is the context's if nobody else uses the device.
+// The highest device_bytes() between start() and stop(). A thread polls every 5 ms and may miss shorter peaks. The peak
+// belongs to the context if no other program uses the device.
 class device_bytes_peak {
   public:
     explicit device_bytes_peak(ggml_backend_dev_t dev) : dev(dev) {}

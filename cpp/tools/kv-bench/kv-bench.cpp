@@ -1,4 +1,4 @@
-// Measures what a context costs, and how fast it is against a static one. See README.md.
+// Measure the memory of a context, and its speed against a static context. See README.md.
 
 #include "api.h"
 #include "args.h"
@@ -71,7 +71,7 @@ static void write_turns(json_line & out, const kv_bench_params & params, const s
     out.end_array();
 }
 
-// both in namespaces of their own: the same library is some percent faster in one than where the program itself is
+// load both into new namespaces: the same library is some percent faster in one than in the program's own
 static std::vector<pair_result> measure_other(const kv_bench_params & params, error_log & log) {
     const std::string paths[] = { llama_api_linked_path(), params.other };
 

@@ -15,7 +15,7 @@
 #include <unistd.h>
 #endif
 
-// fresh memory from the system: no page of it exists yet
+// fresh memory from the system, without a mapped page
 class fresh_memory {
   public:
     explicit fresh_memory(size_t n_bytes) : size(n_bytes) {
@@ -74,7 +74,7 @@ static double timed(F && f) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - t_start).count();
 }
 
-// seconds, 0 when there is not enough memory
+// seconds, 0 without enough memory
 static double time_memcpy(const fresh_memory & src) {
     fresh_memory dst(src.size);
     return dst.data == nullptr ? 0.0 : timed([&]() { memcpy(dst.data, src.data, src.size); });

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 
-// What the machine does at best, to judge a growth by: the same bytes without a cache around them, once, right after a growth.
-// Whatever else the machine does then is in both.
+// The best time of the machine, as a reference for a growth: the same bytes without a cache, once, right after a
+// growth. Other load of the machine affects both.
 struct growth_limit {
-    double memcpy_seconds = 0.0; // of what it copied, into memory that nobody has touched yet
-    double commit_seconds = 0.0; // of what it added: the system makes fresh memory real, on a device: it is allocated and zero
+    double memcpy_seconds = 0.0; // of the copied bytes, into untouched memory
+    double commit_seconds = 0.0; // of the added bytes: the system maps fresh memory; on a device: allocated and zeroed
 };
 
-// dev: where, null: in host memory
+// measure on the device dev, or in host memory if null
 growth_limit limit_growth(ggml_backend_dev_t dev, uint64_t n_bytes_copied, uint64_t n_bytes_added);

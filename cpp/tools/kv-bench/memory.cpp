@@ -44,7 +44,7 @@ class measurement {
     }
 
   private:
-    // what this takes is none of the context's peak
+    // exclude this memory from the context's peak
     growth_limit limit(uint64_t n_bytes_copied, uint64_t n_bytes_added) {
         stop();
         const growth_limit found = limit_growth(device_of(params), n_bytes_copied, n_bytes_added);
@@ -68,7 +68,7 @@ class measurement {
     memory_result & res;
 
     resident_peak peak;
-    int64_t peak_before = -1; // since begin(), until peak was started again
+    int64_t peak_before = -1; // since begin(), until the peak was restarted
 
     device_bytes_peak device_peak;
     int64_t device_peak_before = -1;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What one context takes: created, filled to some depths, cleared and used once more.
+// The memory of one context: created, filled to some depths, cleared and used once more.
 
 #include "context.h"
 #include "device.h"
@@ -15,21 +15,21 @@ struct growth_result {
     growth_limit limit; // measured right after the call
 };
 
-// what there is at one moment
+// the numbers at one moment
 struct point_result {
-    std::string name; // created, depth, full, the type that the cells were changed to, after-clear
+    std::string name; // created, depth, full, the new type of the cells, after-clear
     uint32_t    depth;
     llama_memory_usage usage;
 
     ggml_type type; // of K
 
     double seconds;        // of the change
-    double memcpy_seconds; // of as many bytes as it read and wrote
+    double memcpy_seconds; // of the bytes that the change read and wrote
 
     int64_t rss;
-    int64_t peak; // highest resident memory since the point before
+    int64_t peak; // highest resident memory since the previous moment
 
-    // of the device, by all that use it. -1: there is none
+    // of the device, by all programs. -1: no device
     int64_t device;
     int64_t device_peak;
 };

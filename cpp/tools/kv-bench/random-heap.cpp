@@ -3,7 +3,7 @@
 #include <algorithm>
 
 static constexpr size_t N_BLOCK   = 64;   // of each kind
-static constexpr size_t SIZE_STEP = 16;   // what malloc() aligns to
+static constexpr size_t SIZE_STEP = 16;   // alignment of malloc()
 static constexpr size_t PAGE_STEP = 4096;
 
 random_heap::random_heap(const llama_api & api, std::mt19937 & rng) : api(api) {
@@ -13,7 +13,7 @@ random_heap::random_heap(const llama_api & api, std::mt19937 & rng) : api(api) {
         blocks.push_back(api.malloc(PAGE_STEP*(16 + rng()%64)));
     }
 
-    // holes for what is small
+    // holes for small blocks
     std::shuffle(blocks.begin(), blocks.end(), rng);
     for (size_t i = 0; i < N_BLOCK; ++i) {
         api.free(blocks.back());

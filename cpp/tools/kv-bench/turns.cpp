@@ -10,7 +10,7 @@ namespace {
 
 class turns {
   public:
-    static constexpr int N_CREATE = 6; // times that a context is made in a round: the last one is used
+    static constexpr int N_CREATE = 6; // contexts created in a round; the last one is used
 
     turns(const kv_bench_params & params, std::vector<pair_result> & res) : params(params), res(res), rng(params.seed) {
     }
@@ -18,7 +18,7 @@ class turns {
     void round(uint32_t i, const bench_model & model_test, const bench_model & model_base) {
         i_round = i;
         i_depth = 0;
-        i_pair  = params.seed + i; // the side that begins changes from round to round, too
+        i_pair  = params.seed + i; // the first side also alternates from round to round
 
         const random_heap heap_test(model_test.api, rng);
         const random_heap heap_base(model_base.api, rng);
@@ -36,7 +36,7 @@ class turns {
             fill(*test, *base, depth);
             decode("prompt", *test, *base, params.n_batch, params.n_prompt);
 
-            // the tokens go over the edge of the storage, if there is one near
+            // the tokens cross the end of the storage, if it is near
             const uint32_t n_past = test->depth();
             const uint32_t edge   = test->usage().n_cells;
             if (edge > n_past + params.n_gen/2 && edge < n_past + params.n_ubatch) {
@@ -67,7 +67,7 @@ class turns {
         }
     }
 
-    // one behind the other, so that the cache grows as it would
+    // consecutive, so that the cache grows as usual
     void decode(const char * kind, bench_context & test, bench_context & base, uint32_t n, uint32_t n_tokens) {
         for (uint32_t i = 0; i < n; ++i) {
             pair(kind, [&] { return test.decode(n_tokens); }, [&] { return base.decode(n_tokens); });

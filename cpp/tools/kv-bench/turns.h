@@ -1,12 +1,11 @@
 #pragma once
 
-// How fast a context is against a static one: both in one process, call by call in turns.
+// Compare the speed of a context with a static context: both in one process, with alternating calls.
 //
-// Processor time is what counts, so use one thread. Whatever else the machine does to caches and clocks meets both calls of a
-// pair, and which of them comes first alternates. What stays is the memory
-// that each context got: it makes more of a difference than what is measured, and it is the same for all pairs of a round. So
-// both contexts are made anew every round, the one that is made first alternates, and who reads the pairs takes a round as
-// one observation.
+// The result is processor time, so use one thread. Other load on caches and clocks affects both calls of a pair, and
+// the first side alternates. Only the memory of each context remains: its effect exceeds the measured difference, and
+// it is the same for all pairs of a round. So both contexts are created again every round, the first created side
+// alternates, and a reader of the pairs must treat a round as one observation.
 
 #include "context.h"
 
@@ -15,11 +14,11 @@
 
 struct pair_result {
     uint32_t    round;
-    uint32_t    depth; // of params.depths; the call can be somewhat deeper
+    uint32_t    depth; // one of params.depths; the call may be slightly deeper
     std::string kind; // create, generate, prompt
 
     call_result test;
-    double      base_seconds; // of processor time, the static one's
+    double      base_seconds; // processor time of the static context
 };
 
 // throws std::runtime_error

@@ -195,7 +195,7 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
             exit(0);
         }
 
-        // options with one
+        // options with a value
         if (i + 1 >= argc) {
             fprintf(stderr, "error: unknown option or missing value: %s\n", arg.c_str());
             return args_result::error;

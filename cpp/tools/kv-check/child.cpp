@@ -6,7 +6,7 @@
 
 #include "ggml-backend.h"
 
-// of the layer of devices. not __has_include(): ccache does not notice a header that a second tree has and the first one lacked
+// part of the layer device. not __has_include(): ccache misses a header that a second tree has and the first lacked
 #ifdef KV_CHECK_FAKE_DEVICE
 #    include "fake-device.h"
 #else
@@ -33,7 +33,7 @@ static void fake_device_add(size_t, size_t, bool) {
 #endif
 
 //
-// in the child
+// child process
 //
 
 struct log_state {
@@ -41,7 +41,7 @@ struct log_state {
     trace_writer *          out    = nullptr;
     side *                  s      = nullptr;
 
-    std::string line; // a line may come in pieces
+    std::string line; // a line may arrive in pieces
     ggml_log_level level = GGML_LOG_LEVEL_INFO;
 };
 
@@ -98,7 +98,7 @@ static void log_callback(ggml_log_level level, const char * text, void *) {
     }
 }
 
-// the text of a failed GGML_ASSERT
+// return the text of a failed GGML_ASSERT
 static void abort_callback(const char * text) {
     g_log.out->event(TRACE_FAIL, trimmed(text));
     fputs(text, stderr);
@@ -168,7 +168,7 @@ llama_model_params child_model_params(const kv_check_params & params, std::vecto
     return res;
 }
 
-// one number and an end
+// parse one number that ends the text
 static std::vector<llama_model_kv_override> child_overrides(const kv_check_params & params) {
     std::vector<llama_model_kv_override> res(2);
     res[0].tag     = LLAMA_KV_OVERRIDE_TYPE_INT;
@@ -303,7 +303,7 @@ static void run_checks(const kv_check_params & params, bool dynamic, const std::
 }
 
 //
-// in the parent
+// parent process
 //
 
 #ifndef _WIN32
@@ -315,7 +315,7 @@ static bool is_sanitizer_line(const std::string & line) {
 }
 
 struct child_stderr {
-    std::string telling;   // the line that says most about the child's end
+    std::string telling;   // the line that best explains the child's end
     std::string sanitizer; // every line of a sanitizer once, joined by " | "
 };
 
@@ -351,7 +351,7 @@ static child_stderr read_stderr(FILE * file, bool verbose) {
     return res;
 }
 
-// waits for the child, kills it at the deadline; "" after a normal end, else what happened
+// wait for the child, and kill it at the deadline. return "" after a normal end, else the reason
 static std::string wait_for(pid_t pid, std::chrono::steady_clock::time_point deadline) {
     int status = 0;
     int delay_us = 200;
@@ -389,7 +389,7 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
         return "no temporary file can be made";
     }
 
-    fflush(nullptr); // what is buffered here must not be written twice
+    fflush(nullptr); // do not write the buffered output twice
     const pid_t pid = fork();
     if (pid < 0) {
         fclose(err);
@@ -398,7 +398,7 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
     if (pid == 0) {
         dup2(fileno(err), STDERR_FILENO);
         dup2(fileno(err), STDOUT_FILENO);
-        setenv("GGML_NO_BACKTRACE", "1", 0); // it starts a debugger, which takes seconds
+        setenv("GGML_NO_BACKTRACE", "1", 0); // the backtrace starts a debugger, which needs seconds
         run_checks(params, dynamic, checks, file);
         exit(0); // not _exit: sanitizers report at exit
     }
@@ -407,12 +407,12 @@ static std::string run_child(const kv_check_params & params, bool dynamic, const
     const child_stderr said = read_stderr(err, params.verbose);
     fclose(err);
     if (!said.sanitizer.empty()) {
-        how = "sanitizer"; // whatever the exit code: undefined behaviour alone does not end a process
+        how = "sanitizer"; // for any exit code: undefined behaviour alone does not end a process
     }
     return how.empty() ? "" : said.telling.empty() ? how : how + ": " + said.telling;
 }
 
-// the end of a child that is not the model's doing, nor the library's
+// return true if the end of a child has another cause than the model or the library
 static bool is_lost(const std::string & death) {
     for (const char * how : { "timeout", "SIGKILL", "lost the process", "no temporary file", "fork: " }) {
         if (death.find(how) == 0) {
@@ -439,13 +439,13 @@ trace run_side(const kv_check_params & params, bool dynamic, const std::vector<s
         if (death.empty()) {
             return res;
         }
-        if (cur == nullptr) { // while loading the model
+        if (cur == nullptr) { // during the load of the model
             res.load_error = death;
             return res;
         }
 
         trace_writer out(file);
-        if (cur->ended) { // all checks were through: the cleanup, or a sanitizer's verdict at exit
+        if (cur->ended) { // all checks were complete: the cleanup, or a sanitizer's report at exit
             out.begin("exit");
             out.event(TRACE_FAIL, death);
             return trace_read(file);
@@ -458,7 +458,7 @@ trace run_side(const kv_check_params & params, bool dynamic, const std::vector<s
             return trace_read(file);
         }
 
-        // go on behind the check that ended it
+        // continue after the check that ended the child
         while (!todo.empty()) {
             const bool found = todo.front() == cur->name;
             todo.erase(todo.begin());

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
-// true for the bytes of text[i..] that form one valid UTF-8 character of n bytes
+// return true if the bytes of text[i..] form one valid UTF-8 character of n bytes
 static bool utf8_at(const std::string & text, size_t i, size_t & n) {
     const unsigned char c = (unsigned char) text[i];
     n = c < 0x80 ? 1 : (c >= 0xc2 && c < 0xe0) ? 2 : (c >= 0xe0 && c < 0xf0) ? 3 : (c >= 0xf0 && c < 0xf5) ? 4 : 0;
@@ -36,7 +36,7 @@ static std::string quote(const std::string & text) {
             res.append(text, i, n);
             i += n;
         } else {
-            res += "\\ufffd"; // a path or a log line may hold anything
+            res += "\\ufffd"; // a path or a log line may contain any bytes
             i += 1;
         }
     }

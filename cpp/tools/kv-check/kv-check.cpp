@@ -1,5 +1,5 @@
-// Runs one model through a static and a dynamic KV cache with the same tokens and compares the results bit for bit.
-// See README.md.
+// Run one model with a static and a dynamic KV cache and the same tokens, and compare the results bit for bit. See
+// README.md.
 
 #include "args.h"
 #include "child.h"
@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <stdexcept>
 
-// what the static side has to run so that every check has something to be compared with
+// return the checks that the static side must run, so that every check has a reference
 static std::vector<std::string> static_checks(const std::vector<std::string> & checks) {
     std::vector<std::string> res;
     for (const auto & name : checks) {
@@ -28,7 +28,7 @@ static std::vector<std::string> static_checks(const std::vector<std::string> & c
 static run_result compare_sides(const kv_check_params & params) {
     const trace st = run_side(params, false, static_checks(params.checks));
     if (st.checks.empty()) {
-        return report_compare(params.checks, st, trace()); // cannot be loaded
+        return report_compare(params.checks, st, trace()); // the model cannot be loaded
     }
     kv_check_params other = params;
     if (params.self_ctx > 0) {
@@ -43,15 +43,15 @@ static run_result compare_sides(const kv_check_params & params) {
     return res;
 }
 
-// Some models abort beyond the positions that they were trained for, whatever the cache. Several sequences in one stream
-// still fill a cache while each of them stays below.
+// Some models abort after the positions that they were trained for, with every cache. Several shorter sequences in one
+// stream still fill a cache.
 static bool use_fallback(const kv_check_params & params, const run_result & res, kv_check_params & shorter) {
     if (res.status != "static-fails" || params.n_seqs != 1 || res.checks.front().n_decodes == 0) {
         return false;
     }
     shorter = params;
     shorter.n_fill   = std::min<uint32_t>(kv_check_n_fill(params), 560);
-    shorter.n_seqs   = 4; // of at most 140 positions, and what some checks add
+    shorter.n_seqs   = 4; // at most 140 positions each, plus additions of some checks
     shorter.unified  = true;
     shorter.fallback = true;
     return true;

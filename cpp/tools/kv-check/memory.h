@@ -2,5 +2,5 @@
 
 #include "args.h"
 
-// creates one context, prints what it costs as a line of JSON; returns the exit code
+// create one context, and print its memory as a line of JSON. return the exit code
 int memory_report(const kv_check_params & params);

@@ -26,7 +26,7 @@ size_t state_part::data() const {
 static constexpr uint32_t dsv4_compressed = 2;
 static constexpr uint32_t dsv4_indexer    = 4;
 
-// by what a cache is rotated, as the first header of it says
+// return the rotation of a cache from its first header
 static uint32_t rotation(const state_parts & state, uint32_t cache, state_part::part_kind kind) {
     for (const auto & part : state.parts) {
         if (part.kind == kind && part.cache == cache) {
@@ -36,7 +36,7 @@ static uint32_t rotation(const state_parts & state, uint32_t cache, state_part::
     return 0;
 }
 
-// its compressed keys have the heads of the other ones, and no header
+// its compressed keys have the same heads as the others, and no header
 static uint32_t dsv4_rotation(const state_parts & state) {
     return std::max(rotation(state, 0, state_part::rot_k), rotation(state, 1, state_part::rot_k));
 }
@@ -57,8 +57,8 @@ bool is_cell_type(int32_t type) {
     }
 }
 
-// A cache does not say whether it has V, nor whether its cells have more than a position: what fits is what it is. The checks
-// are strict enough (types, sizes, sequences, an end that is reached exactly) that only one reading does.
+// A cache does not record whether it has V, nor whether its cells have more than a position, so the reader tries each
+// form. The checks are strict enough (types, sizes, sequences, an end that is reached exactly) that only one form fits.
 class parser {
   public:
     parser(const state_shape & shape, state_parts & out) : shape(shape), out(out) {}
@@ -71,7 +71,7 @@ class parser {
             skip(3*sizeof(uint32_t)); // magic, version, mode
         }
         flush();
-        // nothing, a two-dimensional position, that and a token
+        // nothing; a two-dimensional position; a two-dimensional position and a token
         for (const size_t n : { 0, 8, 12 }) {
             n_ext = n;
             if (attempt([&] { caches(0); })) {
@@ -103,7 +103,7 @@ class parser {
         }
     }
 
-    // what was read since the last part becomes one
+    // make a part of the bytes since the last part
     void add(state_part part) {
         part.at   = done;
         part.size = at - done;
@@ -136,7 +136,7 @@ class parser {
         }
     }
 
-    // the caches from an index on, and what follows them
+    // read the caches from an index on, and the data after them
     void caches(uint32_t index) {
         if (index > 0 && attempt([&] { require(at == out.data.size(), "more than its caches"); })) {
             return;
@@ -252,7 +252,7 @@ class parser {
         add(part);
     }
 
-    // DSV4: compressed keys, which have no cells, and what they are compressed from
+    // DSV4: compressed keys, which have no cells, and their uncompressed source
     void compressed() {
         for (uint32_t index = dsv4_compressed; index <= dsv4_indexer; ++index) {
             uint32_t version  = 0;
@@ -292,15 +292,15 @@ class parser {
         part.type   = (ggml_type) type;
         part.n_embd = (int64_t) n_embd;
         part.n_rows = (int64_t) rows*n_stream;
-        part.n_rot  = index < dsv4_indexer ? dsv4_rotation(out) : 0; // the indexer's does not depend on the type
+        part.n_rot  = index < dsv4_indexer ? dsv4_rotation(out) : 0; // the indexer's rotation does not depend on the type
         part.n_streams = n_stream;
         require(n_row == ggml_row_size(part.type, part.n_embd), "not the size of a compressed row");
         skip((size_t) part.n_rows*n_row);
         add(part);
     }
 
-    // recurrent states, which have types of their own. Behind them there may be an indexer's cache, which has the same cells as
-    // the first one and so begins with the same bytes
+    // recurrent states, which have their own types. an indexer's cache may follow, which has the same cells as the
+    // first cache and thus begins with the same bytes
     void recurrent() {
         const auto begin = out.data.begin();
         for (auto it = begin + (ptrdiff_t) at; !first.empty(); ++it) {
@@ -329,8 +329,8 @@ class parser {
     state_parts &       out;
 
     size_t at    = 0;
-    size_t done  = 0; // up to here it is in parts
-    size_t n_ext = 0; // bytes of a cell beside its position
+    size_t done  = 0; // end of the bytes that are in parts
+    size_t n_ext = 0; // bytes of a cell after its position
 
     std::vector<uint8_t> first; // the first cache up to its first tensors
 
@@ -363,9 +363,9 @@ std::vector<float> values_of(ggml_type type, const uint8_t * data, int64_t n) {
     return res;
 }
 
-// On the CPU a batch rounds with the type's from_float (SET_ROWS), which ggml_quantize_chunk() does not equal everywhere and
-// which cannot be called where backends are libraries of their own. A plain copy in a graph does it for certain: one tensor,
-// contiguous, as a whole.
+// On the CPU, a batch rounds with the type's from_float (SET_ROWS). ggml_quantize_chunk() rounds differently for some
+// values, and from_float cannot be called if backends are separate libraries. A plain copy in a graph always uses it:
+// one tensor, contiguous, as a whole.
 std::vector<uint8_t> rows_of(ggml_type type, const std::vector<float> & values, int64_t n_row) {
     std::vector<uint8_t> res(ggml_row_size(type, n_row)*(values.size()/(size_t) n_row));
     if (values.empty()) {
@@ -420,21 +420,21 @@ void hadamard(std::vector<float> & values, uint32_t n) {
 // conversion
 //
 
-// whether the graphs rotate what they write into a cache when its header says a size. written down by architecture, and tested by
-// what a model answers over converted cells (the check retype-basis)
+// return true if the graphs rotate their output to a cache whose header has a size. the rules are by architecture; the
+// check retype-basis tests them with a model's answers over converted cells
 static bool graphs_rotate(const state_parts & state, const state_part & part) {
     if (state.arch == "deepseek4") {
         return true;
     }
-    // upstream has no rotation there
+    // upstream has no rotation for it
     if (state.windowed_hybrid) {
         return false;
     }
-    // the keys of an indexer beside a cache that is rotated
+    // the keys of an indexer of a rotated cache
     if (part.cache == 1 && (state.arch == "minimax-m3" || state.arch == "qwen4exp")) {
         return false;
     }
-    // MLA, and the indexers of its models: those that are rotated at all are so in every type
+    // MLA, and the indexers of its models: the rotation is the same for every type
     return std::any_of(state.parts.begin(), state.parts.end(), [&](const state_part & p) {
         return p.is_v && p.cache == part.cache;
     });
@@ -455,7 +455,7 @@ static std::vector<uint8_t> convert_data(const state_parts & from, const state_p
     }
     std::vector<float> values = values_of(part.type, begin, part.n_embd*part.n_rows);
     if (n_rot != part.n_rot) {
-        for (const uint32_t n : { part.n_rot, n_rot }) { // out of the one basis, into the other
+        for (const uint32_t n : { part.n_rot, n_rot }) { // from one basis to the other
             if (n > 0) {
                 hadamard(values, n);
             }
@@ -482,7 +482,7 @@ class state_builder {
         res.data.insert(res.data.end(), begin, end);
     }
 
-    // what was put since the last one
+    // the bytes since the last call
     void end(state_part part) {
         part.at   = done;
         part.size = res.data.size() - done;
@@ -569,7 +569,7 @@ static std::string describe(const state_part & part) {
     }
 }
 
-// rows of a tensor, of which some differ
+// rows of a tensor, some of which differ
 static std::string describe_rows(const state_part & part, const uint8_t * expected, const uint8_t * is) {
     const size_t n_data = part.size - (part.data() - part.at);
     const bool   by_col = part.kind == state_part::columns;
@@ -609,7 +609,7 @@ std::string state_difference(const state_parts & expected, const std::vector<uin
         if (part.kind < state_part::rows || memcmp(a, b, n_head) != 0) {
             return describe(part) + (part.kind < state_part::rows ? "" : " has another head");
         }
-        // DSV4 saves rows that were never written: they are zero, which q4_0 has in two ways
+        // DSV4 saves rows that were never written: they are zero, which q4_0 represents in two ways
         if (part.kind == state_part::matrix && values_of(part.type, a + n_head, part.n_embd*part.n_rows) == values_of(part.type, b + n_head, part.n_embd*part.n_rows)) {
             continue;
         }

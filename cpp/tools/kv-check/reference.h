@@ -1,7 +1,7 @@
 #pragma once
 
-// What a change of the types of the KV cells must leave behind, computed from the bytes of a saved state and by nothing that the
-// change itself uses: see README.md, "The reference"
+// The expected result of a change of the types of the KV cells, computed from the bytes of a saved state without code
+// of the change: see README.md, "The reference"
 
 #include "values.h"
 
@@ -11,19 +11,19 @@
 #include <string>
 #include <vector>
 
-// of the context that a state was saved from: a state does not say where its parts end
+// of the context that saved the state: a state does not record the end of its parts
 struct state_shape {
     std::string arch;
-    bool     hybrid  = false; // recurrent states behind the KV cells
+    bool     hybrid  = false; // recurrent states after the KV cells
     uint32_t seqs    = 1;     // in as many streams, or in one
     uint32_t cells   = 0;     // per stream
 };
 
-// a run of bytes of a state
+// a range of bytes of a state
 struct state_part {
     enum part_kind {
-        bytes,   // anything that a change of types leaves as it is
-        rot_k,   // the size of the Hadamard blocks by which K is rotated, 0: not
+        bytes,   // all data that a change of types keeps
+        rot_k,   // the size of the Hadamard blocks that rotate K, 0: none
         rot_v,
         rows,    // int32 type, uint64 bytes of a row; then a row for each cell
         columns, // int32 type, uint32 bytes of an element, uint32 elements of a row; then transposed rows (V without flash attention)
@@ -31,18 +31,18 @@ struct state_part {
     };
 
     part_kind kind = bytes;
-    size_t    at   = 0; // offset in the state, of what stands before the data, too
+    size_t    at   = 0; // offset in the state, also of the header before the data
     size_t    size = 0;
 
-    uint32_t  cache  = 0; // of the context, in the order of the state
+    uint32_t  cache  = 0; // index in the context, in the order of the state
     uint32_t  stream = 0;
     uint32_t  layer  = 0;
     bool      is_v   = false;
     ggml_type type   = GGML_TYPE_F16;
     int64_t   n_embd = 0;
-    int64_t   n_rows = 0; // a matrix: of all streams
+    int64_t   n_rows = 0; // a matrix: rows of all streams
     uint32_t  n_streams = 1; // of a matrix
-    uint32_t  n_rot  = 0; // of rows and columns: by what they are rotated if the graphs do so
+    uint32_t  n_rot  = 0; // of rows and columns: their rotation if the graphs rotate
 
     size_t data() const; // offset of the data
 };
@@ -54,28 +54,29 @@ struct state_parts {
     bool                    windowed_hybrid = false; // two caches, then recurrent states
 };
 
-// throws std::runtime_error where the bytes are not what llama_state_get_data() writes for such a context
+// throws std::runtime_error if llama_state_get_data() cannot have written the bytes for such a context
 state_parts state_parse(const state_shape & shape, std::vector<uint8_t> data);
 
-// how the basis in which a cache is saved is found
+// the basis of a saved cache
 enum class basis {
-    by_graph, // as the graphs of the architecture have it
-    by_type,  // as the header of the state has it, used or not
+    by_graph, // like the graphs of the architecture
+    by_type,  // from the header of the state, used or not
     kept,     // never changed
 };
 
-// the state after a change of types. like: a state of a context that had these types from the start, for the size of its rotation
+// return the state after a change of types. like: a state of a context with these types from the start, for its
+// rotation size
 state_parts state_convert(const state_parts & from, const state_parts & like, const cell_types & types, basis how = basis::by_graph);
 
-// where a state is not the expected one, in one sentence; "" if it is
+// return the first difference from the expected state in one sentence; "" if equal
 std::string state_difference(const state_parts & expected, const std::vector<uint8_t> & is);
 
-// whether a change from one state to another one's types changes the basis of anything
+// return true if a change to the types of another state changes the basis of any cache
 bool state_turns(const state_parts & from, const state_parts & like);
 
-// conversion of n values
+// convert n values
 std::vector<float>   values_of(ggml_type type, const uint8_t * data, int64_t n);
 std::vector<uint8_t> rows_of  (ggml_type type, const std::vector<float> & values, int64_t n_row);
 
-// in place, the normalized Walsh-Hadamard transform of each n values
+// transform each n values in place, with the normalized Walsh-Hadamard transform
 void hadamard(std::vector<float> & values, uint32_t n);

@@ -16,7 +16,7 @@
 #endif
 
 #if defined(__linux__)
-// a line "Name:   123 kB" of a file of /proc, in bytes, -1 without it
+// return the bytes of a line "Name:   123 kB" of a file in /proc, -1 if missing
 static int64_t proc_bytes(const char * path, const char * name) {
     FILE * file = fopen(path, "r");
     if (file == nullptr) {
@@ -49,7 +49,7 @@ int64_t resident_bytes() {
     }
     return -1;
 #elif defined(__linux__)
-    // the page tables are counted here; the counters behind VmRSS lag by some pages per core
+    // the page tables are counted here; the counters for VmRSS lag by some pages per core
     const int64_t res = proc_bytes("/proc/self/smaps_rollup", "Rss:");
     return res >= 0 ? res : proc_bytes("/proc/self/status", "VmRSS:");
 #else
@@ -82,7 +82,7 @@ int64_t resident_bytes_of_pages() {
 #endif
 }
 
-// let the kernel's high-water mark start again from what is resident now
+// reset the kernel's high-water mark to the resident memory
 static bool reset_high_water() {
 #if defined(__linux__)
     FILE * file = fopen("/proc/self/clear_refs", "w");

@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <thread>
 
-// resident bytes of this process, -1 where that is not known
+// return the resident bytes of this process, -1 if unknown
 int64_t resident_bytes();
 
-// of the ranges in which KV caches are whose pages come and go, which are those without huge pages. -1 where that is not known
+// return the resident bytes of KV caches with pages, which are the ranges without huge pages. -1 if unknown
 int64_t resident_bytes_of_pages();
 
-// The highest resident_bytes() between start() and stop(). On Linux the kernel keeps it, and it is exact; elsewhere a thread
-// looks every millisecond, and what is shorter can be missed.
+// The highest resident_bytes() between start() and stop(). On Linux the kernel records the exact peak; elsewhere a
+// thread polls every millisecond and may miss shorter peaks.
 class resident_peak {
   public:
     ~resident_peak();
@@ -19,7 +19,7 @@ class resident_peak {
     void    start();
     int64_t stop();
 
-    // true: kept by the kernel
+    // true: recorded by the kernel
     bool is_exact() const { return exact; }
 
   private:
