@@ -1,8 +1,8 @@
-// A budget, and the types that the cells step down through to stay within it (llama_context_params::kv_budget).
+// A budget, and the smaller types that keep the cells within it (llama_context_params::kv_budget).
 //
-// The static side has no budget. What is compared is the context that has one with another that has none, in which the same
-// change is made by hand before the same batch: the answers are equal, bit for bit, so nothing but the precision of the cells tells
-// them apart, and that at no other place.
+// The static side has no budget. Each check compares a context with a budget against a context without, in which the
+// check makes the same change before the same batch. The answers are equal, bit for bit, so the only difference is the
+// precision of the cells, which changes at the same batch.
 
 #include "scenarios-types.h"
 
@@ -40,7 +40,7 @@ answer fill(const side & s, session & c, uint32_t n) {
     return res;
 }
 
-// of the types that a context can be created with, those from f16 down
+// return the types in which a context can be created, from f16 down
 std::vector<ggml_type> make_ladder(const side & s, const session_params & sp) {
     std::vector<ggml_type> res;
     for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) {
@@ -60,8 +60,8 @@ size_t rung(const std::vector<ggml_type> & ladder, const cell_types & types) {
 }
 
 struct sizes {
-    size_t n_caches;  // about a third of what the caches grow to in the first type, or all if they do not
-    size_t n_compute; // what the compute buffers grow by, whatever the types
+    size_t n_caches;  // about a third of the full size of the caches in the first type, or all if they do not grow
+    size_t n_compute; // growth of the compute buffers, whatever the types
 };
 
 sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
@@ -71,7 +71,7 @@ sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> 
 
     const auto n_budget = [&] { return llama_memory_budget_get_usage(none.get()).committed; };
 
-    const size_t n_states = llama_get_memory_usage(c.ctx).committed - n_budget(); // recurrent, not in the budget
+    const size_t n_states = llama_get_memory_usage(c.ctx).committed - n_budget(); // recurrent states, outside of the budget
     const auto   n_caches = [&] { return llama_get_memory_usage(c.ctx).committed - n_states; };
 
     std::vector<size_t> all = { n_caches() };
@@ -89,11 +89,11 @@ sizes measure(side & s, const session_params & sp, const std::vector<ggml_type> 
     return { third == all.end() ? all.back() : *third, n_compute };
 }
 
-// the same change by hand: what went down a rung at a time lost more on the way
+// make the same change: several steps down, one by one, would lose more precision
 void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const cell_types & to, uint32_t n_down) {
     size_t i = rung(ladder, c.types());
     while (i + n_down < rung(ladder, to)) {
-        ++i; // taken together with the next one
+        ++i; // combined with the next step
     }
     while (i < rung(ladder, to)) {
         ++i;
@@ -103,10 +103,11 @@ void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const ce
     }
 }
 
-// to the end of the context, or of the budget. is_tight: smaller cells need not be of use, as the compute buffers for them take more
+// use the context to its end, or to that of the budget. is_tight: smaller cells may be no use, if the compute buffers
+// for them need more
 void step_down(
         side & s, session & is, session & other, const memory_budget & budget, bool is_tight, const std::vector<ggml_type> & ladder, uint32_t n_batch, uint32_t n) {
-    // by copy a growth can fail after a step that was to be enough for it
+    // by copy, a growth can fail after a step that should suffice for it
     const bool in_place = is.is_in_place();
 
     uint32_t i = 0;
@@ -148,12 +149,12 @@ void step_down(
     }
 }
 
-// a sequence is copied to another stream, and the budget has no room for that in these types
+// copy a sequence to another stream, for which the budget has no room in these types
 void copy_beyond(side & s, session_params sp, const std::vector<ggml_type> & ladder) {
-    const uint32_t n = 1000; // the batch needs as much as a growth takes
+    const uint32_t n = 1000; // the batch needs as much as a growth
 
     trace_writer out(nullptr);
-    side         nowhere(s, out); // the static side has none of this
+    side         nowhere(s, out); // the static side does not have this
 
     sp.n_seqs  = 2;
     sp.unified = false;
@@ -217,7 +218,7 @@ static void kv_check_retype_budget(side & s) {
             throw check_skipped("the types of these cells cannot change: not on this upstream, or there are none");
         }
         c.fill(n_batch);
-        c.fill(n - n_batch); // a model that ends here is upstream's affair
+        c.fill(n - n_batch); // a failure of the model here is upstream's
     }
 
     const sizes measured = measure(s, sp, ladder, n_batch, n);
@@ -231,13 +232,13 @@ static void kv_check_retype_budget(side & s) {
         session other(s, sp, "by hand");
         if (s.dynamic) {
             step_down(s, is, other, budget, is_tight, ladder, n_batch, n);
-        } else { // a static cache has no growth that could pass a budget
+        } else { // a static cache has no growth that could exceed a budget
             for (uint32_t i = 0; i < n; i += n_batch) {
                 is.try_fill(n_batch);
             }
         }
 
-        // empty, it is what it was at the start, also after a change that was refused
+        // an empty cache returns to its first state, also after a refused change
         if (is.try_retype({ GGML_TYPE_Q4_K, GGML_TYPE_Q4_K }) == LLAMA_MEMORY_TYPE_OK) {
             throw check_failed("cells can have a type that they cannot have");
         }
@@ -248,7 +249,7 @@ static void kv_check_retype_budget(side & s) {
         is.fill(60);
         is.generate(2);
 
-        // a context that goes takes what it had along, and no more
+        // a freed context releases exactly its share of the budget
         const auto   n_taken = [&] { return llama_memory_budget_get_usage(budget.get()).committed; };
         const size_t n_alone = n_taken();
         {
@@ -259,8 +260,9 @@ static void kv_check_retype_budget(side & s) {
         }
     }
 
-    // a model with few positions cannot go so far. of minimax-m3 llama_context::sched_reserve() does not reserve what a batch of one
-    // sequence takes where there are several streams: the compute buffers grow within the batch, which no budget knows before
+    // a model with few positions cannot use so many cells. for minimax-m3, llama_context::sched_reserve() reserves too
+    // little for a batch of one sequence with several streams: the compute buffers grow within the batch, which a
+    // budget cannot foresee
     if (s.dynamic && !s.params.fallback && s.arch != "minimax-m3") {
         copy_beyond(s, sp, ladder);
     }

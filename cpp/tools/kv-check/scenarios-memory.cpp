@@ -1,7 +1,8 @@
-// Memory runs out while the cache grows: --fail says at which allocation, --limit how much the system still gives.
+// Memory runs out while the cache grows: --fail selects the failing allocation, --limit the remaining memory of the
+// system.
 //
-// What the failed batch returned is not compared, the static side has none that fails. Compared is what is left: the old
-// cells are as they were, and what fits is served.
+// The return code of the failed batch is not compared, because the static side has no failing batch. The state after it
+// is compared: the old cells are unchanged, and what fits is served.
 
 #include "scenarios.h"
 #include "short-of-memory.h"
@@ -12,15 +13,15 @@
 
 namespace {
 
-// a copy of a stream that finds no memory waits: no batch runs without it
-// is_shifted: so does what is shifted meanwhile, also of the copy: before it, there is nothing to be shifted
+// test a copy of a stream that waits for memory: no batch runs without it
+// is_shifted: a shift of the copy's cells waits, too. before the copy, there is nothing to shift
 void late_copy(side & s, const session_params & sp, const std::string & name, bool is_shifted) {
     session c(s, sp, name);
     if (is_shifted && !c.can_shift("of a copy")) {
         return;
     }
     c.fill_seq(0, 300);
-    c.rm(0, 0, 50); // room where there are pages already: the copy alone wants more
+    c.rm(0, 0, 50); // free some rows in mapped pages: only the copy needs more
 
     const auto last_logits = [&] {
         const float * row = llama_get_logits_ith(c.ctx, -1);
@@ -28,7 +29,7 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
     };
 
     std::vector<llama_pos> before;
-    std::vector<float>     logits; // of the batch, if it ran
+    std::vector<float>     logits; // of the batch, if it succeeded
 
     const auto try_batch = [&] {
         before = c.positions();
@@ -49,7 +50,7 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
         throw check_failed("a batch ran without the copy that it reads, or does not run at all");
     }
 
-    // the next copy waits for a batch, as in a static cache: saved before that, it is what the static cache saves
+    // the next copy waits for a batch, like in a static cache: an earlier save has the static cache's bytes
     if (sp.n_streams() > 2) {
         c.cp(0, 2);
         s.out.blob(name + ".second", c.try_state_get(2));
@@ -63,7 +64,7 @@ enum class late_state { none, saved, into_source, into_copy, into_other };
 
 struct after_late_state {
     bool                 is_refused;
-    std::vector<uint8_t> copy; // the second sequence in the end, whose copy waits when a state is saved or read
+    std::vector<uint8_t> copy; // the second sequence at the end, whose copy waits during a save or a read of a state
 };
 
 after_late_state try_late_state(side & s, const session_params & sp, late_state what, const std::vector<uint8_t> & state, bool is_short) {
@@ -108,7 +109,7 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
             res.is_refused = c.try_state(state, what == late_state::into_source ? 0 : what == late_state::into_copy ? 1 : 2) == 0;
         }
     }
-    c.go_back(c.positions()); // no further than they were, and known from here on
+    c.go_back(c.positions()); // not beyond the old positions, which are known from here on
 
     const auto before = c.positions();
     if (c.try_fill(4) != 0) {
@@ -121,15 +122,15 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
     return res;
 }
 
-// a state that meets a copy which has found no memory: as if there had been memory, or refused, which does not harm the copy.
-// what is read into the place of the copy needs no memory for it, and what is
-// read into another place has nothing to do with it
+// read a state while a copy waits for memory: the result equals that with enough memory, or the read is refused and the
+// copy is intact. a read into the destination of the copy needs no memory for it, and a read into another place is
+// independent of it
 void late_copy_state(side & s, const session_params & sp) {
     if (!s.dynamic) {
         return;
     }
     trace_writer out(nullptr);
-    side         nowhere(s, out); // the static side has none of this
+    side         nowhere(s, out); // the static side does not have this
 
     session other(nowhere, sp, "other");
     other.salt(1);
@@ -157,7 +158,7 @@ void late_copy_state(side & s, const session_params & sp) {
     }
 }
 
-// the rows of DSV4, which have no cells, go with their sequence: after the copy that waits for memory
+// test that the rows of DSV4, which have no cells, follow their sequence after a copy that waits for memory
 void late_copy_rows(side & s, session_params sp) {
     if (!s.dynamic) {
         return;
@@ -167,7 +168,7 @@ void late_copy_rows(side & s, session_params sp) {
 
     sp.n_cells = 2048;
 
-    // logits of the copy, and of another sequence where its source was
+    // return the logits of the copy, and of another sequence at the place of its source
     const auto logits_of = [&](bool is_short) -> std::vector<float> {
         session c(nowhere, sp, "copy, rows");
 
@@ -178,7 +179,7 @@ void late_copy_rows(side & s, session_params sp) {
             res.insert(res.end(), row, row + s.n_vocab);
         };
 
-        c.fill_seq(0, 1300); // 325 rows for each four positions
+        c.fill_seq(0, 1300); // 325 rows for four positions each
         c.fill_seq(1, 20);
         c.rm(1, -1, -1);
         if (is_short) {
@@ -186,7 +187,7 @@ void late_copy_rows(side & s, session_params sp) {
             c.cp(0, 1);
             const auto before = c.positions();
             if (c.fill_order({ 1 }) == 0) {
-                return {}; // by copy the streams have rows for each other
+                return {}; // by copy, the streams have rows for each other
             }
             c.go_back(before);
             c.rm(0, -1, -1);
@@ -211,7 +212,7 @@ void late_copy_rows(side & s, session_params sp) {
     }
 }
 
-// a batch that found no memory leaves all sequences as they were
+// test that a batch without memory leaves all sequences unchanged
 void try_batch(session & c, uint32_t n, bool can_look) {
     if (!can_look) {
         c.try_fill(n);
@@ -234,7 +235,7 @@ void kv_check_no_memory(side & s) {
     }
     session_params sp = kv_check_base(s);
 
-    // the cache has not grown yet. --fill N: up to there, for rows that come with every so many positions (DSV4)
+    // the cache has not grown yet. --fill N: up to N, for rows of several positions each (DSV4)
     const uint32_t n_before = s.params.n_fill > 340 ? s.params.n_fill - 100 : 240;
 
     session_params large = sp;
@@ -243,7 +244,7 @@ void kv_check_no_memory(side & s) {
     a.fill(n_before + 200);
     const auto state = a.state_get();
 
-    // a window forgets positions for a batch that then fails, and recurrent layers cannot go back
+    // a window forgets positions for a batch that then fails, and recurrent layers cannot roll back
     const bool keeps = !s.is_recurrent && !s.is_hybrid && llama_model_n_swa(s.model) == 0;
 
     session c(s, sp, "short");
@@ -253,7 +254,7 @@ void kv_check_no_memory(side & s) {
         const auto before = c.positions();
         {
             const short_of_memory scope(s.params, s.dynamic);
-            const bool can_look = s.params.limit_mib == 0; // or there is no memory for that either
+            const bool can_look = s.params.limit_mib == 0; // otherwise this needs too much memory, too
             try_batch(c, std::min(n, sp.n_cells - n_before), can_look);
             try_batch(c, 20, can_look);
             c.can_shift("after a growth that failed");

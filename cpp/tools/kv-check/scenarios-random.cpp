@@ -1,11 +1,11 @@
-// Random operations on a context whose memory may end anywhere, and on a static one beside it.
+// Random operations on a context with a random limit of memory, and on a static context.
 //
-// Both are in one process and take each step together, so that the static one can leave out what the other one had no memory for:
-// everything after it is compared bit for bit, logits, positions and saved states. No sequence is let grow so far that a static
-// cache would be full.
+// Both are in one process and perform each step together, so that the static context can skip each step that the other
+// refuses for lack of memory. Everything after it is compared bit for bit: logits, positions and saved states.
+// Sequences are limited, so that a static cache is never full.
 //
-// The memory ends after any number of pages, and the end moves: it is that of a budget, that of a device that is not there
-// (--fake-device), or without one that of the system, as allocations that fail.
+// The limit is a random number of pages, and it changes. It is a budget's limit, the memory of a fake device
+// (--fake-device), or otherwise the memory of the system, as failing allocations.
 
 #include "resident.h"
 #include "scenarios-types.h"
@@ -27,7 +27,7 @@
 
 namespace {
 
-// numbers that do not depend on the standard library's distributions
+// draw numbers that do not depend on the standard library's distributions
 uint32_t below(std::mt19937 & rng, uint32_t n) {
     return (uint32_t) (rng() % n);
 }
@@ -40,7 +40,7 @@ size_t size_page(const kv_check_params & params) {
     return params.fake_devices.empty() || params.fake_devices[0].page_kib == 0 ? 4096 : (size_t) params.fake_devices[0].page_kib << 10;
 }
 
-// what is free on all devices that are not there
+// return the free bytes of all fake devices
 size_t n_free_on_devices(const kv_check_params & params) {
     size_t res = 0;
     for (size_t i = 0; i < params.fake_devices.size(); ++i) {
@@ -53,7 +53,7 @@ size_t n_free_on_devices(const kv_check_params & params) {
 }
 
 //
-// the end of the memory
+// the limit of memory
 //
 
 class memory_end {
@@ -72,11 +72,11 @@ class memory_end {
         return what == BUDGET ? "budget" : what == DEVICE ? "device" : "system";
     }
 
-    // of a context that ends there
+    // create parameters of a context with the limit
     llama_memory_budget * budget() const { return what == BUDGET ? own.get() : nullptr; }
 
-    // so many bytes are left from now on
-    // n_bytes_cells: what those of the context take
+    // limit the memory to so many more bytes
+    // n_bytes_cells: the cells of the context
     void set(size_t n_bytes, size_t n_bytes_cells) {
         clear();
         n_bytes_cells_then = n_bytes_cells;
@@ -89,7 +89,7 @@ class memory_end {
         is_near = true;
     }
 
-    // there is enough
+    // remove the limit
     void clear() {
         if (what == BUDGET) {
             llama_memory_budget_set_other(own.get(), 0, nullptr);
@@ -98,17 +98,18 @@ class memory_end {
         is_near = false;
     }
 
-    // something can be refused
+    // return true if a request can be refused
     bool may_refuse() const { return is_near; }
 
-    // what f() returns where the memory ends
+    // return the result of f() within the limit
     template <typename F>
     auto reach(F && f) const {
         const short_of_memory scope(failing, what == SYSTEM && is_near);
         return f();
     }
 
-    // what f() returns, as if there were enough of a device that both have. n_outside gets what f() has taken of it
+    // return the result of f(), as with enough memory on a shared device. n_outside is increased by the device memory
+    // that f() uses
     template <typename F>
     auto away(const kv_check_params & params, size_t & n_outside, F && f) {
         const size_t n_left = others ? n_free() : 0;
@@ -125,14 +126,14 @@ class memory_end {
         return res;
     }
 
-    // more is taken than there is, by a context whose cells take so much
-    // not where its compute buffers alone have grown: those of the cells that were there are had
+    // return true if a context with so many bytes of cells exceeds the limit. false if only its compute buffers have
+    // grown, because buffers for existing cells are always available
     bool is_passed(size_t n_bytes_cells) const {
         const auto usage = llama_memory_budget_get_usage(own.get());
         return usage.committed > usage.n_bytes && n_bytes_cells > n_bytes_cells_then;
     }
 
-    // what others have of the device
+    // bytes of the device that others use
     size_t n_others() const { return others ? ggml_backend_buffer_get_size(others.get()) : 0; }
 
   private:
@@ -164,7 +165,7 @@ class walk {
   public:
     walk(const side & s, side & nowhere, const session_params & sp, memory_end::kind what, uint32_t seed);
 
-    // n operations
+    // run n operations
     void run(uint32_t n);
 
     uint32_t n_refused() const { return refused; }
@@ -173,15 +174,15 @@ class walk {
     using seqs = std::vector<llama_seq_id>;
 
     struct saved_state {
-        llama_seq_id         seq; // -1: all of them
+        llama_seq_id         seq; // -1: all sequences
         std::vector<uint8_t> of_is;
         std::vector<uint8_t> of_twin;
     };
 
-    // on both, with the same result
+    // run f on both contexts, with equal results
     void both(const std::function<int64_t(session &)> & f);
 
-    // what an operation does, for the reason and the log
+    // description of an operation, for the reason and the log
     void say(const std::string & what);
 
     void expect(bool ok, const std::string & what) const;
@@ -216,18 +217,20 @@ class walk {
     std::mt19937 rng;
     memory_end   end;
 
-    session is;   // whose memory ends
-    session twin; // static, with enough
+    session is;   // the session with the limit
+    session twin; // static, with enough memory
 
     llama_memory_usage start;
-    size_t             n_outside; // of the devices: what is neither free nor the context's
+    size_t             n_outside; // used bytes of the devices outside of the context
 
     bool in_place;
-    bool has_retyped = false; // both: the twin's cells are in pages of host memory then, and a K-shift grows the compute buffers
-    bool saves_all; // rows that are not there have no place in a state, those that hold nothing do
-    bool is_msa; // a cache has a V that nothing writes, where zeros are those of the type at the time, and batches can need larger
-                 // compute buffers than the worst case that is reserved
-    bool is_waiting = false; // a copy or a shift for the next batch: a refused one has made it, and one that is left out has not
+    // both: the twin's cells are then in pages of host memory, and a K-shift enlarges the compute buffers
+    bool has_retyped = false;
+    bool saves_all; // a state omits unmapped rows, but contains empty rows
+    // a cache has a V that is never written, whose zeros have the type at the time, and batches may need larger compute
+    // buffers than the reserved worst case
+    bool is_msa;
+    bool is_waiting = false; // a copy or a shift waits for the next batch: a refused batch performs it, a skipped batch does not
 
     std::vector<saved_state> saved;
 
@@ -252,7 +255,7 @@ walk::walk(const side & s, side & nowhere, const session_params & sp, memory_end
 }
 
 void walk::run(uint32_t n) {
-    // a long sequence, so that restores and copies fill the cache: they cost less than batches
+    // a long sequence, so that restores and copies fill the cache: they are cheaper than batches
     at = "the start";
     decode(std::vector<llama_seq_id>(sp.unified ? 150 : 350, 0));
     save(0);
@@ -267,7 +270,7 @@ void walk::run(uint32_t n) {
         expect_accounted();
     }
 
-    // what was refused in the end is served when there is room
+    // requests refused at the end are served when memory is available
     at = "the end";
     end.clear();
     decode({ 0 });
@@ -278,11 +281,12 @@ void walk::run(uint32_t n) {
     decode({ 0 });
     expect_same_states();
 
-    // full, and all but one goes
+    // full, then all sequences except one are removed
     for (uint32_t seq = 0; seq < sp.n_seqs; ++seq) {
         restore(saved.front(), (llama_seq_id) seq);
     }
-    // the graph of a K-shift over quantized cells needs more than those of batches. without it a static cache goes on unshifted
+    // the graph of a K-shift over quantized cells needs more than graphs of batches. without memory for it, a static
+    // cache continues unshifted
     set_types({ GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 });
     shift(1);
     if (s.dynamic) {
@@ -291,7 +295,7 @@ void walk::run(uint32_t n) {
     decode({ 1 });
     const auto late = is_waiting ? is.try_state_get(1) : std::vector<uint8_t>();
     end.clear();
-    if (!late.empty()) { // of a sequence whose shift was refused there is none, or one that has it
+    if (!late.empty()) { // a sequence with a refused shift either has no late copy, or one with the shift
         is.rm(1, -1, -1);
         is.state_seq_set(1, late);
     }
@@ -309,7 +313,7 @@ void walk::run(uint32_t n) {
 }
 
 //
-// what has to be
+// conditions
 //
 
 void walk::say(const std::string & what) {
@@ -351,7 +355,7 @@ void walk::expect_same_states() {
     expect(a == b, "the state differs from byte " + str(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin()));
 }
 
-// no page is taken that is not counted, and no more than the budget
+// check that every used page is counted, and that the budget holds
 void walk::expect_accounted() const {
     expect(!end.is_passed(usage().committed), "more than the budget is taken");
 
@@ -362,15 +366,15 @@ void walk::expect_accounted() const {
     }
 }
 
-// by copy, what was refused may have left a larger buffer for the same cells
+// by copy, a refused request may leave a larger buffer for the same cells
 void walk::expect_no_more_than(const llama_memory_usage & before) const {
     expect(usage().n_cells <= before.n_cells, "there are more cells than before");
     expect(usage().committed <= before.committed || !in_place, "more is taken than before");
 }
 
-// In place, what is freed goes back to what is used: blocks of 32 cells, and a page more of each tensor at both ends of a run.
-// Where that is less than 512 cells and less than a quarter of what there is, all stays (llama_kv_growth::shrink). On a
-// device the rows below the last one in use stay, too: what these are is not known here, unless no cell is in use.
+// In place, freed memory shrinks to the used cells: blocks of 32 cells, and one more page per tensor at both ends of a
+// run. Nothing is freed for less than 512 cells and less than a quarter of the memory (llama_kv_growth::shrink). On a
+// device, the rows below the last used one are also kept: their number is unknown here, unless no cell is used.
 void walk::expect_given_back(uint32_t n_shrink_before) const {
     if (!in_place || is_waiting || start.n_cells == start.n_cells_max) {
         return;
@@ -388,7 +392,7 @@ void walk::expect_given_back(uint32_t n_shrink_before) const {
         expect(cur.n_cells < n_rest + std::max(512u, cur.n_cells/4), str(cur.n_cells) + " cells are there, of " +
                 str(cur.n_cells_used) + " in " + str(n_runs) + " runs that are used");
     }
-    if (cur.n_shrink > n_shrink_before && llama_model_n_swa(s.model) == 0) { // a window is a cache of its own
+    if (cur.n_shrink > n_shrink_before && llama_model_n_swa(s.model) == 0) { // a window is a separate cache
         const size_t size_cell = (start.reserved - start.committed)/(start.n_cells_max - start.n_cells);
         const size_t n_tensors = 2*llama_model_n_layer(s.model);
         const size_t n_most    = start.committed + (cur.n_cells - start.n_cells)*size_cell + 2*(n_runs + sp.n_streams())*n_tensors*size_page(s.params);
@@ -427,7 +431,7 @@ void walk::step() {
     }
 }
 
-// any number of pages more than there are now, or enough
+// set the limit to a random number of additional pages, or remove it
 void walk::move_end() {
     const size_t n_pages = (start.reserved - start.committed)/size_page(s.params);
 
@@ -441,7 +445,7 @@ void walk::move_end() {
     }
 }
 
-// for one sequence or several, each as far as it may go: some models were trained for 256 positions
+// decode a batch for one or several sequences, each within its limit: some models were trained for 256 positions
 walk::seqs walk::some_tokens() {
     const uint32_t n_most = sp.unified ? 200 : 600;
     const uint32_t n_seqs = 1 + below(rng, below(rng, 2) == 0 ? 1 : sp.n_seqs);
@@ -496,7 +500,7 @@ void walk::remove(llama_seq_id seq) {
     const uint32_t what = below(rng, 4);
     if (what == 0 || n < 5) {
         remove_all(seq);
-    } else if (what == 1) { // no further than a window remembers
+    } else if (what == 1) { // not beyond the memory of a window
         const llama_pos p0 = n - 1 - (llama_pos) below(rng, 3);
         both([&](session & c) { return c.rm(seq, p0, -1); });
     } else {
@@ -506,7 +510,7 @@ void walk::remove(llama_seq_id seq) {
     }
 }
 
-// all of a sequence: in the same cells, or in those of another stream, which are made with the next batch
+// copy all of a sequence: in the same cells, or to another stream, whose cells are copied with the next batch
 void walk::copy(llama_seq_id src, llama_seq_id dst) {
     say("copy " + str(src) + " to " + str(dst));
     remove_all(dst);
@@ -547,7 +551,7 @@ void walk::shift(llama_seq_id seq) {
     }
 }
 
-// no larger than the first ones: what may be taken is judged by these
+// not larger than the first limits: the allowed memory is computed from these
 void walk::retype() {
     static const cell_types all[] = {
         { GGML_TYPE_F16,  GGML_TYPE_F16  },
@@ -597,7 +601,8 @@ void walk::restore_any(llama_seq_id seq) {
     }
 }
 
-// refused, a sequence is empty, as in a full cache, or all of them are. recurrent states are removed with it, as a program would
+// if refused, a sequence is empty, as in a full cache, or all are. recurrent states are removed with it, as a program
+// would do
 void walk::restore(const saved_state & from, llama_seq_id seq) {
     say("restore " + str(from.seq) + " to " + str(seq));
     const llama_memory_usage before = usage();
@@ -632,11 +637,11 @@ static void kv_check_random(side & s) {
     for (uint32_t i = 0; i < n_walks; ++i) {
         session_params sp = kv_check_base(s);
 
-        // both kinds where the command line leaves it open
+        // both kinds, unless the command line selects one
         sp.unified  = s.params.n_seqs == 1 ? i/2 % 2 == 0 : s.params.unified;
         sp.n_seqs   = std::max(s.params.n_seqs, sp.unified ? 8u : 3u);
         sp.n_cells  = sp.unified ? 256*sp.n_seqs : 768;
-        sp.n_rs_seq = 0; // upstream does not save copies of sequences that can go back
+        sp.n_rs_seq = 0; // upstream does not save snapshots of sequences for a rollback
 
         const auto what = i % 2 == 0 ? memory_end::BUDGET : is_there ? memory_end::DEVICE : memory_end::SYSTEM;
 

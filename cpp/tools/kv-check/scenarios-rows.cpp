@@ -1,4 +1,4 @@
-// The rows behind the cells: that none is written which was not taken, and those that no cell stands for (DSV4).
+// The rows after the cells: unmapped rows must not be written, and rows without a cell (DSV4) must be equal.
 
 #include "resident.h"
 #include "scenarios.h"
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-// In place, what was not taken can be written all the same: no crash shows it, and no number but that of the kernel
+// In place, writes outside the committed rows do not crash. Only the kernel's numbers reveal them
 void kv_check_pages(side & s) {
     const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     if (!s.params.device.empty() || (storage != nullptr && strcmp(storage, "copy") == 0)) {
@@ -29,7 +29,7 @@ void kv_check_pages(side & s) {
     const auto n_taken = [&] { return (int64_t) llama_get_memory_usage(c.ctx).committed; };
     const auto n_there = [&] { return resident_bytes_of_pages() - n_before; };
 
-    const int64_t n_other = n_taken() - n_there(); // recurrent states, and what does not grow
+    const int64_t n_other = n_taken() - n_there(); // recurrent states, and fixed memory
 
     const auto expect = [&](const std::string & when) {
         const int64_t n_stray = n_there() - (n_taken() - n_other);
@@ -57,8 +57,9 @@ void kv_check_pages(side & s) {
     expect("after a restore");
 }
 
-// Rows that no cell stands for come with every so many positions, as many of each stream as the longest one has. What a shorter one
-// has there is zero: also where the last row was, which takes writes that mean nothing, and is not the last one any more
+// Test rows without a cell, one for several positions. Each stream has as many as the longest one. The additional rows
+// of a shorter stream are zero. This includes the place of the last row, which receives meaningless writes, when it is
+// no longer last
 void kv_check_rows(side & s) {
     if (s.arch != "deepseek4") {
         throw check_skipped("there is a cell for each row");
@@ -74,13 +75,13 @@ void kv_check_rows(side & s) {
 
     session c(s, sp, "rows");
     c.generate(3);
-    c.fill_seq(0, n_fill); // at once
+    c.fill_seq(0, n_fill); // in one batch
 
     const state_parts state = kv_check_state_of(s, sp, c);
 
     uint32_t n_blobs = 0;
     for (const auto & part : state.parts) {
-        const size_t n_rows = part.n_rows/part.n_streams; // in the state, of each stream
+        const size_t n_rows = part.n_rows/part.n_streams; // in the state, per stream
         if (part.kind != state_part::matrix || n_rows < n_start) {
             continue;
         }

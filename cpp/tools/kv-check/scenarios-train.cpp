@@ -1,6 +1,6 @@
-// Training (--train): opt_epoch_iter() asks for cells and has no way to grow in between, so all of them are there before it.
+// Training (--train): opt_epoch_iter() needs all cells before it starts, because it cannot grow during training.
 //
-// Compared is the loss, and what the trained model answers. It is the last check: it leaves other weights behind.
+// The loss and the answers of the trained model are compared. This check runs last, because it changes the weights.
 
 #include "scenarios.h"
 
@@ -14,7 +14,7 @@ namespace {
 using dataset_ptr = std::unique_ptr<ggml_opt_dataset, decltype(&ggml_opt_dataset_free)>;
 using result_ptr  = std::unique_ptr<ggml_opt_result,  decltype(&ggml_opt_result_free)>;
 
-// n sequences of n_ctx tokens, each to be followed by the next one
+// train on n sequences of n_ctx tokens, where each token predicts the next one
 dataset_ptr make_dataset(const side & s, int64_t n_ctx, int64_t n) {
     dataset_ptr res(ggml_opt_dataset_init(GGML_TYPE_I32, GGML_TYPE_I32, n_ctx, n_ctx, n, 1), ggml_opt_dataset_free);
 

@@ -1,7 +1,7 @@
-// The types of the KV cells change while there are sequences in them (llama_set_memory_type()).
+// The types of the KV cells change while they contain sequences (llama_set_memory_type()).
 //
-// What comes out is compared with a reference that shares no code with the change (reference.h), and the static side with the
-// dynamic one, as everywhere. Both sides run code of this series here: a failure of the static side counts.
+// The result is compared with a reference that shares no code with the change (reference.h), and the static side with
+// the dynamic side, as everywhere. Both sides run code of this series here, so a failure of the static side counts.
 
 #include "scenarios-types.h"
 #include "short-of-memory.h"
@@ -16,9 +16,9 @@ namespace {
 
 constexpr cell_types f16 = { GGML_TYPE_F16, GGML_TYPE_F16 };
 
-using retype_chain = std::vector<cell_types>; // the types from the start, and those that they change to, one after the other
+using retype_chain = std::vector<cell_types>; // the first types, and the types of each later change
 
-// what is changed to what. without flash attention V cannot be quantized
+// return the changes to test. without flash attention, V cannot be quantized
 std::vector<retype_chain> default_chains(const side & s) {
     constexpr ggml_type q8 = GGML_TYPE_Q8_0;
     constexpr ggml_type q4 = GGML_TYPE_Q4_0;
@@ -54,19 +54,19 @@ std::string to_string(const retype_chain & chain) {
     return res;
 }
 
-// less in a quick run
+// fewer cells in a quick run
 uint32_t n_cells_of(const side & s, uint32_t n) {
     return std::min(n, kv_check_n_fill(s.params));
 }
 
-// a saved state of a context that has the types from the start
+// return the saved state of a context that has the types from the start
 state_parts state_like(side & s, const session_params & sp, const cell_types & types) {
     session c(s, session_with_types(sp, types), "like");
     c.fill(1);
     return kv_check_state_of(s, sp, c);
 }
 
-// a change that a context with these cells can make, and the state of one that has its types from the start
+// a change that a context with these cells supports, and the state of a context with its types from the start
 struct retype_step {
     cell_types  to;
     state_parts like;
@@ -83,14 +83,14 @@ void must_refuse(side & s, session & c, const cell_types & to) {
     s.out.value("refused", 1);
 }
 
-// upstream looks at the size of a head with flash attention alone, and computes something else without it
+// upstream checks the size of a head only with flash attention, and computes something else without it
 bool is_head_whole(const side & s, ggml_type type_k) {
     char val[32];
     const int32_t n = llama_model_meta_val_str(s.model, (s.arch + ".attention.key_length").c_str(), val, sizeof(val));
     return n <= 0 || atoll(val) % ggml_blck_size(type_k) == 0;
 }
 
-// f for each chain that this model can have with a context of the kind; of the others, that they are refused
+// call f for each chain that this model supports with a context of this kind, and check that the others are refused
 void for_each_chain(side & s, const session_params & sp, const std::function<void(const session_params &, const std::vector<retype_step> &, const std::string &)> & f) {
     if (s.is_recurrent) {
         session c(s, sp, "recurrent");
@@ -98,7 +98,7 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
         throw check_skipped("recurrent state only: there are no cells with a type");
     }
     {
-        // as far as any of these checks goes: a model that ends before that is upstream's affair
+        // as long as any of these checks: an earlier failure of the model is upstream's
         session c(s, sp, "long");
         c.fill(1);
         if (s.params.fallback) {
@@ -120,7 +120,7 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
         std::vector<retype_step> steps;
         for (size_t i = 1; i < chain.size(); ++i) {
             if (chain[i] == (steps.empty() ? chain.front() : steps.back().to)) {
-                continue; // what was in between cannot be: no change
+                continue; // the intermediate types are impossible: no change
             }
             if (is_head_whole(s, chain[i].k) && session_can_create(s, session_with_types(sp, chain[i]))) {
                 steps.push_back({ chain[i], state_like(s, sp, chain[i]) });
@@ -146,7 +146,7 @@ void must_be(const session & c, const cell_types & types) {
     }
 }
 
-// that a state is the reference's. where not, and another basis would explain it, it says so
+// compare a state with the reference. if another basis explains a difference, report it
 void must_equal(const state_parts & before, const retype_step & step, const std::vector<uint8_t> & after, const std::string & what) {
     const std::string diff = state_difference(state_convert(before, step.like, step.to), after);
     if (diff.empty()) {
@@ -164,7 +164,7 @@ void must_equal(const state_parts & before, const retype_step & step, const std:
 void retype(side & s, const session_params & sp, session & c, const retype_step & step, const std::string & what) {
     const auto before = kv_check_state_of(s, sp, c);
 
-    llama_set_abort_callback(c.ctx, [](void *) { return true; }, nullptr); // nobody can interrupt it
+    llama_set_abort_callback(c.ctx, [](void *) { return true; }, nullptr); // no callback may interrupt the change
     const int32_t rc = c.retype(step.to);
     llama_set_abort_callback(c.ctx, nullptr, nullptr);
 
@@ -177,7 +177,7 @@ void retype(side & s, const session_params & sp, session & c, const retype_step 
     s.out.blob(what + " to " + to_string(step.to), after);
 }
 
-// sequences of different lengths, with holes where the model can have some
+// create sequences of different lengths, with holes if the model supports them
 void fill_unevenly(side & s, session & c, uint32_t n) {
     const bool few = s.params.fallback || c.n_seqs() > 1;
     c.fill(few ? n/2 : n);
@@ -195,7 +195,7 @@ void fill_unevenly(side & s, session & c, uint32_t n) {
 
 } // namespace
 
-// every byte of the saved state
+// compare every byte of the saved state
 static void kv_check_retype_bits(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);
@@ -207,7 +207,7 @@ static void kv_check_retype_bits(side & s) {
     });
 }
 
-// after a shift, and while one is pending: the rotation of positions comes before that of the basis
+// change types after a shift, and during a pending shift: the rotation of positions precedes that of the basis
 static void kv_check_retype_shift(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name + ".done");
@@ -224,7 +224,8 @@ static void kv_check_retype_shift(side & s) {
             c.generate(2);
         }
 
-        // what a pending shift leaves is seen after a batch, whose token goes again. A window or a recurrent state would keep a trace
+        // the result of a pending shift is visible after a batch, whose token is removed again. A window or a recurrent
+        // state would keep a trace
         if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
             return;
         }
@@ -246,13 +247,13 @@ static void kv_check_retype_shift(side & s) {
     });
 }
 
-// the sequences go on: as in a context that had the types from the start and was given the same cells
+// continue the sequences: like a context with the types from the start and the same cells
 static void kv_check_retype_generate(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);
         c.fill(n_cells_of(s, 220));
 
-        // what a context with the same cells from the start answers
+        // the answer of a context with the same cells from the start
         const auto answers_as_restored = [&](const cell_types & types) {
             session d(s, session_with_types(sp, types), name + ".restored");
             if (d.state_set(c.state_get()) == 0) {
@@ -264,7 +265,7 @@ static void kv_check_retype_generate(side & s) {
             }
             return c.logits() == d.logits();
         };
-        // not where restored cells are in another order, as after a window has gone round
+        // except if restored cells have another order, as after a window has wrapped around
         const bool is_exact = answers_as_restored(sp.types);
         for (const auto & step : steps) {
             retype(s, sp, c, step, name);
@@ -273,7 +274,7 @@ static void kv_check_retype_generate(side & s) {
             }
         }
 
-        // over a growth, and over rows that were in use before the change: whatever is left in them must not be seen
+        // across a growth, and with rows used before the change: their old content must be invisible
         c.fill(n_cells_of(s, 320) - 220);
         for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
             const llama_pos end = c.past((llama_seq_id) seq);
@@ -290,7 +291,8 @@ static void kv_check_retype_generate(side & s) {
     });
 }
 
-// a state from before the change is converted when it is read, and one from after it where the types are those of before
+// a state from before the change is converted when it is read, and so is a state from after the change if read with the
+// old types
 static void kv_check_retype_restore(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
@@ -309,7 +311,7 @@ static void kv_check_retype_restore(side & s) {
 
         const auto restore = [&](session & to, const state_parts & state, const retype_step & change, const std::string & what) {
             session native(s, session_with_types(sp, change.to), name + ", not converted");
-            to.fill_seq(0, 1); // a graph of before must not be used again after
+            to.fill_seq(0, 1); // an old graph must not be reused
             native.state_set(state_convert(state, change.like, change.to).data);
             to.state_set(state.data);
             must_equal(state, change, to.state_get(), name + what);
@@ -328,7 +330,7 @@ static void kv_check_retype_restore(side & s) {
         restore(d, after, back, ", restored elsewhere");
         restore(d, after, back, ", restored again");
 
-        // into the cells between those of others. a window would forget some of these, and what is recurrent has none
+        // between the cells of other sequences. a window would forget some of these, and recurrent states have no cells
         if (s.is_hybrid || llama_model_n_swa(s.model) > 0) {
             return;
         }
@@ -345,7 +347,7 @@ static void kv_check_retype_restore(side & s) {
     });
 }
 
-// a growth after the change gives what the change after the growth gives
+// a growth after the change gives the same result as the change after the growth
 static void kv_check_retype_grow(side & s) {
     session_params sp = kv_check_base(s);
     if (sp.n_seqs == 1) {
@@ -388,8 +390,8 @@ static void kv_check_retype_grow(side & s) {
 
 namespace {
 
-// of the logits against those of an f16 cache. The median over the rows counts: a few rows where attention is near a tie have a
-// large part of every mean, and differ from one rounding to the next
+// errors of the logits against those of an f16 cache. the median over the rows counts: a few rows with nearly tied
+// attention dominate every mean, and differ between roundings
 struct error {
     double rms = 0.0;
     double kl  = 0.0; // Kullback-Leibler divergence
@@ -438,14 +440,14 @@ error error_of(const std::vector<float> & is, const std::vector<float> & expecte
     return { median(rms), median(kl) };
 }
 
-// 1 where both are 0, as between types of which one holds all that the other does
+// 1 if both are 0, for example if a type represents all values of the other
 double ratio(double a, double b) {
     return a == b ? 1.0 : a/b;
 }
 
 constexpr double kl_slack = 1e-9; // toys have 1e-8
 
-// the answers of a context to the same tokens, after each of some prompts and what f does with it
+// return the answers of a context to the same tokens, after each of some prompts and f
 std::vector<float> answers(side & s, const session_params & sp, const std::string & name, const std::function<void(session &)> & f) {
     std::vector<float> res;
     for (uint32_t i = 0; i < (s.params.quick ? 2u : 4u); ++i) {
@@ -464,10 +466,11 @@ void nothing(session &) {
 
 } // namespace
 
-// the reference by itself: over the cells that it converts, a model answers as well as with that type from the start, and in any
-// other basis it does not. Nothing here changes the types of a context
+// test the reference itself: over converted cells, a model answers as well as with that type from the start, and in any
+// other basis it does not. nothing here changes the types of a context
 static void kv_check_retype_basis(side & s) {
-    std::map<std::string, double> worst; // error with another basis against that with the right one, the largest over all chains
+    // error with another basis divided by the error with the right one, maximum over all chains
+    std::map<std::string, double> worst;
 
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
@@ -510,14 +513,15 @@ static void kv_check_retype_basis(side & s) {
         }
     });
     for (const auto & basis : worst) {
-        // 1: it is of keys that have no part in the answer, those of an indexer that selects all there is (see --override)
+        // 1: it belongs to keys without effect on the answer, like those of an indexer that selects all cells (see
+        // --override)
         if (basis.second != 1.0 && !(basis.second > 1.5)) {
             throw check_failed("another basis (" + basis.first + ") gives " + std::to_string(basis.second) + " times the error at most: which one is right is not known");
         }
     }
 }
 
-// a changed context is off from f16 by no more than one that has the type from the start
+// check that a changed context is as close to f16 as a context that has the type from the start
 static void kv_check_retype_quality(side & s) {
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         const retype_step & step = steps.front();
@@ -542,13 +546,13 @@ static void kv_check_retype_quality(side & s) {
     });
 }
 
-// the device fails in the middle of a change, in a library that was broken for it: no sequence goes on as if its cells were there,
-// until it is removed
+// let the device fail during a change, in a library broken for this test: until a sequence is removed, it cannot
+// continue as if its cells existed
 static void kv_check_lost(side & s) {
     const struct {
         const char * what;
         void      (* f)(llama_memory_t);
-        llama_seq_id seq; // that goes on
+        llama_seq_id seq; // the sequence that continues
         int32_t      rc;
     } tries[] = {
         { "nothing else happened",    [](llama_memory_t) {},                                           0, -3 },
@@ -586,7 +590,8 @@ static void kv_check_lost(side & s) {
     }
 }
 
-// the device has no kernel that writes such cells (--fake-device MIB,KIB,f16): the change is refused. a context cannot be created so
+// the device has no kernel that writes such cells (--fake-device MIB,KIB,f16): the change is refused. a context cannot
+// be created so
 static void kv_check_no_kernel(side & s) {
     session c(s, kv_check_base(s), "no-kernel");
     c.fill(kv_check_n_fill(s.params));
@@ -601,7 +606,7 @@ static void kv_check_no_kernel(side & s) {
     c.generate(2);
 }
 
-// an allocation fails (--fail): all has changed or nothing has, and the context goes on
+// let an allocation fail (--fail): either all has changed or nothing, and the context continues
 static void kv_check_retype_fail(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
         throw check_skipped("no allocation is to fail (--fail, --limit)");
@@ -637,7 +642,7 @@ static void kv_check_retype_fail(side & s) {
 }
 
 //
-// what the sessions need for it
+// functions of the sessions
 //
 
 int32_t session::try_retype(const cell_types & types) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// What the scenarios share that change the types of the cells, or have a budget
+// Common functions of the scenarios that change the types of the cells, or have a budget
 
 #include "scenarios.h"
 
-// the contexts of these parameters join a budget, if there is one. it has to outlive them
+// add contexts of these parameters to a budget, if there is one. it must outlive them
 void kv_check_set_budget(session_params & sp, llama_memory_budget * budget);

@@ -1,4 +1,4 @@
-// What sequences take, after random operations: llama_memory_seq_usage().
+// The memory of sequences after random operations: llama_memory_seq_usage().
 
 #include "scenarios.h"
 
@@ -17,7 +17,7 @@ std::vector<llama_seq_usage> usages(const session & c) {
     return res;
 }
 
-// on the dynamic side: what fails on both would count as something that the model cannot do
+// only on the dynamic side: a failure of both sides would count as unsupported by the model
 void expect(const side & s, bool ok, uint32_t i, llama_seq_id seq, const std::string & what) {
     if (!ok && s.dynamic) {
         throw check_failed("after operation " + std::to_string(i) + ", sequence " + std::to_string(seq) + ": " + what);
@@ -56,12 +56,12 @@ void record(side & s, uint32_t i, const std::vector<llama_seq_usage> & all) {
     }
 }
 
-// numbers that do not depend on the standard library's distributions
+// draw numbers that do not depend on the standard library's distributions
 uint32_t below(std::mt19937 & rng, uint32_t n) {
     return (uint32_t) (rng() % n);
 }
 
-// one of them has all tokens of another one from here on: in cells of its own, or all of them in the same cells
+// copy all tokens of another sequence: into its own cells, or sharing the same cells
 void copy(const side & s, session & c, uint32_t i, llama_seq_id src, llama_seq_id dst) {
     c.rm(dst, -1, -1);
     const size_t used = llama_get_memory_usage(c.ctx).used;
@@ -88,7 +88,7 @@ void operation(const side & s, session & c, const session_params & sp, std::mt19
     } else if (what < 110) {
         c.fill(sp.n_seqs, false);
     } else if (what < 140) {
-        c.rm(seq, std::max(0, c.past(seq) - 1 - (llama_pos) below(rng, 3)), -1); // no further than a window remembers
+        c.rm(seq, std::max(0, c.past(seq) - 1 - (llama_pos) below(rng, 3)), -1); // not beyond the memory of a window
     } else if (what < 150) {
         c.rm(seq, -1, -1);
     } else if (what < 198) {
@@ -107,7 +107,7 @@ void run(side & s, const session_params & sp) {
 
     std::mt19937 rng(s.params.seed);
 
-    c.fill(sp.unified ? 320 : 80); // more cells than one stream starts with
+    c.fill(sp.unified ? 320 : 80); // more cells than the start size of a stream
 
     for (uint32_t i = 0; i < n; ++i) {
         operation(s, c, sp, rng, i);
@@ -129,7 +129,7 @@ void run(side & s, const session_params & sp) {
 void kv_check_usage(side & s) {
     session_params sp = kv_check_base(s);
 
-    // both kinds where the command line leaves it open
+    // both kinds, unless the command line selects one
     const bool any = s.params.n_seqs == 1;
 
     sp.n_seqs = std::max(sp.n_seqs, 4u);

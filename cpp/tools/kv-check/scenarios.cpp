@@ -28,20 +28,20 @@ uint32_t kv_check_n_cells(const kv_check_params & params) {
     if (params.n_ctx > 0) {
         return params.n_ctx/n_streams;
     }
-    return 256*((kv_check_n_fill(params) + 255)/256 + 3); // room for what some checks decode beyond the fill
+    return 256*((kv_check_n_fill(params) + 255)/256 + 3); // room for tokens that some checks decode after the fill
 }
 
-// cells that a check fills where n would be enough: less in a quick run, and for a model that has no cells
+// return the cells to fill if n would suffice: fewer in a quick run, and for a model without cells
 static uint32_t at_most(const side & s, uint32_t n) {
     return std::min(n, s.is_recurrent ? 330 : kv_check_n_fill(s.params));
 }
 
-// the same but for those that the check adds to it. some are left of a small --fill
+// the same, minus the tokens that the check adds; at least some of a small --fill
 static uint32_t at_most_but(const side & s, uint32_t n, uint32_t n_added) {
     return std::max(at_most(s, n), n_added + 10) - n_added;
 }
 
-// powers of two where a cache that starts with 256 cells and doubles has to grow
+// return the powers of two at which a cache that starts with 256 cells and doubles must grow
 static std::vector<uint32_t> boundaries(const side & s) {
     std::vector<uint32_t> res;
     for (uint32_t b = 256; b + 8 <= at_most(s, UINT32_MAX); b *= 2) {
@@ -77,7 +77,7 @@ static session_params base(const side & s) {
     return kv_check_base(s);
 }
 
-// at least n sequences; with a single one on the command line, unified decides whether they share a stream
+// return parameters with at least n sequences; if the command line has one, unified decides whether they share a stream
 static session_params multi(const side & s, uint32_t n, bool unified) {
     session_params res = base(s);
     res.n_seqs = std::max(res.n_seqs, n);
@@ -87,7 +87,7 @@ static session_params multi(const side & s, uint32_t n, bool unified) {
     return res;
 }
 
-// both kinds where the command line leaves it open
+// both kinds, unless the command line selects one
 static std::vector<bool> stream_kinds(const side & s) {
     if (s.params.n_seqs == 1 && !s.params.quick) {
         return { true, false };
@@ -128,7 +128,7 @@ static void check_prompt(side & s) {
         c.fill(n_fill - at);
     }
 
-    // everything at once: one growth has to bring what the whole batch needs
+    // all at once: one growth must provide the cells of the whole batch
     session c(s, base(s), "whole");
     c.fill(n_fill);
     c.generate(2);
@@ -138,7 +138,7 @@ static void check_prompt(side & s) {
     d.record_counted();
 }
 
-// batches whose results nobody reads before the next one: the device may still compute when the cache grows
+// batches whose results are not read before the next one: the device may still compute when the cache grows
 static void check_unread(side & s) {
     session c(s, base(s), "unread");
     for (uint32_t n = 0; n < at_most_but(s, UINT32_MAX, 80); n += 60) {
@@ -176,13 +176,13 @@ static void check_tail(side & s) {
         c.fill(round == 0 ? n : n/2);
         c.generate(4);
         for (uint32_t seq = 0; seq < c.n_seqs(); ++seq) {
-            // recurrent layers can go back a few tokens, or not at all
+            // recurrent layers can roll back a few tokens, or none
             const llama_pos half = c.past((llama_seq_id) seq)/2;
             if (!remove((llama_seq_id) seq, half) && !remove((llama_seq_id) seq, 2)) {
                 c.rm((llama_seq_id) seq, -1, -1);
             }
         }
-        c.salt(1 + round); // not the tokens that were there
+        c.salt(1 + round); // other tokens than before
         c.generate(3);
     }
 }
@@ -197,10 +197,10 @@ static void check_copy(side & s) {
         const llama_seq_id   a  = 0;
         const llama_seq_id   b  = (llama_seq_id) sp.n_seqs - 1;
 
-        // a model that cannot go beyond 256 positions has to get there with several sequences
+        // a model that supports only 256 positions needs several sequences to fill the cache
         const bool few = s.params.fallback;
 
-        // a copy while small, and the growth in the very next decode: the copy may still be pending
+        // a copy while small, and the growth in the next decode: the copy may still be pending
         {
             session c(s, sp, std::string("early.") + kind_name(unified));
             c.fill_seq(a, 100);
@@ -210,8 +210,9 @@ static void check_copy(side & s) {
             c.fill_seq(a, 20);
             c.fill(few ? 40 : 20);
         }
-        // a copy after a growth, then both go on
-        // a sliding window cannot drop cells that two sequences share: some of these decodes find no room, on both sides
+        // a copy after a growth, then both continue
+        // a sliding window cannot drop cells that two sequences share: some of these decodes find no room, on both
+        // sides
         {
             session c(s, sp, std::string("late.") + kind_name(unified));
             c.fill_seq(a, few ? 100 : 150);
@@ -234,7 +235,8 @@ static void check_copy(side & s) {
 }
 
 #ifndef _WIN32
-// whether f comes back. in a process of its own, because upstream's asserts end it: f must not compute anything there
+// return true if f returns. f runs in a child process, because upstream's asserts end it, and must not compute anything
+// there
 template <typename F>
 static bool survives(F && f) {
     fflush(nullptr);
@@ -258,7 +260,7 @@ static bool survives(F && f) {
 }
 #endif
 
-// streams can only be copied as a whole, and what is the whole must not change with the size
+// streams can only be copied as a whole, whose definition must not depend on the size
 #ifdef _WIN32
 [[noreturn]] static void check_copy_part(side &) {
     throw check_skipped("needs fork()");
@@ -294,16 +296,16 @@ static void check_keep(side & s) {
     }
 }
 
-// streams that are read together as far as the longest one goes, in batches of one and of all
+// streams that are read together up to the longest one, in batches of one stream and of all
 static void check_uneven(side & s) {
     for (bool unified : stream_kinds(s)) {
         session c(s, multi(s, 3, unified), std::string("uneven.") + kind_name(unified));
 
-        const uint32_t n = unified ? 320/c.n_seqs() : 320; // cells of a stream, as the others fill them
+        const uint32_t n = unified ? 320/c.n_seqs() : 320; // cells of a stream, like the other checks
 
         c.fill_seq(0, n);
 
-        // a copy to another stream waits for the next batch, and a state comes before it
+        // a copy to another stream waits for the next batch, and a state is read before it
         c.cp(0, 1);
         c.state_seq_get(1);
         c.generate(2);
@@ -325,7 +327,7 @@ static void check_fragmented(side & s) {
     const auto data = c.state_seq_get(1);
     c.rm(1, -1, -1);
     c.fill_seq(0, 60);  // into the holes
-    c.fill_seq(2, 140); // beyond them
+    c.fill_seq(2, 140); // after them
     if (c.state_seq_set(1, data) != 0) {
         c.generate(6);
         c.fill(60);
@@ -341,7 +343,7 @@ static void check_clear(side & s) {
     for (bool data : { false, true }) {
         c.clear(data);
 
-        // in place, what was taken goes back
+        // in place, unused memory is freed
         const llama_memory_usage usage = llama_get_memory_usage(c.ctx);
         if (data && usage.n_grow > 0 && usage.n_bytes_copied == 0 && usage.committed > n_start) {
             throw check_failed(std::to_string(usage.committed - n_start) + " bytes stay committed after a clear");
@@ -355,9 +357,9 @@ static void check_clear(side & s) {
     }
 }
 
-// what is freed is given back, in the middle and at the end, and comes back when it is needed again
+// free cells in the middle and at the end, and use them again
 static void check_shrink(side & s) {
-    // enough to be worth it, also in a quick run; four sequences that stay short where a model cannot go beyond 256 positions
+    // enough cells for a shrink, also in a quick run; four short sequences if a model supports only 256 positions
     const uint32_t n = s.is_recurrent ? 330 : s.params.fallback ? 560 : 900;
 
     for (bool unified : stream_kinds(s)) {
@@ -367,7 +369,7 @@ static void check_shrink(side & s) {
         session c(s, sp, std::string("shrink.") + kind_name(unified));
         const llama_seq_id last = (llama_seq_id) sp.n_seqs - 1;
 
-        // one sequence after the other, so that each is a run of cells
+        // one sequence after the other, so that each is a contiguous run of cells
         c.fill(n);
 
         // a hole in the middle, or a stream
@@ -383,19 +385,19 @@ static void check_shrink(side & s) {
         c.rm(0, -1, -1);
         c.generate(2);
 
-        // into what was given back, and beyond
+        // into the freed cells, and after them
         c.salt(1);
         c.fill(n/4);
         c.generate(3);
 
-        // a shift while there are holes
+        // a shift with holes
         if (!s.is_recurrent && c.can_shift("holes")) {
             c.rm(1, -1, -1);
             c.shift(4, 40);
             c.generate(2);
         }
 
-        // everything but one, then everything
+        // all except one, then all
         c.keep(last);
         c.generate(2);
         c.clear(false);
@@ -407,13 +409,13 @@ static void check_shrink(side & s) {
         }
         c.fill(n);
         c.generate(2);
-        // not the state: it has rows that a model never writes nor reads (the indexer of MSA in a unified cache). In a static
-        // cache the shift has made -0 of their 0, given back and taken again they are 0
+        // do not compare the state: it has rows that the model never writes nor reads (the indexer of MSA in a unified
+        // cache). in a static cache, the shift turns their 0 into -0; freed and used again, they are 0
     }
 }
 
-// by copy: all of the rows are there, a part of them goes, and a growth ends before all are there again. caches from either of
-// which a graph takes its size need one, also where they do not agree on how much was in use
+// by copy: all rows exist, some are freed, and a growth ends before all exist again. two caches that determine the size
+// of a graph need an equal size, even if they use different numbers of rows
 static void check_shrink_full(side & s) {
     session_params sp = multi(s, 2, true);
     sp.n_cells = 5632;
@@ -436,7 +438,7 @@ static void check_shrink_full(side & s) {
 static void check_shift(side & s) {
     session_params sp = base(s);
 
-    // the answer must not change with the size
+    // the answer must not depend on the size
     session c(s, sp, "grown");
     const bool ok = c.can_shift("at creation");
     c.fill(100);
@@ -465,7 +467,7 @@ static void check_shift(side & s) {
         return;
     }
 
-    // full, shifted, full again, as generation without end does it
+    // full, shifted, full again, like generation without end
     sp.n_cells = std::min<uint32_t>(sp.n_cells, 512);
     session e(s, sp, "endless");
     e.fill(sp.n_cells - 4);
@@ -514,7 +516,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         a.fill(n_small);
         const auto small = a.state_get();
         if (from.n_streams() > 1) {
-            // uneven: the first stream fits into what there is, the second one has to grow
+            // uneven: the first stream fits without a growth, the second stream must grow
             a.fill_seq(1, n_big - n_small);
         } else {
             a.fill(n_big - n_small);
@@ -523,7 +525,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         s.out.blob("a." + kind + ".small", small);
         s.out.blob("a." + kind + ".big",   big);
 
-        // into a fresh context, then on in both
+        // into a fresh context, then continue in both
         session b(s, into, "b." + kind);
         if (b.state_set(big) == 0) {
             throw check_failed("llama_state_set_data() returned 0: " + s.last_error);
@@ -534,7 +536,7 @@ static void state_roundtrip(side & s, bool from_dynamic, bool into_dynamic) {
         b.fill(40);
         b.record_state();
 
-        // into a context that has computed: a graph of before must not be used again after
+        // into a context that has computed: an old graph must not be reused
         session c(s, into, "c." + kind);
         c.generate(3);
         c.state_set(small);
@@ -570,12 +572,12 @@ static void check_state_seq(side & s) {
         const auto data = a.state_seq_get(0);
         s.out.blob("a." + kind + ".seq", data);
 
-        // into another sequence of the same context, which may have to grow for it
+        // into another sequence of the same context, which may need a growth
         a.state_seq_set(last, data);
         a.generate(4);
         a.fill(100);
 
-        // into a fresh context, then the large one into one that has computed
+        // into a fresh context, then the large state into one that has computed
         const auto large = a.state_seq_get(last);
         s.out.blob("a." + kind + ".large", large);
         session b(s, sp, "b." + kind);
@@ -586,7 +588,8 @@ static void check_state_seq(side & s) {
         b.generate(3);
         b.fill(60);
 
-        // a copy of a stream waits for the next batch, of cells that are free by now, when a state makes the cache grow
+        // a copy of a stream waits for the next batch, of cells that are already free, when a state makes the cache
+        // grow
         if (!s.params.fallback) {
             session c(s, multi(s, 3, unified), "c." + kind);
             c.fill_seq(0, 200);
@@ -615,7 +618,7 @@ static void check_state_file(side & s) {
     b.fill(120);
 }
 
-// a state that is larger than the maximum is refused, as a static cache of that size does it
+// a state that is larger than the maximum is refused, like in a static cache of that size
 static void check_state_refuse(side & s) {
     session_params large = base(s);
     large.n_cells = 768;
@@ -648,7 +651,7 @@ static void check_state_device(side & s) {
     session c(s, base(s), "device");
     c.fill(200);
     const auto data = c.state_seq_get(0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
-    c.fill(150); // grows: what was saved must not point into what is gone
+    c.fill(150); // grows: saved pointers must not refer to freed memory
     c.state_seq_set(0, data, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
     c.generate(4);
     c.fill(100);
@@ -688,11 +691,11 @@ static void check_full(side & s) {
         }
     }
     c.fill(5, false);
-    c.fill(1024, false); // as much as an empty context holds
+    c.fill(1024, false); // the capacity of an empty context
     c.fill(3, false);
 }
 
-// the scenarios of the layers that this program is made of
+// the scenarios of the linked layers
 static std::vector<kv_check_scenario> & table() {
     static std::vector<kv_check_scenario> res = {
         { "prompt",             check_prompt,             "prompt" },

@@ -10,7 +10,7 @@ llama_context_params session_context_params(const kv_check_params & params, cons
     llama_context_params res = llama_context_default_params();
 
     res.n_ctx           = sp.n_cells*sp.n_streams();
-    res.n_batch         = sp.n_cells*sp.n_streams(); // one llama_decode() may bring as much as there is room for
+    res.n_batch         = sp.n_cells*sp.n_streams(); // one llama_decode() may fill the whole context
     res.n_ubatch        = params.n_ubatch;
     res.n_seq_max       = sp.n_seqs;
     res.n_threads       = params.n_threads;
@@ -58,7 +58,7 @@ session::session(side & s, const session_params & sp, const std::string & name) 
     }
     s.first_context = false;
     if (s.params.self_ctx == 0) {
-        // what a program sees is the full size
+        // a program sees the full size
         s.out.value(name + ".n_ctx",     llama_n_ctx(ctx));
         s.out.value(name + ".n_ctx_seq", llama_n_ctx_seq(ctx));
     }
@@ -82,7 +82,7 @@ session::~session() {
 
 llama_token session::token(llama_seq_id seq, llama_pos pos) const {
     if (!s.text.empty()) {
-        // each sequence, and each salt, begins elsewhere in the text
+        // each sequence, and each salt, begins at another place of the text
         return s.text[((size_t) pos + 499*(size_t) seq + 2003*(size_t) token_salt) % s.text.size()];
     }
     uint32_t x = (uint32_t) pos*2654435761u ^ ((uint32_t) seq + 1)*40503u ^ (token_salt + 1)*2246822519u ^ s.params.seed*3266489917u;
@@ -92,7 +92,7 @@ llama_token session::token(llama_seq_id seq, llama_pos pos) const {
     return (llama_token) (x % s.n_vocab);
 }
 
-// an encoder-decoder model wants its encoder run before the first llama_decode()
+// an encoder-decoder model needs a run of its encoder before the first llama_decode()
 void session::encode() {
     if (!llama_model_has_encoder(s.model) || !llama_model_has_decoder(s.model)) {
         return;
@@ -120,7 +120,7 @@ void session::encode() {
 std::vector<llama_seq_id> session::next_order(uint32_t n) {
     std::vector<llama_seq_id> order;
     if (sp.unified) {
-        // long runs come one sequence after the other, as prompts do, short ones by turns, as generation does
+        // long runs are sequential, like prompts; short runs alternate, like generation
         for (uint32_t i = 0; i < n; ++i) {
             order.push_back((llama_seq_id) ((turn + i) % sp.n_seqs));
         }
@@ -169,7 +169,7 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
         return 0;
     }
 
-    // a large vocabulary would need gigabytes of logits: look at some rows then, always at the last
+    // a large vocabulary would need gigabytes of logits: compare some rows then, always the last
     const int32_t stride = 1 + (int32_t) (s.n_vocab/8192);
 
     std::vector<llama_pos> pos_next = n_past;
@@ -221,7 +221,7 @@ int32_t session::decode(const std::vector<llama_seq_id> & order, bool must, reco
 }
 
 void session::record_counted() {
-    // a context that waits within llama_decode() counts the batch there, with next to nothing of its time
+    // a context that waits within llama_decode() counts the batch there, with almost none of its time
     s.out.value(name + ".tokens", llama_perf_context(ctx).n_p_eval);
 }
 
@@ -241,7 +241,7 @@ void session::record_rows(const std::string & label, int32_t rc, const std::vect
         }
         s.out.decode(label + ".embd", rc, rows, s.n_embd_out, data);
         if (pooled) {
-            return; // there are no logits then
+            return; // no logits exist then
         }
         data.clear();
     }

@@ -10,17 +10,17 @@
 #include <string>
 #include <vector>
 
-// a check cannot go on; the text becomes its reason
+// thrown if a check cannot continue; the text is its reason
 struct check_failed : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// a check does not apply to this model
+// thrown if a check does not apply to this model
 struct check_skipped : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// one of the two sides that are compared: its model, and where it writes down what it sees
+// one of the two compared sides: its model, and the trace of its results
 struct side {
     side(const kv_check_params & params, llama_model * model, trace_writer & out, bool dynamic) :
         params(params), model(model), out(out), dynamic(dynamic) {}
@@ -34,18 +34,18 @@ struct side {
 
     std::vector<llama_token> text; // the tokens of --text, empty without it
 
-    std::string last_error; // the last error line that was logged
+    std::string last_error; // the last logged error line
 
     std::string arch;
 
     uint32_t n_vocab      = 0;
     uint32_t n_embd_out   = 0;
-    bool     is_recurrent = false; // nothing but recurrent state
-    bool     is_hybrid    = false; // recurrent state beside a KV cache
+    bool     is_recurrent = false; // only recurrent state
+    bool     is_hybrid    = false; // recurrent state and a KV cache
 
-    bool first_context = true; // whose buffer sizes are worth writing down
+    bool first_context = true; // its buffer sizes are recorded
 
-    // the same, which writes down what it sees elsewhere
+    // the same side, with another trace
     side(const side & s, trace_writer & out) : side(s.params, s.model, out, s.dynamic) {
         arch          = s.arch;
         n_vocab       = s.n_vocab;
@@ -57,7 +57,7 @@ struct side {
     }
 };
 
-// what distinguishes one context from another within a check
+// parameters that differ between the contexts of a check
 struct session_params {
     bool     dynamic;
     bool     unified;
@@ -67,22 +67,22 @@ struct session_params {
 
     cell_types types; // of the cells
 
-    std::function<bool(llama_context *)> on_create; // called with the new context. false: what the check needs is not here
+    std::function<bool(llama_context *)> on_create; // called with the new context. false: the check does not apply
 
     uint32_t n_streams() const { return unified ? 1 : n_seqs; }
 };
 
-// sets llama_context_params::kv_dynamic
+// the value of llama_context_params::kv_dynamic
 void session_set_dynamic(llama_context_params & cparams, bool dynamic);
 
 llama_context_params session_context_params(const kv_check_params & params, const session_params & sp);
 
 session_params session_with_types(session_params sp, const cell_types & types);
 
-// whether a static context can be created so
+// return true if a static context with these parameters can be created
 bool session_can_create(const side & s, session_params sp);
 
-// a context and how far each of its sequences is; every call writes its result into the side's trace
+// a context and the position of each of its sequences; every call records its result in the side's trace
 class session {
   public:
     session(side & s, const session_params & sp, const std::string & name);
@@ -91,37 +91,37 @@ class session {
     session(const session &) = delete;
     session & operator=(const session &) = delete;
 
-    // n more cells in each stream, spread over its sequences, in one llama_decode()
-    // must: a return code other than 0 ends the check, otherwise it is only written down
+    // decode n more cells in each stream, spread over its sequences, in one llama_decode(). must: a return code other
+    // than 0 ends the check, otherwise it is only recorded
     int32_t fill(uint32_t n, bool must = true);
 
-    // n more tokens of one sequence
+    // decode n more tokens of one sequence
     int32_t fill_seq(llama_seq_id seq, uint32_t n, bool must = true);
 
-    // a token for each of these sequences
+    // decode a token for each of these sequences
     int32_t fill_order(const std::vector<llama_seq_id> & order, bool must = false) { return decode(order, must); }
 
-    // the same one token at a time
+    // the same, one token at a time
     void generate(uint32_t n);
 
-    // fill() whose results are not read: the next call finds the device at work
+    // fill() without reading the results: the device still works during the next call
     void fill_unread(uint32_t n);
 
-    // fill(), state_set() and state_seq_get() of which nothing is written down: on one side they may fail
+    // fill(), state_set() and state_seq_get() without a record, because they may fail on one side
     int32_t try_fill(uint32_t n);
     size_t  try_state(const std::vector<uint8_t> & data, llama_seq_id seq = -1); // -1: of all sequences
     std::vector<uint8_t> try_state_get(llama_seq_id seq);
 
-    std::vector<std::vector<uint8_t>> states(); // of each sequence; nothing is written down
+    std::vector<std::vector<uint8_t>> states(); // of each sequence, without a record
 
-    // next position of each sequence, and back to it
+    // return the next position of each sequence, or return to these positions
     std::vector<llama_pos> positions() const { return n_past; }
     void go_back(const std::vector<llama_pos> & to);
 
-    // the tokens that the library counts as computed before anybody has waited for them. with many outputs it waits itself
+    // return the tokens that the library counts as computed before a wait. with many outputs it waits itself
     void record_counted();
 
-    // memory operations, with their result written down and the positions kept up to date
+    // memory operations, which record their result and update the positions
     bool rm (llama_seq_id seq, llama_pos p0, llama_pos p1);
     void cp (llama_seq_id src, llama_seq_id dst, llama_pos p0 = -1, llama_pos p1 = -1);
     void keep(llama_seq_id seq);
@@ -130,13 +130,13 @@ class session {
     void clear(bool data);
     bool can_shift(const std::string & label);
 
-    // other types for the cells, see scenarios-types.cpp. From the first call on the static side runs code of this series, too: its
-    // failures count
+    // change the types of the cells, see scenarios-types.cpp. after the first call, the static side also runs code of
+    // this series, so its failures count
     int32_t    retype(const cell_types & types);
-    int32_t    try_retype(const cell_types & types); // of which nothing is written down
+    int32_t    try_retype(const cell_types & types); // without a record
     cell_types types() const;
 
-    // drops n tokens of each sequence after the first n_keep and moves the rest down, as llama-server does
+    // remove n tokens of each sequence after the first n_keep and move the rest down, like llama-server
     void shift(uint32_t n_keep, uint32_t n_drop);
 
     std::vector<uint8_t> state_get();
@@ -147,19 +147,19 @@ class session {
     bool file_save(const std::string & path);
     bool file_load(const std::string & path);
 
-    // the state's bytes as something to compare
+    // record the state's bytes for the comparison
     void record_state();
 
     uint32_t n_seqs() const { return sp.n_seqs; }
     uint32_t n_cells() const { return sp.n_cells; }
     llama_pos past(llama_seq_id seq) const { return n_past[seq]; }
 
-    // before anything is decoded: by copy it starts with twice as many
+    // before the first decode: by copy it starts with twice as many
     bool is_in_place() const { return llama_get_memory_usage(ctx).n_cells == 256*sp.n_streams(); }
 
-    void salt(uint32_t val) { token_salt = val; } // other tokens from here on
+    void salt(uint32_t val) { token_salt = val; } // use other tokens from here on
 
-    // the logits of the last batch that were written down
+    // return the logits of the last recorded batch
     const std::vector<float> & logits() const { return last_logits; }
 
     llama_context * ctx = nullptr;
@@ -167,7 +167,7 @@ class session {
   private:
     std::vector<llama_seq_id> next_order(uint32_t n);
 
-    // what is written down of a batch
+    // record the results of a batch
     enum class record { rows, code, nothing };
 
     int32_t decode(const std::vector<llama_seq_id> & order, bool must, record what = record::rows);
@@ -187,7 +187,7 @@ class session {
     std::vector<llama_pos> n_past;
     std::vector<float>     last_logits;
 
-    uint32_t turn       = 0; // whose token comes next in a unified cache
+    uint32_t turn       = 0; // the sequence of the next token in a unified cache
     uint32_t token_salt = 0;
     uint32_t n_decodes  = 0;
 };

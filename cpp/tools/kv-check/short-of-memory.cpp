@@ -8,7 +8,7 @@
 #include <unistd.h>
 #endif
 
-// mib more than there is now, 0: no limit
+// limit to mib more than now, 0: no limit
 static void set_limit(uint32_t mib) {
 #ifdef __linux__
     rlimit lim;

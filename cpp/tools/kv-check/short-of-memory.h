@@ -2,8 +2,8 @@
 
 #include "args.h"
 
-// while it lives, allocations are counted and fail as --fail says (LLAMA_KV_DYNAMIC_FAIL in llama-kv-fault.h), and the address
-// space of the process can grow by --limit
+// while this object lives, allocations are counted and fail according to --fail (LLAMA_KV_DYNAMIC_FAIL in
+// llama-kv-fault.h), and --limit bounds the growth of the process's address space
 class short_of_memory {
   public:
     explicit short_of_memory(const kv_check_params & params, bool enabled = true);

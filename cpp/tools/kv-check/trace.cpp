@@ -64,7 +64,7 @@ void trace_writer::write(const trace_record & rec, const float * data) {
     ok = ok && fwrite(rec.label.data(), 1, rec.label.size(), file) == rec.label.size();
     ok = ok && fwrite(rec.text.data(),  1, rec.text.size(),  file) == rec.text.size();
     ok = ok && (n_data == 0 || data == nullptr || fwrite(data, sizeof(float), n_data, file) == n_data);
-    ok = fflush(file) == 0 && ok; // what was done must be there even if the next call kills this process
+    ok = fflush(file) == 0 && ok; // finished steps must be in the file even if the next call kills this process
     if (!ok) {
         fprintf(stderr, "kv-check: cannot write the trace: is the temporary directory full? (TMPDIR names another)\n");
         abort();
@@ -109,7 +109,7 @@ void trace_writer::measure(const std::string & label, double val) {
     rec.kind  = TRACE_MEASURE;
     rec.label = label;
     char text[64];
-    snprintf(text, sizeof(text), "%.9g", val); // a divergence of 1e-9 is none to std::to_string()
+    snprintf(text, sizeof(text), "%.9g", val); // std::to_string() prints a divergence of 1e-9 as 0
     rec.text = text;
     write(rec, nullptr);
 }
@@ -181,7 +181,7 @@ bool trace::read_floats(const trace_record & rec, std::vector<float> & res) cons
     return trace_fseek(file, rec.data, SEEK_SET) == 0 && fread(res.data(), sizeof(float), res.size(), file) == res.size();
 }
 
-// places one record where it belongs
+// add one record to its check
 static void trace_add(trace & res, const trace_record & rec) {
     trace_check * cur = res.checks.empty() ? nullptr : &res.checks.back();
     switch (rec.kind) {

@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-// What one side did, in order, in a file: the side writes it and may die at any moment, the parent reads it afterwards.
+// The steps of one side, in order, in a file: the side may die during any write, and the parent reads the file
+// afterwards.
 
 enum trace_kind : uint32_t {
     TRACE_MODEL,   // label: key, text: value
@@ -15,18 +16,20 @@ enum trace_kind : uint32_t {
     TRACE_DECODE,  // a = return code, rows x cols floats
     TRACE_VALUE,   // a = the value
     TRACE_BLOB,    // a = number of bytes, text: a 64-bit hash for each block of trace_blob_block bytes
-    TRACE_GROWTH,  // a, b = cells before and after, fewer where memory was given back
-    TRACE_START,   // a = cells at the start, text: how the cache grows
+    TRACE_GROWTH,  // a, b = cells before and after; fewer after a shrink
+    TRACE_START,   // a = cells at the start, text: kind of growth
     TRACE_KV_SIZE, // a = bytes of a KV buffer at creation
-    TRACE_INJECTED, // an allocation was made to fail
-    TRACE_ERROR,   // text: the last error that was logged
+    TRACE_INJECTED, // an allocation failed on request
+    TRACE_ERROR,   // text: the last logged error
     TRACE_NOTE,    // text: a log line of the dynamic cache
     TRACE_SKIP,    // text: why the check does not apply
-    TRACE_FAIL,    // text: why the check could not go on
-    TRACE_LOST,    // the side was ended from outside (a timeout, no memory, a full disk): it says nothing about the model
-    TRACE_MEASURE, // label: of what, text: what was measured, which is not compared
-    TRACE_OURS,    // a = 1: from here on the static side runs code of this series as well, a failure there is no longer upstream's; 0: again it is
-    TRACE_END,     // the check came to its end, after a microseconds
+    TRACE_FAIL,    // text: why the check could not continue
+    TRACE_LOST,    // the side was ended from outside (a timeout, no memory, a full disk), which proves nothing about the model
+    TRACE_MEASURE, // label: name, text: the measured value, which is not compared
+    // a = 1: from here on the static side also runs code of this series, so its failures are not upstream's; 0:
+    // upstream's only
+    TRACE_OURS,
+    TRACE_END,     // the check was completed, after a microseconds
 };
 
 constexpr size_t trace_blob_block = 4096;
@@ -42,15 +45,15 @@ struct trace_record {
     int64_t     data = 0; // offset of the floats in the file
 };
 
-// a temporary file without a name, empty; nullptr if none can be made
+// create an empty temporary file without a name; nullptr on failure
 FILE * trace_open_temp();
 
-// a name for a temporary file of this process
+// return a name for a temporary file of this process
 std::string trace_temp_path(const std::string & what);
 
 class trace_writer {
   public:
-    // nullptr: nowhere
+    // nullptr: record nothing
     explicit trace_writer(FILE * file) : file(file) {}
 
     void model (const std::string & key, const std::string & val);
@@ -69,7 +72,7 @@ class trace_writer {
 
 struct trace_check {
     std::string name;
-    std::vector<trace_record> steps; // decode, value and blob: what is compared
+    std::vector<trace_record> steps; // decode, value and blob: the compared steps
     std::vector<std::pair<int64_t, int64_t>> growths;
     std::vector<std::pair<std::string, double>> measured;
     std::string skip;
@@ -81,16 +84,16 @@ struct trace_check {
     bool    ours    = false;
 };
 
-// all that one side left behind
+// all results of one side
 struct trace {
     std::vector<std::pair<std::string, std::string>> model;
     std::vector<trace_check> checks;
     std::vector<std::string> notes;
-    std::set<std::string> storages; // how the caches grow
+    std::set<std::string> storages; // kinds of growth
     std::string load_error;
     int64_t cells_start  = 0;
     int64_t kv_bytes     = 0; // of the first context
-    int64_t n_injected   = 0; // allocations that were made to fail
+    int64_t n_injected   = 0; // injected failures of allocations
 
     FILE * file = nullptr;
 
@@ -101,5 +104,5 @@ struct trace {
     bool read_floats(const trace_record & rec, std::vector<float> & res) const;
 };
 
-// reads from the start; a record that was cut off by the writer's death is left out, and the next writer goes over it
+// read from the start; a record that the writer's death truncated is skipped, and the next writer overwrites it
 trace trace_read(FILE * file);

@@ -15,7 +15,7 @@ struct cell_types {
 // "q8_0" or "q8_0/f16"
 std::string to_string(const cell_types & types);
 
-// values of command line options, for kv-check and kv-bench; false if str is not one
+// parse values of command line options, for kv-check and kv-bench; return false if str is invalid
 
 bool parse_u32       (const char * str, uint32_t & res); // at most INT32_MAX
 bool parse_on_off    (const std::string & str, bool & res);
