@@ -1,1 +1,1 @@
-"""kvtool bench: what a static cache, one that grows by copy and one that grows in place cost, side by side."""
+"""Measure a static cache and both kinds of dynamic caches (`kvtool bench`)."""

@@ -1,4 +1,4 @@
-"""Pictures of what was measured. The only importer of matplotlib."""
+"""Draw plots of the measurements. No other module imports matplotlib."""
 
 import contextlib
 import importlib.util
@@ -14,7 +14,7 @@ COLOURS = {STATIC: "#777777", COPY: "#d9822b", IN_PLACE: "#1f77b4"}
 BARS = ("#777777", "#1f77b4", "#2ca02c")
 _STYLE: Any = {
     **{"axes.grid": True, "grid.alpha": 0.3, "legend.fontsize": 8, "figure.constrained_layout.use": True},
-    # the same numbers give the same file: no random ids; text stays text
+    # Make equal numbers produce equal files: no random ids, and text stays text.
     **{"svg.hashsalt": "kvtool", "svg.fonttype": "none", "savefig.dpi": 110},
 }
 
@@ -31,7 +31,7 @@ def require() -> None:
 
 @contextlib.contextmanager
 def picture(name: str, panels: int) -> Iterator[tuple[dict[str, bytes], Any]]:
-    """So many panels to draw on, and the files that there are of them afterwards."""
+    """Yield `(files, axes)` with `panels` axes to draw on. On exit, `files` holds the SVG and the PNG."""
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 

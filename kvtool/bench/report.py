@@ -15,19 +15,21 @@ from kvtool.result import Result, to_plain
 
 STATIC, COPY, IN_PLACE = "static", "copy", "in-place"
 MIB = 2**20
-SPARE = 32 * MIB  # that a bar in bytes allows for what is not the cache
+SPARE = 32 * MIB  # allowance of a bar in bytes for memory outside of the cache
 _SURE = 0.02  # how far a 95 % interval may reach beyond its bar
 
-# title, columns as in Console.table(), rows: text as it is, numbers as far as one reads them
+# title, columns as in Console.table(), rows (text is shown unchanged, numbers are rounded for people)
 Table: TypeAlias = tuple[str, tuple[str, ...], Sequence[Sequence[Any]]]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure and what it has to be: at least `least` and at most `most` (None: no such bound).
+    """Compare one figure with its bounds `least` and `most` (None: no such bound).
 
-    value is None when it was not measured, and then met is None. low, high: its 95 % interval, if it has one, which may
-    not reach further than 0.02 beyond a bound. unit: "" for a ratio; note: what one has to know to read it.
+    value: the figure; None if it was not measured, and then `met` is None
+    low, high: its 95 % interval, if it has one; it may exceed a bound by at most 0.02
+    unit: "" for a ratio
+    note: a remark that a reader of the figure needs
     """
 
     name: str
@@ -50,19 +52,19 @@ class Bar:
 
     @property
     def bound(self) -> str:
-        """The bar as one reads it: "<= 1.1", "0.99 to 1.01"."""
+        """Return the bounds as text: "<= 1.1", "0.99 to 1.01"."""
         least, most = self.least, self.most
         text = f">= {least:g}" if most is None else f"<= {most:g}" if least is None else f"{least:g} to {most:g}"
         return f"{text} {self.unit}".rstrip()
 
 
 def ratio(value: float | None, under: float | None) -> float | None:
-    """A ratio, None where one of the two is not known or is nothing to measure by."""
+    """Return a ratio, or None if a number is unknown or the divisor is 0."""
     return value / under if value is not None and under else None
 
 
 def bytes_bar(name: str, mode: str, value: int | None, most: float) -> Bar:
-    """Of bytes, which it says in MiB."""
+    """Return a Bar for a size in bytes, shown in MiB."""
     return Bar(name, mode, ratio(value, MIB), most=round(most / MIB, 1), unit="MiB")
 
 
@@ -76,8 +78,14 @@ def mib(*values: float | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Report(Result, command="bench"):
-    """What a benchmark found. skipped: what was left out, and why; tag, machine: on which upstream ("": not known), and
-    where; strict: a missed bar is a failure; seconds: of the whole command; error: why it is not in its files."""
+    """Hold the figures of a benchmark.
+
+    skipped: the omitted part and the reason
+    tag, machine: the upstream ("": unknown) and the machine of the measurement
+    strict: treat a missed bar as a failure
+    seconds: duration of the whole command
+    error: the reason why the report could not be written to its files
+    """
 
     name: ClassVar[str]  # of the files
     how: ClassVar[str]  # it was measured
@@ -92,7 +100,7 @@ class Report(Result, command="bench"):
 
     @property
     def failure(self) -> KvtoolError | None:
-        """With strict, exit 8 when a bar was missed; else why it is not in its files."""
+        """Return exit code 8 for a missed bar if strict; otherwise the reason for a report without files."""
         if not (self.strict and self.missed):
             return self.error
         first = self.missed[0]
@@ -113,15 +121,15 @@ class Report(Result, command="bench"):
         return f"{counts[True]} of {counts[True] + counts[False]} bars met{tail}, {self.seconds:.0f} s"
 
     def tables(self) -> tuple[Table, ...]:
-        """Of what was measured."""
+        """Return the tables of the measurements."""
         raise NotImplementedError
 
     def pictures(self) -> dict[str, bytes]:
-        """By file name."""
+        """Return the plots by file name."""
         raise NotImplementedError
 
     def shown(self) -> Iterator[tuple[str, tuple[str, ...], list[list[str]]]]:
-        """All tables, in text."""
+        """Yield all tables as text."""
         word = {True: "met", False: "MISSED", None: "-"}
         bars = [(b.name, b.mode, b.value, b.bound, word[b.met], b.note) for b in self.bars]
         for title, columns, rows in (("Bars", ("figure", "cache", ">found", ">bar", "", "note"), bars), *self.tables()):

@@ -1,20 +1,22 @@
-"""What a context takes and how fast it is, with each kind of cache: kv-bench, process after process.
+"""Measure memory and speed of a context with each kind of cache, by running kv-bench repeatedly.
 
-Memory: each process has one context; in-place, copy and static take turns; figures are medians over the runs. The cache
-is filled without paying for attention over it: each batch is decoded as a sequence of its own and then given to the
-one that is measured (see `kv-bench`'s README). *Resident* is what the process grew by since before the context was
-created, compute buffers included. *The same without a cache*, right after each growth: in place the commit of as many
-fresh pages, by copy `memcpy` of what it copied into fresh memory.
+Memory: each process has one context; in-place, copy and static alternate; figures are medians over the runs. Filling
+the cache avoids the cost of attention: each batch is decoded as a sequence of its own and then moved to the measured
+sequence (see `kv-bench`'s README). *Resident* is the growth of the process since before the context was created,
+compute buffers included. *The same without a cache* is measured right after each growth. In place, it commits as many
+fresh pages; by copy, it copies the same bytes into fresh memory with `memcpy`.
 
-Speed: both contexts in one process, call by call in turns, in processor time of one thread. They are made anew every
-round, a round gives one ratio, and the interval is Student's over the rounds (`kvtool/bench/speed.py` has the formula).
-*Speed* has growths as often as they come, *without growths* is that of the other calls; the last column has the time of
-a call with a growth over the static one's, and how many there were. Cache *off* is the patched build without the flag
-against an unpatched one, *same* against itself: what no difference looks like. These two have half as many rounds, of
-two processes each, as it makes a difference which of two libraries is loaded first.
+Speed: both contexts are in one process, their calls alternate, and the processor time of one thread is measured.
+Every round creates both contexts again and yields one ratio. The interval is Student's over the rounds
+(`kvtool/bench/speed.py` has the formula). *Speed* includes growths at their real frequency, *without growths* covers
+the other calls. The last column has the time of a call with a growth relative to the static call, and the number of
+growths. Cache *off* compares the patched build without the flag with an unpatched build. Cache *same* compares the
+patched build with itself, and shows the spread without any difference. Both have half as many rounds of two processes
+each, because the library that is loaded first has an advantage.
 
-The weights are random. For memory the model has the cache geometry of a real one and everything else tiny; for speed
-all of it is as large as in one of the smallest models in use: where a token is cheap, what its cache costs weighs most.
+The weights are random. For memory, the model has the cache geometry of a real model, and everything else is tiny. For
+speed, the whole model is as large as one of the smallest models in use: if a token is cheap, the cost of its cache
+weighs most.
 """
 
 import itertools
@@ -39,7 +41,7 @@ MODES = (IN_PLACE, COPY, STATIC)
 GIB = 2**30
 _STORAGE = {COPY: "copy", IN_PLACE: "inplace"}
 _TIMEOUT = 1800.0
-_AFTER_CLEAR = 1.4  # times what the live cells need may be left
+_AFTER_CLEAR = 1.4  # allowed rest, as a multiple of the bytes that the live cells need
 
 _SPEED = ("cache", "FA", "call", ">static ms", ">speed / static", ">without growths", ">time of those with one")
 _MEMORY = ("cache", ">tokens", ">KV reserved MiB", ">committed", ">used", ">resident", ">peak", ">ms")
@@ -50,11 +52,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Row:
-    """One cache at one moment: created, at a depth (tokens), or after llama_memory_clear() and one more decode.
+    """Describe one cache at one moment: created, at a depth (tokens), or after a clear and one more decode.
 
-    In bytes and seconds. resident: what the process grew by; peak: the most of it since the moment before, both None
-    where that is not known; growth_seconds: of all growths so far, growth_worst: of one of them, growth_limit: of the
-    same bytes without a cache, None where nothing grew.
+    The clear is llama_memory_clear(). Units are bytes and seconds.
+    resident: growth of the process, None if unknown
+    peak: its maximum since the previous moment, None if unknown
+    growth_seconds: duration of all growths so far, None without growth
+    growth_worst: duration of the longest growth, None without growth
+    growth_limit: duration for the same bytes without a cache, None without growth
     """
 
     mode: str
@@ -77,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Benched(Report):
-    """What a context costs with each kind of cache."""
+    """Report the memory and speed of a context with each kind of cache."""
 
     name, how, said = "bench", HOW, "`-c {n_ctx}`, {repeats} runs and {rounds} rounds of each"
     n_ctx: int
@@ -104,7 +109,7 @@ class Benched(Report):
         return ("Speed", _SPEED, speeds), ("Memory", _MEMORY, memory), growths
 
     def pictures(self) -> dict[str, bytes]:
-        """The cache against tokens; and all growths so far, beside what the same bytes take without a cache."""
+        """Draw the cache against tokens, and all growths so far next to the time for the same bytes without a cache."""
         depths = [r for r in self.rows if r.moment == "depth"]
         grown = [r for r in depths if r.growth_limit]
         with plots.picture("memory", 1) as (memory, (axis,)):
@@ -123,17 +128,18 @@ class Benched(Report):
 
 
 def _line(axis: Any, rows: Sequence[Row], mode: str, name: str, label: str, unit: int = 1, **style: str) -> None:
-    """One figure of one cache against tokens."""
+    """Draw one figure of one cache against tokens."""
     same = [r for r in rows if r.mode == mode]
     values = [getattr(r, name) / unit for r in same]
     axis.plot([r.depth for r in same], values, label=label, **{"color": plots.COLOURS[mode], **style})
 
 
 def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:
-    """What one process says, moment by moment. Raises KeyError or TypeError where it says something else.
+    """Parse the output of one process, moment by moment.
 
-    -1 is resident memory that is not known. Right after each growth the same bytes were taken without a cache: memcpy
-    of what was copied into fresh memory, commit of what was added.
+    Raises KeyError or TypeError for unexpected output. A resident memory of -1 means unknown. Right after each
+    growth, kv-bench measured the same bytes without a cache: memcpy of the copied bytes into fresh memory, or commit
+    of the added bytes.
     """
     found, before = [], said["rss_before"]
     for point in said["points"]:
@@ -149,7 +155,10 @@ def rows_of(mode: str, said: Mapping[str, Any]) -> list[Row]:
 
 
 def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
-    """Of each moment, over processes of one mode; None as soon as one is not known."""
+    """Return the median of each moment over all runs of one mode.
+
+    A field is None if any run lacks it.
+    """
 
     def median(values: tuple[Any, ...]) -> Any:
         return None if None in values else statistics.median_low(values)
@@ -158,15 +167,18 @@ def medians(samples: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def memory_bars(rows: Sequence[Row]) -> list[Bar]:
-    """Creation, growth and memory of the dynamic caches that there are."""
+    """Return the bars for creation, growth and memory of the measured dynamic caches."""
     by_mode = {mode: list(same) for mode, same in itertools.groupby(rows, lambda r: r.mode)}
     static = by_mode.pop(STATIC, [])
     return [bar for same in by_mode.values() for bar in _bars(same, static)]
 
 
 def _bars(rows: Sequence[Row], static: Sequence[Row]) -> list[Bar]:
-    """Beside the cache there is what is resident beside the static one at the same moment, or where that was left out,
-    beside this one. So memory that was freed but not given back to the system counts as the cache's."""
+    """Return the bars of one mode.
+
+    The memory outside of the cache is that of the static process at the same moment, or of this process if static was
+    omitted. So memory that was freed but not returned to the system counts as the cache's.
+    """
     beside = [None if r.resident is None else r.resident - r.committed for r in static or rows]
     *_, last, cleared = rows
     seconds, size = (static[0].create_seconds, static[0].resident) if static else (None, None)
@@ -193,9 +205,10 @@ class KvBench:
     console: Console
 
     def memory(self, n_ctx: int, depths: Sequence[int], repeats: int) -> tuple[tuple[Row, ...], str]:
-        """The medians of each mode, and why the static one is left out, if it does not fit into memory.
+        """Return the medians of each mode, and why the static mode was omitted, if it does not fit into memory.
 
-        The modes take turns, and which of them begins changes: whatever the machine does meets all of them.
+        The modes alternate, and the first mode changes in every turn, so disturbances of the machine affect all
+        modes.
         """
         found: dict[str, list[list[Row]]] = {mode: [] for mode in MODES}
         turns = [MODES[(turn + i) % len(MODES)] for turn in range(repeats) for i in range(len(MODES))]
@@ -210,10 +223,10 @@ class KvBench:
         return tuple(row for mode in MODES for row in medians(found[mode])), skipped
 
     def speeds(self, n_ctx: int, depths: Sequence[int], rounds: int, unpatched: Path | None) -> tuple[Speed, ...]:
-        """Both contexts of each comparison in one process, call by call in turns; `rounds` times made anew.
+        """Measure both contexts of each comparison in one process, call by call, in `rounds` new pairs of contexts.
 
-        unpatched: a libllama without the patches, against which the flag off is held; and, to see what no difference
-        looks like, the patched one against itself.
+        unpatched: a libllama without the patches, which is compared with the patched library without the flag. For
+        reference, the patched library is also compared with itself.
         """
         others = {OFF: unpatched, SAME: self.program.with_name(unpatched.name)} if unpatched else {}
         # which of two libraries is loaded first makes a difference of 2 %: a round is two processes, one of each
@@ -240,12 +253,14 @@ class KvBench:
     def answer(
         self, parse: Callable[[str, dict[str, Any]], _T], mode: str, n_ctx: int, depths: Sequence[int], *more: str
     ) -> _T:
-        """What one process says, parsed for its mode. Raises MeasureError when it fails, is too slow or says what is
-        not understood."""
+        """Run one process and parse its output for its mode.
+
+        Raises MeasureError if the process fails, is too slow, or prints something unexpected.
+        """
         dynamic = "on" if mode in _STORAGE else "off"
         argv: list[str | Path] = [self.program, "-m", self.model, "--kv-dynamic", dynamic, "-t", "1"]
         argv += ["-c", str(n_ctx), "-d", ",".join(map(str, depths)), *more]
-        env = {"LLAMA_KV_DYNAMIC_STORAGE": _STORAGE.get(mode)}  # None: a variable of the user's shell goes
+        env = {"LLAMA_KV_DYNAMIC_STORAGE": _STORAGE.get(mode)}  # None removes the variable of the user's shell
         done = process.capture(argv, env=env, check=False, timeout=_TIMEOUT, error=MeasureError)
         doc = trial.answer(done)
         if doc.get("status") != "ok":

@@ -1,7 +1,7 @@
-"""Many chats with one llama-server, all after the same system prompt: what they take, compute and wait for.
+"""Measure many chats with one llama-server, all after the same system prompt: memory, computed tokens, waiting times.
 
-A closed loop: each chat asks again when it has its answer, a given number of times. The first request goes alone, as in
-a server that has been asked before; then all chats are at it. The tokens are drawn at random.
+The load is a closed loop: each chat sends its next request after its answer, a given number of times. The first
+request runs alone, like in a server that was used before; then all chats start. The tokens are random.
 """
 
 import itertools
@@ -42,15 +42,23 @@ class Load:
 
     @property
     def cells(self) -> int:
-        """A context four times as long as all chats need without sharing anything: a real one goes on for longer."""
+        """Return the cells of a context four times as long as all chats need without sharing.
+
+        Real contexts are longer than their conversations, too.
+        """
         return 4 * self.chats * (self.common + self.turns * (self.own + self.answer))
 
 
 @dataclass(frozen=True)
 class Served:
-    """One server. computed: of prompt_tokens, those not found in a cache; first, worst: seconds to the first token of a
-    chat, but for the one that went alone, median and most; used, committed: bytes of its caches after the last answer,
-    resident: of the process, None where that is not told; error: the first one."""
+    """Hold the measurements of one server.
+
+    computed: the tokens of prompt_tokens that were not found in a cache
+    first, worst: median and maximum of the seconds to the first token of a chat, without the first request
+    used, committed: bytes of its caches after the last answer
+    resident: bytes of the process, None if unknown
+    error: the first error
+    """
 
     mode: str
     requests: int
@@ -78,7 +86,7 @@ class ServeResult(Report):
     rows: tuple[Served, ...]
 
     def pictures(self) -> dict[str, bytes]:
-        """A panel for each thing that sharing a prompt is to save."""
+        """Draw a panel for each cost that sharing a prompt should reduce."""
         panels = {
             "resident, MiB": [(row.resident or 0) / MIB for row in self.rows],
             "prompt tokens computed": [row.computed for row in self.rows],
@@ -110,8 +118,8 @@ class Reply(NamedTuple):
 
 
 def _chat(server: LlamaServer, load: Load, number: int) -> Iterator[Reply]:
-    """One conversation, in a slot of its own; each turn is asked when its reply is wanted."""
-    words = range(1000, 30000)  # of the vocabulary's tokens, those that are words
+    """Hold one conversation in its own slot; each turn runs when its reply is requested."""
+    words = range(1000, 30000)  # tokens of the vocabulary that are words
     tokens = random.Random("all").choices(words, k=load.common)
     for turn in range(load.turns):
         tokens += random.Random(f"{number}.{turn}").choices(words, k=load.own)
@@ -140,7 +148,7 @@ def _ask(server: LlamaServer, request: dict[str, Any]) -> Reply:
 
 
 def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Served:
-    """Start a server, let the chats talk to it, and look at what it took. MeasureError when it does not start."""
+    """Start a server, run the chats, and read its memory. Raises MeasureError if the server does not start."""
     args = [*f"-c {load.cells} -np {load.chats} -kvu -cram 0 -t {cores()} --no-warmup".split(), *FLAGS[mode]]
     try:
         with llama_server(binary, model, args, work / f"serve-{mode}.log") as server:
@@ -160,7 +168,7 @@ def serve(binary: Path, model: Path, work: Path, load: Load, mode: str) -> Serve
 
 
 def serve_bars(rows: Sequence[Served]) -> tuple[Bar, ...]:
-    """What sharing a prompt has to save, against the same cache without; and that nobody is turned away."""
+    """Return the bars for sharing a prompt against the same cache without sharing; errors are not allowed."""
     _static, dynamic, *shared = rows
 
     def saved(what: str, name: str, most: float) -> Bar:

@@ -1,15 +1,15 @@
-"""Speed out of pairs of calls: a ratio with a 95 % interval, and what growths have to do with it. Pure functions.
+"""Compute speed from pairs of calls: a ratio with a 95 % interval, and the effect of growths. Pure functions.
 
-Within a round, time / time of the static context is the median over the pairs without a growth (steady), and over those
-with one (growing). A growth serves as many tokens as it added cells, so with n tokens a call it comes every added / n
-calls, p = n / added:
+Within a round, time / time of the static context is the median over the pairs without a growth (steady), and over the
+pairs with a growth (growing). A growth adds cells for several calls. With n tokens per call, a growth occurs every
+added / n calls, so p = n / added:
 
     time = steady * (1 - p) + growing * p        and the speed is 1 / time
 
-Both contexts of a round keep the memory that they were given, which makes more of a difference than what is measured;
-so a round is one observation, and more pairs in it do not make up for rounds (T. Kalibera, R. Jones: Rigorous
-benchmarking in reasonable time, ISMM 2013: repeat at the highest level that varies). The interval is Student's, of the
-logarithms of the rounds' ratios:
+Both contexts of a round keep their memory, and its place affects time more than the measured difference. So a round
+is one observation, and more pairs in a round do not replace more rounds. (T. Kalibera, R. Jones: Rigorous
+benchmarking in reasonable time, ISMM 2013: repeat at the highest level that varies.) The interval is Student's, of
+the logarithms of the rounds' ratios:
 
     exp(mean +- t(0.975, rounds - 1) * deviation / sqrt(rounds))
 """
@@ -61,10 +61,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed over the static context's, for one kind of call at one depth.
+    """Compare the speed with the static context's, for one kind of call at one depth.
 
-    ratio: with growths as often as they come; steady: calls without one, None where all had one; growing: the time of a
-    call with a growth over that of the static one, None where there was none; seconds: of the static call, median.
+    ratio: speed with growths at their real frequency
+    steady: speed of calls without a growth, None if all had one
+    growing: time of a call with a growth / the static call, None without such calls
+    seconds: median of the static call
     """
 
     mode: str
@@ -82,7 +84,7 @@ class Speed:
 
 
 def interval(ratios: Sequence[float]) -> Figure:
-    """The geometric mean of one ratio a round, and its 95 % interval; of a single round it is 0 to infinity."""
+    """Return the geometric mean of one ratio per round, and its 95 % interval (0 to infinity for a single round)."""
     logs = [math.log(r) for r in ratios]
     middle = statistics.fmean(logs)
     if len(logs) == 1:
@@ -92,7 +94,7 @@ def interval(ratios: Sequence[float]) -> Figure:
 
 
 def by_round(pairs: Sequence[Pair], value: Callable[[Sequence[Pair]], float | None]) -> Figure | None:
-    """The interval over the rounds that have a value."""
+    """Return the interval over the rounds that have a value."""
     rounds = ([p for p in pairs if p.round == number] for number in {p.round for p in pairs})
     found = [v for r in rounds if (v := value(r)) is not None]
     return interval(found) if found else None
@@ -109,7 +111,7 @@ def speed_without_growth(pairs: Sequence[Pair]) -> float | None:
 
 
 def overall_speed(pairs: Sequence[Pair]) -> float:
-    """Speed with growths as often as they come."""
+    """Return the speed with growths at their real frequency."""
     grew = [p for p in pairs if p.n_grow]
     still, growing = _time([p for p in pairs if not p.n_grow]), _time(grew)
     if growing is None or still is None:
@@ -119,7 +121,7 @@ def overall_speed(pairs: Sequence[Pair]) -> float:
 
 
 def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pair]) -> list[Speed]:
-    """Every kind at every depth where it was measured."""
+    """Return the speed of every kind of call at every measured depth."""
     found = []
     for kind, depth in itertools.product(kinds, sorted({p.depth for p in pairs})):
         calls = [p for p in pairs if (p.kind, p.depth) == (kind, depth)]
@@ -132,7 +134,7 @@ def speeds(mode: str, flash_attn: bool, kinds: Sequence[str], pairs: Sequence[Pa
 
 
 def speed_bars(speeds: Sequence[Speed]) -> list[Bar]:
-    """For each comparison and kind of call the depth that decides: one that misses the bar, or has the lowest bound."""
+    """Return the deciding depth for each comparison and kind of call: the missed bar, or the lowest bound."""
     groups = itertools.groupby(speeds, lambda s: (s.mode, s.flash_attn, s.kind))
     found = [min(map(_bar, group), key=lambda b: (bool(b.met), b.low or 0.0)) for _key, group in groups]
     grew = [s.growing for s in speeds if s.mode == IN_PLACE and s.kind == "generate" and s.growing is not None]

@@ -1,16 +1,17 @@
-"""What a change of the cells' types takes, how much more a budget holds for it, and what is lost.
+"""Measure changes of the cells' types: their time, the tokens that a budget holds, and the loss of precision.
 
-Changes: in place and by copy, a cache that is full is given other types, one after the other; beside each, `memcpy` of
-as many bytes into fresh memory (half of what the cells took before and after, as each is read or written once). *Over
-steady* is what the process had at the most over what it had before or after.
+Changes: a full cache, in place and by copy, is changed to one type after the other. For comparison, `memcpy` copies
+the same number of bytes into fresh memory: half of the cells' bytes before and after, as each is read or written
+once. *Over steady* is the peak of the process minus the larger of its sizes before and after.
 
-Budget: 2 GiB, and cells as large as Llama-2-7B's (512 KiB: to fill it with small ones takes hours). A static cache
-holds what fits by its size; the others are filled until they are full, with f16 alone and with the types f16, q8_0 and
-q4_0 one after the other. With `--quick` an eighth, with a given model a quarter of what the context would take in f16.
+Budget: 2 GiB, and cells as large as Llama-2-7B's (512 KiB: filling it with small cells would take hours). A static
+cache holds as many cells as fit by their size. The others are filled until they are full, with f16 alone, and with
+the types f16, q8_0 and q4_0 one after the other. With `--quick`, the budget is an eighth; with a given model, a
+quarter of the context's f16 bytes.
 
-Loss: `kv-check --checks retype-quality` over llama.cpp's own toy models, whose weights are random: the Kullback-Leibler
-divergence of the next token's distribution from that of an f16 cache, median over the rows; with cells that were
-changed, and with the worse one of the two types from the start. A ratio leaves out 1e-9, which is none to floats.
+Loss: `kv-check --checks retype-quality` over llama.cpp's own toy models, whose weights are random. It is the
+Kullback-Leibler divergence of the next token's distribution from an f16 cache's, median over the rows: with changed
+cells, and with the worse of the two types from the start. A ratio ignores 1e-9, which is nothing in floats.
 """
 
 import itertools
@@ -42,8 +43,12 @@ _NOTHING = 1e-9  # a divergence that is none, as kv-check has it: logits are flo
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the types of all cells. before, after: bytes of the cells, layer: of one layer before; over_steady:
-    bytes, None where resident memory is not known."""
+    """Describe one change of the types of all cells.
+
+    before, after: bytes of the cells
+    layer: bytes of one layer before the change
+    over_steady: bytes, None if the resident memory is unknown
+    """
 
     mode: str
     types: str
@@ -57,7 +62,11 @@ class Change:
 
 @dataclass(frozen=True)
 class BudgetCapacity:
-    """What a budget held. type: at the end; committed, budget: bytes."""
+    """Report the tokens that fit into a budget.
+
+    type: the type at the end
+    committed, budget: bytes
+    """
 
     cache: str
     tokens: int
@@ -77,7 +86,7 @@ class Loss:
 
     @property
     def kl_ratio(self) -> float:
-        """Times as much as with the types from the start, but for what is nothing."""
+        """Return the loss relative to the types from the start, ignoring a negligible part."""
         return max(0.0, self.changed - _NOTHING) / max(self.start, _NOTHING)
 
 
@@ -92,7 +101,7 @@ class TypesResult(Report):
     losses: tuple[Loss, ...]
 
     def pictures(self) -> dict[str, bytes]:
-        """The time of each change beside memcpy's; tokens within the budget; what each model lost, both ways."""
+        """Draw each change next to memcpy, the tokens within the budget, and the loss of each model both ways."""
         with plots.picture("types", 3) as (files, (times, tokens, lost)):
             for name, label, place, cache in (("seconds", "change", -0.2, IN_PLACE), ("memcpy", "memcpy", 0.2, STATIC)):
                 at, values = [i + place for i in range(len(self.changes))], [getattr(c, name) for c in self.changes]
@@ -130,7 +139,7 @@ def by_types(losses: Sequence[Loss]) -> dict[str, list[Loss]]:
 
 
 def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
-    """What one kv-bench process with --retype says: its points are of the creation, the full cache, each change, ..."""
+    """Parse one kv-bench process with --retype. Its points are the creation, the full cache, then each change."""
     found = []
     for was, now in itertools.pairwise(said["points"][1 : 2 + len(CHANGES)]):
         known = min(was["rss"], now["peak"]) >= 0
@@ -142,7 +151,7 @@ def _changes(mode: str, said: Mapping[str, Any]) -> list[Change]:
 
 
 def measure_changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
-    """In place and by copy."""
+    """Measure the changes in place and by copy."""
 
     def change(mode: str) -> list[Change]:
         return bench.answer(_changes, mode, cells, [cells], "--retype", ",".join(CHANGES))
@@ -151,7 +160,7 @@ def measure_changes(bench: KvBench, cells: int) -> tuple[Change, ...]:
 
 
 def fill_budgets(bench: KvBench, budget: int, size: int) -> tuple[BudgetCapacity, ...]:
-    """What a budget holds of cells that take `size` bytes in f16."""
+    """Return how many cells a budget holds, if a cell has `size` bytes in f16."""
     budget = max(1, budget // MIB) * MIB
     cells = 4 * budget // size  # more than fit in any type of the ladder
     fits = budget // size // 256 * 256  # llama.cpp pads a context to 256 cells
@@ -170,7 +179,7 @@ def fill_budgets(bench: KvBench, budget: int, size: int) -> tuple[BudgetCapacity
 
 
 def measure_losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple[Loss, ...], list[Finding]]:
-    """Of every toy that can have the types, by change of types; and what failed."""
+    """Return the loss of every toy that supports the types, by change of types, and the failures."""
     checks = [toy_check(toy, "types", "--quick", "--checks", _CHECK, kind="retype") for toy in toys]
     with console.progress(f"what is lost, on {len(checks)} models", len(checks)) as bar:
         found = runner.kv_checks(checks, program, (IN_MEMORY,) * cores(), bar.update)
@@ -186,12 +195,16 @@ def measure_losses(program: Path, toys: Sequence[Path], console: Console) -> tup
 def type_bars(
     changes: Sequence[Change], held: Sequence[BudgetCapacity], losses: Sequence[Loss], failed: Sequence[Finding]
 ) -> tuple[Bar, ...]:
-    """What was promised of changes and budgets. held: the static one first; failed: models that lost too much."""
+    """Return the bars for changes and budgets.
+
+    held: the static cache first
+    failed: the models that lost too much
+    """
     static, *dynamic = held
     worst = max((loss.kl_ratio for loss in losses), default=None)
     note = f"{failed[0].id}: {failed[0].reason}" if failed else ""
     return (
-        *(  # one layer, and by copy what else the process may take
+        *(  # one layer, and by copy the allowance for the rest of the process
             bytes_bar(f"peak over steady, {c.types}", c.mode, c.over_steady, c.layer + SPARE * (c.mode == COPY))
             for c in changes
             if c.after < c.before

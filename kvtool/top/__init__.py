@@ -1,1 +1,1 @@
-"""What `kvtool top` is made of: server asks, reading is what it says, view what that means over time, draw draws."""
+"""Implement `kvtool top`: server requests, reading parses, view follows changes over time, draw draws."""

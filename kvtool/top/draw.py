@@ -12,7 +12,10 @@ _EVENTS = 3  # lines that slots leave to events, if there are as many
 
 
 def draw(view: View, width: int, height: int = 0) -> list[Line]:
-    """Lines of at most `width` columns (what a server named itself may be longer), at most `height` (0: all)."""
+    """Return the lines of the display, at most `width` columns wide and at most `height` many (0: all).
+
+    Names of the server itself may be longer.
+    """
     reading = view.reading
     url = (view.url, "bold")
     waiting = [(f"waiting for it: {_safe(view.trouble.why or view.trouble.what)}", "bold red")] if view.trouble else []
@@ -35,7 +38,7 @@ def draw(view: View, width: int, height: int = 0) -> list[Line]:
 
 
 def _safe(text: str) -> str:
-    """Of what others wrote: no character that moves the cursor."""
+    """Replace unprintable characters, which could move the cursor, in foreign text."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -80,14 +83,14 @@ def _budget(budget: Budget) -> list[Line]:
 
 
 def _more(name: str, value: str | int | float) -> str:
-    """A number that this kvtool does not know, by the name that the server gives it."""
+    """Return a number that this kvtool does not know, with the server's name for it."""
     if name.endswith("_bytes") and not isinstance(value, str):
         return f"{name.removesuffix('_bytes')} {size(value)}"
     return f"{name} {value}"
 
 
 def _bar(memory: Memory, width: int) -> Line:
-    """Used, committed and reserved; what is there at all is at least one column."""
+    """Return the bar of used, committed and reserved memory; each part above 0 has at least one column."""
     full = memory.reserved_bytes
     used = _part(memory.used_bytes, full, width)
     committed = max(_part(memory.committed_bytes, full, width), used + (memory.committed_bytes > memory.used_bytes))
@@ -102,7 +105,7 @@ def _part(count: int, full: int, width: int) -> int:
 
 
 def _slots(reading: Reading, speeds: dict[int, Speed], width: int, height: int) -> list[Line]:
-    """A line per slot; where not all fit, those that work come first. height: 0 for all."""
+    """Return a line per slot, busy slots first if not all fit. height: 0 for all."""
     if reading.slots is None:
         return [[("this server does not tell of its slots (it runs with --no-slots)", "yellow")]]
     shown = list(reading.slots)

@@ -1,4 +1,4 @@
-"""What a llama-server of ours says of itself, as data."""
+"""Hold the answers of a patched llama-server as data."""
 
 import enum
 from dataclasses import dataclass, fields
@@ -10,14 +10,14 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 class State(enum.StrEnum):
-    """What a server does."""
+    """Name the states of a server."""
 
     AWAKE = "awake"
     ASLEEP = "asleep"
 
 
 class Phase(enum.StrEnum):
-    """What a slot does. waiting: for cells, to begin or to go on."""
+    """Name the activities of a slot. waiting: for cells, before it starts or continues."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -27,9 +27,10 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the caches of one context (target or draft). docs/reference/server.md describes the names.
+    """Hold the memory of the caches of one context (target or draft). docs/reference/server.md describes the names.
 
-    more: what a newer server says beyond that. No type: it has no cells now, or does not say.
+    more: further numbers of a newer server
+    A missing type means that the server has no cells now, or does not report it.
     """
 
     context: str
@@ -52,8 +53,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Budget:
-    """What all caches may take together (0 bytes: what there is), and the types that their cells step down through, in
-    the server's words."""
+    """Hold the limit of all caches in bytes (0: all memory of the machine), and the types to step down through.
+
+    The types have the server's names.
+    """
 
     types: tuple[str, ...]
     bytes: int
@@ -64,10 +67,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot. cells: with a token of it, of at most n_ctx; task: its last one, -1 before the first; shared: cells that
-    other slots have too, None where the server does not say.
+    """Describe a slot.
 
-    Of a task that runs, in tokens: reused (of the prompt, found in the cache), prompt (computed), generated.
+    cells: cells with a token of the slot, at most n_ctx
+    task: its last task, -1 before the first
+    shared: cells that other slots use, too; None if the server does not report them
+
+    Tokens of the running task: reused (of the prompt, found in the cache), prompt (computed), generated.
     """
 
     id: int
@@ -83,7 +89,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a server says at one time. slots: none while it sleeps, None if it does not tell (--no-slots)."""
+    """Hold the numbers of a server at one time.
+
+    slots: empty while the server sleeps, None if it does not report them (--no-slots)
+    """
 
     state: State
     model: str
@@ -94,14 +103,14 @@ class Reading:
 
 
 def memory_of(name: str, said: dict[str, Any]) -> Memory:
-    """What /props says of one context. Raises TypeError where it says something else."""
+    """Parse one context of /props. Raises TypeError for unexpected data."""
     known = {field.name for field in fields(Memory)}
     more = {key: value for key, value in said.items() if key not in known and isinstance(value, (str, int, float))}
     return from_plain(Memory, {**said, "context": name, "more": more})
 
 
 def slot_of(said: dict[str, Any]) -> Slot:
-    """What /slots says of one slot. Raises KeyError, TypeError or ValueError where it says something else."""
+    """Parse one slot of /slots. Raises KeyError, TypeError or ValueError for unexpected data."""
     token = said.get("next_token", {})
     generated = int((token[0] if isinstance(token, list) else token).get("n_decoded", 0))
     working = Phase.GENERATING if generated else Phase.PROMPT

@@ -1,7 +1,7 @@
-"""Ask a running llama-server of ours what its caches take and what its slots do.
+"""Ask a patched llama-server for the memory of its caches and the state of its slots.
 
-/props and /slots, never /metrics: asking that one cuts short the time over which it averages for whoever else asks. To
-/slots a sleeping server wakes up, so a server that sleeps is not asked for them.
+It reads /props and /slots, never /metrics: a request for /metrics would shorten the averaging period of other
+clients. A request for /slots wakes a sleeping server, so a sleeping server is not asked for its slots.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from kvtool.errors import MeasureError, NetworkError, UsageError
 from kvtool.result import from_plain
 from kvtool.top.reading import DEFAULT_URL, Budget, Memory, Reading, State, memory_of, slot_of
 
-SECONDS = 10.0  # to wait for an answer; the server gives it also while it computes
+SECONDS = 10.0  # timeout of a request; the server also answers during a computation
 
 
 class LoadingError(NetworkError):
@@ -38,10 +38,10 @@ class Server(contextlib.ExitStack):
         self._http = self.enter_context(http)
 
     def read(self) -> Reading:
-        """Ask now.
+        """Request the current numbers.
 
-        Raises NetworkError when no answer comes (LoadingError: not yet), UsageError for a key that is missing or wrong,
-        and MeasureError when the server is none of ours.
+        Raises NetworkError without an answer (LoadingError during loading), UsageError for a missing or wrong key,
+        and MeasureError if the server has no such numbers.
         """
         props = self._get("/props")
         try:
@@ -112,7 +112,7 @@ _START_IT = "start it, or give the address that it listens on (its --host, --por
 
 
 def _reason(answer: httpx.Response) -> str:
-    """What the server says is wrong: "Loading model"."""
+    """Return the server's own error message, for example "Loading model"."""
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -130,6 +130,6 @@ def _parsed(url: str) -> httpx.URL:
 
 
 def _model(props: dict[str, Any]) -> str:
-    """What the server calls its model; without an alias that is the file's path."""
+    """Return the server's name for its model; without an alias, the name of the file."""
     name = str(props["model_alias"])
     return re.split(r"[/\\]", name)[-1] if name == props.get("model_path") else name

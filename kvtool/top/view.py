@@ -1,4 +1,4 @@
-"""What can be said of a server after several looks: speeds, what grew and what went back, whether it is there."""
+"""Follow a server over several readings: speeds, growth and freed memory, and whether it answers."""
 
 import time
 from dataclasses import dataclass, replace
@@ -33,8 +33,12 @@ class Speed(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """at: when it was read last, in seconds of a clock that only goes forward; speeds: by slot, None before the second
-    look; events: a time of day and a text, the newest first; trouble: why it does not answer now, and since when.
+    """Hold the display's state.
+
+    at: time of the last reading, in seconds of a monotonic clock
+    speeds: by slot, None before the second reading
+    events: a time of day and a text, the newest first
+    trouble, since: why the server does not answer now, and since when
     """
 
     url: str
@@ -46,7 +50,7 @@ class View:
     since: float = 0.0
 
     def with_reading(self, reading: Reading, now: float) -> Self:
-        """The server has answered."""
+        """Return the view after an answer of the server."""
         told = [f"it answers again after {now - self.since:.0f} s"] if self.trouble else []
         speeds = None
         if self.reading:
@@ -56,7 +60,7 @@ class View:
         return replace(self, reading=reading, at=now, speeds=speeds, events=self._with(told), trouble=None)
 
     def with_failure(self, err: KvtoolError, now: float) -> Self:
-        """The server has not answered."""
+        """Return the view after a failed request."""
         if self.trouble:
             return replace(self, trouble=err)
         events = self._with([f"it does not answer: {err.why or err.what}"])
@@ -68,7 +72,7 @@ class View:
 
 
 def changes(before: Reading, now: Reading) -> list[str]:
-    """What happened to a server between two looks."""
+    """Describe the changes of a server between two readings."""
     told = []
     if before.state != now.state:
         told.append("it fell asleep and gave all memory back" if now.state == State.ASLEEP else "it woke up")
@@ -106,7 +110,7 @@ def _retyped(old: Memory, now: Memory) -> list[str]:
 
 
 def _speed(before: Slot | None, now: Slot, seconds: float) -> Speed:
-    """A slot that has ended counts no more, and one with another task counts from the start."""
+    """Return the speed of a slot. Ended slots have none, and a new task is counted from its start."""
     if now.phase == Phase.IDLE or seconds <= 0:
         return Speed()
     same = before if before and before.task == now.task and before.phase != Phase.IDLE else None
