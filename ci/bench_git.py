@@ -43,7 +43,7 @@ HELD = ("apply", "apply-fresh", "dry-run")  # against the bar
 
 
 def run(*argv: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """A command that must succeed; its output."""
+    """Run a command that must succeed, and return its output."""
     settings = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     done = subprocess.run([str(part) for part in argv], cwd=cwd, env=settings, capture_output=True, text=True)
     if done.returncode != 0:
@@ -56,14 +56,14 @@ def kvtool(*args: str | Path) -> str:
 
 
 def git(*args: str | Path, cwd: Path) -> str:
-    """git without the user's settings, like kvtool's own calls, with somebody to commit as."""
+    """Run git without the user's settings, like kvtool's own calls, with a fixed author."""
     env = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_PAGER": "cat"}
     me = {f"GIT_COMMITTER_{key}": value for key, value in (("NAME", "bench"), ("EMAIL", "bench@localhost"))}
     return run("git", "-c", "gc.auto=0", *args, cwd=cwd, env={**env, **me})
 
 
 def inside(*args: str | Path) -> None:
-    """The same in this process, where everything is imported."""
+    """Run kvtool in this process, where all modules are imported already."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         code = cli.run([str(part) for part in args])
     if code:
@@ -77,7 +77,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Bench:
-    """The places, made once: an empty project (to go back to the base), a mailbox, a checkout for git am."""
+    """The folders, made once: an empty project (to return to the base), a mailbox, a checkout for git am."""
 
     def __init__(self, work: Path, onto: str) -> None:
         self.work, self.onto = work, onto
@@ -108,7 +108,7 @@ class Bench:
         git("am", "--quiet", *self.mails, cwd=place)
 
     def round(self) -> dict[str, float]:
-        """Each once. What has to be put back between them is not timed."""
+        """Run each command once. Restoring the state between them is not timed."""
         git("checkout", "--quiet", "-B", "work", self.base, cwd=self.plain)
         self.apply(self.empty)
         for place in (self.fresh, self.work / "fresh-tree"):

@@ -14,13 +14,13 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 base=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["base"])' "$tree/.git/kvtool/state.json")
 
-# what zig compiles of the C and C++ libraries stays beside the builds
+# keep zig's builds of the C and C++ libraries next to our builds
 export ZIG_GLOBAL_CACHE_DIR="$tree/build/zig" ZIG_LOCAL_CACHE_DIR="$tree/build/zig"
 export CCACHE_COMPILERTYPE=clang CCACHE_COMPILERCHECK=content CCACHE_BASEDIR="$tree" CCACHE_NOHASHDIR=1
 export WINEPREFIX="$tree/build/wine" WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
 mkdir -p "$tree/build/zig"
 
-# zig's tools as programs of one word each, which is what CMake and ccache take
+# wrap zig's tools as programs of one word each, as CMake and ccache need them
 tool() { # NAME ARGUMENT...
     local path="$tree/build/zig/$1"
     shift
@@ -60,7 +60,7 @@ for unit in json.loads((directory / "compile_commands.json").read_text()):
 END
 }
 
-# what a context takes, and kv-check's quick set over a model of each memory class, through whatever runs such a program
+# measure a context, and run kv-check's quick set over a model of each memory class, with the given runner
 quick() { # KV-CHECK RUNNER...
     local check=$1 model failed=0
     shift
@@ -77,7 +77,7 @@ toys = models.toys(build / "cpu-release" / "bin" / "test-llama-archs", build / "
 print(models.cache_model(models.QWEN35_27B, build / "verify"), *checks.named_toys(toys, checks.CLASS_TOYS), sep="\n")
 END
     {
-        # 2 GiB of cells take what they start with: nothing writes the rest
+        # a cache of 2 GiB uses only its start: nothing writes the rest
         read -r model
         timeout 300 "$@" "$check" -m "$model" --memory --kv-dynamic on -c 32768 </dev/null \
             >"$tree/build/cross-result" 2>/dev/null || failed=1
@@ -120,7 +120,7 @@ system() { # NAME
     [ "${#runner[@]}" -gt 0 ] || return 0
     command -v "${runner[0]}" >/dev/null || { echo "NOT RUN: ${runner[0]} is not installed"; return 0; }
     for unit in "${programs[@]:1}"; do
-        # it says that it has done what it does not do
+        # it reports success for a call that it ignores
         if [ "${runner[0]} $unit" = "qemu-aarch64 test-kv-pages" ]; then
             echo "  $unit: NOT RUN, as qemu-user has no MADV_POPULATE_WRITE and no RLIMIT_AS"
             continue
@@ -136,7 +136,7 @@ status=0
 [ $# -gt 0 ] || set -- macos windows linux-arm64
 for name; do
     echo "== $name"
-    # a subshell of its own shell: set -e is off in whatever stands left of ||
+    # use a separate subshell: set -e is off on the left side of ||
     (set -e; system "$name") &
     wait $! || { echo "$name: FAILED"; status=1; }
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# CUDA without a GPU: NVIDIA's compiler from PyPI, put into .venv, compiles what of ggml-cuda is ours or patched, for one kind
-# of GPU, with virtual memory and without. Nothing is linked and nothing runs: what has a GPU runs ci/gpu.sh.
+# CUDA without a GPU: install NVIDIA's compiler from PyPI into .venv, and compile our and the patched files of ggml-cuda for one
+# kind of GPU, with virtual memory and without. Nothing is linked and nothing runs. ci/gpu.sh runs on a machine with a GPU.
 #   ci/cuda.sh [ARCHITECTURE]      90 unless named
 # Needs the patched tree (kvtool apply), and 1.2 GB of disk for the compiler.
 set -euo pipefail
@@ -18,7 +18,7 @@ toolkit=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nv
 # this compiler, whatever else the machine has
 export CUDACXX=$toolkit/bin/nvcc
 
-# the names that the packages leave out, as doctor tells everybody
+# create the file names that the packages lack, as doctor explains
 missing() {
     kvtool doctor --cuda --json | python -c '
 import json, sys

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What only a GPU can show, on a machine with one, which needs nvcc, cmake, ninja and python3 and no network.
-#   ci/gpu.sh pack FILE       where the patched tree is: what the other machine needs, in one archive of 18 MB
-#   ci/gpu.sh [run] [FILE]    there: build for that GPU alone, and what is worth knowing, by priority
-# A run ends within LIMIT seconds (580). Run it again, at once where the machine is lent, and it goes on where it was; the build
-# goes on in between. Each result is in OUT (report/gpu) as soon as it is there: results.jsonl has a line for each step, summary.txt
-# what a person reads, failed.log what the failed ones printed, build.log. What a step found is kept until FILE is another one, or
-# llama.cpp/build/gpu is removed. What differs is run again, static against static: a backend may differ from itself.
+# Run the checks that need a GPU, on a machine with nvcc, cmake, ninja and python3, and no network.
+#   ci/gpu.sh pack FILE       next to the patched tree: pack everything that the other machine needs, in one archive of 18 MB
+#   ci/gpu.sh [run] [FILE]    there: build for that GPU alone, and run the checks by priority
+# A run ends within LIMIT seconds (580). Run it again, at once if the machine is lent, and it continues; the build continues in
+# between. Each result is in OUT (report/gpu) at once: results.jsonl has a line for each step, summary.txt is for people,
+# failed.log has the output of failed steps, build.log the build's. Results are kept until FILE changes or llama.cpp/build/gpu is
+# removed. A difference is measured again, static against static: a backend may differ from itself.
 #   BIN=DIR       the programs of this build, instead of building
 #   DEVICE=NAME   default: the first GPU (CUDA0); CPU tries out the script itself
 # Exit code: 0 all steps ended well, 1 one did not, 3 there is more to do (run it again), 4 nothing here can run it.
@@ -42,7 +42,7 @@ END
     ls -lh "$1"
 }
 
-# what is in the archive and is not there already, so that another one compiles what it changes; nobody's checkout
+# unpack the files that are new or changed, so that another archive compiles only its changes; never into a checkout
 unpack() { # FILE
     local stamp
     [ ! -e "$tree/.git" ] || { say "$tree is a checkout: it is built as it is, without an archive"; return 4; }
@@ -94,7 +94,7 @@ wait_for() { # first|all
     done
 }
 
-# one step: once, as long as there is time. its last line of JSON is the answer. NEED: what it prints unless it ran something else
+# run one step once, if there is time. its last line of JSON is the result. NEED: text that proves that it ran the right thing
 step() { # NAME SECONDS PROGRAM ARGUMENT...
     local name=$1 most=$2 rc started=$SECONDS
     shift 2
@@ -199,7 +199,7 @@ run() { # [ARCHIVE]
     ! grep -q '^FAILED' "$state/summary.txt"
 }
 
-# what no toy shows: tensors of many pages, of which some come and go, with several streams
+# test what toys cannot show: tensors of many pages, with pages that are mapped and unmapped, and several streams
 first_checks() {
     local toys=$build/toys n=2600 toy
     [ -n "$gpu" ] || n=300

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# HIP without a GPU: clang and ROCm's headers compile the host's half of what of ggml-cuda is ours or patched, as HIP, with
+# HIP without a GPU: compile the host's half of our and the patched files of ggml-cuda with clang and ROCm's headers, with
 # virtual memory and without. Nothing is linked and nothing runs.
 #   ci/hip.sh        ROCM_PATH: where include/hip is (/opt/rocm or /usr); CXX: a clang++
 # Needs the patched tree (kvtool apply). With a ROCm older than ggml's minimum only pages.cu is compiled.

@@ -1,7 +1,8 @@
-"""Have one open issue for what a canary found broken: python ci/issue.py REPORT (needs gh and GH_TOKEN).
+"""Keep one open issue per breakage that a canary found: python ci/issue.py REPORT (needs gh and GH_TOKEN).
 
-The report's key names the breakage, and stands in the issue's text. An open issue with that key is left as it is, so a
-breakage that lasts a week is one issue and not seven. Without a breakage, or when the machine failed, none is made.
+The report's key identifies the breakage and is part of the issue's text. An open issue with that key is left as it is,
+so a breakage of a week is one issue and not seven. Without a breakage, or after a failure of the machine, no issue is
+made.
 """
 
 import json
@@ -23,7 +24,7 @@ def gh(*args: str, text: str | None = None) -> str:
 
 
 def body(report: dict[str, Any]) -> str:
-    """What somebody who has to repair it wants to know."""
+    """Return the text for the person who repairs the breakage."""
     broken = "\n".join(f"- `{b['step']}` {b['patch']} {b['what']}" for b in report["breakages"])
     steps = "\n".join(f"| {s['name']} | {s['outcome']} | {s['summary']} |" for s in report["steps"])
     log = next((s["log"] for s in report["steps"] if s["log"]), "")
@@ -53,7 +54,7 @@ def main(path: Path) -> None:
         "20",
     )
     for issue in json.loads(gh("issue", "list", *search)):
-        if f"{MARK}: {report['key']}" in issue["body"]:  # the search goes by words, and finds other keys too
+        if f"{MARK}: {report['key']}" in issue["body"]:  # the search matches words, and finds other keys, too
             print(f"issue #{issue['number']} has this breakage already")
             return
     first = report["breakages"][0]

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What takes too long for every change, one thing at a time: ci/nightly.sh WHAT, with its report in report/.
+# Run one of the checks that are too long for every change: ci/nightly.sh WHAT. Its report is in report/.
 #   full      every model, all checks             matrix    every kind of cache, in place, by copy, on RPC
 #   traps     every trap, every failing growth    upstream    upstream's own tests; the same bits as upstream's
 #   asan, tsan  under a sanitizer: a model of each memory class, the server's tests, the C++ unit tests; the first of
 #             them also with every allocation of a growth failing; then random requests (ci/soak.py)
-#   late      the end-to-end tests with requests that come late, as on a busy machine
-#   soak      random requests for an hour, and whether the memory of all that came and went is back
+#   late      the end-to-end tests with delayed requests, as on a busy machine
+#   soak      random requests for an hour, and a check that all memory is freed afterwards
 #   random    a thousand random series moved to random upstreams (tests/repo/random_series.py)
 #   page      a chat through llama-server's web page
 #   layers    the core alone, then core and types: built in a tree with no other layer, and quickly verified
@@ -57,7 +57,7 @@ soak)
     soak release --minutes 60 --resident 16 --log report/soak.log ;;
 random) python -m tests.repo.random_series 0 1000 ;;
 upstream)
-    # upstream's tree as it is, beside the patched one, both with everything that ctest knows
+    # build upstream's tree and the patched one, both with all tests of ctest
     plain=$PWD/llama.cpp/build/unpatched
     base=$(python -c 'import json; print(json.load(open("llama.cpp/.git/kvtool/state.json"))["base"])')
     mkdir -p "$plain"

@@ -1,12 +1,12 @@
-"""A pytest plugin for upstream's tools/server/tests: a model that speaks stands in for the ones it would download.
+"""A pytest plugin for upstream's tools/server/tests: use a local text model instead of downloads.
 
     KVTOOL_SERVER_MODEL=FILE pytest -p offline_server_models
 
-Upstream's tests want small trained models from the Hugging Face hub. What a test asks of the server's protocol (counts
-of tokens, slots, states, errors, streams) a model with random weights answers as well; what it asks of the text, such a
-model cannot, and the test fails with any cache. ci/upstream_tests.py therefore compares outcomes between builds and
-takes none of them for itself. What a text matches is not looked at, so that a test goes on to what comes after. Tests
-of other models (vision, adapters, function calls) are skipped.
+Upstream's tests need small trained models from the Hugging Face hub. A model with random weights can answer questions
+about the server's protocol (counts of tokens, slots, states, errors, streams). It cannot answer questions about the
+text, and such a test fails with any cache. ci/upstream_tests.py therefore compares outcomes between builds and does not
+use the outcomes alone. Matches of a text are not checked, so that a test continues to its later steps. Tests of other
+models (vision, adapters, function calls) are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DRAFTS = "stories15M-q4_0.gguf"
 
 
 def pytest_sessionstart() -> None:
-    """Once upstream's conftest has imported its utils, and before any test module takes names out of them."""
+    """Patch upstream's utils after its conftest has imported them, before any test module imports names from them."""
     utils = sys.modules["utils"]
     model = os.environ["KVTOOL_SERVER_MODEL"]
     start = utils.ServerProcess.start
@@ -38,8 +38,8 @@ def pytest_sessionstart() -> None:
         if self.model_hf_repo:
             self.model_file, self.model_hf_repo, self.model_hf_file = model, None, None
         if self.server_embeddings and self.pooling is None:
-            self.pooling = "mean"  # what stands in is no encoder, which would have a pooling of its own
-        self.n_threads = 1  # several threads split sums by their number, not by the cache: not what is compared here
+            self.pooling = "mean"  # the local model is not an encoder, which would have its own pooling
+        self.n_threads = 1  # several threads split sums by their number, not by the cache: this is not compared here
         start(self, *args, **kwargs)
 
     def offline_file(url: str, *_: Any) -> str:

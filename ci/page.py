@@ -1,8 +1,8 @@
 """Chat with a model through llama-server's own web page, in a headless Chromium: python ci/page.py BIN_DIR VOCABULARY
 
 BIN_DIR has a llama-server that was built with --ui; VOCABULARY is a vocabulary file of upstream's tree. The model has
-random weights. Passes when the page shows the question and an answer, and the cache grew under it. The browser is
-driven over a pipe in Chrome's own protocol: nothing is needed but the browser (CHROMIUM names one that is elsewhere).
+random weights. Passes if the page shows the question and an answer, and the cache grew meanwhile. The script controls
+the browser over a pipe in Chrome's own protocol: it needs only the browser (CHROMIUM names one in another place).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
-# The page's parts by what they are for a person, not by names that a style has.
+# Find the page's parts by their role for a person, not by names of styles.
 WRITE = """(() => {
     const box = document.querySelector('textarea');
     if (!box || box.disabled) return false;
@@ -62,7 +62,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
     def call(self, method: str, **params: object) -> dict[str, Any]:
-        """One command and its result; what the browser tells in between is left aside."""
+        """Send one command and return its result. Events of the browser in between are ignored."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
         os.write(
@@ -85,7 +85,7 @@ class Browser:
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def wait(self, script: str, what: str, seconds: float = 120) -> Any:
-        """Until the script says something true."""
+        """Wait until the script returns a true value."""
         end = time.monotonic() + seconds
         while not (value := self.value(script)):
             if time.monotonic() > end:

@@ -19,7 +19,7 @@ from typing import Any
 
 VERSION = "0.3.36"
 CONTEXT = 8192
-OURS = "kv_dynamic"  # the field that the series adds; it lies in upstream's padding, so no other field moves
+OURS = "kv_dynamic"  # the field that the series adds; it uses upstream's padding, so no other field moves
 STRUCTS = ("llama_model_params", "llama_context_params")
 # Version 0.3.36 of the binding lacks this field of llama.cpp b11549, which follows type_v. Every later field, such as
 # embeddings and offload_kqv, would be written 8 bytes too early.

@@ -181,7 +181,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def corrected(text: str) -> str:
-    """Return the text of a page with the generated parts that the code gives now."""
+    """Return the text of a page with the generated parts updated from the code."""
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n{found[4]}", text)
 
 

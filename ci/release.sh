@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Complete a release: the wheel beside the archives that dist/ has, one SHA256SUMS over all of them, and with RELEASE (the
+# Complete a release: add the wheel to the archives in dist/, write one SHA256SUMS over all of them, and with RELEASE (the
 # tag) and GH_TOKEN a release of that name. Without RELEASE nothing is published.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -27,7 +27,7 @@ done
     "Windows: winget install Python.Python.3.13" \
     "one that is elsewhere: make PYTHON=/path/to/python3 ..."
 
-# one that was moved or whose Python is gone cannot be repaired
+# an environment that was moved, or whose Python was removed, cannot be repaired
 if [ ! -x .venv/bin/python ] || ! recent .venv/bin/python || ! grep -qF "$PWD/.venv" .venv/bin/activate; then
     echo "making .venv with $($python --version)"
     rm -rf .venv
@@ -35,7 +35,7 @@ if [ ! -x .venv/bin/python ] || ! recent .venv/bin/python || ! grep -qF "$PWD/.v
         "Debian, Ubuntu: sudo apt-get install python3-venv"
 fi
 
-# kvtool fetch can take upstream from an npm package: without a system npm, the one from PyPI serves
+# kvtool fetch can extract upstream from an npm package: without a system npm, install the one from PyPI
 extras=dev
 command -v npm >/dev/null 2>&1 || extras=dev,npm
 

@@ -1,15 +1,16 @@
-"""Random requests at a llama-server, in a closed loop, and what is left then: python ci/soak.py BIN_DIR VOCABULARY
+"""Send random requests to a llama-server, and check what remains afterwards: python ci/soak.py BIN_DIR VOCABULARY
 
-BIN_DIR has a llama-server of ours, best a sanitizer's (`kvtool build --preset tsan`); VOCABULARY is a vocabulary file
-of upstream's tree. The model has random weights, and the memory of one of upstream's toys with --toy FILE.
+BIN_DIR has a llama-server with the patches, preferably a sanitizer's (`kvtool build --preset tsan`); VOCABULARY is a
+vocabulary file of upstream's tree. The model has random weights, and with --toy FILE the memory of that toy.
 
-Clients ask with texts that begin alike, with images, for no token at all, and each goes away in mid-stream in the end,
-and another one comes. Meanwhile slots are erased, saved and restored, cells change their types, projector and draft
-come and go, and somebody always looks at it. The seed decides who asks what, not what comes first.
+Clients send texts with equal beginnings, images, and requests for no token at all. At the end, each client disconnects
+in the middle of a stream, and another client starts. Meanwhile, slots are erased, saved and restored, cells change
+their types, projector and draft are loaded and unloaded, and one thread reads the state all the time. The seed decides
+the requests, not their order of arrival.
 
-It passes when every request was answered as it should be, or refused by name, and after each round: no slot works, the
-slots' bytes sum to what is used, the erased cache is as small as it was, and a text the one of the beginning; in the
-end the server obeys SIGTERM, and a sanitizer had nothing to say.
+The test passes if every request was answered correctly or refused by name, and if after each round no slot works, the
+slots' bytes sum to the used bytes, the erased cache is as small as before, and a text equals the one of the start. At
+the end, the server must obey SIGTERM, and a sanitizer must have reported nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from kvtool.verify.server import LlamaServer, llama_server
 from kvtool.verify.texts import prompt
 
 CLIENTS, CELLS = 6, 1024
-WORTH = 512  # cells: a cache gives none back for less
+WORTH = 512  # cells: a cache frees no smaller amount
 ROUND_SECONDS, REST_SECONDS = 60, 120
 GEOMETRY = models.Geometry("soak", layers=4, kv_heads=2, head_size=64)
 ARGS = (
@@ -53,7 +54,7 @@ def all_slots(server: LlamaServer) -> list[Json]:
 
 
 def at_rest(server: LlamaServer) -> None:
-    """Until no slot works. Then the slots have what is used, in the target's cache and in the draft's."""
+    """Wait until no slot works. Then the slots account for all used cells, in the target's cache and in the draft's."""
     end = time.monotonic() + REST_SECONDS
     while any(slot["is_processing"] for slot in all_slots(server)):
         if time.monotonic() > end:
@@ -67,7 +68,7 @@ def at_rest(server: LlamaServer) -> None:
 
 
 def left(server: LlamaServer) -> Json:
-    """What the caches are, and say, once all that came has gone."""
+    """Return the sizes and reports of the caches after all clients have finished."""
     for part in ("mmproj", "speculative"):
         server.post(f"/{part}", {"action": "unload"})
     server.post("/requantize_kvcache", {"ctk": "f16", "ctv": "f16"})
@@ -86,8 +87,8 @@ def judge_left(first: Json, now: Json) -> None:
 
 
 def rounds(soak: Soak, minutes: float) -> Iterator[int | None]:
-    """The resident bytes after each."""
-    # upstream says that it is ready, and sets up its queue without the lock: for TSan a race with a request
+    """Run the rounds, and return the resident bytes after each."""
+    # upstream reports that it is ready before it sets up its queue, without the lock: for TSan, a race with a request
     time.sleep(1)
     first = left(soak.server)
     end = time.monotonic() + 60 * minutes
@@ -106,7 +107,7 @@ def rounds(soak: Soak, minutes: float) -> Iterator[int | None]:
 
 
 def judge_end(server: LlamaServer) -> None:
-    """It ends by itself, as a sanitizer says last what has leaked."""
+    """Wait for the end of the server: a sanitizer reports leaks last."""
     server.process.terminate()
     try:
         code = server.process.wait(REST_SECONDS)
@@ -118,7 +119,7 @@ def judge_end(server: LlamaServer) -> None:
 
 
 def judge_memory(resident: list[int], most: float) -> None:
-    """The first round is what the allocator, and the prompt cache, fill up in."""
+    """Compare the memory after the rounds. In the first round, the allocator and the prompt cache fill up."""
     grown = (resident[-1] - resident[0]) / 2**20
     if grown > most:
         raise Unexpected(f"{grown:.1f} MiB more than after the first round are resident")

@@ -1,4 +1,4 @@
-"""The requests of ci/soak.py: clients, an operator and somebody who looks, and which answers and refusals are right."""
+"""Requests of ci/soak.py from clients, an operator and an observer, and their valid answers and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class Unexpected(Exception):
-    """An answer, or what is left, is not what it has to be."""
+    """An answer, or the state after it, is wrong."""
 
 
 class Soak:
@@ -42,12 +42,12 @@ class Soak:
             self.tally[f"{what}: {end}"] += 1
 
     def client(self) -> httpx.Client:
-        """With a connection for each request: llama-server ends one with its stream, which a pool learns too late."""
+        """Make a client with one connection per request: llama-server closes it, which a pool notices too late."""
         close = {"Connection": "close"}
         return httpx.Client(base_url=self.server.url, headers=close, timeout=REQUEST_SECONDS, trust_env=False)
 
     def request(self, http: httpx.Client, what: str, path: str, body: Json, *refusals: str) -> Json:
-        """The answer, {} when it is one of these refusals, or one that every request may get."""
+        """Return the answer, or {} for one of these refusals or a refusal that every request may receive."""
         answer = http.post(path, json=body)
         if answer.status_code == 200:
             self.count(what, "answered")
@@ -56,7 +56,7 @@ class Soak:
         return {}
 
     def together(self, jobs: list[Callable[[], None]]) -> None:
-        """Each in a thread of its own. The first failure ends all, and is raised."""
+        """Run each function in its own thread. The first failure ends all, and is raised."""
 
         def watched(job: Callable[[], None]) -> None:
             try:
@@ -77,7 +77,7 @@ class Soak:
 
 
 def refused(answer: httpx.Response, what: str, body: Json, refusals: tuple[str, ...]) -> str:
-    """How an error names itself. Raises Unexpected when that is no way to refuse this."""
+    """Return the name of an error. Raises Unexpected if this request must not be refused in this way."""
     error = answer.json()["error"]
     kind, why = error["type"], error["message"]
     if answer.status_code == 503 and kind in ("unavailable_error", "out_of_memory_error"):
@@ -94,7 +94,7 @@ def refused(answer: httpx.Response, what: str, body: Json, refusals: tuple[str, 
 
 
 def text(rng: random.Random) -> Json:
-    """With one of a few beginnings, in any slot, with or without what is in the cache."""
+    """Send a text with one of a few beginnings, to any slot, with or without the cache."""
     return {
         "prompt": f"{prompt(1, rng.choice([20, 150, 300]))} {prompt(rng.randrange(20), rng.randrange(80))}",
         "n_predict": rng.choice([0, 1, 8, 60, 200]),
@@ -113,7 +113,7 @@ def complete(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
 
 
 def stream(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
-    """To its end, which an error may be."""
+    """Read a stream to its end, which may be an error."""
     body = {**text(rng), "stream": True}
     with http.stream("POST", "/completion", json=body) as answer:
         said = answer.read()
@@ -137,13 +137,13 @@ def events(said: bytes) -> list[Json]:
 
 
 def judge(what: str, body: Json, last: Json) -> None:
-    """All tokens, or the note that there are less."""
+    """Check that the answer has all tokens, or the note that it has fewer."""
     if not last.get("stop") or (last["tokens_predicted"] != body["n_predict"] and not last["truncated"]):
         raise Unexpected(f"{what} {body}: {last}")
 
 
 def look(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
-    """A chat about an image, or two."""
+    """Chat about one or two images."""
     images = [image_url(rng.randrange(3)) for _ in range(rng.randint(1, 2))]
     words = {"type": "text", "text": prompt(rng.randrange(4), 20)}
     body = {
@@ -155,7 +155,7 @@ def look(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
 
 
 def go_away(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
-    """After some lines, perhaps none, or without the patience for the first."""
+    """Disconnect after some lines, perhaps none, or before the first one arrives."""
     body = {**text(rng), "n_predict": 400, "stream": True}
     timeout = httpx.Timeout(REQUEST_SECONDS, read=rng.choice([0.01, 0.1, REQUEST_SECONDS]))
     try:
@@ -172,7 +172,7 @@ def go_away(soak: Soak, http: httpx.Client, rng: random.Random) -> None:
 
 
 def clients(soak: Soak, end: float, rng: random.Random) -> None:
-    """One after the other."""
+    """Run clients one after the other."""
     while time.monotonic() < end and not soak.failed.is_set():
         with soak.client() as http:
             for _ in range(rng.randrange(5)):
@@ -180,7 +180,7 @@ def clients(soak: Soak, end: float, rng: random.Random) -> None:
             go_away(soak, http, rng)
 
 
-# ---- an operator, and somebody who looks -----------------------------------------------------------------------------
+# ---- an operator and an observer -------------------------------------------------------------------------------------
 
 
 def operate(soak: Soak, rng: random.Random, http: httpx.Client) -> None:

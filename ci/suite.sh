@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make test` runs: build the real thing, then the Python tests, then our C++ unit tests. A step that fails does
-# not hide the others; the exit code is non-zero when anything failed. Reports for machines go to report/.
+# Run `make test`: build llama.cpp, then run the Python tests, then our C++ unit tests. A step that fails does
+# not hide the others; the exit code is non-zero if any step failed. Reports for machines are in report/.
 # The unit and repo tests run in a process per core. The e2e tests need memory, and some of them all cores: two processes at
 # most, and a file stays in one of them, because its tests share servers.
 set -u
@@ -19,7 +19,7 @@ if kvtool doctor --json >report/doctor.json && kvtool fetch && kvtool apply && k
 print(json.loads(subprocess.check_output(["kvtool", "build", "--dry-run", "--json"]))["build_dir"])')
 else
     status=1
-    # doctor explains what is missing; the others have said their error already
+    # doctor explains missing tools; other steps have printed their errors already
     kvtool doctor --quiet || true
 fi
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a runner lacks for a job, from its system's packages. Without root nothing is installed, but what is missing named.
+# Install the system packages that a job needs. Without root, only name the missing ones.
 #   ci/system.sh [vulkan|gcc-14|page|cross|hip|...]      ccache and tmux always; a word that needs nothing more is fine
 set -euo pipefail
 case "$(uname -s)" in

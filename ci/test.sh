@@ -5,8 +5,8 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 status=0
 
-# With ccache the test of builds in two places runs, with tmux those of kvtool top in a terminal, instead of being skipped.
-# Never a reason to fail.
+# ccache enables the test of builds in two places, tmux enables the tests of kvtool top in a terminal. Without them, these
+# tests are skipped.
 lacking=()
 for tool in ccache tmux; do command -v "$tool" >/dev/null || lacking+=("$tool"); done
 if [ -n "${CI:-}" ] && [ ${#lacking[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

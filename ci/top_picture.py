@@ -43,7 +43,7 @@ def chat(server: LlamaServer, slot: int) -> None:
 
 
 def watch(running: LlamaServer) -> View:
-    """The view after a slot was erased and when the others are generating."""
+    """Return the view after a slot was erased, while the other slots generate."""
     view = View(URL)
     with Server(running.url) as server:
 
@@ -64,7 +64,7 @@ def watch(running: LlamaServer) -> View:
 
 
 def picture(view: View) -> str:
-    """The view as SVG, without the fonts that rich would have a browser download."""
+    """Return the view as SVG, without the fonts that rich makes a browser download."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(drawn(draw(view, WIDTH, LINES)))
     form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

@@ -1,15 +1,15 @@
-"""The same bits as upstream: one program, with upstream's header, on upstream's libllama and on the patched one.
+"""Compare results with upstream's bit for bit: one program, with upstream's header, on upstream's and on our libllama.
 
     python ci/upstream_bits.py UNPATCHED_BUILD PATCHED_BUILD TOY...
 
 kv-check compares the patched library with itself. Here ci/upstream_bits.c, compiled once, runs on both builds (of one
-tag, with the same options), on the patched one without the flag and with it, in place and by copy: prompts, tokens,
-copies, states, removed and shifted cells, a clear, vectors as input, tokens of two sequences, attention that is not
-causal, a control vector, a batch that stops half way, two threads; with and without flash attention, quantized, in one
-stream and in four. What it prints, a hash of the logits of each batch among it, must be the same; where upstream's ends
-in an assertion, up to there.
+tag, with the same options): on the patched one without the flag and with it, in place and by copy. It covers prompts,
+tokens, copies, states, removed and shifted cells, a clear, vectors as input, tokens of two sequences, attention that is
+not causal, a control vector, an aborted batch, and two threads; with and without flash attention, quantized, in one
+stream and in four. Its output, which includes a hash of the logits of each batch, must be the same. If upstream's run
+ends in an assertion, the output must be the same up to that point.
 
-Prints a row for each kind of cache, then what differs. Exit code 1 when something does, 2 when nothing grew.
+Prints a row for each kind of cache, followed by the differences. Exit code 1 if something differs, 2 if nothing grew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMEOUT = 3600  # seconds for one model
 
 
 def compiled(tree: Path, build: Path, program: Path) -> Path:
-    """The program, with the headers of upstream's tree, to be run with any build's libraries."""
+    """Compile the program with the headers of upstream's tree, for use with any build's libraries."""
     headers = (f"-I{tree / name}" for name in ("include", "ggml/include"))
     libraries = (f"-L{build / 'bin'}", "-lllama", "-lggml-cpu", "-lggml", "-lggml-base")
     subprocess.run(["cc", "-O1", "-rdynamic", *headers, "-o", program, SOURCE, *libraries], check=True)
@@ -47,7 +47,7 @@ def compiled(tree: Path, build: Path, program: Path) -> Path:
 
 
 class Said(NamedTuple):
-    """What the program printed, how it ended (below 0: by that signal), and whether a cache grew."""
+    """The output of the program, its exit code (below 0: the signal), and whether a cache grew."""
 
     lines: tuple[str, ...]
     code: int | None
@@ -55,7 +55,7 @@ class Said(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A model in one kind of cache: what upstream says, and the patched build, each way."""
+    """A model in one kind of cache: upstream's result, and the results of the patched build in each mode."""
 
     toy: str
     cache: tuple[str, ...]
@@ -63,7 +63,7 @@ class Row(NamedTuple):
     patched: dict[str, Said]
 
     def difference(self, way: str) -> str:
-        """Where the patched build says something else, or ends otherwise; "" where it does not."""
+        """Return the first difference of the patched build in output or exit code, "" for none."""
         ours, theirs = self.patched[way], self.upstream
         if ours.code is None or theirs.code is None:
             return "no end"
@@ -86,7 +86,7 @@ def said(program: Path, build: Path, toy: Path, cache: Sequence[str], env: dict[
 
 
 def show(rows: Iterable[Row]) -> int:
-    """Print what was found, per kind of cache. Returns the exit code."""
+    """Print the results for each kind of cache. Returns the exit code."""
     found = [row for row in rows if row.upstream.lines[:1] != ("no context",)]
     columns = ("cache", "models", *(f"{way}: equal, grew" for way in WAYS), "upstream ends")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")

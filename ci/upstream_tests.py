@@ -1,17 +1,17 @@
-"""Upstream's own tests: on upstream's tree, on the patched one, and there with --kv-dynamic for all of them.
+"""Run upstream's own tests: on upstream's tree, on the patched one, and on the patched one with --kv-dynamic for all.
 
     python ci/upstream_tests.py UNPATCHED_BUILD PATCHED_BUILD [--only REGEX] [--model FILE]... [--server-tests DIR]
 
-Both are build directories of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). What ctest knows and what was
-built is run; tests that would download something are left out. With --model (toys that speak, kvtool/verify/models.py)
-the tests of states and of recurrent rollback also run on these models; in test-save-load-state, with a prompt of 600
-tokens, the cache has to grow. Upstream's own toys end at 256 positions, the size of a cache that has not grown yet, and
-most of ctest's tests do not read --kv-dynamic's variable: there the third column repeats the second. With
---server-tests (upstream's tools/server/tests, whose requirements.txt has to be installed) the server's tests run as
-well, with the first model standing in for the ones they would download (ci/offline_server_models.py).
+Both are build directories of the same tag with the tests built (LLAMA_BUILD_TESTS=ON). The script runs all tests of
+ctest that were built, except tests that would download a file. With --model (toys with a vocabulary,
+kvtool/verify/models.py), the tests of states and of recurrent rollback also run on these models; test-save-load-state
+uses a prompt of 600 tokens, so that the cache has to grow. Upstream's own toys end at 256 positions, the size of a
+cache before its first growth, and most of ctest's tests do not read --kv-dynamic's variable: for them, the third column
+repeats the second. With --server-tests (upstream's tools/server/tests, whose requirements.txt must be installed), the
+server's tests run as well, with the first model instead of downloads (ci/offline_server_models.py).
 
-Prints a row per test that is not passed everywhere, and the number of the others. Exit code 1 when the patched tree
-fails, or has no longer, what the unpatched one passes.
+Prints a row per test that does not pass everywhere, and the number of the others. Exit code 1 if a test that passes on
+the unpatched tree fails or is missing on the patched one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pathlib import Path
 DYNAMIC = {"LLAMA_ARG_KV_DYNAMIC": "1"}
 DOWNLOADS = "download|thread-safety|model-load-cancel|autorelease|backend-sampler|eval-callback"
 ON_MODELS = ("test-save-load-state", "test-state-restore-fragmented", "test-recurrent-state-rollback")
-# What makes a test need more than the first 256 cells: the batch is the length of its prompt, info the log that tells.
-# The other two use less than that, whatever they are told.
+# Settings that make a test need more than the first 256 cells: the batch has the length of its prompt, and the log
+# level info shows the growth. The other two tests use fewer cells with any settings.
 BEYOND = {"test-save-load-state": ("-c", "4096", "-b", "600", "-lv", "4")}
 COLUMNS = ("unpatched", "patched", "--kv-dynamic")
 TIMEOUT = 900  # seconds for one test
@@ -64,7 +64,7 @@ def by_ctest(build: Path, env: Mapping[str, str], only: str, report: Path) -> di
 
 
 def on_model(build: Path, env: Mapping[str, str], test: str, model: Path) -> str:
-    """One of the state tests on one model."""
+    """Run one of the state tests on one model."""
     program = build / "bin" / test
     if not program.is_file():
         return "not built"
@@ -82,7 +82,7 @@ def on_model(build: Path, env: Mapping[str, str], test: str, model: Path) -> str
 
 
 def of_server(build: Path, env: Mapping[str, str], tests: Path, model: Path, report: Path) -> dict[str, str]:
-    """Name and outcome of every test of the server, which upstream runs with pytest; what failed says how."""
+    """Return name and outcome of every server test, which upstream runs with pytest, and the text of failures."""
     more = {
         "LLAMA_SERVER_BIN_PATH": str(build / "bin" / "llama-server"),
         "KVTOOL_SERVER_MODEL": str(model.absolute()),
@@ -131,7 +131,7 @@ def show(columns: Sequence[Mapping[str, str]]) -> int:
             words = [outcome.partition(":")[0] if alike else outcome[:WIDTH] for outcome in outcomes]
             print("| " + " | ".join([name, *words]).replace("\n", " ") + " |")
     print(f"\n{passed} of {len(rows)} tests pass in all three columns, {left_out} run in none.")
-    # also a test that is gone, and one of ours that fails
+    # include missing tests, and our own tests that fail
     return sum(
         any(outcome != row[1] and (row[1] == "ok" or outcome.startswith("FAILED")) for outcome in row[2:])
         and not all(outcome.startswith("FAILED") for outcome in row[1:])

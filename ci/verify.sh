@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The build of a backend and a quick proof that its dynamic cache equals the static one; report/ says what was found.
+# Build a backend and prove quickly that its dynamic cache equals the static one. The results are in report/.
 #   ci/verify.sh [cpu|metal|cuda|vulkan]
 set -euo pipefail
 cd "$(dirname "$0")/.."

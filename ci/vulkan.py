@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""kv-check on Vulkan's software driver (Mesa's llvmpipe), where a growth is by copy in device memory.
+"""Run kv-check on Vulkan's software driver (Mesa's llvmpipe), where a growth is by copy in device memory.
 
     ci/vulkan.py BIN [GLOB,...]         over upstream's toy models, default: all of them; BIN: the programs of
                                         kvtool build --vulkan --target kv-check --target test-llama-archs
-    ci/vulkan.py BIN --full [GLOB,...]  one of each memory class: every check, quantized, in four streams, with types
-                                        that change, and with allocations that fail
+    ci/vulkan.py BIN --full [GLOB,...]  one model of each memory class: every check, quantized, in four streams, with
+                                        changes of type, and with failing allocations
 
-With and without flash attention; the memory classes first. Mesa 25 takes 20 seconds a run, Mesa 22.3 five times as
-long, so only the checks that grow while commands are in flight, go over cells that moved, and restore. Most of a first
-run is the driver compiling shaders, minutes each for an MLA: it keeps them in ~/.cache (MESA_SHADER_CACHE_DIR). An
-interrupted one goes on where it was. Findings go to report/vulkan.xml. Exit code: 0 nothing differs, 1 something does,
-2 there is no such driver here.
+It runs with and without flash attention, the memory classes first. Mesa 25 needs 20 seconds a run, Mesa 22.3 five times
+as long, so it runs only the checks that grow during a computation, use moved cells, and restore. A first run mostly
+waits for the driver's shader compiler, minutes each for an MLA: its results stay in ~/.cache (MESA_SHADER_CACHE_DIR).
+An interrupted run continues. Results are written to report/vulkan.xml. Exit code: 0 nothing differs, 1 something does,
+2 this driver is missing.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ VARIANTS = {
     "retype": ("-fa", "on", "--quick", *plan.RETYPE),
     "no-memory": ("-fa", "on", "--quick", "--seqs", "3", "--fail", "3+", "--checks", "no-memory"),
     "no-memory/late": ("-fa", "off", "--quick", "--seqs", "3", "--fail", "1+", "--checks", "no-memory"),
-    "fa-on": ("-fa", "on"),  # many times as long as one of the others
+    "fa-on": ("-fa", "on"),  # many times as long as one of the other variants
     "fa-off": ("-fa", "off"),
 }
 # ggml leaves CPUs out unless they are named; without f16, as upstream's own CI; llvmpipe's threads are one of each lane
 ENVIRONMENT = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1", "LP_NUM_THREADS": "1"}
-# its buffers come and go with each graph: by mmap(), half of the time is the kernel's
+# its buffers are allocated and freed with each graph: with mmap(), the kernel needs half of the time
 ENVIRONMENT |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**10), "MALLOC_TOP_PAD_": str(2**26)}
 TIMEOUT = 7200.0  # seconds a side
 
@@ -81,7 +81,7 @@ def main(bin_dir: Path, globs: str, *, full: bool) -> int:
             said = f"{found.status}, {grown}, {found.seconds:.0f} s {found.reason}"
             print(f"{found.outcome:8} {found.id} {said}", flush=True)
 
-        # what is left when time is over is the least: toys of no class of their own, and the variants that take longest
+        # if the time runs out, the least important runs are missing: toys without a class, and the slowest variants
         for part in parts:
             left = [check for check in part if check.id not in known]
             known |= {found.id: found for found in runner.kv_checks(left, program, on.lanes, on_finding=told)}
@@ -94,7 +94,7 @@ def main(bin_dir: Path, globs: str, *, full: bool) -> int:
 
 
 def waits_for_fences(work: Path) -> Path | None:
-    """vulkan_wait.so, made under `work`; None where it cannot be made: it only saves time."""
+    """Build vulkan_wait.so under `work`; return None if that fails: the library only saves time."""
     made = work / "vulkan_wait.so"
     work.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).with_name("vulkan_wait.c")
