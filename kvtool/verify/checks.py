@@ -1,16 +1,16 @@
-"""What verify checks, as data, and what each answer means. Pure: kvtool/verify/runner.py does the running.
+"""Define the checks of verify as data, and interpret each answer. Pure: kvtool/verify/runner.py runs the checks.
 
-A Check is one comparison of a static with a dynamic cache; a Finding is what came of it. The kinds:
+A Check is one comparison of a static with a dynamic cache; a Finding is its result. The kinds:
 
 - kv-check: one toy model through kv-check, which compares the logits of every decode bit for bit
-- retype: the same while the types of the cells change, whose bytes are compared with a reference's
-- completion: llama-completion's text on a model that speaks, with and without --kv-dynamic
-- bench: llama-bench, which parses its arguments itself, measures with and without it
-- server: llama-server's answers to a script of requests, likewise
-- parts: llama-server's answers while its projector and its draft model come and go
-- memory: what a context of Qwen3.5-27B's cache geometry takes right after its creation
+- retype: the same while the types of the cells change; their bytes are compared with a reference's
+- completion: llama-completion's text on a text model, with and without --kv-dynamic
+- bench: llama-bench, which parses its arguments itself, measures with and without the flag
+- server: llama-server's answers to a script of requests, with and without the flag
+- parts: llama-server's answers while its projector and its draft model are loaded and unloaded
+- memory: the bytes of a context of Qwen3.5-27B's cache geometry right after its creation
 - unit: a C++ unit test of cpp/tests (`--patch` only; otherwise ctest runs them)
-- preset: CMake reads the tree's presets, and the one for Metal is among them (`--patch` only)
+- preset: CMake reads the tree's presets, and the preset for Metal is among them (`--patch` only)
 """
 
 import fnmatch
@@ -35,7 +35,7 @@ STATUSES: Mapping[str, CheckOutcome] = {
 
 STORAGES = {"inplace": "in place", "copy": "by copy"}  # what --storage asks for, in the words of kv-check's answer
 
-# Toys that together have every memory class, the cheap ones first; one that a tree does not have is left out.
+# Toys that together have every memory class, cheap toys first. A toy that a tree lacks is left out.
 CLASS_TOYS = (
     "llama-dense",  # plain
     "qwen35-dense",  # hybrid
@@ -48,7 +48,7 @@ CLASS_TOYS = (
     "deepseek32-moe",  # DSA
     "deepseek4-moe",  # DSV4
 )
-# The classes in the order of how many models have them; what is not named here follows by name.
+# The classes, ordered by their number of models. Other classes follow by name.
 CLASS_ORDER = ("plain", "iSWA", "hybrid", "hybrid-iSWA", "hybrid-idx", "DSA", "DSA-iSWA", "DSV4", "MSA", "recurrent")
 CHEAP_TOYS = CLASS_TOYS[:4]  # --quick runs these without flash attention too
 # Their window caches reach their full size only with --swa-full; hybrid-iSWA has nothing else that could grow.
@@ -62,11 +62,11 @@ _LONGER: Mapping[str, tuple[str, ...]] = {
     "4-unified": ("--fill", "9200", "-c", "20480"),
 }
 
-# How many toys must really grow with flash attention on, by upstream tag: what was measured when the patches were
-# written for it. Fewer means that a class quietly stopped growing, which every other check would call "same". Of
-# v0.5.0's 127 and b11549's 130, four have no cache, two only a recurrent state, and one (lfm2) only windows.
+# How many toys must really grow with flash attention on, by upstream tag, measured when the patches were written for
+# that tag. Fewer means that a class silently stopped growing, and every other check would still report "same". Of
+# v0.5.0's 127 and b11549's 130 toys, four have no cache, two only a recurrent state, and one (lfm2) only windows.
 EXPECTED_GROWN: Mapping[str, int] = {"v0.5.0": 120, "b11549": 123}
-GROWN_SHARE = 0.75  # of the toys, where nobody has measured yet
+GROWN_SHARE = 0.75  # share of the toys, for tags without a measurement
 
 MEMORY_CONTEXT = 131072
 MEMORY_LIMIT = 64 * 2**20  # bytes a dynamic context of that size may add to the resident memory
@@ -74,11 +74,14 @@ MEMORY_LIMIT = 64 * 2**20  # bytes a dynamic context of that size may add to the
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. group: its row in the table; args: more arguments for the program; timeout in seconds per side.
+    """Describe one comparison.
 
-    by_env: the flag is given by its environment variable.
-    exact (server only): the static server repeats itself to the bit, so one differing token is a failure; otherwise
-    the batches depend on when requests arrive, and an answer must be one that some static run gave.
+    group: its row in the table
+    args: further arguments for the program
+    timeout: seconds per side
+    by_env: the environment variable of the flag is set, instead of the flag itself
+    exact (server only): the static server repeats itself to the bit, so one different token is a failure. Otherwise
+    the batches depend on the arrival of the requests, and an answer must equal the answer of some static run.
     """
 
     id: str
@@ -86,7 +89,7 @@ class Check:
     model: Path
     group: str = ""
     args: tuple[str, ...] = ()
-    timeout: float = 900.0  # deepseek4 takes two minutes on an idle core, and machines are not always idle
+    timeout: float = 900.0  # deepseek4 needs two minutes on an idle core, and machines are not always idle
     by_env: bool = False
     exact: bool = True
 
@@ -96,9 +99,11 @@ GROWN = Check("kv-check/grown", "kv-check", Path(), group="all toys")  # the gua
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a check. status: one of STATUSES, or crash, timeout, garbage, unstable, not-grown, too-big, skipped.
+    """Hold the result of a check.
 
-    group: the memory class, once the log has told it. details: what a machine may want to know, JSON types only.
+    status: one of STATUSES, or crash, timeout, garbage, unstable, not-grown, too-big, skipped
+    group: the memory class, once it was read from the log
+    details: more data for scripts, JSON types only
     """
 
     id: str
@@ -113,7 +118,7 @@ class Finding:
 
     @property
     def model(self) -> str:
-        """The name of the model, which the id has."""
+        """Return the name of the model, which is part of the id."""
         return self.id.split("/", 2)[1]
 
 
@@ -135,35 +140,37 @@ def skipped(check: Check, reason: str) -> Finding:
 
 
 def toy_check(toy: Path, name: str, *args: str, kind: Kind = "kv-check") -> Check:
-    """kv-check on one toy. args go to kv-check as they are."""
+    """Return the check of one toy with kv-check; args are passed to kv-check unchanged."""
     return Check(f"kv-check/{toy.stem}/{name}", kind, toy, args=args)
 
 
 def toy_checks(toys: Iterable[Path], args: Sequence[str] = (), flash: Sequence[str] = ("on", "off")) -> list[Check]:
-    """kv-check over the toys, with flash attention as named."""
+    """Return the checks of the toys with kv-check, with the named settings of flash attention."""
     label = "".join(f"/{a.lstrip('-')}" for a in args)
     return [toy_check(toy, f"fa-{fa}{label}", "-fa", fa, *args) for fa in flash for toy in toys]
 
 
 def named_toys(toys: Sequence[Path], names: Sequence[str]) -> list[Path]:
-    """Those of the names that are there, in that order."""
+    """Return the existing toys of the given names, in that order."""
     by_name = {toy.stem: toy for toy in toys}
     return [by_name[name] for name in names if name in by_name]
 
 
 def toys_like(toys: Iterable[Path], globs: str) -> list[Path]:
-    """Those whose name fits one of the globs, which have commas between them; "": all."""
+    """Return the toys whose names match one of the comma-separated globs; "" matches all."""
     return [toy for toy in toys if any(fnmatch.fnmatch(toy.stem, glob) for glob in (globs or "*").split(","))]
 
 
 def long_fill_args(toy: Path, sequences: str = "1") -> tuple[str, ...]:
-    """Arguments with which a toy grows by copy, beside what one has that grows anyhow. sequences: as the matrix names
-    them."""
+    """Return the arguments that make a toy grow by copy, next to a toy that grows anyway.
+
+    sequences: as the matrix names them
+    """
     return _LONGER.get(sequences, ()) if toy.stem == COMPRESSED else ()
 
 
 def class_rank(name: str) -> tuple[int, str]:
-    """To sort memory classes by."""
+    """Return a sort key for memory classes."""
     return CLASS_ORDER.index(name) if name in CLASS_ORDER else len(CLASS_ORDER), name
 
 
@@ -184,9 +191,9 @@ _CLASS_WORDS: Mapping[str, tuple[str, ...]] = {
 
 
 def memory_class(log: str) -> str:
-    """The memory class that a model's context has, read from libllama's log ("" when the log does not say).
+    """Return the memory class of a model's context, read from libllama's log ("" if unknown).
 
-    The log is asked, and not a table of architectures, so that a model that upstream adds tomorrow has a row too.
+    The log is the source, not a table of architectures, so a model that upstream adds later has a row, too.
     """
     return next((name for name, words in _CLASS_WORDS.items() if all(word in log for word in words)), "")
 
@@ -195,16 +202,16 @@ _DYNAMIC = re.compile(line_pattern(START_LINE) + r".*?llama_kv_cache: size = .*?
 
 
 def has_layers_that_grow(log: str) -> bool:
-    """Whether some dynamic cache in libllama's log has layers; True when the log does not say.
+    """Return True if a dynamic cache in libllama's log has layers, or if the log has no information.
 
-    A cache whose layers were all given to a window cache grows without a byte: nothing would have been tested.
+    If a window cache has all layers, the other cache grows by 0 bytes, and the check would test nothing.
     """
     layers = [int(n) for _cells, n in _DYNAMIC.findall(log)]
     return not layers or any(layers)
 
 
 def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Finding:
-    """kv-check's answer as a Finding. An answer that contradicts the exit code counts as none."""
+    """Turn kv-check's answer into a Finding. An answer that contradicts the exit code is ignored."""
     check = replace(check, group=memory_class(log) or check.group)
     end, data = {"log": log[-2000:]}, parse_last_json_line(stdout)
     if data is None or data.get("status") not in STATUSES:
@@ -232,7 +239,7 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of kv-check's answer worth keeping 254 times."""
+    """Return the part of kv-check's answer to keep for each of 254 runs."""
     names = ("arch", "cells_start", "cells_end", "growths", "storage", "device", "type_k", "type_v")
     kept = {name: data[name] for name in names if name in data}
     checks: list[dict[str, Any]] = data.get("checks", [])
@@ -244,7 +251,7 @@ def _details(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _where(data: Mapping[str, Any]) -> str:
-    """The first check that went wrong, in one sentence."""
+    """Return the first failure in one sentence."""
     for check in data.get("checks", []):
         if check["status"] in ("differs", "dynamic-fails"):
             if diff := check.get("first_diff"):
@@ -255,12 +262,12 @@ def _where(data: Mapping[str, Any]) -> str:
 
 
 def expected_grown(tag: str, toys: int) -> int:
-    """How many of this many toys must grow on this upstream."""
+    """Return how many of the toys must grow on this upstream."""
     return min(EXPECTED_GROWN.get(tag, int(GROWN_SHARE * toys)), toys)
 
 
 def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Finding:
-    """The regression guard: of all toys with flash attention on, enough really grew. label: the device's."""
+    """Fail unless enough toys grew with flash attention on, to guard against regressions. label: the device's."""
     variant = f"/fa-on/{label}" if label else "/fa-on"
     runs = [f for f in findings if f.kind == "kv-check" and f.id.endswith(variant)]
     grown, wanted = sum(f.grown for f in runs), expected_grown(tag, len(runs))
@@ -273,8 +280,10 @@ def judge_grown(findings: Sequence[Finding], tag: str, label: str = "") -> Findi
 
 
 def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") -> list[Finding]:
-    """The same for --quick, said only where it fails: some model grew; and each that a static cache can run did in one
-    of its runs, in host memory of an upstream where that was measured."""
+    """Return a failure if no model grew in --quick, or if a model never grew although the static side ran.
+
+    The second rule applies only to host memory, on an upstream with a measurement.
+    """
     able = {f.model for f in findings if f.outcome is CheckOutcome.PASSED}
     grown = {f.model for f in findings if f.grown}
     flat = sorted(able - grown) if tag in EXPECTED_GROWN and not label else []
@@ -285,9 +294,10 @@ def judge_quick_grown(findings: Sequence[Finding], tag: str, label: str = "") ->
 
 
 def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why_no_static: str = "") -> Finding:
-    """Bytes that a context added to the resident memory. cache: bytes of the static KV cache by its geometry.
+    """Judge the bytes that a context added to the resident memory.
 
-    static None: it was not run, for the reason given; the dynamic side is judged all the same.
+    cache: bytes of the static KV cache by its geometry
+    static: None if that side did not run, for the given reason; the dynamic side is judged anyway
     """
     details = {"static_bytes": static, "dynamic_bytes": dynamic, "cache_bytes": cache, "context": MEMORY_CONTEXT}
     mib = f"{dynamic / 2**20:.0f} MiB"

@@ -1,13 +1,14 @@
-"""llama-server with and without --kv-dynamic: the same script of requests, the same answers?
+"""Compare the answers of llama-server with and without --kv-dynamic to the same script of requests.
 
-It proves what kv-check cannot: that the server survives growths in the middle of a conversation, with other slots
-waiting, and keeps its slot files, prompt caches and context shifts.
+It proves more than kv-check: the server survives growths in the middle of a conversation while other slots wait, and
+keeps its slot files, prompt caches and context shifts.
 
-Is the static server equal to itself? Asked one request at a time (exact): to the bit. With requests at once, arrival
-decides how many tokens one matrix product has, and the sums round differently. In f16 that is seen in the third digit
-of a logprob, because one rounding more or less is passed on by sharp attention; with BATCHED's settings it is 1e-5 at
-most (measured over 120 starts). So concurrent requests are compared with those settings, the static server is run twice
-at least, and a dynamic answer must be one that a static run gave. What static cannot repeat is unstable, not equal.
+One request at a time (exact), the static server repeats itself to the bit. With concurrent requests, their arrival
+decides how many tokens one matrix product has, and the sums round differently. In f16, this shows in the third digit
+of a logprob, because sharp attention passes on a single rounding. With BATCHED's settings, the difference is at most
+1e-5 (measured over 120 starts). So concurrent requests use those settings, the static server runs at least twice, and
+a dynamic answer must equal the answer of some static run. An answer that static runs do not repeat is reported as
+unstable, not as equal.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ STATIC_RUNS = 6  # at most, while a batched dynamic answer is still unmatched
 
 
 class Exchange(NamedTuple):
-    """One line of a transcript: what was asked, what came back. Two runs are equal when their steps are."""
+    """Hold one line of a transcript: a request and its answer. Two runs are equal if their steps are."""
 
     name: str
     said: Answer | tuple[int, ...]
@@ -89,7 +90,7 @@ class _Run(NamedTuple):
 
 @trial
 def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
-    """The script on a static server, a dynamic one, and static ones again as the control."""
+    """Run the script on a static server, a dynamic server, and again on static servers as the control."""
     slots = work / "slots"
     slots.mkdir(parents=True, exist_ok=True)
     base = [*f"-c {CELLS} -np {SLOTS} -t 1 -lv 4 --context-shift --slot-save-path".split(), f"{slots}/"]

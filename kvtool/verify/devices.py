@@ -1,7 +1,7 @@
-"""Where verify puts the cache: host memory, the build's own GPU, or a ggml-rpc-server on loopback.
+"""Place verify's cache in host memory, in the memory of the build's GPU, or in a local ggml-rpc-server.
 
-The RPC server stands in, on any machine, for a device whose memory is not the host's: every byte of the cache goes
-through backend calls, as it does with Metal and CUDA.
+On any machine, the RPC server simulates a device whose memory is not the host's: every byte of the cache passes
+through backend calls, like with Metal and CUDA.
 """
 
 import contextlib
@@ -43,14 +43,17 @@ class Device(NamedTuple):
 
 
 def parse_devices(listing: str) -> list[str]:
-    """The names in kv-check's --list-devices ("NAME: description" lines) that are accelerators."""
+    """Return the accelerators in kv-check's --list-devices ("NAME: description" lines)."""
     names = [line.partition(":")[0].strip() for line in listing.splitlines() if ":" in line]
     return [name for name in names if not name.upper().startswith(_NOT_A_GPU)]
 
 
 @contextlib.contextmanager
 def device(backend: str, bin_dir: Path, work: Path, jobs: int) -> Iterator[Device]:
-    """The device of a backend, or "rpc", for so many at once. Raises VerifyError when the build sees none here."""
+    """Yield the device of a backend or of "rpc", for `jobs` checks at once.
+
+    Raises VerifyError if the build sees no such device.
+    """
     if backend == "cpu":
         yield Device((IN_MEMORY,) * jobs)
     elif backend == "rpc":
@@ -79,7 +82,7 @@ def _first_accelerator(kv_check: Path, backend: str) -> str:
 
 @contextlib.contextmanager
 def _rpc_server(binary: Path, log: Path) -> Iterator[tuple[str, ...]]:
-    """A ggml-rpc-server on loopback; of each run its own, as it aborts on what its backend has no operation for."""
+    """Start a ggml-rpc-server on loopback. Each run needs its own, because it aborts on unsupported operations."""
     deadline = time.monotonic() + _START_SECONDS
     for _ in range(PORT_TRIES):
         port = free_port()

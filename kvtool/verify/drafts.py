@@ -1,9 +1,9 @@
-"""Models that draft, with random weights; upstream's generator of toys writes none.
+"""Make draft models with random weights; upstream's generator of toys writes none.
 
-- A pair: a target, and a draft that has no cells of its own (gemma4-assistant), the only kind of model that reads
-  another context's storage. Both are as small as upstream's toys: two layers, the first with a window and the second
-  without, which is what the draft's layers take their cells from.
-- A toy with an MTP layer more, which drafts in a context with cells of its own.
+- A pair: a target, and a draft without cells of its own (gemma4-assistant). Only this kind of model reads another
+  context's storage. Both are as small as upstream's toys: two layers, the first with a window and the second without.
+  The draft's layers read the cells of these.
+- A toy with an additional MTP layer, which drafts in a context with cells of its own.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ MTP_TOY = "qwen35-dense"
 
 
 def draft_pair(work: Path) -> tuple[Path, Path]:
-    """A target and its draft, written once. Only tests of the shared cells need them, so verify makes no others."""
+    """Write a target and its draft once, and return both. Only tests of shared cells use them."""
     keys = _keys(_DRAFT, embedding_length_out=_TARGET.embd, nextn_predict_layers=_DRAFT.layers)
     into, out = (_DRAFT.embd, 2 * _TARGET.embd), (_TARGET.embd, _DRAFT.embd)
     shapes = _shapes(_DRAFT, keys=False, **{"nextn.post_projection": out, "nextn.pre_projection": into})
@@ -31,10 +31,10 @@ def draft_pair(work: Path) -> tuple[Path, Path]:
 
 
 def mtp_model(toy: Path, work: Path) -> Path:
-    """A copy of Qwen3.5's toy (MTP_TOY) with an MTP layer; written once.
+    """Write a copy of Qwen3.5's toy (MTP_TOY) with an MTP layer once, and return it.
 
-    The layer is the last one's, which has attention, once more, and what leads into it. Raises VerifyError when the toy
-    cannot be read.
+    The new layer is a copy of the last layer, which has attention, with the tensors that connect it. Raises
+    VerifyError if the toy cannot be read.
     """
     out = work / f"{toy.stem}-mtp-{fingerprint([toy, Path(__file__)])}.gguf"
     return cached_model(out, lambda path: _write_mtp(toy, path))
@@ -78,7 +78,11 @@ def _keys(of: Geometry, **more: int) -> dict[str, Any]:
 
 
 def _shapes(of: Geometry, *, keys: bool, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The tensors of a model, rows first. keys: its layers have keys and values of their own; more: those besides."""
+    """Return the shapes of a model's tensors, rows first.
+
+    keys: its layers have keys and values of their own
+    more: additional tensors
+    """
     embd, head, width = of.embd, of.head_size, of.kv_heads * of.head_size
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm": (embd,),

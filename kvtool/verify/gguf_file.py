@@ -21,7 +21,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of a model says."""
+    """Hold the data of a model's header."""
 
     arch: str
     name: str  # "" if the file has none

@@ -1,7 +1,7 @@
-"""Findings of a run of hours, kept as they come: an interrupted one goes on where it stopped.
+"""Store the findings of a run of hours as they arrive, so that an interrupted run can continue.
 
-A JSON Lines file, a finding in each. Taken over is what passed and said no more than that; what failed, could not be
-done or was done in part runs again, and so does what cannot be read, such as a last line that was cut off.
+The file is JSON Lines, a finding per line. Findings that passed without a remark are reused. Failed, skipped and
+partial checks run again, and so do unreadable lines, such as a truncated last line.
 """
 
 import contextlib
@@ -14,9 +14,10 @@ from kvtool.verify.checks import Check, Finding
 
 
 class Journal:
-    """The findings of one run below `work`. of: the fingerprint of its programs, models, circumstances and checks.
+    """Store the findings of one run below `work`.
 
-    known: by check id, what an earlier run of the same found out.
+    of: the fingerprint of its programs, models, circumstances and checks
+    known: by check id, the findings of an earlier run of the same
     """
 
     def __init__(self, work: Path, of: str) -> None:
@@ -30,7 +31,7 @@ class Journal:
             out.write(f"\n{json.dumps(to_plain(finding))}\n")  # ends a line that was cut off
 
     def forget(self) -> None:
-        """The run is complete and told: the next one starts anew."""
+        """Delete the findings after they were reported, so the next run starts from the beginning."""
         self._file.unlink(missing_ok=True)
 
 
@@ -38,6 +39,6 @@ def _read(file: Path) -> Iterator[Finding]:
     for line in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             found = from_plain(Finding, json.loads(line))
-            # a reason beside "passed" says what was left out, or done in another way
+            # a reason after "passed" describes an omitted part, or another method
             if found.outcome is CheckOutcome.PASSED and not found.reason:
                 yield found

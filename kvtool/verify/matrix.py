@@ -1,10 +1,11 @@
-"""`kvtool verify --matrix`: every kind of cache over every toy model, and the table of it.
+"""Plan `kvtool verify --matrix` (every kind of cache over every toy model), and make its table.
 
 For each toy: flash attention on with caches of f16, q8_0 and q4_0, and off with f16 (quantized V needs flash
-attention); one sequence, four with a stream each, and four in one stream. Each in host memory, where storage grows in
-place, and on the device if there is one, where it grows by copy; by copy in host memory for f16 (a copy moves bytes,
-whatever their type). Each combination runs the checks that touch what it changes (CHECKS): `kvtool verify` without
---matrix runs all checks on the usual cache. Pure: models in, checks out; findings in, a table out.
+attention). Each runs with one sequence, four sequences with a stream each, and four in one stream. Each runs in host
+memory, where storage grows in place, and on the device if the build has one, where it grows by copy. In host memory,
+f16 also grows by copy (a copy moves bytes of any type). Each combination runs the checks that depend on it (CHECKS):
+`kvtool verify` without --matrix runs all checks on the usual cache. Pure: models in, checks out; findings in, a table
+out.
 """
 
 import itertools
@@ -28,12 +29,12 @@ SEQUENCES: Mapping[str, tuple[str, ...]] = {
     "4": ("--seqs", "4"),
     "4-unified": ("--seqs", "4", "--unified"),
 }
-# Upstream's RPC server aborts where it cannot shift a quantized K (MLA), and takes the checks after it along: there,
-# the shift is a run of its own, over one model of each class.
+# Upstream's RPC server aborts if it cannot shift a quantized K (MLA), and the following checks fail with it. On a
+# device, the shift is therefore a separate run, over one model of each class.
 DEVICE_CHECKS = {"f16": CHECKS, "q8_0": "generate,copy,state-self", "q4_0": "generate,copy,state-self"}
 COPIED = tuple(name for name, (type_, _) in CACHES.items() if type_ == "f16")
 
-# What upstream's -ctk and -ctv take, each with each, once per way in which it rotates a quantized cache.
+# All types of upstream's -ctk and -ctv, in all pairs, once per way in which upstream rotates a quantized cache.
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # rotated by Hadamard matrices; a head size of 80, which is not; MLA, which has no V
 PAIR_TOYS = ("llama-dense", "laguna-moe", "deepseek2-moe")
@@ -52,7 +53,7 @@ def _check(toy: Path, cache: str, sequences: str, storage: str, args: Sequence[s
 
 
 def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches: Mapping[str, str]) -> list[Check]:
-    """caches: the checks that each kind of cache runs."""
+    """Return the runs of one storage. caches: the checks of each kind of cache."""
     return [
         _check(toy, cache, name, storage, (*CACHES[cache][1], *args, *more), which)
         for cache, which in caches.items()
@@ -62,7 +63,7 @@ def _variants(toys: Sequence[Path], storage: str, more: tuple[str, ...], caches:
 
 
 def in_memory(toys: Sequence[Path]) -> list[Check]:
-    """In host memory: both ways to grow, and every pair of types."""
+    """Return the runs in host memory: both ways to grow, and every pair of types."""
     planned = _variants(toys, "inplace", ("--storage", "inplace"), dict.fromkeys(CACHES, CHECKS))
     planned += _variants(toys, "copy", ("--storage", "copy"), dict.fromkeys(COPIED, CHECKS))
     for toy, k, v in itertools.product(checks.named_toys(toys, PAIR_TOYS), TYPES, TYPES):
@@ -71,7 +72,7 @@ def in_memory(toys: Sequence[Path]) -> list[Check]:
 
 
 def on_device(toys: Sequence[Path], label: str) -> list[Check]:
-    """On a device, where storage grows by copy; which one, the run says."""
+    """Return the runs on a device, which reports its kind of growth; growth is by copy."""
     which = {cache: DEVICE_CHECKS[type_] for cache, (type_, _) in CACHES.items()}
     alone = [cache for cache in CACHES if "shift" not in which[cache]]
     shifted = itertools.product(alone, checks.named_toys(toys, checks.CLASS_TOYS))
@@ -88,7 +89,7 @@ def _place(found: Finding) -> tuple[str, str]:
 
 
 def _cell(of: Tally | None) -> str:
-    """equal/possible, how many of the equal ones did not grow, and what failed; "" without runs."""
+    """Return a cell as "equal/possible", the equal runs without growth, and the failures; "" without runs."""
     if of is None:
         return ""
     flat = f", {of.same - of.grown} not grown" if of.same > of.grown else ""
@@ -97,8 +98,10 @@ def _cell(of: Tally | None) -> str:
 
 
 def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
-    """A model that grows in one kind of cache grows in all that it can have, and at least so many do; less would go
-    unnoticed as "equal"."""
+    """Fail if a model grows in one kind of cache but not in all, or if fewer than `least` models grow.
+
+    Without growth, a comparison would be "equal" without proving anything.
+    """
     equal = [f for f in findings if f.outcome is CheckOutcome.PASSED and all(_place(f))]
     growing = {f.model for f in equal if f.grown}
     flat = [f.id for f in equal if not f.grown and f.model in growing]
@@ -111,12 +114,12 @@ def judge_grown(findings: Sequence[Finding], least: int = 0) -> Finding:
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """The Markdown table: a row per memory class, a column per cache and storage; "" without a matrix run.
+    """Return the Markdown table: a row per memory class, a column per cache and storage; "" without a matrix run.
 
-    A cell is "runs that gave equal bits / runs that a static cache can do" and how many of them did not grow, over the
-    models of the class and over one sequence, four streams and four sequences in one stream.
+    A cell has the runs with equal bits / the runs that a static cache supports, and the number of runs without
+    growth. It counts the models of the class, with one sequence, four streams, and four sequences in one stream.
     """
-    # what a static cache cannot do has no class: the log of a context that was never made names none
+    # runs that a static cache cannot do have no class: without a context, the log names none
     could = [f for f in findings if f.outcome is not CheckOutcome.SKIPPED and _place(f)[1] not in ("", "pair")]
     rows = class_rows(could, _place)
     places = {place for row in rows for place in row.variants}
@@ -129,6 +132,6 @@ def table(findings: Iterable[Finding]) -> str:
 
 
 def pairs(findings: Iterable[Finding]) -> str:
-    """One line on the runs over pairs of types; "" without any."""
+    """Return one line about the runs over pairs of types; "" without any."""
     found = [f for f in findings if _place(f)[1] == "pair"]
     return f"Pairs of -ctk and -ctv ({', '.join(PAIR_TOYS)}): {_cell(tally(found))} equal.\n" if found else ""

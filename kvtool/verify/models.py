@@ -1,15 +1,15 @@
-"""Models to verify with: upstream's toys, toys that carry a real tokenizer, and one with a real cache geometry.
+"""Make the models for verify: upstream's toys, toys with a real tokenizer, and a real cache geometry.
 
-All weights are random and all of it is deterministic: the same binaries and seeds give the same files.
+All weights are random and deterministic: the same binaries and seeds produce the same files.
 
-- toys: `test-llama-archs -o DIR` of the tree under test writes one or two models per architecture (127 at v0.5.0, about
+- toys: `test-llama-archs -o DIR` of the tested tree writes one or two models per architecture (127 at v0.5.0, about
   880 MiB). They are kept until the binaries change.
-- spoken: a toy whose token embeddings are widened to a vocabulary file of upstream's tree, so that it reads and writes
-  text. Taking the geometry from the toy makes this work for every architecture and every upstream, instead of writing
-  out each one's parameters here. The weights are drawn anew: the toys' own are so small (norms around 0, scales around
-  0.05) that attention hardly reaches the output, and a text that ignores its prompt proves nothing.
-- cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny; or, where
-  what a cache costs is weighed against the rest of a call, all of a small model.
+- text models: a toy whose token embeddings are widened to a vocabulary file of upstream's tree, so that it reads and
+  writes text. The geometry is the toy's, so this works for every architecture and upstream, without a list of
+  parameters here. The weights are drawn again: the toys' own are so small (norms around 0, scales around 0.05) that
+  attention hardly affects the output, and a text that ignores its prompt proves nothing.
+- cache geometry: the attention layers of a large model (count, KV heads, head size), everything else tiny. To compare
+  the cost of a cache with the rest of a call, the whole geometry of a small model.
 """
 
 import hashlib
@@ -26,15 +26,19 @@ from kvtool import process
 from kvtool.errors import VerifyError
 from kvtool.project import Project
 
-TOY_SEED = 1  # test-llama-archs draws a random one unless told
+TOY_SEED = 1  # test-llama-archs draws a random seed by default
 VOCABULARY = "ggml-vocab-llama-spm.gguf"  # 32000 tokens, 0.7 MB, the smallest real one, in every tree since 2024
 _MAKING_SECONDS = 3600.0
 CONTEXT = 8192  # n_ctx_train of a spoken model: the server caps its slots there
 
 
 class Geometry(NamedTuple):
-    """What decides the bytes of a KV cache: attention layers, KV heads, head size (elements); and the rest of a model:
-    attention heads (0: as many as KV heads), the lengths of a token's embedding and of a feed-forward layer, words."""
+    """Hold the numbers that decide the bytes of a KV cache, and the rest of a model's geometry.
+
+    layers, kv_heads, head_size: attention layers, KV heads, elements per head
+    heads: attention heads (0: as many as KV heads)
+    embd, ffn, vocab: lengths of a token's embedding and of a feed-forward layer, words of the vocabulary
+    """
 
     name: str
     layers: int
@@ -56,10 +60,10 @@ SMOLLM2_135M = Geometry("SmolLM2-135M", 30, 3, 64, heads=9, embd=576, ffn=1536, 
 
 
 def workplace(project: Project, name: str, *, applied: bool) -> Path:
-    """Where a command keeps models and logs, and its next run finds them: in the build directory of the applied tree.
+    """Return the folder for a command's models and logs, which its next run finds again.
 
-    Without one (--bin) in the user's cache: `kvtool apply` refuses a tree with something in it, and DIR may be
-    read-only.
+    It is in the build directory of the applied tree. With --bin, it is in the user's cache: `kvtool apply` refuses a
+    non-empty tree, and DIR may be read-only.
     """
     work = (project.tree / "build" if applied else project.cache) / name
     work.mkdir(parents=True, exist_ok=True)
@@ -79,22 +83,22 @@ def fingerprint(paths: Sequence[Path], *extra: str) -> str:
 
 
 def programs(binary: Path) -> list[Path]:
-    """The binary and the llama and ggml libraries beside it, each once (links are followed)."""
+    """Return the binary and the llama and ggml libraries next to it, each once (links are followed)."""
     known = ("libllama.", "libggml", "llama.dll", "ggml")
     beside = [p for p in binary.parent.iterdir() if p.name.startswith(known)]
     return sorted({p.resolve() for p in [binary, *beside] if p.is_file()})
 
 
 def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambda _made: None) -> tuple[Path, ...]:
-    """Upstream's toy models, sorted by name; generated under `work` unless these very binaries already did.
+    """Return upstream's toy models by name; generate them under `work` unless these binaries already did.
 
-    An older generation is removed: each takes close to a GiB. on_progress is told how many there are so far.
-    Raises VerifyError when the generator fails or writes nothing.
+    An older generation is removed, because each needs almost a GiB. on_progress receives the number of models so far.
+    Raises VerifyError if the generator fails or writes nothing.
     """
     home = work / f"toys-{fingerprint(programs(generator), str(TOY_SEED))}"
     if not home.is_dir():
         work.mkdir(parents=True, exist_ok=True)
-        # what a killed run was making, too; younger, another may be at it
+        # also the unfinished work of a killed run; another process may still write a younger folder
         killed = (made for made in work.glob("making-*") if time.time() - made.stat().st_mtime > _MAKING_SECONDS)
         for stale in (*work.glob("toys-*"), *killed):
             shutil.rmtree(stale, ignore_errors=True)
@@ -103,7 +107,7 @@ def toys(generator: Path, work: Path, on_progress: Callable[[int], None] = lambd
             out.mkdir()
             _generate(generator, out, on_progress)
             try:
-                out.rename(home)  # one that is half-written never has that name
+                out.rename(home)  # so a half-written folder never has that name
             except OSError:  # not empty: another run was faster
                 if not home.is_dir():
                     raise
@@ -123,9 +127,9 @@ def _generate(generator: Path, out: Path, on_progress: Callable[[int], None]) ->
 
 
 def text_model(toy: Path, vocabulary: Path, work: Path, seed: int = 1) -> Path:
-    """A copy of the toy that speaks the vocabulary's tokens, its weights drawn from the seed; cached by content.
+    """Return a copy of the toy with the vocabulary's tokens and weights from the seed; cached by content.
 
-    Raises VerifyError when either file is not what it should be.
+    Raises VerifyError if a file is invalid.
     """
     out = work / f"spoken-{toy.stem}-{fingerprint([toy, vocabulary, Path(__file__)], str(seed))}.gguf"
     if not out.is_file():
@@ -149,8 +153,8 @@ def cached_model(out: Path, write: Callable[[Path], None]) -> Path:
 
 
 def read_model(path: Path) -> Any:
-    """A GGUFReader. Raises VerifyError when the file is none."""
-    from gguf import GGUFReader  # numpy behind it takes 0.1 s to import: only verify pays
+    """Return a GGUFReader. Raises VerifyError if the file is not a GGUF file."""
+    from gguf import GGUFReader  # its import of numpy costs 0.1 s, so only verify imports it
 
     try:
         return GGUFReader(path)
@@ -159,7 +163,7 @@ def read_model(path: Path) -> Any:
 
 
 def copy_keys(reader: Any, writer: Any, keep: Callable[[str], bool]) -> None:
-    """Give a GGUFWriter the keys of a GGUFReader whose names `keep` likes, but for those of the format itself."""
+    """Copy the keys that `keep` accepts from a GGUFReader to a GGUFWriter, except the keys of the format itself."""
     from gguf import GGUFValueType
 
     for name, field in reader.fields.items():
@@ -188,7 +192,7 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
     for name, number in resized.items():
         writer.add_uint32(name, number)
     for tensor in body.tensors:
-        if not tensor.name.endswith((".scale", ".input_scale")):  # optional, and they shrink what attention says
+        if not tensor.name.endswith((".scale", ".input_scale")):  # optional, and they weaken attention
             writer.add_tensor(tensor.name, _weights(tensor, n_vocab, seed))
     seal(writer)
 
@@ -230,7 +234,7 @@ def random_weight(name: str, shape: tuple[int, ...]) -> Any:
 
 
 def attention_keys(geometry: Geometry, context: int) -> dict[str, Any]:
-    """The keys of an architecture that every model here has."""
+    """Return the keys that all models of this module have."""
     return {
         "block_count": geometry.layers,
         "context_length": context,
@@ -248,8 +252,12 @@ def attention_keys(geometry: Geometry, context: int) -> dict[str, Any]:
 def write_model(
     out: Path, arch: str, keys: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, half: bool = False
 ) -> Path:
-    """A model without a tokenizer, written once. keys: its architecture's; shapes: of its tensors, rows first; half:
-    f16 matrices."""
+    """Write a model without a tokenizer once, and return it.
+
+    keys: those of its architecture
+    shapes: of its tensors, rows first
+    half: matrices in f16
+    """
     from gguf import GGUFValueType as Kind
     from gguf import GGUFWriter
 
@@ -269,7 +277,7 @@ def write_model(
 
 
 def cache_model(geometry: Geometry, work: Path, context: int = 262144) -> Path:
-    """A model with this geometry (about 10 MB for Qwen3.5-27B's cache alone); cached by name."""
+    """Return a model with this geometry (about 10 MB for Qwen3.5-27B's cache alone); cached by name."""
     g = geometry
     size = f"-{g.embd}x{g.ffn}x{g.vocab}" if g.heads else ""
     q, kv = (g.heads or g.kv_heads) * g.head_size, g.kv_heads * g.head_size

@@ -16,7 +16,7 @@ UNIT_SECONDS = 600.0
 
 
 def unit_tests(cpp: Path) -> tuple[str, ...]:
-    """The C++ unit tests that cpp/ brings, by the name that ctest has for them."""
+    """Return the C++ unit tests of cpp/, by their names in ctest."""
     return tuple(sorted(path.stem for path in (cpp / "tests").glob("test-*.cpp")))
 
 
@@ -25,7 +25,10 @@ def known_tests(cpp: Path) -> tuple[str, ...]:
 
 
 def tests_of(patches: Collection[Patch], patch_id: str, cpp: Path) -> frozenset[str]:
-    """What series.toml names for a patch; UsageError for an unknown patch, none named, or one that does not exist."""
+    """Return the tests that series.toml names for a patch.
+
+    Raises UsageError for an unknown patch, a patch without tests, or an unknown test.
+    """
     patch = patch_named(patches, patch_id)
     if not patch.tests:
         raise UsageError(
@@ -58,7 +61,7 @@ PROGRAMS = {
 
 
 def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
-    """What has to be built for these names; kv-check always, since it also lists the devices."""
+    """Return the build targets for these names; always kv-check, because it also lists the devices."""
     programs = [name for kind, run in PROGRAMS.items() if kind in kinds for name in ("test-llama-archs", run)]
     units = [name for name in unit_tests(cpp) if name in kinds]
     return tuple(dict.fromkeys(("kv-check", *programs, *units)))
@@ -66,7 +69,7 @@ def targets(kinds: Collection[str], cpp: Path) -> tuple[str, ...]:
 
 @trial
 def unit(check: Check) -> Finding:
-    """One C++ unit test, the check's model; it passes when it ends with exit code 0."""
+    """Run one C++ unit test, the check's model; it passes with exit code 0."""
     done = run_trial(check, [check.model])
     if done.returncode == 0:
         return passed(check, "exit code 0")
@@ -77,7 +80,10 @@ def unit(check: Check) -> Finding:
 
 @trial
 def preset(check: Check, cmake: Path | None) -> Finding:
-    """Whether CMake can read a tree's presets, and the one for Metal is there (its condition may hide it here)."""
+    """Check that CMake can read a tree's presets, and that the file has the preset for Metal.
+
+    The preset's condition may hide it on this machine.
+    """
     if cmake is None:
         return skipped(check, "cmake is not installed; kvtool doctor says how to get it")
     done = run_trial(check, [cmake, "--list-presets"], cwd=check.model)

@@ -49,7 +49,7 @@ LIMITS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to verify, and what it is run with."""
+    """Hold a model to verify and its settings."""
 
     file: Path
     header: Header
@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of all files that llama-server loads."""
+        """Return the bytes of all files that llama-server loads."""
         return self.header.n_bytes + sum(read_header(more).n_bytes for more in (self.draft, self.projector) if more)
 
     @property
@@ -124,7 +124,10 @@ def cache_bytes(kv_check: Path, what: Subject) -> int:
 
 
 def announce_memory(what: Subject, cache: int, console: Console, *, in_host_memory: bool) -> int:
-    """Print what the check needs, and return the bytes. Raises UsageError if the machine has less memory."""
+    """Print the memory that the check needs, and return the bytes.
+
+    Raises UsageError if the machine has less memory.
+    """
     needed = what.n_bytes + cache + _COMPUTE
     sizes = f"model {_gib(what.n_bytes)}, static cache {_gib(cache)} at -c {what.context}"
     console.step(f"{what.file.name}: needs {_gib(needed)} ({sizes}); the two sides run one after the other")
@@ -251,7 +254,7 @@ class Comparison:
         )
 
     def _bench_device(self) -> list[str]:
-        """Return the device as kv-bench takes it."""
+        """Return the device argument for kv-bench."""
         return ["-dev", self.on.tools[1]] if self.on.tools else []
 
 

@@ -1,7 +1,7 @@
-"""llama-server while its image projector and its draft model come and go: no answer may show it.
+"""Check that llama-server's answers do not change while its projector and its draft model are loaded and unloaded.
 
-The answers of a server that has both all the time are compared with those of one that starts without, has them loaded,
-swapped and unloaded, and grows its cache on top. All requests are one after the other, so they are equal to the bit.
+The reference server has both all the time. The other server starts without them, loads, swaps and unloads them, and
+grows its cache. All requests run one after the other, so the answers are equal to the bit.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ class _Said(NamedTuple):
 
 @trial
 def check_load_unload(check: Check, binary: Path, work: Path) -> Finding:
-    """A text and an answer about an image, with the projector and the draft in every state that has them."""
+    """Compare a text and an answer about an image, in every state of the projector and the draft that has both."""
     if LAZY[0] not in run_side(check, [binary, "--help"], dynamic=False).stdout:
         return skipped(check, "this llama-server cannot load and unload a projector")
     sight = projector(check.model, work)

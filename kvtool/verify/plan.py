@@ -17,14 +17,17 @@ from kvtool.verify.checks import (
 from kvtool.verify.conversation import BATCHED
 
 TRAINED = "llama-dense"
-TRAINING = ("--train", "--checks", "train", "-ctk", "f32", "-ctv", "f32")  # what upstream can train
+TRAINING = ("--train", "--checks", "train", "-ctk", "f32", "-ctv", "f32")  # the types that upstream can train
 SERVED = ("llama-dense", "qwen35-dense", "gemma3-dense")  # plain, hybrid, iSWA: the classes that people serve
 QUANTIZED = ("llama-dense", "qwen35-dense")
 
 
 def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool = False) -> list[Check]:
-    """kv-check runs. chosen: the user named the toys, so quick runs all of them; by_copy: the cache may grow so, and
-    what can grow is to."""
+    """Return the runs of kv-check.
+
+    chosen: the user named the toys, so quick runs all of them
+    by_copy: the cache may grow by copy, and all caches that can grow must grow
+    """
     short = ("--quick",)
     if quick and chosen:
         return toy_checks(toys, short)
@@ -45,14 +48,14 @@ def kv_checks(toys: Sequence[Path], *, quick: bool, chosen: bool, by_copy: bool 
 
 
 RETYPE = ("--checks", "retype")
-RETYPE_BYTES = ("--checks", "retype-bits,retype-generate")  # of the classes whose models take minutes
+RETYPE_BYTES = ("--checks", "retype-bits,retype-generate")  # for the classes whose models need minutes
 IN_PLACE, BY_COPY, STREAMS = ("--storage", "inplace"), ("--storage", "copy"), ("--seqs", "4")
 
 
 def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
-    """Changes of the cells' types: in place and by copy, four streams, and V transposed (without flash attention).
+    """Return the checks of type changes: in place and by copy, four streams, and transposed V (no flash attention).
 
-    quick: two toys, and one of them each for four streams, which take four times as long.
+    quick: two toys, and only one of them for four streams, which need four times as long
     """
     few = named_toys(toys, CHEAP_TOYS[:2]) if quick else toys
     first, second = (named_toys(toys, CHEAP_TOYS[i : i + 1]) if quick else toys for i in (0, 1))
@@ -74,7 +77,7 @@ def retypes(toys: Sequence[Path], *, quick: bool) -> list[Check]:
 
 
 def draft(name: str, model: Path, *args: str) -> Check:
-    """kv-check's draft beside a model; args say which."""
+    """Return kv-check's comparison of a draft next to a model; args select the draft."""
     return Check(f"kv-check/{name}/draft", "kv-check", model, args=("-fa", "on", *args, "--checks", "draft"))
 
 
@@ -93,7 +96,7 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
         for name in filter(speakers.get, QUANTIZED):
             q8_0 = ("-ctk", "q8_0", "-ctv", "q8_0")
             planned.append(Check(f"completion/{name}/q8_0", "completion", speakers[name], args=q8_0))
-        # Without the host's prompt cache: it takes in whichever slot is idle, and which one that is depends on arrival.
+        # Without the host's prompt cache: its entries are loaded into any idle slot, which depends on arrival.
         served["unified"] = ("-kvu", "-cram", "0", *BATCHED)
     for name in filter(speakers.get, SERVED):
         for how, args in served.items():
@@ -103,6 +106,6 @@ def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
 
 
 def on_device(label: str, args: Sequence[str], planned: Sequence[Check]) -> list[Check]:
-    """The checks, on a device: its label in their ids, its arguments at the end of theirs."""
+    """Return the checks on a device: its label in their ids, its arguments at the end of theirs."""
     suffix = f"/{label}" if label else ""
     return [replace(check, id=check.id + suffix, args=(*check.args, *args)) for check in planned]

@@ -1,8 +1,8 @@
-"""An image projector with random weights for a model of any width, and questions for it; upstream's generator of toys
-writes none.
+"""Make an image projector with random weights for a model of any width, and questions for it.
 
-It is of LLaVA's kind, the plainest that mtmd has: a vision transformer, then two matrices. An image becomes 16 tokens.
-The matrices are wide, so that the file is larger (20 MiB for a width of 256) than what a measurement of memory misses.
+Upstream's generator of toys writes none. The projector is of LLaVA's kind, the simplest kind of mtmd: a vision
+transformer, then two matrices. An image becomes 16 tokens. The matrices are wide, so the file (20 MiB for a width of
+256) is larger than the error of a memory measurement.
 """
 
 import base64
@@ -16,7 +16,7 @@ _HEADS, _FFN, _IMAGE, _PATCH, _HIDDEN = 4, 96, 32, 8, 16384
 
 
 def projector(model: Path, work: Path) -> Path:
-    """The projector for this model, written once. Raises VerifyError when the model cannot be read."""
+    """Write the projector for this model once, and return it. Raises VerifyError if the model cannot be read."""
     width = width_of(model)
     out = work / f"projector-{width}-{fingerprint([Path(__file__)])}.gguf"
     return write_model(out, "clip", keys(width), shapes(width))
@@ -28,7 +28,7 @@ def width_of(model: Path) -> int:
 
 
 def keys(width: int) -> dict[str, Any]:
-    """The keys of a projector for models of this width."""
+    """Return the keys of a projector for models of this width."""
     vision = {"embedding_length": EMBD, "feed_forward_length": _FFN, "block_count": LAYERS}
     vision |= {"projection_dim": width, "attention.head_count": _HEADS, "image_size": _IMAGE, "patch_size": _PATCH}
     more = {"attention.layer_norm_epsilon": 1e-5, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -37,7 +37,7 @@ def keys(width: int) -> dict[str, Any]:
 
 
 def shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Its tensors, rows first."""
+    """Return the shapes of its tensors, rows first."""
     found: dict[str, tuple[int, ...]] = {
         "v.patch_embd.weight": (EMBD, 3, _PATCH, _PATCH),
         "v.position_embd.weight": ((_IMAGE // _PATCH) ** 2, EMBD),
@@ -52,7 +52,7 @@ def shapes(width: int) -> dict[str, tuple[int, ...]]:
 
 
 def image(seed: int, size: int = _IMAGE) -> bytes:
-    """A PPM of random pixels, the plainest of the formats that upstream reads."""
+    """Return a PPM of random pixels, the simplest of the formats that upstream reads."""
     import numpy as np
 
     pixels = np.random.default_rng(seed).integers(0, 256, (size, 3 * size), dtype=np.uint8)
@@ -60,6 +60,6 @@ def image(seed: int, size: int = _IMAGE) -> bytes:
 
 
 def image_url(seed: int) -> dict[str, object]:
-    """The same as a part of an OpenAI message."""
+    """Return such an image as a part of an OpenAI message."""
     url = "data:image/x-portable-pixmap;base64," + base64.b64encode(image(seed)).decode()
     return {"type": "image_url", "image_url": {"url": url}}

@@ -1,4 +1,4 @@
-"""The result of verify: what a person reads in ten seconds, and what a machine wants to know."""
+"""Render the result of verify: a summary that people read in ten seconds, and all details for scripts."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -36,7 +36,7 @@ class ClassRow:
 
 
 def is_model_run(finding: Finding) -> bool:
-    """Whether this is kv-check on one model (and not the guard over all of them)."""
+    """Return True for a finding of kv-check on one model (not the guard over all models)."""
     return finding.kind in ("kv-check", "retype") and finding.id.count("/") >= 2
 
 
@@ -47,12 +47,12 @@ def tally(findings: Sequence[Finding]) -> Tally:
 
 
 def variant_of(found: Finding) -> str:
-    """How kv-check ran a model: "fa-on", ..."""
+    """Return how kv-check ran a model: "fa-on", ..."""
     return found.id.split("/", 2)[2]
 
 
 def class_rows(findings: Iterable[Finding], variant: Callable[[Finding], Any] = variant_of) -> tuple[ClassRow, ...]:
-    """The kv-check findings by memory class and variant."""
+    """Group the kv-check findings by memory class and variant."""
     by_class: dict[str, dict[Any, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     for found in filter(is_model_run, findings):
         by_class[found.group][variant(found)].append(found)
@@ -121,7 +121,7 @@ class Verified(Result, command="verify"):
         console.line(f"llama.cpp {self.tag}, {self.mode}: {said}", style=style)
 
     def _render_reasons(self, console: Console) -> None:
-        """Who did not grow or run, and why."""
+        """Print the models that did not grow or run, with the reason."""
         by_reason: dict[tuple[str, str], set[str]] = defaultdict(set)
         for found in filter(is_model_run, self.findings):
             if found.outcome is not CheckOutcome.FAILED and not found.grown:
@@ -147,12 +147,12 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _clean(text: str) -> str:
-    """Without what XML 1.0 cannot hold: a model may say anything."""
+    """Replace characters that XML 1.0 cannot hold; a model may print anything."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def as_junit(findings: Iterable[Finding]) -> str:
-    """A JUnit report, the format that CI systems read: a test suite per kind of check, a test case per check."""
+    """Return a JUnit report, the format of CI systems: a suite per kind of check, a case per check."""
     root = ET.Element("testsuites", name="kvtool verify")
     for kind, group in groupby(findings, key=lambda f: f.kind):
         cases = list(group)

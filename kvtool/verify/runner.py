@@ -13,22 +13,23 @@ from kvtool.verify.models import QWEN35_27B
 from kvtool.verify.trial import LOG, Failed, answer, run_trial, trial
 
 OnFinding: TypeAlias = Callable[[Check, Finding], None]
-_GRACE = 30.0  # seconds for what kv-check does beside its two sides
+_GRACE = 30.0  # seconds for kv-check's work outside of its two sides
 
 
 @trial
 def kv_check(check: Check, binary: Path, stop: threading.Event | None = None, lane: Lane = IN_MEMORY) -> Finding:
-    """One kv-check run. Whatever it does, the answer is a Finding: a crash or a timeout of its own is a failure.
+    """Run kv-check once. The answer is always a Finding: a crash or a timeout of kv-check itself is a failure.
 
-    stop: when it is set (Ctrl-C), the program is ended, and this with it. Raises VerifyError when the lane's device is
-    gone.
+    stop: ends the program when set (Ctrl-C), and this function with it. Raises VerifyError if the lane's device
+    failed.
     """
 
     def look() -> None:
         if stop is not None and stop.is_set():
             raise KeyboardInterrupt
 
-    # -v: the log names the memory class. --timeout is kv-check's own, for a side: it then says what was under way.
+    # -v: the log names the memory class. --timeout is kv-check's own limit per side; kv-check then names the
+    # interrupted step.
     limit = str(max(1, int(check.timeout)))
     argv: list[str | Path] = [binary, "-m", check.model, *f"-t 1 -v --timeout {limit}".split(), *check.args]
     with lane() as device:
@@ -43,12 +44,13 @@ def kv_checks(
     on_progress: Callable[[int, str], None] = lambda *_: None,
     on_finding: OnFinding = lambda *_: None,
 ) -> list[Finding]:
-    """All of them, one at a time in each lane; the findings in the order of the checks.
+    """Run the checks, one at a time in each lane; return the findings in the order of the checks.
 
-    on_progress is told how many are done and which models are running, on_finding each finding as it comes; one at a
-    time, from other threads.
+    on_progress receives the number of finished checks and the running models, on_finding receives each finding. Both
+    are called one at a time, from other threads.
     """
-    # The large models first: they take longest, and one that starts last would run alone at the end.
+    # Start large models first: they need the longest time, and a late start would leave a large model alone at the
+    # end.
     waiting = sorted(checks, key=lambda check: -check.model.stat().st_size if check.model.exists() else 0)
     running, found = set[str](), dict[str, Finding]()
     lock, stop = threading.Lock(), threading.Event()
@@ -73,7 +75,7 @@ def kv_checks(
         try:
             for worker in as_completed([pool.submit(work, lane) for lane in lanes]):
                 worker.result()  # an exception here is a bug of ours, and ends the run
-        finally:  # after Ctrl-C at once: what runs is told, and nothing else starts
+        finally:  # also immediately after Ctrl-C: stop the running programs, and start no others
             stop.set()
     return [found[check.id] for check in checks]
 
@@ -90,7 +92,7 @@ def memory(check: Check, binary: Path, available: int | None) -> Finding:
 
 
 def _resident(check: Check, binary: Path, *, dynamic: bool) -> int | None:
-    """What a context adds to the resident memory; None where that is not known."""
+    """Return the bytes that a context adds to the resident memory; None if unknown."""
     argv: list[str | Path] = [binary, "-m", check.model, *f"--memory -c {MEMORY_CONTEXT}".split()]
     done = run_trial(check, [*argv, "--kv-dynamic", "on" if dynamic else "off", *check.args])
     said, log = answer(done), {"log": done.stderr[-LOG:]}

@@ -56,14 +56,14 @@ class Answer:
 
 
 def json_of_events(answer: httpx.Response) -> Iterator[Any]:
-    """The JSON of each event of a stream, as it comes. ValueError when one is none."""
+    """Yield the JSON of each event of a stream as it arrives. Raises ValueError if an event is not JSON."""
     for event in httpx_sse.EventSource(answer).iter_sse():
         if event.data != "[DONE]":
             yield event.json()
 
 
 def free_port() -> int:
-    """A port on loopback that nothing listens on right now (another process may still take it first)."""
+    """Return a port on loopback that nothing uses right now (another process may still use it first)."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
@@ -83,7 +83,7 @@ class LlamaServer(contextlib.ExitStack):
         self.http = self.enter_context(http)
 
     def resident(self) -> int | None:
-        """The bytes of the process in memory, None where the system does not tell."""
+        """Return the resident bytes of the process, or None if the system does not report them."""
         return kib_of(f"/proc/{self.process.pid}/smaps_rollup", "Rss")
 
     @property
@@ -96,7 +96,7 @@ class LlamaServer(contextlib.ExitStack):
         return kind(what, why="; ".join(filter(None, (why, died))), output=self.log[-3000:])
 
     def wait_ready(self, seconds: float) -> None:
-        """Until the model is loaded. Raises VerifyError when the server dies first or takes longer."""
+        """Wait until the model is loaded. Raises VerifyError if the server exits first or needs longer."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
@@ -107,7 +107,7 @@ class LlamaServer(contextlib.ExitStack):
         raise self._failed("llama-server did not start", why)
 
     def post(self, path: str, body: dict[str, Any], **params: str) -> dict[str, Any]:
-        """The answer's JSON. Raises RefusedError when it is an error."""
+        """Send a request, and return the JSON of the answer. Raises RefusedError for an error."""
         try:
             answer = self.http.post(path, json=body, params=params)
         except httpx.HTTPError as err:
@@ -121,7 +121,7 @@ class LlamaServer(contextlib.ExitStack):
         return data
 
     def get(self, path: str) -> str:
-        """What the server has at a path, as text; VerifyError when it has nothing there."""
+        """Return the text at a path of the server. Raises VerifyError if the path does not exist."""
         try:
             return self.http.get(path).raise_for_status().text
         except httpx.HTTPError as err:
@@ -138,7 +138,7 @@ class LlamaServer(contextlib.ExitStack):
             raise self._failed("llama-server's answer is not a completion", f"{type(err).__name__}: {err}") from err
 
     def slot(self, action: str, slot: int, filename: str = "") -> dict[str, Any]:
-        """save, restore or erase a slot; filename is relative to --slot-save-path."""
+        """Save, restore or erase a slot; filename is relative to --slot-save-path."""
         return self.post(f"/slots/{slot}", {"filename": filename} if filename else {}, action=action)
 
 
@@ -154,9 +154,9 @@ def together(ask: Callable[[_T], _R], what: Sequence[_T]) -> tuple[_R, ...]:
 
 @contextlib.contextmanager
 def llama_server(binary: Path, model: Path, args: Sequence[str], log: Path) -> Iterator[LlamaServer]:
-    """A ready server on a free loopback port, its output in `log`; ended on the way out, by Ctrl-C too.
+    """Yield a ready server on a free loopback port, its output in `log`. It ends on exit, also by Ctrl-C.
 
-    Raises VerifyError when it does not get ready.
+    Raises VerifyError if the server does not become ready.
     """
     for attempt in range(PORT_TRIES):
         port = free_port()

@@ -1,6 +1,6 @@
 """Hold the same conversation with a static and a dynamic llama-server, and compare every answer.
 
-The requests come one after the other, so a server repeats itself to the last letter. The conversation has a chat of a
+The requests run one after the other, so a server repeats itself to the last letter. The conversation has a chat of a
 few turns, a slot that is saved and restored, a slot file of the static server, and a change of type in the middle.
 """
 
@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """Everything that one server answered, and what it needed."""
+    """Hold all answers of one server, and its memory and speed."""
 
     steps: tuple[Step, ...]
     resident: tuple[int | None, int | None]  # bytes after the start and after the chat

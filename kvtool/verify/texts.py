@@ -44,13 +44,13 @@ _BENCH = "-p 512 -n 8 -r 1 -t 1 -o json -v"
 
 
 def growths(log: str) -> list[list[int]]:
-    """[from, to] in cells of each growth that the log tells of."""
+    """Return [from, to] in cells of each growth in the log."""
     return [[int(a), int(b)] for a, b in GREW.findall(log)]
 
 
 @trial
 def completion(check: Check, binary: Path, work: Path) -> Finding:
-    """The same prompt, longer than the first 256 cells, without and with the flag; the texts must be equal bytes."""
+    """Complete a prompt longer than the first 256 cells, with and without the flag; the bytes must be equal."""
     file = work / "prompt.txt"
     file.write_text(prompt(1, 320), "utf-8")
     common: list[str | Path] = [binary, "-m", check.model, "-f", file, *_COMPLETION.split(), *check.args]
@@ -63,10 +63,11 @@ def completion(check: Check, binary: Path, work: Path) -> Finding:
 
 
 def _write(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> Completed:
-    """One side's text, whole.
+    """Return one side's complete text.
 
-    llama-completion writes through common/log.cpp's queue, and ends without waiting for the thread that empties it
-    (upstream's issue 22142): on a busy machine the end of a text can be lost, and the log's end, behind it, with it.
+    llama-completion writes through common/log.cpp's queue, and exits without waiting for the thread that empties the
+    queue (upstream's issue 22142). On a busy machine, the end of a text can be lost, and the end of the log after it
+    as well.
     """
     for _ in range(_TRIES):
         done = run_side(check, argv, dynamic=dynamic, **more)
@@ -100,7 +101,10 @@ def judge_logs(statics: Sequence[str], dynamic: str, **more: object) -> dict[str
 
 @trial
 def bench(check: Check, binary: Path) -> Finding:
-    """llama-bench with --kv-dynamic 0 and 1: both measure a speed, only the second one grows. No speed is judged."""
+    """Run llama-bench with --kv-dynamic 0 and 1: both must measure a speed, only the second grows.
+
+    The speed itself is not judged.
+    """
     argv: list[str | Path] = [binary, "-m", check.model, *_BENCH.split(), *check.args]
     static, dynamic = (run_side(check, [*argv, FLAG, "01"[on]], dynamic=on) for on in (False, True))
     speeds = [_speeds(side.stdout) for side in (static, dynamic)]

@@ -26,7 +26,7 @@ class Failed(Exception):
 
 
 def trial(judge: _Trial) -> _Trial:
-    """Make a function that judges a check tell all there is to tell, also what it raises and how long it took."""
+    """Make a function that judges a check return a complete Finding, also for exceptions, with its duration."""
 
     @functools.wraps(judge)
     def timed(check: Check, *args: Any, **more: Any) -> Finding:
@@ -41,15 +41,15 @@ def trial(judge: _Trial) -> _Trial:
 
 
 def run_trial(check: Check, argv: Sequence[str | Path], **more: Any) -> process.Completed:
-    """Run a program for a check, with as much time as that has; more: as process.capture takes it."""
+    """Run a program for a check with the check's timeout. more: the keyword arguments of process.capture()."""
     try:
         return process.capture(argv, check=False, error=VerifyError, **{"timeout": check.timeout, **more})
-    except VerifyError as late:  # what it did in time, the caller judges
+    except VerifyError as late:  # the caller judges the output so far
         raise Failed("timeout", late.what) from late
 
 
 def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more: Any) -> process.Completed:
-    """One of the two runs of a comparison, which must succeed."""
+    """Run one of the two sides of a comparison, which must succeed."""
     done = run_trial(check, argv, **more)
     if done.returncode != 0:
         side, flag = ("dynamic", "with") if dynamic else ("static", "without")
@@ -59,8 +59,10 @@ def run_side(check: Check, argv: Sequence[str | Path], *, dynamic: bool, **more:
 
 
 def answer(done: process.Completed) -> dict[str, Any]:
-    """What a program says in its last line. "ok" counts only if it ended well, too: it says so before it gives its
-    memory back, and may crash there."""
+    """Return the JSON document in a program's last line.
+
+    "ok" also requires exit code 0: the program prints "ok" before it frees its memory, and may crash while it does.
+    """
     doc = parse_last_json_line(done.stdout)
     if doc is None:
         return {"status": "garbage", "reason": f"no document on its output, exit code {done.returncode}"}
@@ -71,7 +73,7 @@ def answer(done: process.Completed) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def failing(status: str, what: str = "") -> Iterator[None]:
-    """A VerifyError inside is this failure of the check."""
+    """Turn a VerifyError inside into this failure of the check."""
     try:
         yield
     except VerifyError as err:
