@@ -3,9 +3,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LintFinding:
-    """file: relative to the project, with slashes; line: 1-based, 0 for the file as a whole; rule: a stable name.
+    """Hold one problem.
 
-    what: one sentence; next: what to do about it.
+    file: relative to the project, with slashes
+    line: 1-based, 0 for the file as a whole
+    rule: a stable name
+    what: one sentence
+    next: what to do about the problem
     """
 
     file: str

@@ -12,7 +12,7 @@ _ENTRY = re.compile(r"^\s*\[\[\s*patch\s*\]\]")
 
 
 class SeriesText:
-    """series.toml as text, to say on which line something stands: the TOML parser does not tell."""
+    """Find the lines of entries in the text of series.toml: the TOML parser does not report lines."""
 
     def __init__(self, text: str, file: str) -> None:
         self.file = file
@@ -20,7 +20,7 @@ class SeriesText:
         self._starts = [n for n, line in enumerate(self._lines) if _ENTRY.match(line)]
 
     def finding(self, entry: int, key: str, rule: str, what: str, next_step: str) -> LintFinding:
-        """A finding at a key of the entry (0-based), or at the entry's header when it has no such key."""
+        """Return a finding at a key of the entry (0-based), or at the entry's header if the key is missing."""
         line = 0  # for entries that are written as an inline array
         if entry < len(self._starts):
             start, stop = [*self._starts, len(self._lines)][entry : entry + 2]
@@ -30,7 +30,7 @@ class SeriesText:
 
 
 def parse_entries(tables: list[Any], text: SeriesText) -> tuple[dict[int, Patch], list[LintFinding]]:
-    """The tables that are patches, by their number, and what is wrong with the others."""
+    """Return the tables that are patches, by their number, and the problems of the others."""
     patches: dict[int, Patch] = {}
     found: list[LintFinding] = []
     for number, table in enumerate(tables):
@@ -46,7 +46,7 @@ def parse_entries(tables: list[Any], text: SeriesText) -> tuple[dict[int, Patch]
 def lint_entries(
     patches: Mapping[int, Patch], lock: Lock | None, known_tests: Collection[str], text: SeriesText
 ) -> Iterator[LintFinding]:
-    """What is wrong with entries that can be read. lock None: it cannot be read, so tags are not judged."""
+    """Yield the problems of readable entries. lock None: the lock is unreadable, so tags are not judged."""
     taken: set[tuple[str, str]] = set()
     for number, patch in patches.items():
         for key, name in (("id", patch.id), ("file", patch.file)):
@@ -65,7 +65,7 @@ def lint_entries(
 
 
 def _span(number: int, patch: Patch, lock: Lock, text: SeriesText) -> Iterator[LintFinding]:
-    """from and until: tags of the lock, the first before the second."""
+    """Check that from and until are tags of the lock, the first before the second."""
     known = lock.upstreams
     for key, tag in (("from", patch.since), ("until", patch.until)):
         if tag and tag not in known:

@@ -1,4 +1,4 @@
-"""Lint of one patch file: a mail that parses, hunks that say the truth, nothing that a reviewer would refuse. Pure."""
+"""Check one patch file: a valid mail, correct hunk counts, nothing that a reviewer would reject. Pure."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -18,11 +18,11 @@ _NO_COMMAND = re.compile(
     r"^(?:(?!(?:need|feed|seed|embed|shed|speed|bring|string|ring|sing)$)[a-z]+(?:ed|ing)"
     r"|adds|fixes|makes|lets|uses|removes|changes|grows|moves|keeps|allows|updates|sets)$"
 )
-Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # the line, the rule, what it is, what to do
+Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # line, rule, problem, what to do
 
 
 def lint_patch(raw: bytes, file: str, new_paths: Collection[str]) -> tuple[Mail | None, list[LintFinding]]:
-    """The mail (None when it cannot be read) and what is wrong with it. new_paths: what cpp/ holds."""
+    """Return the mail (None if unreadable) and its problems. new_paths: the files of cpp/."""
     found, mail = list[tuple[int, str, str, str]](), None
     try:
         mail = parse_mail(raw, file)
@@ -75,7 +75,11 @@ def _paths(part: FileDiff, line: int, new_paths: Collection[str]) -> Findings:
 
 
 def _hunk(hunk: Hunk, line: int, end: int) -> Findings:
-    """line: of the hunk's header in the patch file; end: where in the old file (0-based) the hunk before ended."""
+    """Check the counts and the order of one hunk.
+
+    line: of the hunk's header in the patch file
+    end: the line of the old file (0-based) after the previous hunk
+    """
     # a mailer may have cut the blank of an empty context line
     kinds = b"".join(row[:1].replace(b"\n", b" ") for row in hunk.rows if not row.startswith(b"\\"))
     here = f"{hunk.path} hunk {hunk.number} of {hunk.total}"

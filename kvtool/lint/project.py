@@ -21,7 +21,7 @@ _BELONG = ("series.toml", "upstream.lock", "README.md")
 
 
 def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFinding, ...]:
-    """Everything there is to say, in the order of files and lines; nothing is raised for what lint is there to find."""
+    """Return every problem, ordered by file and line. Problems of the project are returned, never raised."""
     found: list[LintFinding] = []
     lock = _loaded(lambda: load_lock(project.lock), found, "patches/upstream.lock", "lock", "correct it")
     files = _loaded(lambda: new_files(project.cpp), found, "cpp", "new-file", "replace it by a plain file") or ()
@@ -47,7 +47,7 @@ def lint_project(project: Project, known_tests: Collection[str]) -> tuple[LintFi
 
 
 def _loaded(load: Callable[[], _T], found: list[LintFinding], file: str, rule: str, todo: str) -> _T | None:
-    """What is loaded; None, and a finding, when that cannot be done."""
+    """Return the result of `load`, or None and a finding if it fails."""
     try:
         return load()
     except KvtoolError as err:
@@ -81,7 +81,7 @@ def _subjects(mailed: list[_Mailed], lines: SeriesText) -> Iterator[LintFinding]
 
 
 def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
-    """A patch that takes a line out and puts it in again elsewhere, as an earlier one has put it into a wrong place."""
+    """Find lines that a patch removes and adds elsewhere after an earlier patch added them in the wrong place."""
     brought: dict[tuple[str, bytes], str] = {}
     for _, patch, mail in mailed:
         for file in parse_diff(mail.diff):
