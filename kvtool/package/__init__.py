@@ -1,1 +1,1 @@
-"""What `kvtool package` is made of: what goes in, the archive itself, and the proof that it runs elsewhere."""
+"""Implement `kvtool package`: its contents, the archive, and a check that it runs elsewhere."""

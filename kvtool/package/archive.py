@@ -24,7 +24,7 @@ SUMS = "SHA256SUMS"
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the archive: its content, or the name of the file beside it that it is a link to."""
+    """Describe a file of the archive: its content, or the name of the neighbour to which it is a link."""
 
     name: str
     content: bytes = b""
@@ -41,7 +41,7 @@ def archive_name(tag: str, system: str, machine: str, backend: str, preset: str)
 
 
 def sums(entries: Sequence[Entry]) -> Entry:
-    """What `sha256sum -c` reads; links are not listed, as what they lead to is."""
+    """Return the checksums for `sha256sum -c`. Links are omitted, because their targets are listed."""
     lines = (f"{hashlib.sha256(e.content).hexdigest()}  {e.name}\n" for e in entries if not e.link)
     return Entry(SUMS, "".join(lines).encode())
 
@@ -71,9 +71,11 @@ def _zip(file: IO[bytes], _folder: str, entries: Sequence[Entry], when: int) -> 
 
 
 def write(out: Path, folder: str, entries: Sequence[Entry], when: int, on_bytes: Callable[[int], None]) -> str:
-    """Write the archive, which has its name only once it is whole; its SHA-256. when: of every file in it.
+    """Write the archive under a temporary name, rename it, and return its SHA-256.
 
-    on_bytes is told how many bytes went in so far. Raises DiskError.
+    when: the time stamp of every file in the archive
+    on_bytes: receives the number of bytes written so far
+    Raises DiskError.
     """
     partial, done = out.with_name(f".{out.name}.{os.getpid()}"), 0
     with writing(str(out), "name another place with --out"):

@@ -1,4 +1,4 @@
-"""Does the archive run where nobody built it? Unpacked into a folder of its own, on models made here and now."""
+"""Check that the archive runs elsewhere: unpack it into a new folder, and use models made now."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ _SMALL = models.Geometry("package", layers=2, kv_heads=2, head_size=32)
 
 
 def check(archive: Path, vocabulary: Path) -> None:
-    """VerifyError when a file is not what SHA256SUMS says, or a program does not do there what it should."""
+    """Raise VerifyError if a file contradicts SHA256SUMS, or if a program fails after unpacking."""
     with tempfile.TemporaryDirectory(prefix="kvtool-package-") as place:
         work = Path(place) / "models"
         folder = unpack(archive, Path(place) / "unpacked")
@@ -47,7 +47,7 @@ def _passed(found: Finding) -> None:
 
 
 def _serves(folder: Path, speaker: Path, work: Path) -> None:
-    """llama-server says of itself what it is, answers, and has its page if the manifest says so."""
+    """Check that llama-server prints its version, answers, and has its web page if the manifest lists the page."""
     server = _program(folder, "llama-server")
     process.capture([server, "--version"], error=VerifyError, timeout=60)
     arguments = [texts.FLAG, "-c", "2048", "-t", "1", "--no-warmup"]
