@@ -1,5 +1,7 @@
-"""What a canary needs to know, and says: upstream's newest tag; each step; what broke, by a key that stays while the
-same thing is broken."""
+"""Define the parts of a canary's report: the newest tag, each step, and breakages with a stable key.
+
+The key of a breakage stays the same while the same part is broken.
+"""
 
 import enum
 import hashlib
@@ -16,11 +18,11 @@ from kvtool.result import CheckOutcome, PatchOutcome
 from kvtool.upstream.lock import Lock
 from kvtool.verify.report import Verified
 
-SCHEMA = 1  # of the JSON document; raised when a field changes its meaning or goes away
+SCHEMA = 1  # version of the JSON document; raised when a field changes its meaning or is removed
 
 
 class StepName(enum.StrEnum):
-    """What a canary does, in this order; a step that fails ends it."""
+    """Name the steps of a canary in order; a failed step ends it."""
 
     FETCH = "fetch"
     REBASE = "rebase"
@@ -30,7 +32,11 @@ class StepName(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CanaryStep:
-    """One step. outcome: skipped when an earlier one failed or it was not asked for; log: the end of what it said."""
+    """Hold the result of one step.
+
+    outcome: skipped after a failed step, or if the step was not requested
+    log: the end of the step's output
+    """
 
     name: StepName
     outcome: CheckOutcome
@@ -54,13 +60,16 @@ class Breakage:
 
     @property
     def key(self) -> str:
-        """The same for the same breakage on another day and another tag: no tag, date or line number is in it."""
+        """Return a hash that is equal for the same breakage on another day and tag.
+
+        It contains no tag, date or line number.
+        """
         parts = (str(self.step), self.patch, self.file, self.where)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
-    """One for each patch that has no place of its own fault; one that an earlier patch blocks says nothing new."""
+    """Return a breakage for each patch with a conflict of its own; blocked patches add nothing."""
     found: list[Breakage] = []
     for report in reports:
         if report.outcome is PatchOutcome.CONFLICT:
@@ -73,7 +82,7 @@ def of_patches(reports: tuple[PatchReport, ...]) -> tuple[Breakage, ...]:
 
 
 def of_verified(verified: Verified) -> tuple[Breakage, ...]:
-    """One for all failed checks, named after the first: they are the same breakage more often than not."""
+    """Return one breakage for all failed checks, named after the first: usually they have one cause."""
     if not verified.failed:
         return ()
     first, more = verified.failed[0], len(verified.failed) - 1
@@ -82,24 +91,30 @@ def of_verified(verified: Verified) -> tuple[Breakage, ...]:
 
 
 def of_error(step: StepName, err: KvtoolError) -> Breakage:
-    """An error that ended a step, told by its kind: which objects a build names, and in what order, is chance."""
+    """Return an error that ended a step, identified by its kind.
+
+    The objects that a failed build names, and their order, are random.
+    """
     return Breakage(step, "", "", err.code, str(err))
 
 
 # --- upstream's newest tag -------------------------------------------------------------------------------------
 
-# llama.cpp tags each build with a running number, and some of them again as a version; both go on.
+# llama.cpp tags each build with a running number, and tags some of them again as a version. Both continue.
 _SCHEMES = (re.compile(r"b\d+"), re.compile(r"v\d+\.\d+(\.\d+)?"))
 
 
 def candidates(tags: Sequence[str]) -> tuple[str, ...]:
-    """The first tag of each of upstream's schemes; tags that follow none are passed over."""
+    """Return the first tag of each of upstream's schemes. Tags of other schemes are ignored."""
     return tuple(filter(None, (next(filter(scheme.fullmatch, tags), "") for scheme in _SCHEMES)))
 
 
 def newest(lock: Lock, remote: str) -> tuple[str, str, str]:
-    """The newest tag of a remote (URL or path), or the last of the lock when it cannot be asked or has none; which of
-    the two ("upstream.lock") told it; and why the remote was not asked."""
+    """Return the newest tag of a remote, its origin, and the reason if the remote was not used.
+
+    remote: a URL or path. If it cannot be reached or has no tags, the last tag of the lock is returned, with the
+    origin "upstream.lock".
+    """
     try:
         with scratch_repository() as git:
             return _newest(git, remote), redact_urls(remote), ""
@@ -123,7 +138,7 @@ def _newest(git: Git, remote: str) -> str:
         raise NetworkError("the remote has no tag", why=f"{redact_urls(remote)} has no tag b<number> or v<version>")
     if len(found) == 1:
         return found[0]
-    # Names do not say whether b11063 is older than v0.5.0, dates do; commits alone are a few hundred bytes.
+    # Names do not show whether b11063 is older than v0.5.0, but dates do. Commits alone are a few hundred bytes.
     refs = (f"+refs/tags/{tag}:refs/tags/{tag}" for tag in found)
     ask("fetch", "--quiet", "--depth=1", "--filter=tree:0", "--no-tags", where, *refs)
     return max(found, key=lambda tag: int(git.line("log", "-1", "--format=%ct", tag)))

@@ -1,10 +1,10 @@
-"""The command line: parse, call a command, render, exit. The only place that exits.
+"""Run the command line: parse, call a command, render, exit. The only module that exits.
 
-A command is the function `command` of `kvtool/commands/<verb>.py` (import_.py for import), its verb in COMMANDS.
-Its docstring is the help: the first line is what `kvtool --help` lists, indented paragraphs are examples to be pasted.
+A command is the function `command` of `kvtool/commands/<verb>.py` (import_.py for import), its verb in COMMANDS. Its
+docstring is the help: `kvtool --help` lists the first line, indented paragraphs are examples to paste.
 
 `command` is a plain typer function whose first parameter is `ctx: Context` (options.py). _Command adds the options of
-every command (--json, --quiet, --verbose, --project, --tree); env_of(ctx) returns what they mean. `command` returns a
+every command (--json, --quiet, --verbose, --project, --tree); env_of(ctx) returns their meaning. `command` returns a
 Result. It never prints (env.console does) and never exits: errors are raised (KvtoolError) or carried by
 Result.failure, and this module turns both into the exit code. env.project is searched for on first use, so a command
 that needs no project works anywhere. Import heavy libraries inside command(), not at the top: `kvtool --help` imports

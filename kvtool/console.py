@@ -1,6 +1,6 @@
-"""The only module that prints.
+"""Print for every other module.
 
-Results are printed to stdout: for a person, or with --json as one document and nothing else. Everything else (steps,
+Results are printed to stdout: for people, or with --json as one document and nothing else. Everything else (steps,
 progress, commands, errors) is printed to stderr, so that stdout can be piped.
 """
 

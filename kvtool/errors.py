@@ -1,4 +1,4 @@
-"""Every error kvtool raises on purpose: what failed, why, what to do next, and one exit code each.
+"""Define every error that kvtool raises on purpose: what failed, why, what to do next, and an exit code.
 
 Exit code 0 means ok and 130 means interrupted, as in every shell. cli.py lists all codes for users. The command
 `kvtool bisect --at` uses the codes of git bisect run instead: 0 good, 1 bad, 125 skip, 128 anything else.
@@ -33,7 +33,7 @@ class KvtoolError(Exception):
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def to_json(self) -> dict[str, Any]:
-        """The "error" object of a JSON document; a frozen contract."""
+        """Return the "error" object of a JSON document; a frozen contract."""
         return {
             "code": self.code,
             "exit_code": self.exit_code,
@@ -57,7 +57,7 @@ class ConflictError(KvtoolError, code="conflict", exit_code=3):
 
 
 class TreeError(KvtoolError, code="tree", exit_code=4):
-    """The patched tree is not what the command needs: stale, dirty, not applied, not kvtool's."""
+    """The patched tree is in the wrong state: stale, dirty, not applied, or not made by kvtool."""
 
 
 class LockError(KvtoolError, code="lock", exit_code=5):
@@ -65,7 +65,7 @@ class LockError(KvtoolError, code="lock", exit_code=5):
 
 
 class DriftError(KvtoolError, code="drift", exit_code=6):
-    """The patched tree and patches/ + cpp/ say different things."""
+    """The patched tree differs from patches/ and cpp/."""
 
 
 class LintError(KvtoolError, code="lint", exit_code=6):
@@ -77,11 +77,11 @@ class BuildError(KvtoolError, code="build", exit_code=7):
 
 
 class MissingToolError(KvtoolError, code="missing_tool", exit_code=7):
-    """A program that is needed is not installed; next_step says how to get it."""
+    """A required program is not installed; the message explains how to install it."""
 
 
 class VerifyError(KvtoolError, code="verify", exit_code=8):
-    """The binaries do not do what they should."""
+    """The programs did not pass a check."""
 
 
 class MeasureError(KvtoolError, code="measure", exit_code=8):
@@ -89,15 +89,15 @@ class MeasureError(KvtoolError, code="measure", exit_code=8):
 
 
 class NetworkError(KvtoolError, code="network", exit_code=9):
-    """What is needed could not be reached: a source of upstream with nothing cached, a server that is to be watched."""
+    """A server could not be reached: every source of an upstream that is not cached, or a server to watch."""
 
 
 class BisectBad(KvtoolError, code="bad", exit_code=1):
-    """`kvtool bisect --at`: the patch does not apply there; the code is what git bisect run takes for bad."""
+    """`kvtool bisect --at`: the patch does not apply to this commit (git bisect run reads 1 as bad)."""
 
 
 class BisectSkip(KvtoolError, code="skip", exit_code=125):
-    """`kvtool bisect --at`: this commit cannot tell; git bisect run tries another."""
+    """`kvtool bisect --at`: this commit cannot be judged; git bisect run tries another."""
 
 
 class BisectAbort(KvtoolError, code="abort", exit_code=128):

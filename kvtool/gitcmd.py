@@ -23,7 +23,7 @@ from kvtool.process import Completed, Environment
 # One identity and one moment for everything kvtool commits itself.
 IDENTITY = {"NAME": "kvtool", "EMAIL": "kvtool@localhost", "DATE": "1767225600 +0000"}  # 2026-01-01T00:00:00Z
 
-# What a repository's own .git/config could still set; configuration in the environment wins over it.
+# Settings that a repository's own .git/config could still change; configuration in the environment has priority.
 _OVERRIDES = {
     "commit.gpgsign": "false",
     "core.hooksPath": os.devnull,
@@ -73,8 +73,8 @@ _SEALED = {
 
 _INSTALL = "install git: apt install git (Debian), xcode-select --install (macOS), winget install Git.Git (Windows)"
 
-# What of the user's own settings counts all the same: what to ignore, whose repositories to trust, and how a mirror is
-# reached: ssh, a proxy, certificates, a login.
+# The settings of the user that remain in effect: ignored files, trusted repositories, and the access to a mirror by
+# ssh, a proxy, certificates or a login.
 _LET_IN = (
     r"^(core\.(excludesfile|sshcommand|askpass)|safe\.directory|ssh\.variant"
     r"|http\.(.+\.)?(proxy|ssl[a-z]+)|credential\..+|url\..+\.insteadof)$"
@@ -94,9 +94,10 @@ def sealed_environment(extra: Environment | None = None) -> Environment:
 
 @functools.cache
 def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
-    """_LET_IN in a file of their own: what stands in the environment does not reach the git at a mirror's end.
+    """Write the settings of _LET_IN to a config file, because the environment does not reach git on a mirror's side.
 
-    An ssh that is nobody's choice asks for nothing: it would wait for a terminal that it cannot read.
+    If the user did not configure ssh, run it in BatchMode: a password prompt would wait for a terminal that it cannot
+    read.
     """
     asked = ["git", "-C", Path(sys.executable).anchor, "config", "-z", "--get-regexp", _LET_IN]
     done = process.capture(asked, env={"GIT_DIR": os.devnull, "GIT_CONFIG": None}, check=False)
@@ -114,7 +115,7 @@ def _let_in(_environment: frozenset[tuple[str, str]]) -> Environment:
 
 
 def _setting(entry: str) -> str:
-    """An entry of git config -z as a file has it: written here, as a command line would show a login."""
+    """Return an entry of `git config -z` as in a config file, because a command line would reveal a login."""
     key, told, value = entry.partition("\n")
     section, _, rest = key.partition(".")
     within, _, name = rest.rpartition(".")
@@ -250,7 +251,7 @@ class Scratch(Git):
     """A bare repository in a temporary directory; both are removed afterwards."""
 
     def place(self) -> Path:
-        """Make an empty directory beside the repository."""
+        """Make an empty directory next to the repository."""
         return Path(tempfile.mkdtemp(dir=self.repo.parent))
 
 
@@ -258,7 +259,8 @@ class Scratch(Git):
 def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterator[Scratch]:
     """Make a temporary repository that sees the objects of other repositories, without copying them.
 
-    One that does not exist yet is taken to become a bare one: git looks again in each call. below: where to make it.
+    A repository that does not exist yet is assumed to become a bare one: git looks again in each call. below: the
+    parent folder.
     """
     with tempfile.TemporaryDirectory(prefix="kvtool-", dir=below) as name:
         scratch = Scratch.create(Path(name).resolve() / "repo.git")
@@ -270,7 +272,8 @@ def scratch_repository(*repositories: Path, below: Path | None = None) -> Iterat
             asked = Git(repository).run("rev-parse", "--git-path", "objects", "--git-path", "shallow")
             inside, cut = ((repository / path).resolve() for path in asked.stdout.split("\n")[:2])
             objects.append(inside)
-            if cut.is_file():  # where its history ends; without it git would look for parents that nobody has
+            # the end of its history; without this file, git would search for parents that do not exist
+            if cut.is_file():
                 shallow |= set(cut.read_text("ascii").split())
         (scratch.repo / "objects/info/alternates").write_text("".join(f"{path}\n" for path in objects), "utf-8")
         if shallow:

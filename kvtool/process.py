@@ -66,7 +66,7 @@ def pip_install() -> str:
 
 
 def which(name: str) -> Path | None:
-    """Find a program on PATH, then beside the running Python, where an inactive venv has cmake and ninja."""
+    """Find a program on PATH, then next to the running Python: an inactive venv has cmake and ninja."""
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     return Path(found) if found else None
 
@@ -206,7 +206,8 @@ def _end(process: Process) -> None:
             subprocess.run(["taskkill", "/T", "/F", "/PID", str(process.pid)], capture_output=True)
             process.wait()
         return
-    for sig in (signal.SIGTERM, signal.SIGKILL):  # the leader may be gone; KILL also ends children that ignored TERM
+    # the leader may have exited; KILL also ends children that ignored TERM
+    for sig in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sig)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -14,7 +14,7 @@ LLAMA_CPP = "llama.cpp"  # the upstream that build, verify and bench support
 _PACKAGE = Path(__file__).resolve().parent
 # The folder of a patched tree, and of cpp/, with the program that proves the dynamic cache. Other series have none.
 PROOF = PurePosixPath("tools/kv-check")
-PACKAGED = _PACKAGE / "_data"  # what an installed wheel carries; an editable install has it beside the package
+PACKAGED = _PACKAGE / "_data"  # the series of an installed wheel; an editable install has it next to the package
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Project:
             )
 
     def refuse_packaged(self) -> None:
-        """For what writes patches/ and cpp/: those that came with an installation are nobody's to change."""
+        """Raise UsageError for a change of patches/ and cpp/ that are part of an installation."""
         if self.root == PACKAGED:
             raise UsageError(
                 "the series that came with kvtool cannot be changed",
@@ -62,7 +62,7 @@ class Project:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path, its ~ resolved."""
+    """Return a path with its ~ resolved."""
     try:
         return Path(path).expanduser()
     except RuntimeError as err:  # no such user, no HOME
@@ -70,12 +70,12 @@ def expanded(path: str | Path) -> Path:
 
 
 def place_of(url: str) -> str:
-    """A repository as git takes it from any folder: a URL as it is, a path from the root, links followed."""
+    """Return a repository as git accepts it from any folder: a URL unchanged, an absolute path with links resolved."""
     return str(expanded(url).resolve()) if expanded(url).exists() else url
 
 
 def _named(variable: str, given: Path | None = None) -> Path | None:
-    """A place that is given, or that the environment names."""
+    """Return a given path, or the path in an environment variable."""
     place = given or os.environ.get(variable)
     return expanded(place).absolute() if place else None
 
@@ -110,10 +110,11 @@ def _root(start: Path | None) -> Path:
 
 
 def find_project(start: Path | None = None, tree: Path | None = None) -> Project:
-    """start: --project, or None for KVTOOL_PROJECT, upward from here, this kvtool's own checkout, packaged data.
+    """Find the project: --project, KVTOOL_PROJECT, upward from here, kvtool's own checkout, packaged data.
 
-    tree: --tree, or None for KVTOOL_TREE, `<root>/llama.cpp`, links followed, so that it is one tree by every name;
-    packaged data has no place for a tree, so there it is ./llama.cpp. Raises UsageError when there is no project.
+    start: --project, or None
+    tree: --tree, or None for KVTOOL_TREE, then `<root>/llama.cpp`. Links are resolved, so one tree has one name.
+    Packaged data cannot contain a tree, so its tree is ./llama.cpp. Raises UsageError without a project.
     """
     root = _root(start)
     name = _name_of(root)
@@ -122,7 +123,7 @@ def find_project(start: Path | None = None, tree: Path | None = None) -> Project
 
 
 def _name_of(root: Path) -> str:
-    """Return the name of a project's upstream; commands that read the lock report what is wrong with it."""
+    """Return the name of a project's upstream. Commands that read the lock report its errors."""
     try:
         name = tomllib.loads(read_text(root / "patches/upstream.lock")).get("name", LLAMA_CPP)
     except (UsageError, tomllib.TOMLDecodeError):
@@ -131,8 +132,10 @@ def _name_of(root: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A text file of the project, without the mark that Windows' editors begin one with; UsageError when it cannot be
-    read."""
+    """Return the text of a project file, without the byte order mark of Windows' editors.
+
+    Raises UsageError if the file cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as err:

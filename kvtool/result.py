@@ -1,4 +1,4 @@
-"""The results of commands: frozen data that cli.py renders as a table for people or as one JSON document."""
+"""Define the results of commands: frozen data that cli.py renders as a table for people or as one JSON document."""
 
 import dataclasses
 import enum
@@ -96,13 +96,13 @@ def parse_last_json_line(text: str) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Base of every command's result. Subclass it as a frozen dataclass, name the command, implement render().
+    """Serve as the base of every command's result: a frozen dataclass with the name of the command and render().
 
-    A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table) overrides
-    `failure`: the data is rendered, then the error, and the exit code of the error becomes that of kvtool.
+    A result that carries a failure (a conflict with the outcome of each patch, a failed check with its table)
+    overrides `failure`. Then the data is rendered, then the error, and kvtool exits with the error's exit code.
 
-    `error` is a problem beside the result, such as a report that cannot be written. It is the failure unless a
-    subclass returns a worse one; then it is reported in addition ("unwritten" in the document).
+    `error` is a problem in addition to the result, such as a report that cannot be written. It is the failure unless
+    a subclass returns a worse one; then it is reported in addition ("unwritten" in the document).
     """
 
     command: ClassVar[str] = ""
@@ -113,7 +113,7 @@ class Result:
 
     @property
     def failure(self) -> KvtoolError | None:
-        """Return the error that this result stands for, or None."""
+        """Return the error of this result, or None."""
         return self.error
 
     def to_json(self) -> dict[str, Any]:
