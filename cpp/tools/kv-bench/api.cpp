@@ -47,7 +47,7 @@ static void find(void * lib, const char * name, F & res) {
 std::string llama_api_linked_path() {
     Dl_info info;
     if (dladdr(dlsym(RTLD_DEFAULT, "llama_decode"), &info) == 0) {
-        throw std::runtime_error("this program is linked to no libllama of its own: build it with shared libraries");
+        throw std::runtime_error("this program is not linked to a shared libllama: build it with shared libraries");
     }
     return info.dli_fname;
 }
@@ -78,7 +78,7 @@ std::string llama_api_linked_path() {
 }
 
 llama_api llama_api_load(const std::string & path) {
-    throw std::runtime_error("two builds in one process take dlmopen(), which is there with glibc only: " + path);
+    throw std::runtime_error("two builds in one process need dlmopen(), which only glibc has: " + path);
 }
 
 #endif

@@ -7,31 +7,31 @@
 
 void kv_bench_usage(const char * prog) {
     printf("usage: %s -m MODEL [options]\n\n", prog);
-    printf("Measures what one context costs: time to create it, KV bytes, resident memory, growths; or, with --rounds, how\n");
-    printf("fast it is against a static one. Prints one line of JSON. Exit code: 0 measured, 2 bad arguments, or no model or\n");
-    printf("context.\n\n");
-    printf("  -h,    --help                 show this help\n");
-    printf("  -m,    --model FILE           the model\n");
-    printf("  -dev,  --device NAME          all layers on this device, whose memory is measured (default: the CPU alone)\n");
-    printf("         --kv-dynamic on|off    dynamic KV cache (default: off)\n");
-    printf("  -c,    --ctx-size N           cells (default: 131072)\n");
-    printf("  -d,    --depths N,N,...       fill the cache to these depths, in tokens, and measure there (default: none)\n");
-    printf("  -ub,   --ubatch-size N        tokens per decode call while filling (default: 512)\n");
-    printf("         --budget MIB           what the cache may take: it is filled until it is full (default: no limit)\n");
-    printf("         --auto-quant TYPE,TYPE,... types that it steps down through to stay within that (default: none)\n");
-    printf("         --retype TYPE,TYPE,... then change the cells to these types, one after the other, and measure each\n");
-    printf("         --limit                also measure memcpy and page commits of as many bytes as each growth takes\n");
-    printf("         --rounds N             speed: make this context and a static one N times, call by call in turns (default: 0)\n");
-    printf("         --other FILE           with --rounds: the static one is made by this libllama, of another build\n");
-    printf("  -s,    --seed N               with --rounds: where in memory they begin; odd: FILE is loaded first (default: 0)\n");
-    printf("  -n,    --n-gen N              with --rounds: tokens to generate at each depth (default: 24)\n");
-    printf("  -p,    --n-prompt N           with --rounds: tokens of a prompt batch (default: 64)\n");
-    printf("  -b,    --batches N            with --rounds: prompt batches at each depth (default: 6)\n");
-    printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
-    printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");
-    printf("  -ctv,  --cache-type-v TYPE    type of the V cache (default: f16)\n");
-    printf("  -t,    --threads N            threads (default: 2)\n");
-    printf("  -v,    --verbose              show the log on stderr\n");
+    printf("Measure the cost of one context: creation time, KV bytes, resident memory and growths. With --rounds, compare\n");
+    printf("its speed with a static context. Print one line of JSON. Exit code: 0 measured, 2 for bad arguments, or if the\n");
+    printf("model or context cannot be created.\n\n");
+    printf("  -h,    --help                 Show this help.\n");
+    printf("  -m,    --model FILE           Measure this model.\n");
+    printf("  -dev,  --device NAME          Put all layers on this device, and measure its memory (default: only the CPU).\n");
+    printf("         --kv-dynamic on|off    Use a dynamic KV cache (default: off).\n");
+    printf("  -c,    --ctx-size N           Create this many cells (default: 131072).\n");
+    printf("  -d,    --depths N,N,...       Fill the cache to these depths, in tokens, and measure there (default: none).\n");
+    printf("  -ub,   --ubatch-size N        Decode this many tokens per call while filling (default: 512).\n");
+    printf("         --budget MIB           Limit the cache, and fill it until it is full (default: no limit).\n");
+    printf("         --auto-quant TYPE,TYPE,... Use these smaller types to stay within the budget (default: none).\n");
+    printf("         --retype TYPE,TYPE,... Then change the cells to these types, one after the other, and measure each.\n");
+    printf("         --limit                Also measure memcpy and page commits of the bytes of each growth.\n");
+    printf("         --rounds N             Measure speed: create this and a static context N times, with alternating calls (default: 0).\n");
+    printf("         --other FILE           With --rounds: create the static context with this libllama of another build.\n");
+    printf("  -s,    --seed N               With --rounds: seed of the positions in memory; odd: load FILE first (default: 0).\n");
+    printf("  -n,    --n-gen N              With --rounds: generate this many tokens at each depth (default: 24).\n");
+    printf("  -p,    --n-prompt N           With --rounds: use prompt batches of this many tokens (default: 64).\n");
+    printf("  -b,    --batches N            With --rounds: decode this many prompt batches at each depth (default: 6).\n");
+    printf("  -fa,   --flash-attn on|off|auto   Use flash attention (default: on).\n");
+    printf("  -ctk,  --cache-type-k TYPE    Set the type of the K cache (default: f16).\n");
+    printf("  -ctv,  --cache-type-v TYPE    Set the type of the V cache (default: f16).\n");
+    printf("  -t,    --threads N            Use this many threads (default: 2).\n");
+    printf("  -v,    --verbose              Show the log on stderr.\n");
 }
 
 // call parse(name, value) for each item of a comma separated list
@@ -105,15 +105,15 @@ args_result kv_bench_parse_args(int argc, char ** argv, kv_bench_params & params
     }
 
     if (params.model.empty()) {
-        fprintf(stderr, "error: no model, use -m FILE (--help shows all options)\n");
+        fprintf(stderr, "error: no model is given. Use -m FILE (--help shows all options).\n");
         return args_result::error;
     }
     if (!params.other.empty() && params.n_round == 0) {
-        fprintf(stderr, "error: --other needs --rounds\n");
+        fprintf(stderr, "error: --other needs --rounds.\n");
         return args_result::error;
     }
     if (!params.other.empty() && !params.device.empty()) {
-        fprintf(stderr, "error: --other measures the CPU alone: the devices are the linked libllama's\n");
+        fprintf(stderr, "error: --other measures only the CPU, because the devices belong to the linked libllama.\n");
         return args_result::error;
     }
     const uint64_t n_more = params.n_round == 0 ? 0 : (uint64_t) params.n_prompt*params.n_batch + params.n_ubatch + params.n_gen;

@@ -100,12 +100,12 @@ bench_context::bench_context(const bench_model & model, const kv_bench_params & 
 #ifdef KV_BENCH_TYPES
     if (kv_dynamic && budget && !llama_memory_budget_add(budget.get(), ctx)) {
         api.llama_free(ctx);
-        throw std::runtime_error("this libllama knows no budget");
+        throw std::runtime_error("this libllama has no budgets");
     }
 #else
     if (params.budget > 0) {
         api.llama_free(ctx);
-        throw std::runtime_error("this build has no budgets, they are of the layer \"types\"");
+        throw std::runtime_error("this build has no budgets, because it lacks the layer \"types\"");
     }
 #endif
 
@@ -166,7 +166,7 @@ ggml_type bench_context::type() const {
 }
 
 double bench_context::retype(ggml_type) {
-    throw std::runtime_error("this build cannot change the types of the cells, that is of the layer \"types\"");
+    throw std::runtime_error("this build cannot change the types of the cells, because it lacks the layer \"types\"");
 }
 #endif
 

@@ -12,57 +12,57 @@
 
 void kv_check_usage(const char * prog) {
     printf("usage: %s -m MODEL [options]\n\n", prog);
-    printf("Runs one model through a static and a dynamic KV cache with the same tokens and compares the results bit for bit.\n");
-    printf("Prints one line of JSON. Exit code: 0 no difference, 1 a difference, a failure of the dynamic side only,\n");
-    printf("or nothing is known, 2 bad arguments or a model that cannot be loaded.\n\n");
-    printf("  -h,    --help                 show this help\n");
-    printf("  -m,    --model FILE           the model\n");
-    printf("         --override KEY=N       a number of the model's metadata, instead of the one in the file\n");
-    printf("  -md,   --draft FILE           a draft model that shares the cells of the model, for the check 'draft'\n");
-    printf("         --mtp                  the draft is the model's own MTP layer, with cells of its own\n");
-    printf("  -fa,   --flash-attn on|off|auto   flash attention (default: on)\n");
-    printf("  -ctk,  --cache-type-k TYPE    type of the K cache (default: f16)\n");
-    printf("  -ctv,  --cache-type-v TYPE    type of the V cache (default: f16)\n");
-    printf("  -np,   --seqs N               number of sequences (default: 1)\n");
-    printf("  -kvu,  --unified              one stream for all sequences (default: a stream for each)\n");
-    printf("         --swa-full             full-size sliding window cache\n");
-    printf("         --embeddings           compare embeddings as well\n");
-    printf("         --pooling none|mean|cls|last   pooling of the embeddings (default: none)\n");
-    printf("  -c,    --ctx-size N           cells over all streams (default: what --fill needs)\n");
-    printf("  -ub,   --ubatch-size N        physical batch size (default: 128)\n");
-    printf("  -n,    --fill N               cells per stream that the long checks fill (default: 1100 with one stream, else 560)\n");
-    printf("         --rs-seq N             rollback snapshots of recurrent layers (default: 4)\n");
-    printf("  -t,    --threads N            threads (default: 1)\n");
-    printf("  -dev,  --device NAME          run on this device, or on several (NAME,NAME) (default: the CPU alone)\n");
-    printf("  -ngl,  --n-gpu-layers N       layers on the device (default: all)\n");
-    printf("  -nkvo, --no-kv-offload        keep the KV cache in host memory\n");
-    printf("         --rpc HOST:PORT        RPC servers, comma separated; their devices are then known to --device\n");
-    printf("         --fake-device MIB[,KIB[,f16]]   a GPU that is not there, with so much memory: FAKE0 for --device, FAKE1 the\n");
-    printf("                                next one (see fake-device.h), with pages of KIB (default: 2048), 0: none, and with\n");
-    printf("                                all kernels, or for flash attention over f16 alone, none for q5_0\n");
-    printf("         --storage inplace|copy how the dynamic cache grows (default: in place in host memory, by copy on a device)\n");
-    printf("         --list-devices         print the devices and exit\n");
-    printf("         --checks LIST          comma separated, of:");
+    printf("Run one model with a static and a dynamic KV cache and the same tokens, and compare the results bit for bit.\n");
+    printf("Print one line of JSON. Exit code: 0 for no difference; 1 for a difference, for a failure of only the dynamic side,\n");
+    printf("or for no result; 2 for bad arguments or a model that cannot be loaded.\n\n");
+    printf("  -h,    --help                 Show this help.\n");
+    printf("  -m,    --model FILE           Check this model.\n");
+    printf("         --override KEY=N       Replace a number of the model's metadata.\n");
+    printf("  -md,   --draft FILE           Use a draft model that shares the cells of the model, for the check 'draft'.\n");
+    printf("         --mtp                  Use the model's own MTP layer as the draft, with its own cells.\n");
+    printf("  -fa,   --flash-attn on|off|auto   Use flash attention (default: on).\n");
+    printf("  -ctk,  --cache-type-k TYPE    Set the type of the K cache (default: f16).\n");
+    printf("  -ctv,  --cache-type-v TYPE    Set the type of the V cache (default: f16).\n");
+    printf("  -np,   --seqs N               Use this many sequences (default: 1).\n");
+    printf("  -kvu,  --unified              Use one stream for all sequences (default: a stream for each).\n");
+    printf("         --swa-full             Use a sliding window cache of full size.\n");
+    printf("         --embeddings           Compare embeddings, too.\n");
+    printf("         --pooling none|mean|cls|last   Set the pooling of the embeddings (default: none).\n");
+    printf("  -c,    --ctx-size N           Create this many cells over all streams (default: as many as --fill needs).\n");
+    printf("  -ub,   --ubatch-size N        Set the physical batch size (default: 128).\n");
+    printf("  -n,    --fill N               Let the long checks fill this many cells per stream (default: 1100 with one stream, else 560).\n");
+    printf("         --rs-seq N             Keep this many rollback snapshots of recurrent layers (default: 4).\n");
+    printf("  -t,    --threads N            Use this many threads (default: 1).\n");
+    printf("  -dev,  --device NAME          Run on this device, or on several (NAME,NAME) (default: only the CPU).\n");
+    printf("  -ngl,  --n-gpu-layers N       Put this many layers on the device (default: all).\n");
+    printf("  -nkvo, --no-kv-offload        Keep the KV cache in host memory.\n");
+    printf("         --rpc HOST:PORT        Add RPC servers, separated by commas, whose devices --device can name.\n");
+    printf("         --fake-device MIB[,KIB[,f16]]   Add a fake GPU with this much memory: FAKE0 for --device, FAKE1 for the\n");
+    printf("                                next (see fake-device.h). It has pages of KIB (default: 2048; 0: none). With f16,\n");
+    printf("                                it has flash attention only for f16, and no kernel that writes q5_0.\n");
+    printf("         --storage inplace|copy Set how the dynamic cache grows (default: in place in host memory, by copy on a device).\n");
+    printf("         --list-devices         Print the devices and exit.\n");
+    printf("         --checks LIST          Run these checks, separated by commas:");
     for (const auto & def : kv_check_scenarios()) {
         printf(" %s", def.name);
     }
     printf("\n");
-    printf("                                (default: all but random, shrink-full, lost, no-kernel and retype-*; retype: all of these)\n");
-    printf("         --fail N[+]            the N-th allocation (N+: and all later ones) fails in the checks 'no-memory' and 'retype-fail'\n");
-    printf("         --retype T:T[:T][,..]  changes of type for the checks retype-*, each from the first on; K/V where they differ\n");
-    printf("         --limit MIB            the process gets no more than this there (Linux)\n");
-    printf("         --train                also train for an epoch, in the check 'train'\n");
-    printf("         --quick                shorter: fill 330 cells, fewer batch splits, one kind of streams\n");
-    printf("         --text FILE            take the tokens from this text instead of drawing them from the seed\n");
-    printf("  -s,    --seed N               seed of the tokens (default: 1)\n");
-    printf("         --timeout S            seconds for one side (default: 900)\n");
-    printf("         --self                 compare the static cache with itself\n");
-    printf("         --self-ctx N           compare the static cache with a static cache of N cells\n");
-    printf("         --memory               only create a context and report its resident memory and the time it took\n");
-    printf("                                with --fill: fill so many cells, with copies of one sequence, then clear\n");
-    printf("         --kv-dynamic on|off    the context that --memory creates (default: off)\n");
-    printf("         --no-alloc             with --memory: allocate nothing, as --fit does when it measures\n");
-    printf("  -v,    --verbose              show the logs of both sides on stderr\n");
+    printf("                                (default: all except random, shrink-full, lost, no-kernel and retype-*). 'retype' stands for all of retype-*.\n");
+    printf("         --fail N[+]            Let the N-th allocation (N+: and all later ones) fail in the checks 'no-memory' and 'retype-fail'.\n");
+    printf("         --retype T:T[:T][,..]  Test these changes of type in the checks retype-*, from left to right; K/V if they differ.\n");
+    printf("         --limit MIB            Limit the growth of the process in the check 'no-memory' (Linux).\n");
+    printf("         --train                Also train for an epoch, in the check 'train'.\n");
+    printf("         --quick                Run shorter checks: fill 330 cells, with fewer batch splits and one kind of streams.\n");
+    printf("         --text FILE            Use the tokens of this text instead of random tokens.\n");
+    printf("  -s,    --seed N               Set the seed of the tokens (default: 1).\n");
+    printf("         --timeout S            Limit each side to this many seconds (default: 900).\n");
+    printf("         --self                 Compare the static cache with itself.\n");
+    printf("         --self-ctx N           Compare the static cache with a static cache of N cells.\n");
+    printf("         --memory               Only create a context, and report its resident memory and creation time.\n");
+    printf("                                With --fill: fill this many cells with copies of one sequence, then clear.\n");
+    printf("         --kv-dynamic on|off    Let --memory create a dynamic context (default: off).\n");
+    printf("         --no-alloc             With --memory: allocate nothing, like a measurement of --fit.\n");
+    printf("  -v,    --verbose              Show the logs of both sides on stderr.\n");
 }
 
 static bool parse_fail(const std::string & str, std::string & res) {
@@ -242,11 +242,11 @@ args_result kv_check_parse_args(int argc, char ** argv, kv_check_params & params
     }
 
     if (params.model.empty()) {
-        fprintf(stderr, "error: no model, use -m FILE (--help shows all options)\n");
+        fprintf(stderr, "error: no model is given. Use -m FILE (--help shows all options).\n");
         return args_result::error;
     }
     if (params.mtp && !params.draft.empty()) {
-        fprintf(stderr, "error: --mtp and --draft are two kinds of draft\n");
+        fprintf(stderr, "error: --mtp and --draft exclude each other, because each selects a draft.\n");
         return args_result::error;
     }
     if (params.mtp) {

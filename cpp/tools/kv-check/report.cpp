@@ -147,10 +147,10 @@ static check_result compare_check(const std::string & name, const trace & st, co
         }
     } else if (a.skip != b.skip) {
         res.status = "differs";
-        res.reason = a.skip.empty() ? "only the dynamic side says: " + b.skip : "only the static side says: " + a.skip;
+        res.reason = a.skip.empty() ? "only the dynamic side skips: " + b.skip : "only the static side skips: " + a.skip;
     } else if (a.steps.size() != b.steps.size()) {
         res.status = "differs";
-        res.reason = "the static side took " + std::to_string(a.steps.size()) + " steps, the dynamic side " + std::to_string(b.steps.size());
+        res.reason = "the static side made " + std::to_string(a.steps.size()) + " steps, the dynamic side " + std::to_string(b.steps.size());
     } else {
         res.status = a.skip.empty() ? "same" : "skipped";
         res.reason = a.skip;

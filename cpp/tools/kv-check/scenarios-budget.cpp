@@ -54,7 +54,7 @@ std::vector<ggml_type> make_ladder(const side & s, const session_params & sp) {
 size_t rung(const std::vector<ggml_type> & ladder, const cell_types & types) {
     const auto it = std::find(ladder.begin(), ladder.end(), types.k);
     if (types.k != types.v || it == ladder.end()) {
-        throw check_failed("the types are " + to_string(types) + ", which is no rung");
+        throw check_failed("the types are " + to_string(types) + ", which are not in the ladder");
     }
     return it - ladder.begin();
 }
@@ -98,7 +98,7 @@ void retype_by_hand(session & c, const std::vector<ggml_type> & ladder, const ce
     while (i < rung(ladder, to)) {
         ++i;
         if (c.try_retype({ ladder[i], ladder[i] }) != LLAMA_MEMORY_TYPE_OK) {
-            throw check_failed("the change by hand to " + to_string(c.types()) + " is refused");
+            throw check_failed("the reference change to " + to_string(c.types()) + " is refused");
         }
     }
 }
@@ -120,10 +120,10 @@ void step_down(
         const std::string at = "at cell " + std::to_string(i) + ", with " + to_string(cur.types) + ": ";
 
         if (usage.committed > usage.n_bytes) {
-            throw check_failed(at + std::to_string(usage.committed) + " bytes are taken of a budget of " + std::to_string(usage.n_bytes));
+            throw check_failed(at + std::to_string(usage.committed) + " bytes are used of a budget of " + std::to_string(usage.n_bytes));
         }
         if (rung(ladder, cur.types) < rung(ladder, before)) {
-            throw check_failed(at + "a rung up, with cells in use");
+            throw check_failed(at + "a change to a larger type while cells are in use");
         }
         if (cur.rc != 0) {
             if (cur.rc != 1 || (!is_tight && rung(ladder, cur.types) + 1 != ladder.size())) {
@@ -132,11 +132,11 @@ void step_down(
             break;
         }
         if (in_place && usage.n_down - n_rung > 1) {
-            throw check_failed(at + "two steps where one was enough");
+            throw check_failed(at + "two steps down although one was enough");
         }
         retype_by_hand(other, ladder, cur.types, usage.n_down - n_rung);
         if (fill(s, other, n_batch).logits != cur.logits) {
-            throw check_failed(at + "the answer is not what it is after a change by hand");
+            throw check_failed(at + "the answer differs from that after the reference change");
         }
     }
 
@@ -184,17 +184,17 @@ void copy_beyond(side & s, session_params sp, const std::vector<ggml_type> & lad
     const auto   usage = llama_memory_budget_get_usage(budget.get());
 
     if (usage.committed > usage.n_bytes) {
-        throw check_failed("copied, " + std::to_string(usage.committed) + " bytes are taken of a budget of " + std::to_string(usage.n_bytes));
+        throw check_failed("copied, " + std::to_string(usage.committed) + " bytes are used of a budget of " + std::to_string(usage.n_bytes));
     }
     if (cur.rc != 0 || (n_after > n_before && rung(ladder, cur.types) == 0)) {
         throw check_failed("copied, the batch returns " + std::to_string(cur.rc) + ", with " + to_string(cur.types));
     }
     if (n_after == n_before && rung(ladder, cur.types) > 0) {
-        throw check_failed("copied, a step down to " + to_string(cur.types) + " for a copy that takes nothing");
+        throw check_failed("copied, the cells change to " + to_string(cur.types) + " for a copy that needs no memory");
     }
     retype_by_hand(other, ladder, cur.types, usage.n_down);
     if (copy_and_go_on(other).logits != cur.logits) {
-        throw check_failed("copied, the answer is not what it is after a change by hand");
+        throw check_failed("copied, the answer differs from that after the reference change");
     }
     s.out.measure("copied rungs", usage.n_down);
 }
@@ -206,7 +206,7 @@ static void kv_check_retype_budget(side & s) {
 
     const std::vector<ggml_type> ladder = make_ladder(s, sp);
     if (s.is_recurrent || ladder.size() < 2) {
-        throw check_skipped("no cells that could step down");
+        throw check_skipped("the model has no cells that could change");
     }
     sp.types = { ladder[0], ladder[0] };
 
@@ -215,7 +215,7 @@ static void kv_check_retype_budget(side & s) {
     {
         session c(s, sp, "plain");
         if (c.types().k == GGML_TYPE_COUNT) {
-            throw check_skipped("the types of these cells cannot change: not on this upstream, or there are none");
+            throw check_skipped("the types of these cells cannot change: this upstream does not support it, or there are no cells");
         }
         c.fill(n_batch);
         c.fill(n - n_batch); // a failure of the model here is upstream's
@@ -240,7 +240,7 @@ static void kv_check_retype_budget(side & s) {
 
         // an empty cache returns to its first state, also after a refused change
         if (is.try_retype({ GGML_TYPE_Q4_K, GGML_TYPE_Q4_K }) == LLAMA_MEMORY_TYPE_OK) {
-            throw check_failed("cells can have a type that they cannot have");
+            throw check_failed("an impossible type is reported as possible");
         }
         is.clear(true);
         if (!(is.types() == sp.types)) {
@@ -256,7 +256,7 @@ static void kv_check_retype_budget(side & s) {
             const session second(s, with_budget(sp, budget), "second");
         }
         if (n_taken() != n_alone) {
-            throw check_failed("a context came and went, and " + std::to_string(n_taken()) + " bytes are taken instead of " + std::to_string(n_alone));
+            throw check_failed("after a context was created and freed, " + std::to_string(n_taken()) + " bytes are used instead of " + std::to_string(n_alone));
         }
     }
 

@@ -128,7 +128,7 @@ class draft_session {
 
 void kv_check_draft(side & s) {
     if (s.draft == nullptr) {
-        throw check_skipped("no draft model was given (--draft, --mtp)");
+        throw check_skipped("no draft model is given (--draft, --mtp)");
     }
     const session_params sp = kv_check_base(s);
 

@@ -47,7 +47,7 @@ void late_copy(side & s, const session_params & sp, const std::string & name, bo
         }
     }
     if (c.try_fill(4) != 0 || (!logits.empty() && logits != last_logits())) {
-        throw check_failed("a batch ran without the copy that it reads, or does not run at all");
+        throw check_failed("a batch ran without the copy that it reads, or does not run with enough memory");
     }
 
     // the next copy waits for a batch, like in a static cache: an earlier save has the static cache's bytes
@@ -89,7 +89,7 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
 
         if (what == late_state::saved) {
             if (c.try_state_get(0).empty()) {
-                throw check_failed("a sequence is not saved, as the copy of another one waits");
+                throw check_failed("a sequence cannot be saved while the copy of another one waits");
             }
             res.copy       = c.try_state_get(1);
             res.is_refused = res.copy.empty();
@@ -102,7 +102,7 @@ after_late_state try_late_state(side & s, const session_params & sp, late_state 
             c.rm(2, -1, -1);
 
             if (in_place && llama_get_memory_usage(c.ctx).committed >= n_taken) {
-                throw check_failed("nothing goes back while a copy of other cells waits");
+                throw check_failed("nothing is freed while a copy of other cells waits");
             }
         }
         if (what != late_state::none) {
@@ -147,10 +147,10 @@ void late_copy_state(side & s, const session_params & sp) {
             continue;
         }
         if (is.is_refused && what == late_state::into_copy) {
-            throw check_failed("a state is refused for a copy that nobody waits for any more");
+            throw check_failed("a state is refused because of a copy that is no longer needed");
         }
         if (is.is_refused && what == late_state::into_other) {
-            throw check_failed("a state is refused for a copy of other cells");
+            throw check_failed("a state is refused because of a copy of other cells");
         }
         if (is.copy != try_late_state(nowhere, sp, is.is_refused ? late_state::none : what, state, false).copy) {
             throw check_failed(std::string("a state that was ") + (what == late_state::saved ? "saved" : "read") + " while a copy waited is wrong, or the copy");
@@ -208,7 +208,7 @@ void late_copy_rows(side & s, session_params sp) {
     const auto is = logits_of(true);
 
     if (!is.empty() && is != logits_of(false)) {
-        throw check_failed("a copy was made after what it is of was freed");
+        throw check_failed("a copy was made after its source was freed");
     }
 }
 
@@ -223,7 +223,7 @@ void try_batch(session & c, uint32_t n, bool can_look) {
     const size_t n_used = llama_get_memory_usage(c.ctx).used;
 
     if (c.try_fill(n) != 0 && (c.states() != before || llama_get_memory_usage(c.ctx).used > n_used)) {
-        throw check_failed("a batch of " + std::to_string(n) + " tokens found no memory, and changed what was there");
+        throw check_failed("a batch of " + std::to_string(n) + " tokens found no memory, but changed the cells");
     }
 }
 
@@ -231,7 +231,7 @@ void try_batch(session & c, uint32_t n, bool can_look) {
 
 void kv_check_no_memory(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
-        throw check_skipped("no allocation is to fail (--fail, --limit)");
+        throw check_skipped("no failing allocation is requested (--fail, --limit)");
     }
     session_params sp = kv_check_base(s);
 
@@ -286,7 +286,7 @@ void kv_check_no_memory(side & s) {
     {
         const short_of_memory scope(s.params, s.dynamic);
         if (d.try_state(state) == 0 && s.dynamic && llama_get_memory_usage(d.ctx).n_cells_used > 0) {
-            throw check_failed("a state that was refused has left cells behind");
+            throw check_failed("a refused state has left cells");
         }
     }
     d.clear(true);

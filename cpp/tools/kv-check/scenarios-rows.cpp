@@ -13,10 +13,10 @@
 void kv_check_pages(side & s) {
     const char * storage = getenv("LLAMA_KV_DYNAMIC_STORAGE");
     if (!s.params.device.empty() || (storage != nullptr && strcmp(storage, "copy") == 0)) {
-        throw check_skipped("by copy, what is taken is a promise");
+        throw check_skipped("by copy, committed memory need not be resident");
     }
     if (resident_bytes_of_pages() < 0) {
-        throw check_skipped("what is resident is not known here");
+        throw check_skipped("the resident memory is unknown on this system");
     }
 
     session_params sp = kv_check_base(s);
@@ -34,7 +34,7 @@ void kv_check_pages(side & s) {
     const auto expect = [&](const std::string & when) {
         const int64_t n_stray = n_there() - (n_taken() - n_other);
         if (s.dynamic && n_stray > 0) {
-            throw check_failed(when + ", " + std::to_string(n_stray) + " bytes are resident that were not taken");
+            throw check_failed(when + ", " + std::to_string(n_stray) + " resident bytes were not committed");
         }
     };
 
@@ -62,7 +62,7 @@ void kv_check_pages(side & s) {
 // no longer last
 void kv_check_rows(side & s) {
     if (s.arch != "deepseek4") {
-        throw check_skipped("there is a cell for each row");
+        throw check_skipped("each row has a cell");
     }
 
     const uint32_t n_start = 512;            // rows, by copy

@@ -32,7 +32,7 @@ dataset_ptr make_dataset(const side & s, int64_t n_ctx, int64_t n) {
 
 void kv_check_train(side & s) {
     if (!s.params.train) {
-        throw check_skipped("nothing is to be trained (--train)");
+        throw check_skipped("training is not requested (--train)");
     }
 
     session_params sp = kv_check_base(s);

@@ -78,7 +78,7 @@ void must_refuse(side & s, session & c, const cell_types & to) {
         throw check_failed("no context can be created with " + to_string(to) + ", but one can be changed to it");
     }
     if (c.state_get() != before) {
-        throw check_failed("a change to " + to_string(to) + " is refused, and yet something has changed");
+        throw check_failed("a change to " + to_string(to) + " is refused, but something has changed");
     }
     s.out.value("refused", 1);
 }
@@ -95,7 +95,7 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
     if (s.is_recurrent) {
         session c(s, sp, "recurrent");
         must_refuse(s, c, { GGML_TYPE_Q8_0, GGML_TYPE_Q8_0 });
-        throw check_skipped("recurrent state only: there are no cells with a type");
+        throw check_skipped("the model has only recurrent state, without cells");
     }
     {
         // as long as any of these checks: an earlier failure of the model is upstream's
@@ -107,7 +107,7 @@ void for_each_chain(side & s, const session_params & sp, const std::function<voi
             c.fill_seq(0, n_cells_of(s, 420));
         }
         if (c.types().k == GGML_TYPE_COUNT) {
-            throw check_skipped("the types of these cells cannot change: not on this upstream, or there are none");
+            throw check_skipped("the types of these cells cannot change: this upstream does not support it, or there are no cells");
         }
     }
     size_t n_run = 0;
@@ -270,7 +270,7 @@ static void kv_check_retype_generate(side & s) {
         for (const auto & step : steps) {
             retype(s, sp, c, step, name);
             if (!answers_as_restored(step.to) && is_exact) {
-                throw check_failed(name + ": what comes after is not what a context with these cells from the start gives");
+                throw check_failed(name + ": the continuation differs from that of a context with these cells from the start");
             }
         }
 
@@ -320,7 +320,7 @@ static void kv_check_retype_restore(side & s) {
                 to.fill_seq(0, 1);
                 native.fill_seq(0, 1);
                 if (to.logits() != native.logits()) {
-                    throw check_failed(name + what + ": what comes after is not what the converted cells give");
+                    throw check_failed(name + what + ": the continuation differs from that of the converted cells");
                 }
             }
         };
@@ -379,7 +379,7 @@ static void kv_check_retype_grow(side & s) {
         }
         const std::string diff = state_difference(kv_check_state_of(s, sp, before), after.state_get());
         if (!diff.empty()) {
-            throw check_failed(name + ": a change after the growth does not give the same as one before it: " + diff);
+            throw check_failed(name + ": a change after the growth and one before it have different results: " + diff);
         }
     });
 }
@@ -499,7 +499,7 @@ static void kv_check_retype_basis(side & s) {
         s.out.measure(name + " rms", ratio(is.rms, bound.rms));
         s.out.measure(name + " kl",  ratio(is.kl,  bound.kl));
         if (!(is.rms <= 1.5*bound.rms)) {
-            throw check_failed(name + ": over converted cells the logits are off by " + std::to_string(ratio(is.rms, bound.rms)) + " times what the type costs");
+            throw check_failed(name + ": over converted cells the logits are off by " + std::to_string(ratio(is.rms, bound.rms)) + " times the error of the type");
         }
         const state_parts right = state_convert(saved[0], step.like, step.to);
         for (const basis how : { basis::kept, basis::by_type }) {
@@ -516,7 +516,7 @@ static void kv_check_retype_basis(side & s) {
         // 1: it belongs to keys without effect on the answer, like those of an indexer that selects all cells (see
         // --override)
         if (basis.second != 1.0 && !(basis.second > 1.5)) {
-            throw check_failed("another basis (" + basis.first + ") gives " + std::to_string(basis.second) + " times the error at most: which one is right is not known");
+            throw check_failed("another basis (" + basis.first + ") gives " + std::to_string(basis.second) + " times the error at most: the right basis cannot be determined");
         }
     }
 }
@@ -541,7 +541,7 @@ static void kv_check_retype_quality(side & s) {
         s.out.measure(name + " kl from the start", bound.kl);
         if (!(is.rms <= 1.5*bound.rms) || !(is.kl <= 1.5*bound.kl + kl_slack)) {
             throw check_failed(name + ": changed, the logits are off by " + std::to_string(ratio(is.rms, bound.rms)) +
-                " times what the type from the start costs, in KL divergence by " + std::to_string(ratio(is.kl, bound.kl)) + " times");
+                " times the error of the type from the start, in KL divergence by " + std::to_string(ratio(is.kl, bound.kl)) + " times");
         }
     });
 }
@@ -585,7 +585,7 @@ static void kv_check_lost(side & s) {
         llama_batch_free(batch);
 
         if (rc != t.rc) {
-            throw check_failed("a batch that goes on after the cells were lost and " + std::string(t.what) + " gets " + std::to_string(rc));
+            throw check_failed("a batch that continues after the cells were lost and " + std::string(t.what) + " returns " + std::to_string(rc));
         }
     }
 }
@@ -598,10 +598,10 @@ static void kv_check_no_kernel(side & s) {
     const auto before = c.state_get();
     const int32_t rc = c.try_retype({ GGML_TYPE_Q5_0, GGML_TYPE_Q5_0 });
     if (rc == LLAMA_MEMORY_TYPE_OK) {
-        throw check_skipped("there is such a kernel");
+        throw check_skipped("the device has such a kernel");
     }
     if (rc != LLAMA_MEMORY_TYPE_BACKEND || c.state_get() != before) {
-        throw check_failed(std::string("a change to q5_0 is refused, and something has changed: ") + llama_memory_type_reason(rc));
+        throw check_failed(std::string("a change to q5_0 is refused, but something has changed: ") + llama_memory_type_reason(rc));
     }
     c.generate(2);
 }
@@ -609,7 +609,7 @@ static void kv_check_no_kernel(side & s) {
 // let an allocation fail (--fail): either all has changed or nothing, and the context continues
 static void kv_check_retype_fail(side & s) {
     if (s.params.fail.empty() && s.params.limit_mib == 0) {
-        throw check_skipped("no allocation is to fail (--fail, --limit)");
+        throw check_skipped("no failing allocation is requested (--fail, --limit)");
     }
     for_each_chain(s, kv_check_base(s), [&](const session_params & sp, const std::vector<retype_step> & steps, const std::string & name) {
         session c(s, sp, name);
@@ -631,7 +631,7 @@ static void kv_check_retype_fail(side & s) {
                 throw check_failed(name + ", short of memory, is refused: " + llama_memory_type_reason(rc));
             }
             if (after != before.data) {
-                throw check_failed(name + " finds no memory, and yet something has changed");
+                throw check_failed(name + " finds no memory, but something has changed");
             }
             must_be(c, sp.types);
             c.try_retype(step.to);

@@ -645,7 +645,7 @@ static void check_state_refuse(side & s) {
 
 static void check_state_device(side & s) {
     if (ggml_is_quantized(s.params.type_k) || ggml_is_quantized(s.params.type_v)) {
-        throw check_skipped("a static cache saves a part of quantized rows, a dynamic one refuses");
+        throw check_skipped("a static cache saves quantized rows incompletely, and a dynamic cache refuses");
     }
 
     session c(s, base(s), "device");
