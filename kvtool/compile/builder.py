@@ -19,9 +19,13 @@ _STAMP = "kvtool-configure.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a build did. steps: how many of ninja's steps ran; compiled: how many of them were compilations;
-    cache_hits, cache_misses: those that ccache answered or had to pass on (0 without it); no_page: why llama-server was
-    built without its web page though npm was to make it ("" for no such thing)."""
+    """Hold the result of a build.
+
+    steps: ninja's steps that ran
+    compiled: how many of them were compilations
+    cache_hits, cache_misses: the compilations that ccache found or passed on (0 without ccache)
+    no_page: why llama-server has no web page although npm was used to build it ("" if that is not the case)
+    """
 
     targets: tuple[str, ...]
     configured: bool = False
@@ -51,7 +55,10 @@ def build_tree(planned: Plan, console: Console) -> Outcome:
 
 
 def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
-    """Upstream's build goes on when npm fails; here that is an error for who asked for the page, else it is told."""
+    """Return why upstream's build has no web page; raise BuildError if the user asked for the page.
+
+    Upstream's build continues if npm fails.
+    """
     if not any(note.startswith(("no assets available", "provisioning failed")) for note in done.page):
         # 700 MB that nothing needs again before the page's sources change
         shutil.rmtree(planned.build_dir / "tools" / "ui" / "ui-src", ignore_errors=True)
@@ -69,7 +76,7 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
 
 
 def configured_page(build_dir: Path) -> bool | None:
-    """Whether a build directory was last configured with llama-server's web page; None for one that was not."""
+    """Return True if a build directory was last configured with the web page; None if it was not configured."""
     stamp = build_dir / _STAMP
     return PAGE_ON in stamp.read_text() if stamp.is_file() else None
 
@@ -97,14 +104,17 @@ def _capture_build(argv: Sequence[str | Path], planned: Plan, what: str) -> proc
 
 
 def _cmake_reason(output: str) -> str:
-    """The first error CMake names, or the last line it printed."""
+    """Return the first error that CMake names, or the last line that it printed."""
     if found := re.search(r"^(CMake Error.*?):?(?:\n\s*(.*))?$", output, re.MULTILINE):
         return ": ".join(filter(None, found.groups()))
     return output.rpartition("\n")[2]
 
 
 def _existing_targets(planned: Plan) -> tuple[str, ...]:
-    """The targets to build: the default ones that this upstream has, or the named ones, which must exist."""
+    """Return the targets to build: the default targets of this upstream, or the named ones.
+
+    Raises UsageError for an unknown name.
+    """
     listed = (planned.tools.ninja, "-C", planned.build_dir, "-t", "targets", "all")
     listing = _capture_build(listed, planned, "cannot list the targets")
     known = ninja.parse_targets(listing.stdout) | {"all"}
@@ -120,7 +130,7 @@ def _existing_targets(planned: Plan) -> tuple[str, ...]:
 
 
 def _build(planned: Plan, targets: Sequence[str], console: Console) -> ninja.OutputParser:
-    """Run ninja through cmake with a live progress bar; what its output said."""
+    """Run ninja through cmake with a live progress bar; return the parser of its output."""
     parser = ninja.OutputParser()
     # Ninja looks at the terminal for colours and counters; both are fixed here so that the output can be parsed.
     env = {**planned.env, "NINJA_STATUS": ninja.STATUS_FORMAT}

@@ -1,6 +1,6 @@
-"""How llama.cpp is configured and built, as values: backends, presets, flags, targets, the exact commands.
+"""Describe how to configure and build llama.cpp: backends, presets, flags, targets, the exact commands.
 
-Pure: nothing here runs anything, so that `kvtool build --dry-run` and the tests see what a build runs on any system.
+Pure: nothing here runs a program, so `kvtool build --dry-run` and the tests see the commands of any system.
 builder.py runs a plan.
 """
 
@@ -18,26 +18,26 @@ COMMON_FLAGS: Mapping[str, str] = {
     "LLAMA_BUILD_TESTS": "ON",  # test-llama-archs, which writes the models that verify needs, and our own unit tests
     "LLAMA_BUILD_UI": "OFF",  # the web page of llama-server; --ui turns it on, and npm then asks its registry
     "LLAMA_USE_PREBUILT_UI": "OFF",  # the same page, downloaded while the server is built
-    "LLAMA_OPENSSL": "OFF",  # https, which -hf needs: on where Toolchain.https says so
+    "LLAMA_OPENSSL": "OFF",  # https, which -hf needs: on if Toolchain.https has flags
     "GGML_RPC": "ON",  # other machines' devices, and ggml-rpc-server: upstream's releases have them
     "GGML_RPC_RDMA": "OFF",  # as with OpenSSL: over a system library
     "GGML_CCACHE": "OFF",  # the launchers below are the one way to ccache
 }
 
 PAGE_ON = "-DLLAMA_BUILD_UI=ON"
-# bin/ can be copied or moved as a whole: programs look for their libraries beside themselves
+# so that bin/ can be copied or moved as a whole: programs search for their libraries in their own folder
 _RPATH = {"Darwin": "@loader_path", "Linux": "$ORIGIN"}
 
 
 class Backend(NamedTuple):
-    """What a backend adds to the common flags. system: the only one it builds on, or "" for any."""
+    """Hold a backend's additions to the common flags. system: the only system it builds on, or "" for any."""
 
     flags: Mapping[str, str]
     languages: tuple[str, ...] = ("C", "CXX")
     system: str = ""
 
 
-# GGML_METAL is upstream's default on macOS, so every other backend says OFF: a backend means the same everywhere.
+# GGML_METAL is upstream's default on macOS, so every other backend sets OFF: a backend means the same everywhere.
 # EMBED_LIBRARY compiles the shaders at start-up from inside the library: no full Xcode needed, and bin/ can be moved.
 BACKENDS: Mapping[str, Backend] = {
     "cpu": Backend({"GGML_METAL": "OFF"}),
@@ -98,20 +98,24 @@ _PORTABLE = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIAN
 _PORTABLE_ON_A_MAC = {"GGML_NATIVE": "OFF", "CMAKE_OSX_DEPLOYMENT_TARGET": "13.3"}
 
 RPC_SERVER = "ggml-rpc-server"
-# What someone who wants the dynamic cache runs, and what verify runs. One that an older upstream lacks is left out.
+# Programs for users of the dynamic cache, and for verify. Targets that an older upstream lacks are left out.
 USER_TARGETS = ("llama-server", "llama-cli", "llama-completion", "llama-bench", "llama-perplexity", RPC_SERVER)
 VERIFY_TARGETS = ("kv-check", "test-llama-archs")
-PORTABLE_TARGETS = ("llama-quantize", "llama-gguf-split", "llama-imatrix", "llama-mtmd-cli")  # and what a user expects
+# further programs that a user expects
+PORTABLE_TARGETS = ("llama-quantize", "llama-gguf-split", "llama-imatrix", "llama-mtmd-cli")
 BENCH_TARGET = "kv-bench"  # built when it is asked for
 
-# Environment that CMake reads when it configures: part of what decides whether to configure again.
+# Environment variables that CMake reads when it configures. If they change, the build is configured again.
 _CMAKE_ENV = ("CC", "CXX", "CUDACXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CMAKE_PREFIX_PATH", "VULKAN_SDK")
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What a plan needs; flags: cache variables that tell CMake where something was found; https: those that take
-    OpenSSL, none where there is no OpenSSL."""
+    """Hold the tools of a plan.
+
+    flags: cache variables with the places of tools for CMake
+    https: cache variables that enable OpenSSL; empty without OpenSSL
+    """
 
     cmake: Path
     ninja: Path
@@ -148,7 +152,7 @@ class Plan:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Those that are named, or programs for the user, for verify, and the unit tests that cpp/ brings."""
+        """Return the named targets, or programs for the user, programs for verify, and the unit tests of cpp/."""
         if self.chosen:
             return self.chosen
         if PRESETS[self.preset].portable:  # the tests call the CPU's library, which programs here load when they start
@@ -157,7 +161,7 @@ class Plan:
 
     @property
     def flags(self) -> dict[str, str]:
-        """Every cache variable, in the order in which they are given to CMake."""
+        """Return every cache variable, in the order of CMake's command line."""
         backend, preset, tools = BACKENDS[self.backend], PRESETS[self.preset], self.tools
         system = backend.system or self.system
         out = {**preset.flags, **COMMON_FLAGS}
@@ -178,7 +182,7 @@ class Plan:
 
     @property
     def configure(self) -> tuple[str, ...]:
-        # --fresh: forget what an earlier configure left behind; objects stay, ninja compares commands
+        # --fresh: forget the results of an earlier configure; objects stay, ninja compares commands
         places = ("--fresh", "-S", str(self.tree), "-B", str(self.build_dir), "-G", "Ninja")
         tools = str(self.tools.cmake), *places, f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}"
         return (*tools, *(f"-D{name}={value}" for name, value in self.flags.items()))
@@ -202,7 +206,7 @@ class Plan:
         return PAGE_ON in self.configure
 
     def build(self, targets: Sequence[str]) -> tuple[str, ...]:
-        """The command that builds these targets."""
+        """Return the command that builds these targets."""
         where = ("--build", str(self.build_dir), "--parallel", str(self.jobs))
         return (str(self.tools.cmake), *where, "--target", *targets)
 

@@ -1,27 +1,27 @@
-"""Read what ninja prints: its counters, and the commands that failed with their output. Pure.
+"""Parse ninja's output: its counters, and the failed commands with their output. Pure.
 
-ninja without a terminal prints one line per finished step, `[3/220] Building CXX object ...`, below it what the step's
-command printed (warnings), and for a failed step
+Without a terminal, ninja prints one line per finished step, `[3/220] Building CXX object ...`, then the output of the
+step's command (warnings), and for a failed step
 
     FAILED: [code=1] src/CMakeFiles/llama.dir/llama.cpp.o
     /usr/bin/c++ -O3 ... -c ../src/llama.cpp
     ../src/llama.cpp:1:1: error: ...
 
-Several steps fail when several run at once. The total changes on the way when CMake runs again.
+Several parallel steps can fail. The total changes if CMake runs again.
 """
 
 import re
 from collections import deque
 from typing import NamedTuple
 
-# Passed as NINJA_STATUS, so that a user's own value cannot change what is parsed here.
+# Set as NINJA_STATUS, so that a user's own value cannot change the parsed lines.
 STATUS_FORMAT = "[%f/%t] "
 
 _STATUS = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 _FAILED = re.compile(r"FAILED: (?:\[code=-?\d+\] )?(.*)")
-# what ninja says itself, after the last step
+# ninja's own message after the last step
 _NINJA = re.compile(r"ninja: (.*)")
-# what upstream's scripts/ui-assets.cmake says of llama-server's web page, as a status or in a warning
+# the status or warning of upstream's scripts/ui-assets.cmake about llama-server's web page
 _PAGE = re.compile(r"^[-\s]*UI: (.*)")
 _TAIL_LINES = 40
 
@@ -35,11 +35,13 @@ class BuildStep(NamedTuple):
 
 
 class OutputParser:
-    """Takes ninja's lines one by one; a Step comes back for a status line, the rest collects.
+    """Parse ninja's lines one by one; return a Step for a status line, and collect the rest.
 
-    steps: how many ran; compiled: how many of them were compilations; page: what was said of llama-server's web page;
-    failed: what a failed step should have made, with the lines of its command and of what that printed; tail: the last
-    lines that belong to none, the reason when ninja or CMake itself failed.
+    steps: the steps that ran
+    compiled: how many of them were compilations
+    page: the messages about llama-server's web page
+    failed: the output of each failed step, with its command line and its messages
+    tail: the last lines of no step; the reason if ninja or CMake itself failed
     """
 
     def __init__(self) -> None:
@@ -75,6 +77,6 @@ def parse_targets(text: str) -> frozenset[str]:
 
 
 def short(description: str) -> str:
-    """A step's description for a progress bar: `Building CXX object src/CMakeFiles/llama.dir/x.cpp.o` is `x.cpp`."""
+    """Return a step's name for a progress bar: `Building CXX object src/CMakeFiles/llama.dir/x.cpp.o` is `x.cpp`."""
     last = description.rsplit(" ", 1)[-1].replace("\\", "/").rsplit("/", 1)[-1]
     return last.removesuffix(".obj").removesuffix(".o") or description

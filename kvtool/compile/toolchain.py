@@ -1,6 +1,6 @@
-"""What a build needs from the machine: find it, name its version, or say why it is missing and how to get it.
+"""Find the tools for a build: name their version, or report why a tool is missing and how to install it.
 
-Checked before anything starts, so that a machine that cannot build a backend gets one error with everything it lacks.
+All tools are checked before a build starts, so a single error lists everything that a backend lacks.
 """
 
 import os
@@ -18,7 +18,7 @@ from kvtool.errors import KvtoolError, MissingToolError
 
 
 def _on(debian: str, macos: str, windows: str) -> str:
-    """How to get a tool on each system; one command or one short sentence each."""
+    """Return how to install a tool on each system; one command or one short sentence each."""
     return f"Debian/Ubuntu: {debian}\nmacOS: {macos}\nWindows: {windows}"
 
 
@@ -59,7 +59,7 @@ HINTS: Mapping[str, str] = {
         "not available; use kvtool build --metal",
         "winget install Nvidia.CUDA, then open a new terminal",
     ),
-    # one answer for all parts: whoever lacks one usually lacks the others
+    # one answer for all parts, which are usually missing together
     "vulkan": _on(
         "sudo apt-get install glslc libvulkan-dev spirv-headers",
         "brew install shaderc vulkan-headers vulkan-loader spirv-headers molten-vk",
@@ -78,9 +78,9 @@ PREFIXES = ("/usr/local", "/usr", "/opt/homebrew")
 
 @dataclass(frozen=True)
 class Tool:
-    """One thing looked for. path is None when it is missing, and then `missing` says why and `how` how to get it.
+    """Describe one tool. path is None if it is missing; then `missing` has the reason, and `how` the installation.
 
-    flags: cache variables that tell CMake where it is, when CMake would not find it.
+    flags: cache variables with its place, if CMake would not find it
     """
 
     name: str
@@ -92,9 +92,9 @@ class Tool:
 
 
 def version_of(path: Path) -> str | None:
-    """The first version number a program prints of itself; "" when it prints none, None when it cannot run.
+    """Return the first version number that a program prints; "" if none, None if it does not run.
 
-    The compiler that macOS ships is a stub that fails until the command line tools are installed.
+    The compiler of macOS is a stub that fails until the command line tools are installed.
     """
     # Microsoft's cl knows no --version; called with nothing it prints its banner
     done = _ran(path) if path.stem.lower() == "cl" else _ran(path, "--version")
@@ -105,7 +105,7 @@ def version_of(path: Path) -> str | None:
 
 
 def _ran(*argv: str | Path) -> process.Completed | None:
-    """What a program prints, None where it cannot run or fails."""
+    """Return the output of a program, or None if it cannot run or fails."""
     try:
         return process.capture(argv, timeout=30)
     except KvtoolError:
@@ -113,7 +113,7 @@ def _ran(*argv: str | Path) -> process.Completed | None:
 
 
 def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
-    """A Tool from where it was found, or None; one that cannot run counts as missing."""
+    """Return a Tool for a found path or None; a program that does not run is missing."""
     if path is None:
         return Tool(name, None, missing=missing or f"{name} is not on PATH", how=how)
     if (version := version_of(path)) is None:
@@ -122,7 +122,7 @@ def look(name: str, path: Path | None, how: str, missing: str = "") -> Tool:
 
 
 def find(name: str) -> Tool:
-    """cmake and ninja, which are kvtool's own requirements, beside this Python first; ccache, npm, git on PATH."""
+    """Find a program: cmake and ninja, which kvtool requires, next to this Python first; the others on PATH."""
     path = process.program_in(name, Path(sys.executable).parent) if name in ("cmake", "ninja") else None
     return look(name, path if path and os.access(path, os.X_OK) else process.which(name), HINTS[name])
 
@@ -131,7 +131,7 @@ _COMPILERS = {"C": ("CC", ("cc", "gcc", "cl", "clang")), "C++": ("CXX", ("c++", 
 
 
 def find_compiler(language: str) -> Tool:
-    """The compiler CMake will take: $CC or $CXX, or the first of the usual names."""
+    """Return CMake's compiler: $CC or $CXX, or the first of the usual names."""
     variable, names = _COMPILERS[language]
     name = f"{language} compiler"
     if chosen := os.environ.get(variable, "").strip():
@@ -157,19 +157,19 @@ def _missing_file(name: str, wanted: str, places: Sequence[Path], how: str) -> T
 
 
 def _find_file(name: str, patterns: Sequence[str], prefixes: Sequence[Path], how: str) -> Tool:
-    """A file below one of the prefixes where CMake looks."""
+    """Find a file below one of the prefixes where CMake searches."""
     found = (path for prefix in prefixes for pattern in patterns for path in prefix.glob(pattern))
     path = next(found, None)
     return _missing_file(name, patterns[0], prefixes, how) if path is None else Tool(name, path)
 
 
 def _paths(variable: str) -> list[Path]:
-    """The directories that an environment variable names."""
+    """Return the directories of an environment variable."""
     return [Path(place) for place in os.environ.get(variable, "").split(os.pathsep) if place]
 
 
 def _prefixes(*first: Path) -> list[Path]:
-    """Where CMake looks for headers and packages: named places, then the system's."""
+    """Return CMake's prefixes for headers and packages: named places, then the system's."""
     return [*first, *_paths("CMAKE_PREFIX_PATH"), *map(Path, PREFIXES)]
 
 
@@ -177,12 +177,12 @@ def _prefixes(*first: Path) -> list[Path]:
 
 
 def _cuda_homes() -> list[Path]:
-    """Toolkits: named, installed, and NVIDIA's packages from PyPI beside kvtool."""
+    """Return CUDA toolkits: named, installed, and NVIDIA's packages from PyPI next to kvtool."""
     return [*_paths("CUDA_PATH"), *_paths("CUDA_HOME"), CUDA_BIN.parent, *sorted(SITE.glob("nvidia/cu*"))]
 
 
 def _find_cuda() -> tuple[Tool, ...]:
-    """nvcc of $CUDACXX, on PATH, or where the toolkit installs itself; and what belongs to it."""
+    """Find nvcc ($CUDACXX, on PATH, or in the toolkit's usual place) and the parts that belong to it."""
     on_path = process.which(os.environ.get("CUDACXX") or "nvcc")
     path = on_path or process.program_in("nvcc", *(home / "bin" for home in _cuda_homes()))
     why = f"nvcc is not on PATH, in $CUDA_PATH, in {CUDA_BIN} or in {SITE}/nvidia"
@@ -194,7 +194,8 @@ def _find_cuda() -> tuple[Tool, ...]:
     where = {} if on_path else {"CMAKE_CUDA_COMPILER": str(path)}
     gpus = _ran("nvidia-smi", "-L")
     models = {} if gpus and "GPU" in gpus.stdout else {"CMAKE_CUDA_ARCHITECTURES": "all-major"}
-    # the toolkit comes in parts: nvcc may be there without the libraries; and nvcc on PATH may be a wrapper of another
+    # the toolkit has several parts: nvcc may be installed without the libraries, and nvcc on PATH may wrap another
+    # nvcc
     home = nvcc.path.resolve().parent.parent
     headers = ("include/cublas_v2.h", "targets/*/include/cublas_v2.h")
     cublas = _find_file("cuBLAS (part of the CUDA toolkit)", headers, _prefixes(home, *_cuda_homes()), HINTS["nvcc"])
@@ -224,7 +225,7 @@ def _unlinked(home: Path) -> tuple[Tool, ...]:
 
 # --- Vulkan ------------------------------------------------------------------------------------------------------
 
-# The newest name that ggml-vulkan takes from the headers; Debian 12's (1.3.239) do not have it.
+# The newest name that ggml-vulkan uses from the headers; Debian 12's headers (1.3.239) do not have it.
 _VULKAN_NAME = "VkLayerSettingEXT"
 _NEW_HEADERS = (
     "newer ones are headers alone, the loader that is installed serves: git clone --depth 1 -b v1.4.309 "
@@ -248,10 +249,10 @@ def _find_vulkan() -> tuple[Tool, ...]:
 
 
 def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
-    """The first headers that have what ggml-vulkan needs; CMake, left alone, takes the first of any age."""
+    """Find the first headers that are new enough for ggml-vulkan; CMake would use the first of any age."""
     name = "Vulkan headers"
     places = [*_paths("CPATH"), *(prefix / folder for prefix in prefixes for folder in ("include", "Include"))]
-    files = ("vulkan.hpp", "vulkan_core.h")  # the second comes with the first, and has the names of both
+    files = ("vulkan.hpp", "vulkan_core.h")  # the second is part of the same package, and has the names of both
     there = [place for place in dict.fromkeys(places) if all((place / "vulkan" / file).is_file() for file in files)]
     if not there:
         return _missing_file(name, "vulkan/vulkan.hpp", places, HINTS["vulkan"])
@@ -268,26 +269,26 @@ def _find_vulkan_headers(prefixes: Sequence[Path]) -> Tool:
 def _find_metal(system: str) -> Tool:
     if system != "Darwin":
         return Tool("Metal", None, missing=f"Metal exists on macOS only, and this is {system}", how=_ON_A_MAC)
-    # the frameworks come with the command line tools; Xcode itself is not needed
+    # the command line tools contain the frameworks; Xcode itself is not needed
     if (sdk := _ran("xcrun", "--show-sdk-path")) and sdk.stdout.strip():
         return Tool("Metal", Path(sdk.stdout.strip()))
     return Tool("Metal", None, missing="xcrun finds no macOS SDK", how="xcode-select --install")
 
 
 def backend_tools(backend: str, system: str) -> tuple[Tool, ...]:
-    """What `backend` needs beyond the compilers, cmake and ninja."""
+    """Return the tools that `backend` needs in addition to the compilers, cmake and ninja."""
     if backend == "metal":
         return (_find_metal(system),)
     return {"cuda": _find_cuda, "vulkan": _find_vulkan}.get(backend, tuple)()
 
 
 def builders() -> tuple[Tool, ...]:
-    """What every build needs."""
+    """Return the tools that every build needs."""
     return (find_compiler("C"), find_compiler("C++"), find("cmake"), find("ninja"))
 
 
 def tools_of(backend: str, system: str) -> tuple[Tool, ...]:
-    """All that a build of `backend` needs; where the system rules it out, nothing else is worth saying."""
+    """Return all tools for `backend`; only the backend's own if this system cannot build the backend."""
     extra = backend_tools(backend, system)
     return extra if BACKENDS[backend].system not in ("", system) else (*builders(), *extra)
 
@@ -298,7 +299,7 @@ def _demand(what: str, tools: Sequence[Tool], *instead: str) -> None:
         raise MissingToolError(
             f"cannot {what} here: no {', '.join(tool.name for tool in missing)}",
             why="; ".join(tool.missing for tool in missing),
-            # a compiler and the C++ compiler come from the same place: say it once
+            # the C compiler and the C++ compiler have the same source: print it once
             next_step="\n".join(dict.fromkeys((*(tool.how for tool in missing), *instead))),
         )
 
@@ -311,7 +312,7 @@ def require(backend: str, system: str | None = None) -> Toolchain:
 
 
 def require_git() -> None:
-    """MissingToolError unless git can do what a rebase needs."""
+    """Raise MissingToolError unless git supports a rebase."""
     _demand("move a series", [find_git()])
 
 
@@ -322,7 +323,7 @@ def require_npm() -> None:
 
 
 def find_openssl() -> Tool:
-    """OpenSSL's headers; CMake finds the libraries beside them, but for Homebrew's, which it does not look for."""
+    """Find OpenSSL's headers. CMake finds the libraries next to them, except Homebrew's."""
     kegs = [Path(prefix, "opt/openssl@3") for prefix in PREFIXES]
     places = _prefixes(*_paths("OPENSSL_ROOT_DIR"), *kegs)
     tool = _find_file("openssl", ("include/openssl/opensslv.h",), places, HINTS["openssl"])
@@ -335,12 +336,12 @@ def find_openssl() -> Tool:
 
 
 def for_dry_run(backend: str, system: str | None = None) -> Toolchain:
-    """What is here: a dry run says what would run where everything is installed."""
+    """Return the available tools: a dry run prints the commands of a machine with everything installed."""
     return _toolchain((find("cmake"), find("ninja"), *backend_tools(backend, system or platform.system())))
 
 
 def _toolchain(tools: Sequence[Tool]) -> Toolchain:
-    """What was found, and bare names for what was not."""
+    """Return the found tools, with bare names for missing tools."""
     found = {tool.name: tool.path for tool in tools}
     flags = {name: value for tool in tools for name, value in tool.flags.items()}
     cmake, ninja = (found[name] or Path(name) for name in ("cmake", "ninja"))
