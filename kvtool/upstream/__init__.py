@@ -1,1 +1,1 @@
-"""Where llama.cpp comes from, and what pins it."""
+"""Get llama.cpp from its sources, and check it against the lock."""

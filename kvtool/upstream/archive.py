@@ -1,4 +1,4 @@
-"""Take upstream's tree out of a package: a file out of an npm tarball, a folder of a source archive into git."""
+"""Extract upstream's tree from a package: a file of an npm tarball, a folder of a source archive into git."""
 
 import lzma
 import shutil
@@ -38,10 +38,10 @@ def extract_file(package: Path, member: str, target: Path) -> None:
 
 
 def write_import(package: Path, folder: str, target: Path, ref: str) -> None:
-    """Turn a folder of a source archive into a `git fast-import` stream that makes one commit at `ref`.
+    """Turn a folder of a source archive into a `git fast-import` stream with one commit at `ref`.
 
-    So neither .gitignore nor line-ending settings nor the file system have a say in the tree. A .git at the folder's
-    top (a submodule's pointer) is left out.
+    So .gitignore, line-ending settings and the file system do not affect the tree. A .git at the folder's top (a
+    submodule's pointer) is left out.
     """
     count = 0
     with _reading(package) as tar, target.open("wb") as out:

@@ -26,7 +26,7 @@ _DENIED = re.compile(r"dubious ownership|Permission denied|not permitted|Input/o
 
 
 def ref_of(tag: str) -> str:
-    """The ref of a tag's base commit."""
+    """Return the ref of a tag's base commit."""
     return f"refs/kvtool/upstream/{tag}"
 
 
@@ -39,7 +39,7 @@ class Cache:
         self.git = Git(self.repo)
 
     def base(self, upstream: Upstream) -> str | None:
-        """The base commit of this upstream if it is here, is the tree the lock names, and lacks no object."""
+        """Return the base commit of this upstream if it is cached, complete, and has the tree of the lock."""
         if not (self.repo / "HEAD").is_file():
             return None
         commit = self.git.resolve(ref_of(upstream.tag) + "^{commit}")
@@ -58,7 +58,7 @@ class Cache:
                 yield Path(name)
 
     def _sweep(self) -> None:
-        """Remove what a killed process left. Only under the lock, so nobody else is using it."""
+        """Remove leftovers of a killed process. The caller holds the lock, so no other process uses the cache."""
         shutil.rmtree(self.tmp, ignore_errors=True)
         self.tmp.mkdir(parents=True, exist_ok=True)
         if self.repo.is_dir():
@@ -68,7 +68,7 @@ class Cache:
                 path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove what a killed process left, unless somebody is at work; never waits, never fails."""
+        """Remove leftovers of a killed process, unless another process works here; never wait, never fail."""
         with contextlib.suppress(OSError, filelock.Timeout):
             if any(self.tmp.iterdir()):
                 with filelock.FileLock(self.root / "cache.lock", timeout=0):

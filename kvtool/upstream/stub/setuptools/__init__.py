@@ -1,1 +1,1 @@
-"""Stands in for setuptools while pip downloads a source archive, so that nothing of the archive is executed."""
+"""Replace setuptools while pip downloads a source archive, so that no code of the archive runs."""
