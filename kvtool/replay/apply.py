@@ -275,7 +275,7 @@ def replay(scratch: Scratch, base: str, series: Series, message: str = NEW_FILES
 def _name_later_patches(
     builder: Builder, report: PatchReport, failed: LoadedPatch, later: Sequence[LoadedPatch]
 ) -> PatchReport:
-    """Return the report of a conflict, with the patches that are listed later and must come first, if there are any."""
+    """Return the report of a conflict, with the later patches that must be applied first, if there are any."""
     needed = _patches_needed(builder, failed, [loaded for loaded in later if loaded.wanted])
     if not needed:
         return report
@@ -286,7 +286,7 @@ def _name_later_patches(
 
 
 def _patches_needed(builder: Builder, failed: LoadedPatch, later: Sequence[LoadedPatch]) -> list[str]:
-    """Return the fewest of some patches that make a failed patch apply if they come first; none if they do not."""
+    """Return the smallest set of later patches that makes a failed patch apply; empty if there is none."""
     paths = {file.path for file in parse_diff(failed.mail.diff)}
     near = [loaded for loaded in later if paths & {file.path for file in parse_diff(loaded.mail.diff)}]
 

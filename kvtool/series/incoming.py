@@ -47,7 +47,7 @@ class IncomingPatch(Authored):
         return _NUMBER.sub("", self.file.name.removesuffix(self.file.suffix)) or self.file.stem
 
     def in_file(self, text: str) -> str:
-        """Replace line numbers of git's message about the diff by those of the file."""
+        """Replace line numbers of git's message about the diff by line numbers of the file."""
         return re.sub(r"\bat line (\d+)", lambda found: f"at line {int(found[1]) + self.first_line - 1}", text)
 
 

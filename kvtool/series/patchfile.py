@@ -38,7 +38,7 @@ class Authored:
 
     @property
     def subject(self) -> str:
-        """Return the subject as git does: the first paragraph as one line."""
+        """Return the subject like git: the first paragraph as one line."""
         return " ".join(map(str.rstrip, takewhile(str.strip, self.message.lstrip("\n").split("\n")))).strip()
 
 
@@ -202,7 +202,7 @@ _BOTH = re.compile(rb'diff --git (?:a/(?P<plain>.*) b/(?P=plain)|"a/(?P<quoted>.
 
 
 def unquote_name(name: bytes) -> bytes:
-    """Undo git's quoting of a file name in a diff: "say \\"hi\\".txt" with its quotes becomes the name itself."""
+    """Undo git's quoting of a file name in a diff, including backslash escapes."""
     if not (len(name) > 1 and name.startswith(b'"') and name.endswith(b'"')):
         return name
 
