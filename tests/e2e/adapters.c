@@ -1,7 +1,9 @@
-// Adapters make graphs larger, and what llama.cpp reserves follows with the next batch. What comes before that builds graphs too
+// Check adapters, which enlarge graphs. llama.cpp enlarges its reserve with the next batch, but other operations build
+// graphs earlier
 //
-// adapters MODEL ADAPTER WHAT   what comes before it: a change of types, a state of other types, or the step back up of a budget
-//                               says what it returned, and llama_decode() after it
+// adapters MODEL ADAPTER WHAT   perform the operation WHAT before a batch: a change of types, a state of other types, or
+//                               the return of a budget to larger types. print its result, and that of the next
+//                               llama_decode()
 
 #include "llama-kv.h"
 #include "llama.h"
@@ -76,7 +78,7 @@ int main(int argc, char ** argv) {
     decode_many(ctx, has_budget ? 30 : 1);
 
     if (has_state) {
-        // a static cache reads it in its own types
+        // a static cache reads the state in its own types
         const size_t size = llama_state_seq_get_size(ctx, 0);
         uint8_t *    data = malloc(size);
         llama_state_seq_get_data(ctx, data, size, 0);

@@ -1,8 +1,8 @@
-// A state that ends too early leaves nothing behind, in any of the caches of a context.
+// Check that a truncated state leaves nothing in any of the caches of a context.
 //
 //   cut_states MODEL
 //
-// Exit code: 0 so it is
+// Exit code: 0 if the check passes
 
 #include "dynamic.h"
 
@@ -20,7 +20,7 @@ static llama_context * create(llama_model * model) {
     return llama_init_from_model(model, params);
 }
 
-// the logits of the last of the tokens [0, n)
+// return the logits of the last of the tokens [0, n)
 static std::vector<float> decode(llama_context * ctx, int n) {
     std::vector<llama_token> tokens;
     for (int i = 0; i < n; ++i) {
@@ -54,7 +54,7 @@ int main(int, char ** argv) {
     const auto      expected = decode(fresh, 700);
     llama_free(fresh);
 
-    // in the cells, among the rows, and before the last of them
+    // in the cells, among the rows, and before the last row
     for (const bool is_whole : { true, false }) {
         const auto & state = is_whole ? whole : seq;
 
@@ -63,7 +63,7 @@ int main(int, char ** argv) {
 
             const size_t n_read = is_whole ? llama_state_set_data(ctx, state.data(), size) : llama_state_seq_set_data(ctx, state.data(), size, 0);
 
-            // what is there can be saved, and a conversation begins anew
+            // the remaining state can be saved, and a conversation can start again
             std::vector<uint8_t> left(llama_state_get_size(ctx));
             const bool is_saved = llama_state_get_data(ctx, left.data(), left.size()) == left.size();
 

@@ -1,4 +1,4 @@
-// What the programs of this folder begin with: a model, without a log, and contexts that grow
+// The common start of the programs in this folder: a model, without a log, and contexts that grow
 
 #pragma once
 
@@ -14,7 +14,7 @@ static inline llama_model * load_model(const char * path) {
     return llama_model_load_from_file(path, llama_model_default_params());
 }
 
-// one thread, flash attention
+// use one thread, and flash attention
 static inline llama_context_params dynamic_params(uint32_t n_ctx) {
     auto params = llama_context_default_params();
     params.n_ctx           = n_ctx;

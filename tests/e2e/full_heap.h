@@ -1,4 +1,4 @@
-// operator new of a program: the N-th allocation, of those that are large enough, fails, once or with all that come after it
+// operator new of a program: the N-th large enough allocation fails, once or with all later ones
 
 #pragma once
 
@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <new>
 
-static std::atomic<long> n_left = -1; // until one fails, -1: none does
+static std::atomic<long> n_left = -1; // until one fails, -1: none fails
 
-static size_t n_bytes_least = 0; // of those
+static size_t n_bytes_least = 0; // minimum size of these allocations
 static size_t n_bytes_most  = SIZE_MAX;
 static bool   is_for_good   = false;
 

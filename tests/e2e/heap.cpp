@@ -1,9 +1,9 @@
-// The N-th allocation on the heap fails once while cells are freed: for each N, the tokens after it are those of a context where
-// nothing failed. By copy all caches of the context get smaller, or none does: their graphs need one size.
+// Let the N-th heap allocation fail once while cells are freed: for each N, the next tokens are those of a context
+// without a failure. By copy, either all caches of the context shrink or none, because their graphs need one size.
 //
-// What says how much a context takes answers with zeros where an allocation fails, and throws through no C function.
+// If an allocation fails, the functions that report the memory of a context return zeros, and no C function throws.
 //
-//   heap MODEL  prints the number of allocations that failed
+//   heap MODEL  prints the number of failed allocations
 
 #include "dynamic.h"
 #include "full_heap.h"
@@ -14,7 +14,7 @@
 #include <cstring>
 #include <vector>
 
-static int n_smaller = 0; // caches, while cells are freed
+static int n_smaller = 0; // caches that shrank while cells were freed
 
 static bool decode(llama_context * ctx, int pos, int n) {
     bool res = true;
@@ -50,7 +50,7 @@ static bool counts(const llama_context * ctx) {
 
 struct result {
     int                n_smaller;
-    std::vector<float> logits; // of a token after it
+    std::vector<float> logits; // of a later token
 
     bool has_failed;
 };

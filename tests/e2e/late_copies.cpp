@@ -1,14 +1,15 @@
-// Copies of streams that find no memory wait for the next batch. What comes after is what it is where they have not waited.
+// Check copies of streams that wait for memory until the next batch. The results are those of copies without a wait.
 //
-//   late_copies MODEL shift    a K-shift waits behind a copy, and a batch is refused that was tried on cells which the window has
-//                              left: they are shifted all the same
-//   late_copies MODEL rows     a sequence whose copy waits is removed, and gets the cells of another one (DSV4, rows without cells)
-//   late_copies MODEL N+       the N-th allocation of the copies and all after it fail: those that found no memory are made with the
-//                              next batch. prints whether one was refused
-//   late_copies MODEL heap     three copies wait, and the N-th allocation on the heap fails once in the batch that tries to make
-//                              them: for each N, all three are made later. prints the number of allocations that failed
+//   late_copies MODEL shift    a K-shift waits after a copy, and a batch fails that used cells outside of the window:
+//                              these cells must be shifted, too
+//   late_copies MODEL rows     a sequence with a waiting copy is removed, and receives the cells of another sequence
+//                              (DSV4, rows without cells)
+//   late_copies MODEL N+       the N-th allocation of the copies and all later ones fail: the failed copies are performed
+//                              with the next batch. prints whether one was refused
+//   late_copies MODEL heap     three copies wait, and the N-th heap allocation fails once in the batch that performs them:
+//                              for each N, all three are performed later. prints the number of failed allocations
 //
-// Exit code: 0 the same logits
+// Exit code: 0 if the logits are equal
 
 #include "dynamic.h"
 #include "full_heap.h"
@@ -29,7 +30,7 @@ static llama_context * create(llama_model * model, uint32_t n_ctx, uint32_t n_se
     return llama_init_from_model(model, params);
 }
 
-// what llama_decode() returns for the tokens [p0, p0 + n) of a sequence. their logits go to the end of res
+// return the result of llama_decode() for the tokens [p0, p0 + n) of a sequence. append their logits to res
 static int decode(llama_context * ctx, llama_seq_id seq_id, llama_pos p0, int n, std::vector<float> * res = nullptr) {
     llama_batch batch = llama_batch_init(n, 0, 1);
     batch.n_tokens = n;
@@ -69,13 +70,13 @@ static std::vector<float> shift(llama_model * model, bool is_short) {
     if (is_short) {
         setenv("LLAMA_KV_DYNAMIC_FAIL", "1+", 1);
         if (decode(ctx, 0, 400, 110) != 1) {
-            exit(2); // it was not refused
+            exit(2); // the request was not refused
         }
         unsetenv("LLAMA_KV_DYNAMIC_FAIL");
     }
 
     std::vector<float> res;
-    decode(ctx, 2, 0, 1); // the copy and the shift are made
+    decode(ctx, 2, 0, 1); // performs the copy and the shift
     llama_memory_seq_rm(mem, 0, 40, -1); // back to where those cells are in the window
     decode(ctx, 0, 40, 1, &res);
 
@@ -98,11 +99,11 @@ static std::vector<float> rows(llama_model * model, bool is_short) {
     if (is_short) {
         setenv("LLAMA_KV_DYNAMIC_FAIL", "1+", 1);
         if (decode(ctx, 3, 0, 1) != 1) {
-            exit(2); // it was not refused
+            exit(2); // the request was not refused
         }
         unsetenv("LLAMA_KV_DYNAMIC_FAIL");
     } else {
-        decode(ctx, 3, 0, 1); // the copy is made
+        decode(ctx, 3, 0, 1); // performs the copy
     }
 
     llama_memory_seq_rm(mem, 0, -1, -1);
@@ -121,7 +122,7 @@ static std::vector<float> rows(llama_model * model, bool is_short) {
     return res;
 }
 
-// which: of the allocations fail, null: none
+// which: the failing allocations, null: none
 static std::vector<float> part(llama_model * model, const char * which, bool & is_late) {
     llama_context * ctx = create(model, 1024, 2);
 
@@ -135,7 +136,7 @@ static std::vector<float> part(llama_model * model, const char * which, bool & i
     unsetenv("LLAMA_KV_DYNAMIC_FAIL");
 
     if (is_late && decode(ctx, 1, 400, 1) != 0) {
-        exit(2); // there is memory again
+        exit(2); // memory is available again
     }
 
     std::vector<float> res;

@@ -1,9 +1,11 @@
-// Cells become quantized while the context lives: what cannot go on with such cells is refused.
+// Check cells that become quantized during the life of a context: operations that do not support such cells are
+// refused.
 //
-//   quantized MODEL device   a state on the device would have a part of their rows: there is none. with f16 again there is
-//   quantized MODEL decoder  attention without flash attention, whatever the context says (T5), reads no quantized V
+//   quantized MODEL device   a state on the device is refused, because it would be incomplete. it works again with f16
+//   quantized MODEL decoder  a quantized V is refused if attention does not use flash attention, although the context
+//                            reports it (T5)
 //
-// Exit code: 0 so it is
+// Exit code: 0 if the check passes
 
 #include "dynamic.h"
 
@@ -11,7 +13,7 @@
 #include <cstring>
 #include <vector>
 
-// some more tokens
+// decode some more tokens
 static bool decode(llama_context * ctx) {
     std::vector<llama_token> tokens(10, 5);
 

@@ -38,7 +38,7 @@ def same(answer: dict[str, Any], how: str) -> None:
 @pytest.mark.parametrize(
     "args",
     [(), ("--seqs", "4"), ("-ctk", "q8_0", "-ctv", "q8_0"), ("-ngl", "1")],
-    ids=["one-stream", "four-streams", "quantized", "one-layer-there"],
+    ids=["one-stream", "four-streams", "quantized", "one-layer-on-device"],
 )
 @pytest.mark.parametrize("toy", TOYS)
 def test_in_place_growth_is_equal(real: Real, toy: str, args: tuple[str, ...]) -> None:
@@ -53,7 +53,7 @@ def test_in_place_growth_of_slow_classes(real: Real, toy: str) -> None:
 @pytest.mark.parametrize(
     "args",
     [THERE, ("-fa", "off", *PAGES_OF_4K), ("--storage", "inplace", "--fake-device", "1024,0", "--device", "FAKE0")],
-    ids=["not-asked-for", "transposed-V", "no-pages"],
+    ids=["default", "transposed-V", "no-pages"],
 )
 def test_copy_growth_is_equal(real: Real, args: tuple[str, ...]) -> None:
     same(kv_check(real, "llama-dense", CHECKS, *args), "by copy")

@@ -124,7 +124,7 @@ def test_request_continues_without_checkpoint(
         (prompt(800, 1850), {"n_predict": 8, "n_cmpl": 2}),
         (CLEAR, {"n_predict": 900}),  # a part is computed together with another text
     ],
-    ids=["waits", "waits for two texts", "is paused"],
+    ids=["waits", "waits-for-two-texts", "is-paused"],
 )
 def test_request_waiting_for_cells_survives(
     real: Real,

@@ -1,12 +1,13 @@
-// The N-th large allocation on the heap fails once in a change of types: either all caches have changed or none has, and the tokens
-// after it are those of a context that was changed, or not changed, without a failure. A budget that nothing fits costs no precision.
+// Let the N-th large heap allocation fail once in a change of types: either all caches have changed or none has. The
+// next tokens are those of a context that was changed, or not changed, without a failure. A budget that is too small
+// for every type costs no precision.
 //
-//   types_heap MODEL        prints the number of changes that failed
-//   types_heap MODEL rest   the same for the N-th small one and all after it, where N is 0, 20, 40, ... not for ggml's buffers: the allocator
-//                           of its graphs, in C, does not expect that one cannot be had
-//   types_heap MODEL rungs  a growth that no type makes room for: the types stay
+//   types_heap MODEL        prints the number of failed changes
+//   types_heap MODEL rest   the same for the N-th small allocation and all later ones, where N is 0, 20, 40, ... except
+//                           ggml's buffers: the allocator of its graphs, in C, does not handle a failure
+//   types_heap MODEL rungs  a growth that fits with no type: the types stay
 //
-// Exit code: 0 so it is
+// Exit code: 0 if the check passes
 
 #include "dynamic.h"
 #include "full_heap.h"
@@ -33,7 +34,7 @@ static int decode(llama_context * ctx, int pos, int n) {
     return llama_decode(ctx, llama_batch_get_one(tokens.data(), n));
 }
 
-// from, to: the change at hand. n: of the allocation that fails. the logits of a token after it
+// from, to: the tested change. n: index of the failing allocation. returns the logits of a later token
 static std::vector<float> change(llama_model * model, ggml_type from, ggml_type to, long n, int32_t & res, bool & has_failed) {
     llama_context * ctx = create(model);
 
@@ -91,7 +92,7 @@ int main(int argc, char ** argv) {
     }
 
     is_for_good   = argc > 2;
-    n_bytes_least = is_for_good ? 0 : 16*1024; // the matrices of a rotation, and little else
+    n_bytes_least = is_for_good ? 0 : 16*1024; // almost only the matrices of a rotation
     n_bytes_most  = is_for_good ? 64 : SIZE_MAX;
     const long step = is_for_good ? 20 : 1;
 
@@ -111,7 +112,7 @@ int main(int argc, char ** argv) {
                 break;
             }
             if (res == LLAMA_MEMORY_TYPE_LOST) {
-                continue; // the batches began anew
+                continue; // the batches started again
             }
             if (logits != (res == LLAMA_MEMORY_TYPE_OK ? changed : stays)) {
                 fprintf(stderr, "%s to %s, %ld: other logits\n", ggml_type_name(from), ggml_type_name(to), n);

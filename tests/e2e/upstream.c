@@ -1,6 +1,6 @@
-// A program that knows upstream's llama.h alone, as bindings do: it loads this libllama in the place of upstream's
+// A program that is compiled with upstream's llama.h, like bindings: it loads this libllama instead of upstream's
 //
-// upstream MODEL   says how many bytes of the context's parameters are not upstream's, and what llama_decode() returned
+// upstream MODEL   prints how many bytes of the context's parameters differ from upstream's, and the result of llama_decode()
 
 #include "llama.h"
 

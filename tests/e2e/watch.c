@@ -1,8 +1,9 @@
-// Loaded before llama.cpp's libraries (LD_PRELOAD): sees what a CPU cannot show, that a KV cache is touched while a batch is
-// computed. A CPU has finished when the call returns; here it has when somebody waited for it.
+// Load this library before llama.cpp's libraries (LD_PRELOAD) to detect accesses to a KV cache during the computation
+// of a batch, which a CPU hides. A CPU has finished when the call returns; here, a computation lasts until a wait for
+// it.
 //
-// KV_WATCH=1           abort when storage of a KV cache moves, or goes back, during a computation
-// KV_WATCH=no-reserve  no compute buffers can be had while LLAMA_KV_DYNAMIC_FAIL is set
+// KV_WATCH=1           abort if storage of a KV cache is moved or freed during a computation
+// KV_WATCH=no-reserve  let compute buffers fail while LLAMA_KV_DYNAMIC_FAIL is set
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -136,7 +136,7 @@ def test_dropped_patch_with_dependent(applied: Tiny, kvtool) -> None:
 
 
 @pytest.mark.parametrize("how", ["entry", "until"])
-@pytest.mark.parametrize("again", [False, True], ids=["as it was", "made again"])
+@pytest.mark.parametrize("again", [False, True], ids=["unchanged", "committed-again"])
 def test_patch_dropped_in_project_stays_dropped(applied: Tiny, kvtool, how: str, again: bool) -> None:
     if again:
         git(applied.tree, "commit", "-q", "--amend", "--no-edit", "--reset-author")
