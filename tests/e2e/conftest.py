@@ -147,19 +147,19 @@ def model(real: Real) -> Path:
 
 
 @pytest.fixture(scope="session")
-def mute(real: Real) -> Path:
+def no_vocab_model(real: Real) -> Path:
     """Return a model with 64 KiB per cell, a training context of 262144 tokens and no vocabulary."""
     return models.cache_model(models.QWEN35_27B, real.work)
 
 
 @pytest.fixture(scope="session")
-def wide(real: Real, mute: Path) -> Path:
-    """Return the model of `mute` with a vocabulary. Its cache is most of a server's memory."""
-    return real.with_vocabulary(mute)
+def large_cell_model(real: Real, no_vocab_model: Path) -> Path:
+    """Return the model of `no_vocab_model` with a vocabulary. Its cache is most of a server's memory."""
+    return real.with_vocabulary(no_vocab_model)
 
 
 @pytest.fixture(scope="session")
-def sight(real: Real, model: Path) -> Path:
+def mmproj(real: Real, model: Path) -> Path:
     """Return a projector for `model`."""
     return projector(model, real.work)
 

@@ -19,21 +19,30 @@ from tests.e2e.conftest import Real
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the address space of a process")
 
 
-def no_memory(real: Real, mute: Path, limit: int) -> tuple[int, dict[str, Any], str]:
+def no_memory(real: Real, no_vocab_model: Path, limit: int) -> tuple[int, dict[str, Any], str]:
     """Run kv-check's no-memory with this many MiB to grow into. Return the exit code, answer and log."""
-    argv: list[str | Path] = [real.bin / "kv-check", "-m", mute, "--checks", "no-memory", "--storage", "copy", "-v"]
+    argv: list[str | Path] = [
+        real.bin / "kv-check",
+        "-m",
+        no_vocab_model,
+        "--checks",
+        "no-memory",
+        "--storage",
+        "copy",
+        "-v",
+    ]
     done = subprocess.run([*argv, "--quick", "--limit", str(limit)], capture_output=True, text=True)
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 20])
-def test_refused_memory_loses_nothing(real: Real, mute: Path, limit: int) -> None:
-    code, answer, log = no_memory(real, mute, limit)
+def test_refused_memory_loses_nothing(real: Real, no_vocab_model: Path, limit: int) -> None:
+    code, answer, log = no_memory(real, no_vocab_model, limit)
     assert (code, answer["status"]) == (0, "same"), answer["reason"]
     assert "not enough memory" in log
 
 
-def test_enough_memory_never_fails(real: Real, mute: Path) -> None:
-    code, answer, log = no_memory(real, mute, 4096)
+def test_enough_memory_never_fails(real: Real, no_vocab_model: Path) -> None:
+    code, answer, log = no_memory(real, no_vocab_model, 4096)
     assert (code, answer["status"]) == (0, "same"), answer["reason"]
     assert "not enough memory" not in log

@@ -41,9 +41,9 @@ def n_ctx(server: LlamaServer) -> int:
     ],
 )
 def test_context_size_from_limits(
-    real: Real, mute: Path, tmp_path: Path, args: tuple[str, ...], cells: range | tuple[int, ...]
+    real: Real, no_vocab_model: Path, tmp_path: Path, args: tuple[str, ...], cells: range | tuple[int, ...]
 ) -> None:
-    with serving(real, mute, tmp_path / "log", *PLAIN, "--no-jinja", *args, "--kv-dynamic") as server:
+    with serving(real, no_vocab_model, tmp_path / "log", *PLAIN, "--no-jinja", *args, "--kv-dynamic") as server:
         assert n_ctx(server) in cells
 
 
@@ -95,7 +95,9 @@ def test_props_report_budget(real: Real, model: Path, tmp_path: Path) -> None:
         assert "kv_budget" not in props(server)
 
 
-def test_limits_from_environment(real: Real, mute: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_from_environment(
+    real: Real, no_vocab_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {
         "KV_BUDGET": "100",
         "KV_AUTO_QUANT": "q4_0",
@@ -103,7 +105,7 @@ def test_limits_from_environment(real: Real, mute: Path, tmp_path: Path, monkeyp
         "KV_CACHE_DEMAND_PAGED": "1",
     }.items():
         monkeypatch.setenv(f"LLAMA_ARG_{name}", value)
-    with serving(real, mute, tmp_path / "log", *PLAIN, "--no-jinja") as server:
+    with serving(real, no_vocab_model, tmp_path / "log", *PLAIN, "--no-jinja") as server:
         said = props(server)
         assert said["kv_budget"]["types"] == ["q4_0"]
         assert n_ctx(server) == 2816  # whole blocks of 256, at most 3000
@@ -119,7 +121,7 @@ def test_limits_from_environment(real: Real, mute: Path, tmp_path: Path, monkeyp
 )
 def test_idle_slots_shrink_before_precision(
     real: Real,
-    wide: Path,
+    large_cell_model: Path,
     tmp_path: Path,
     storage: str,
     mib: int,
@@ -128,7 +130,7 @@ def test_idle_slots_shrink_before_precision(
 ) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", storage)
     few, more, many, most = words
-    with within(real, wide, tmp_path, mib, *LADDER, "--kv-unified") as watched:
+    with within(real, large_cell_model, tmp_path, mib, *LADDER, "--kv-unified") as watched:
         watched.ask(0, few)
         assert watched.look() == ("f16", 0, 0)
         watched.ask(1, more)  # both do not fit at f16
@@ -145,8 +147,8 @@ def test_idle_slots_shrink_before_precision(
         assert watched.look() == ("f16", 2, 1)
 
 
-def test_budget_without_ladder(real: Real, wide: Path, tmp_path: Path) -> None:
-    with within(real, wide, tmp_path, 64, "--kv-unified") as watched:
+def test_budget_without_ladder(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    with within(real, large_cell_model, tmp_path, 64, "--kv-unified") as watched:
         watched.ask(0, 500)
         answer = watched.server.http.post("/completion", json={"prompt": prompt(1, 1300), "id_slot": 1})
         assert refusal(answer)[:2] == (400, "exceed_context_size_error")  # a later attempt would also fail
@@ -200,9 +202,11 @@ def test_recurrent_state_is_outside_budget(real: Real, tmp_path: Path) -> None:
     assert "waits for cells" not in server.log
 
 
-def test_budget_error_reports_tokens(real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_error_reports_tokens(
+    real: Real, large_cell_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "inplace")
     args = ("-np", "2", "--kv-unified", "-c", "4096", "--kv-budget", "17", "--cache-ram", "0", "--no-warmup")
-    with serving(real, wide, tmp_path / "log", *args) as server:
+    with serving(real, large_cell_model, tmp_path / "log", *args) as server:
         answer = server.http.post("/completion", json={"prompt": prompt(1, 252), "n_predict": 1})
         assert "holds (256 tokens)" in refusal(answer)[2]

@@ -34,10 +34,10 @@ class Seeing(Watched):
 
 
 @pytest.fixture
-def seeing(real: Real, wide: Path, tmp_path: Path, marker: None) -> Iterator[Seeing]:
-    sight = projector(wide, real.work)
-    args = (*LADDER, "--kv-unified", "--mmproj", sight, "--mmproj-lazy")
-    with within(real, wide, tmp_path, 96, *args) as watched:
+def seeing(real: Real, large_cell_model: Path, tmp_path: Path, marker: None) -> Iterator[Seeing]:
+    mmproj = projector(large_cell_model, real.work)
+    args = (*LADDER, "--kv-unified", "--mmproj", mmproj, "--mmproj-lazy")
+    with within(real, large_cell_model, tmp_path, 96, *args) as watched:
         yield Seeing(watched.server, watched.mib)
 
 
@@ -62,9 +62,9 @@ def test_idle_slots_yield_to_image(seeing: Seeing) -> None:
     until_logged(seeing.server, "purging slot 1")
 
 
-def test_idle_slots_return_after_projector(real: Real, wide: Path, tmp_path: Path) -> None:
-    parts = ("--kv-unified", "--mmproj", projector(wide, real.work), "--mmproj-lazy")
-    with within(real, wide, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
+def test_idle_slots_return_after_projector(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    parts = ("--kv-unified", "--mmproj", projector(large_cell_model, real.work), "--mmproj-lazy")
+    with within(real, large_cell_model, tmp_path, 96, *parts, "--no-cache-idle-slots", "--cache-ram", "200") as watched:
         watched.ask(1, 800)
         watched.ask(0, 600)
         part(watched.server, "mmproj", "load")
@@ -90,10 +90,10 @@ def test_running_slot_yields_precision_to_projector(seeing: Seeing) -> None:
     assert seeing.look() == ("f16", 1, 1)
 
 
-def test_projector_beyond_budget_is_refused(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_projector_beyond_budget_is_refused(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
     # 68 MiB, for another model; the server refuses it first
     large = projector_of_width(tmp_path / "projector.gguf", 1024)
-    with within(real, wide, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
+    with within(real, large_cell_model, tmp_path, 48, *LADDER, "--mmproj", large, "--mmproj-lazy") as watched:
         watched.ask(0, 100)
         for _ in range(2):
             code, kind, message = refusal(watched.server.http.post("/mmproj", json={"action": "load"}))
@@ -104,14 +104,14 @@ def test_projector_beyond_budget_is_refused(real: Real, wide: Path, tmp_path: Pa
         assert props(watched.server)["kv_budget"]["loaded_bytes"] == 0
     with (
         pytest.raises(VerifyError) as failed,
-        within(real, wide, tmp_path, 34, "--mmproj", projector(wide, real.work)),
+        within(real, large_cell_model, tmp_path, 34, "--mmproj", projector(large_cell_model, real.work)),
     ):
         pass
     assert "the budget has no room for the multimodal projector" in failed.value.output
 
 
-def test_draft_on_demand_yields_to_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    parts = ("--mmproj", sight, "--mmproj-lazy", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
+def test_draft_on_demand_yields_to_projector(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    parts = ("--mmproj", mmproj, "--mmproj-lazy", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
     with within(real, model, tmp_path, weights(model) + 12, "-np", "1", *parts) as watched:
         http = watched.server.http
         first = watched.ask(0, 100)
@@ -160,11 +160,11 @@ def test_draft_in_two_files(real: Real, model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ladder", [(), LADDER])
 def test_draft_on_demand_yields_to_cells(
-    real: Real, wide: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
+    real: Real, large_cell_model: Path, model: Path, tmp_path: Path, ladder: tuple[str, ...]
 ) -> None:
     """Expect that the draft is unloaded before a prompt is refused, and before cells lose precision."""
     draft = ("--kv-unified", "-md", model, "--spec-type", "draft-simple", "--draft-lazy-auto", "0")
-    with within(real, wide, tmp_path, 96, *ladder, *draft) as watched:
+    with within(real, large_cell_model, tmp_path, 96, *ladder, *draft) as watched:
 
         def state() -> str:
             return str(watched.server.http.get("/speculative").json()["state"])
@@ -178,10 +178,12 @@ def test_draft_on_demand_yields_to_cells(
 
 @pytest.mark.usefixtures("marker")
 @pytest.mark.parametrize("ladder", [(), LADDER])
-def test_projector_on_demand_yields_to_cells(real: Real, wide: Path, tmp_path: Path, ladder: tuple[str, ...]) -> None:
-    sight = projector(wide, real.work)
-    args = ("--kv-unified", "--mmproj", sight, "--mmproj-lazy-auto", "0")
-    with within(real, wide, tmp_path, 64, *ladder, *args) as watched:
+def test_projector_on_demand_yields_to_cells(
+    real: Real, large_cell_model: Path, tmp_path: Path, ladder: tuple[str, ...]
+) -> None:
+    mmproj = projector(large_cell_model, real.work)
+    args = ("--kv-unified", "--mmproj", mmproj, "--mmproj-lazy-auto", "0")
+    with within(real, large_cell_model, tmp_path, 64, *ladder, *args) as watched:
 
         def state() -> str:
             return str(watched.server.http.get("/mmproj").json()["state"])
@@ -194,10 +196,10 @@ def test_projector_on_demand_yields_to_cells(real: Real, wide: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("marker")
-def test_waiting_image_yields_to_earlier_text(real: Real, wide: Path, tmp_path: Path) -> None:
-    sight = projector(wide, real.work)
-    args = ("--kv-unified", "-np", "3", "--mmproj", sight, "--mmproj-lazy-auto", "0")
-    with within(real, wide, tmp_path, 64, *args) as watched, ThreadPoolExecutor(3) as pool:
+def test_waiting_image_yields_to_earlier_text(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    mmproj = projector(large_cell_model, real.work)
+    args = ("--kv-unified", "-np", "3", "--mmproj", mmproj, "--mmproj-lazy-auto", "0")
+    with within(real, large_cell_model, tmp_path, 64, *args) as watched, ThreadPoolExecutor(3) as pool:
         server = watched.server
 
         def is_waiting(slot: int) -> bool:

@@ -105,7 +105,7 @@ def disconnect(server: LlamaServer, rng: random.Random) -> None:
 
 
 @pytest.mark.usefixtures("marker")
-def test_parts_change_under_load(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_parts_change_under_load(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     """Load and unload the projector and the draft, with eight clients that send images and four that do not."""
     args = (
         "-c",
@@ -116,7 +116,7 @@ def test_parts_change_under_load(real: Real, model: Path, sight: Path, tmp_path:
         "--kv-dynamic",
         "--metrics",
         "--mmproj",
-        sight,
+        mmproj,
         "-md",
         model,
         *DRAFT,

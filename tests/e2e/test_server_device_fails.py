@@ -64,8 +64,8 @@ def test_texts_after_failed_requantize(real: Real, tmp_path: Path, toy: str, kin
     assert "the cells of sequence 0 were lost" in server.log
 
 
-def test_batch_after_failed_budget_change(real: Real, wide: Path, tmp_path: Path) -> None:
-    with within(real, wide, tmp_path, 64, *LADDER, "--kv-unified") as watched:
+def test_batch_after_failed_budget_change(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    with within(real, large_cell_model, tmp_path, 64, *LADDER, "--kv-unified") as watched:
         expected = watched.ask(0, 500)["content"]
         ask = {"prompt": prompt(0, 1300), "n_predict": 8, "id_slot": 0}
         answer = watched.server.http.post("/completion", json=ask)
@@ -98,12 +98,21 @@ def test_draft_recomputes_lost_prompt(real: Real, model: Path, tmp_path: Path, k
             assert answer["timings"]["cache_n"] > 200 and answer["timings"]["draft_n_accepted"] > 0
 
 
-def test_draft_recomputes_saved_prompt(real: Real, model: Path, wide: Path, tmp_path: Path) -> None:
+def test_draft_recomputes_saved_prompt(real: Real, model: Path, large_cell_model: Path, tmp_path: Path) -> None:
     """Lose the draft's cells because of another slot.
 
     The draft processes the prompt again, which was saved without them.
     """
-    draft = ("-md", wide, "--spec-type", "draft-simple", "--spec-draft-n-max", "4", "--no-kv-unified", *LADDER)
+    draft = (
+        "-md",
+        large_cell_model,
+        "--spec-type",
+        "draft-simple",
+        "--spec-draft-n-max",
+        "4",
+        "--no-kv-unified",
+        *LADDER,
+    )
     args = (
         "-c",
         "4096",
@@ -112,7 +121,7 @@ def test_draft_recomputes_saved_prompt(real: Real, model: Path, wide: Path, tmp_
         "--no-cache-idle-slots",
         "--no-warmup",
         "--kv-budget",
-        str(weights(wide) + 64),
+        str(weights(large_cell_model) + 64),
         *draft,
     )
     with serving(real, model, tmp_path / "log", *args) as server:

@@ -189,9 +189,9 @@ def test_missing_lookup_cache(real: Real, model: Path, tmp_path: Path) -> None:
 def test_draft_after_image_with_gaps(real: Real, tmp_path: Path) -> None:
     """Use M-RoPE: an image has fewer positions than cells, so the draft must not report missing tokens."""
     model = real.text_model("qwen3vl-dense")
-    sight = merging_projector(tmp_path / "projector.gguf", model)
+    mmproj = merging_projector(tmp_path / "projector.gguf", model)
     draft = ("-md", model, "--spec-type", "draft-simple")
-    with serving(real, model, tmp_path / "log", *ARGS, *draft, "--mmproj", sight) as server:
+    with serving(real, model, tmp_path / "log", *ARGS, *draft, "--mmproj", mmproj) as server:
         body = {"prompt": looking(1, before=prompt(1, 20)), "n_predict": 40, "temperature": 0.0, "ignore_eos": True}
         answer = server.post("/completion", body)
     assert accepted(answer) > 0.95

@@ -18,8 +18,8 @@ def committed(server: LlamaServer) -> int:
     return int(server.http.get("/props").json()["kv_cache"]["target"]["committed_bytes"])
 
 
-def test_idle_slots_release_memory(real: Real, wide: Path, tmp_path: Path) -> None:
-    with serving(real, wide, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
+def test_idle_slots_release_memory(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    with serving(real, large_cell_model, tmp_path / "log", *ARGS, "--kv-idle-release", "2") as server:
         completion(server, prompt(3, 20), 1, id_slot=0)  # memory of the first batch
         before = resident(server)
         completion(server, prompt(1, 300), 1, id_slot=0)
@@ -30,17 +30,17 @@ def test_idle_slots_release_memory(real: Real, wide: Path, tmp_path: Path) -> No
         assert completion(server, prompt(1, 100), 1)["timings"]["cache_n"] == 0
 
 
-def test_used_slot_keeps_cells(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_used_slot_keeps_cells(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
     args = (*ARGS, "--no-cache-idle-slots", "--kv-idle-release", "4")  # longer than any pause of the machine
-    with serving(real, wide, tmp_path / "log", *args) as server:
+    with serving(real, large_cell_model, tmp_path / "log", *args) as server:
         completion(server, prompt(1, 100), 1, id_slot=0)
         text = prompt(2, 100)
         until(lambda: completion(server, text, 1, id_slot=1) and "giving back the cells" in server.log)
         assert completion(server, text, 1, id_slot=1)["timings"]["cache_n"] > 100
 
 
-def test_idle_release_is_off_by_default(real: Real, wide: Path, tmp_path: Path) -> None:
-    with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic") as server:
+def test_idle_release_is_off_by_default(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    with serving(real, large_cell_model, tmp_path / "log", *ARGS, "--kv-dynamic") as server:
         completion(server, prompt(1, 600), 1)
         taken = committed(server)
         assert taken > 16 * MIB  # the start size
@@ -48,8 +48,10 @@ def test_idle_release_is_off_by_default(real: Real, wide: Path, tmp_path: Path) 
         assert committed(server) == taken
 
 
-def test_erased_slot_releases_memory(real: Real, wide: Path, tmp_path: Path) -> None:
-    with serving(real, wide, tmp_path / "log", *ARGS, "--kv-dynamic", "--slot-save-path", tmp_path) as server:
+def test_erased_slot_releases_memory(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
+    with serving(
+        real, large_cell_model, tmp_path / "log", *ARGS, "--kv-dynamic", "--slot-save-path", tmp_path
+    ) as server:
         completion(server, prompt(1, 20), 1, id_slot=0)  # memory of the first batch
         server.slot("erase", 0)
         before = resident(server)

@@ -81,11 +81,11 @@ def test_out_of_memory_error_differs_from_too_long(
 
 @pytest.mark.parametrize("sees", [False, True])
 def test_repeated_prompt_continues(
-    real: Real, model: Path, sight: Path, sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real: Real, model: Path, mmproj: Path, sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(real, model, tmp_path / "static", *ONE) as server:
         expected = completion(server, LONG, 16)["content"]
-    files = ("--slot-save-path", tmp_path, *(("--mmproj", sight) if sees else ()))
+    files = ("--slot-save-path", tmp_path, *(("--mmproj", mmproj) if sees else ()))
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_FAIL", "1+")
     with serving(real, model, tmp_path / "log", *ONE, *files, "--kv-dynamic") as server:

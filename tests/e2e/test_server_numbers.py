@@ -112,11 +112,11 @@ def test_cells_of_busy_slots(real: Real, model: Path, tmp_path: Path) -> None:
     assert {shared for shared, _ in seen} == {evaluated} and len(seen) > 3
 
 
-def test_large_numbers_keep_all_digits(real: Real, mute: Path, tmp_path: Path) -> None:
+def test_large_numbers_keep_all_digits(real: Real, no_vocab_model: Path, tmp_path: Path) -> None:
     """Use the reserved bytes of Qwen3.5-27B's cache, with more digits than the default format of a double."""
     cells = 5120
     args = ("-c", str(cells), "-np", "1", "--metrics", "--no-warmup", "--no-jinja", "--kv-dynamic")
-    with serving(real, mute, tmp_path / "log", *args) as server:
+    with serving(real, no_vocab_model, tmp_path / "log", *args) as server:
         expected = str(cells * models.QWEN35_27B.bytes_per_cell())
         assert len(expected) > 6
         assert numbers(server)["target"]["reserved_bytes"] == expected

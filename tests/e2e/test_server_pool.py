@@ -58,23 +58,29 @@ def test_request_that_fits_alone_finishes(real: Real, toy: str, args: tuple[str,
     assert "paused" in server.log and "resumed" in server.log
 
 
-def test_pool_within_budget(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_pool_within_budget(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
     args = (*POOL, "-c", "16384", "--kv-budget", "16")  # 64 KiB per cell
-    with serving(real, wide, tmp_path / "log", *args) as server:
+    with serving(real, large_cell_model, tmp_path / "log", *args) as server:
         all_finish(at_once(server, [prompt(i, 50) for i in range(6)], 80), 80)
     assert "resumed" in server.log
 
 
 @pytest.mark.parametrize(("requests", "words", "n_predict"), [(2, 50, 400), (3, 80, 300)])
 def test_copy_pool_keeps_spare_block(
-    real: Real, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int, words: int, n_predict: int
+    real: Real,
+    large_cell_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    requests: int,
+    words: int,
+    n_predict: int,
 ) -> None:
     """Use a pool that cannot provide all cells of the budget.
 
     Idle slots free cells for paused requests. A paused request without room is not tried again with each batch.
     """
     monkeypatch.setenv("LLAMA_KV_DYNAMIC_STORAGE", "copy")
-    with serving(real, wide, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
+    with serving(real, large_cell_model, tmp_path / "log", *POOL, "-c", "16384", "--kv-budget", "64") as server:
         all_finish(at_once(server, [prompt(i, words) for i in range(requests)], n_predict), n_predict)
     assert "resumed" in server.log
     assert server.log.count("error loading state") < 30
@@ -100,11 +106,11 @@ def test_request_ends_without_pause_memory(real: Real, model: Path, tmp_path: Pa
         assert (answer["stop_type"], answer["content"] != "") == ("limit", True)
 
 
-def test_paused_and_saved_share_cache_ram(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_paused_and_saved_share_cache_ram(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
     """Use 64 KiB per cell: --cache-ram cannot hold both a removed prompt and a paused request."""
     args = ("-np", "3", "-c", "1024", "--kv-unified", "--no-warmup", "--no-cache-idle-slots", "--cache-ram", "44")
     texts = [prompt(1, 100), prompt(2, 250), prompt(3, 450)]
-    with serving(real, wide, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
+    with serving(real, large_cell_model, tmp_path / "log", *args) as server, ThreadPoolExecutor() as pool:
         answers = []
         for slot, n_predict in enumerate((800, 100, 200)):
             answers.append(pool.submit(completion, server, texts[slot], n_predict, id_slot=slot))
@@ -169,12 +175,12 @@ def test_idle_slots_are_cleared_in_order(real: Real, model: Path, tmp_path: Path
         assert back["timings"]["cache_n"] >= 60
 
 
-def test_prompt_beyond_budget_is_refused(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_prompt_beyond_budget_is_refused(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
     def ask(server: LlamaServer, words: int) -> httpx.Response:
         return server.http.post("/completion", json={"prompt": prompt(1, words), "n_predict": 4, "ignore_eos": True})
 
     args = (*POOL, "-c", "16384", "--kv-budget", "16")
-    with serving(real, wide, tmp_path / "log", *args, "--kv-auto-quant", "f16,q8_0") as server:
+    with serving(real, large_cell_model, tmp_path / "log", *args, "--kv-auto-quant", "f16,q8_0") as server:
         assert ask(server, 120).status_code == 200
         status, kind, message = refusal(ask(server, 700))
         assert (status, kind) == (400, "exceed_context_size_error")
@@ -182,11 +188,11 @@ def test_prompt_beyond_budget_is_refused(real: Real, wide: Path, tmp_path: Path)
         assert ask(server, 120).status_code == 200
 
 
-def test_restored_prompt_is_removed_for_room(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_restored_prompt_is_removed_for_room(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
     """Restore a prompt without cells: the idle slot is saved before it is cleared, and --cache-ram holds only one."""
     args = (*POOL, "-np", "2", "-c", "2048", "--cache-ram", "150")  # 64 KiB per cell
     long, first, second = ("Once upon a time " + prompt(i, n) for i, n in ((3, 1300), (1, 800), (2, 800)))
-    with serving(real, wide, tmp_path / "log", *args) as server:
+    with serving(real, large_cell_model, tmp_path / "log", *args) as server:
         for slot, text in enumerate((long, first, second)):
             completion(server, text, 0, id_slot=slot % 2)
         all_finish([completion(server, long, 8)], 8)
@@ -203,10 +209,12 @@ def test_waiting_children_release_cells(real: Real, model: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("limit", [("-c", "1024", "--kv-dynamic"), ("-c", "4096", "--kv-budget", "64", *LADDER)])
-def test_idle_slots_yield_to_restored_slot(real: Real, wide: Path, tmp_path: Path, limit: tuple[str, ...]) -> None:
+def test_idle_slots_yield_to_restored_slot(
+    real: Real, large_cell_model: Path, tmp_path: Path, limit: tuple[str, ...]
+) -> None:
     """Use 64 KiB per cell: the budget has 1024 cells. More cells in smaller types would be less exact."""
     files = ("-np", "2", "--kv-unified", "--no-warmup", "--slot-save-path", tmp_path, "--cache-ram", "0")
-    with serving(real, wide, tmp_path / "log", *files, *limit) as server:
+    with serving(real, large_cell_model, tmp_path / "log", *files, *limit) as server:
         completion(server, prompt(1, 400), 0, id_slot=0)
         server.slot("save", 0, "slot.bin")
         server.slot("erase", 0)

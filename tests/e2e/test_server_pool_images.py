@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("marker")
 
 
 def of_the_pool(real: Real, model: Path, n_cells: int) -> tuple[str | Path, ...]:
-    sight = projector(model, real.work)
-    return ("-np", "2", "--kv-unified", "--no-warmup", "-b", "8", "-c", str(n_cells), "--mmproj", sight)
+    mmproj = projector(model, real.work)
+    return ("-np", "2", "--kv-unified", "--no-warmup", "-b", "8", "-c", str(n_cells), "--mmproj", mmproj)
 
 
 def crossing(server: LlamaServer) -> httpx.Response:
@@ -69,8 +69,8 @@ def test_image_with_more_cells_than_positions(real: Real, tmp_path: Path) -> Non
     Its cells exist, so no room is reserved for them again.
     """
     model = real.text_model("qwen35-dense")
-    sight = merging_projector(tmp_path / "projector.gguf", model)
-    args = ("-np", "2", "--kv-unified", "--no-warmup", "-c", "1024", "--mmproj", sight)
+    mmproj = merging_projector(tmp_path / "projector.gguf", model)
+    args = ("-np", "2", "--kv-unified", "--no-warmup", "-c", "1024", "--mmproj", mmproj)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, size=256), "n_predict": 150, "ignore_eos": True, "id_slot": 0}
         first = pool.submit(server.http.post, "/completion", json=body)

@@ -29,32 +29,32 @@ pytestmark = pytest.mark.usefixtures("marker")
 
 
 @pytest.fixture
-def sight(real: Real, wide: Path, tmp_path: Path) -> Path:
+def mmproj(real: Real, large_cell_model: Path, tmp_path: Path) -> Path:
     """Return the projector as a file that can be removed."""
     file = tmp_path / "projector.gguf"
-    file.write_bytes(projector(wide, real.work).read_bytes())
+    file.write_bytes(projector(large_cell_model, real.work).read_bytes())
     return file
 
 
 @contextlib.contextmanager
 def on_demand(
-    real: Real, wide: Path, sight: Path, tmp_path: Path, *, mib: int = MIB, n_batch: int = 512
+    real: Real, large_cell_model: Path, mmproj: Path, tmp_path: Path, *, mib: int = MIB, n_batch: int = 512
 ) -> Iterator[LlamaServer]:
     args = ("--kv-unified", "-np", "3", "-b", str(n_batch), "--cache-ram", "200", "--no-cache-idle-slots", "--metrics")
-    with within(real, wide, tmp_path, mib, *args, "--mmproj", sight, "--mmproj-lazy-auto", "0") as watched:
+    with within(real, large_cell_model, tmp_path, mib, *args, "--mmproj", mmproj, "--mmproj-lazy-auto", "0") as watched:
         yield watched.server
 
 
 @pytest.fixture
-def slow(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
+def slow(real: Real, large_cell_model: Path, mmproj: Path, tmp_path: Path) -> Iterator[LlamaServer]:
     """Run a server on which a request generates many tokens while another prompt is processed."""
-    with on_demand(real, wide, sight, tmp_path, mib=MORE, n_batch=3) as running:
+    with on_demand(real, large_cell_model, mmproj, tmp_path, mib=MORE, n_batch=3) as running:
         yield running
 
 
 @pytest.fixture
-def server(real: Real, wide: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
-    with on_demand(real, wide, sight, tmp_path) as running:
+def server(real: Real, large_cell_model: Path, mmproj: Path, tmp_path: Path) -> Iterator[LlamaServer]:
+    with on_demand(real, large_cell_model, mmproj, tmp_path) as running:
         yield running
 
 
@@ -86,11 +86,11 @@ def test_paused_image_releases_projector(slow: LlamaServer) -> None:
     until_logged(slow, "resumed")
 
 
-def test_paused_image_without_projector_fails(slow: LlamaServer, sight: Path) -> None:
+def test_paused_image_without_projector_fails(slow: LlamaServer, mmproj: Path) -> None:
     """Delete the file of the projector that was unloaded."""
     with ThreadPoolExecutor(3) as pool:
         _, text, image = paused_before_its_image(slow, pool)
-        sight.unlink()
+        mmproj.unlink()
         assert text.result(WAIT)["tokens_predicted"] == 8
         code, kind, message = refusal(image.result(WAIT))
         assert (code, kind, "No such file" in message) == (500, "server_error", True)

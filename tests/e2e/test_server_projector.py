@@ -37,8 +37,8 @@ pytestmark = pytest.mark.usefixtures("marker")
 
 
 @pytest.fixture
-def server(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[LlamaServer]:
-    args = (*APART, "--mmproj", sight, "--slot-save-path", tmp_path, "--metrics")
+def server(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> Iterator[LlamaServer]:
+    args = (*APART, "--mmproj", mmproj, "--slot-save-path", tmp_path, "--metrics")
     with serving(real, model, tmp_path / "log", *args) as running:
         yield running
 
@@ -70,7 +70,7 @@ def test_unload_keeps_cache(server: LlamaServer) -> None:
     assert (again["timings"]["cache_n"], again["timings"]["prompt_n"]) == (n_prompt - 1, 1)
 
 
-def test_conversation_with_unloads_is_equal(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_conversation_with_unloads_is_equal(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     def chat(running: LlamaServer, history: list[dict[str, Any]]) -> str:
         body = {"messages": history, "max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "id_slot": 0}
         text: str = running.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
@@ -97,7 +97,7 @@ def test_conversation_with_unloads_is_equal(real: Real, model: Path, sight: Path
             assert is_unloaded(resent)
         return said
 
-    args = (*APART, "--mmproj", sight, "--chat-template", "chatml")
+    args = (*APART, "--mmproj", mmproj, "--chat-template", "chatml")
     with serving(real, model, tmp_path / "log", *args) as running:
         expected = conversation(running, actions=False)
     with serving(real, model, tmp_path / "log", *args) as running:
@@ -174,9 +174,9 @@ def test_request_after_images_is_not_user(server: LlamaServer) -> None:
         assert request.result().json()["tokens_predicted"] == 2000
 
 
-def test_children_of_prompt_are_not_users(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_children_of_prompt_are_not_users(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     """Use n_cmpl: the children wait for a prompt without unprocessed images."""
-    args = ("-c", "8192", "-np", "3", "--kv-unified", "-b", "16", "--cache-ram", "0", "--mmproj", sight)
+    args = ("-c", "8192", "-np", "3", "--kv-unified", "-b", "16", "--cache-ram", "0", "--mmproj", mmproj)
     with serving(real, model, tmp_path / "log", *args) as server, ThreadPoolExecutor(1) as pool:
         body = {"prompt": looking(1, after=prompt(1, 7000)), "n_predict": 8, "n_cmpl": 3, "ignore_eos": True}
         request = pool.submit(server.http.post, "/completion", json=body)
@@ -189,8 +189,8 @@ def test_children_of_prompt_are_not_users(real: Real, model: Path, sight: Path, 
 
 
 @memory_is_plain
-def test_unload_releases_memory(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    with serving(real, model, tmp_path / "log", *APART, "--mmproj", sight, "--mmproj-lazy") as server:
+def test_unload_releases_memory(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *APART, "--mmproj", mmproj, "--mmproj-lazy") as server:
 
         def use() -> dict[str, Any]:
             taken: dict[str, Any] = act(server, "load")["taken"]
@@ -203,7 +203,7 @@ def test_unload_releases_memory(real: Real, model: Path, sight: Path, tmp_path: 
         for _ in range(5):
             taken = use()["resident_bytes"]
             freed = act(server, "unload")["freed"]["resident_bytes"]
-            assert min(taken, freed) > sight.stat().st_size
+            assert min(taken, freed) > mmproj.stat().st_size
             assert resident(server) < before + MIB
 
 
@@ -227,8 +227,8 @@ def test_clients_see_projector_state(real: Real, model: Path, server: LlamaServe
         assert refusal(see(blind, 1))[2].startswith("Multimodal data provided, but model does not support")
 
 
-def test_projector_state_survives_sleep(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    args = (*APART, "--mmproj", sight, "--sleep-idle-seconds", "1")
+def test_projector_state_survives_sleep(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    args = (*APART, "--mmproj", mmproj, "--sleep-idle-seconds", "1")
 
     def asleep(server: LlamaServer) -> None:
         until(lambda: json.loads(server.get("/props"))["is_sleeping"])
@@ -242,7 +242,7 @@ def test_projector_state_survives_sleep(real: Real, model: Path, sight: Path, tm
         asleep(server)
         assert is_unloaded(see(server, 1))
         taken = act(server, "load")["taken"]["resident_bytes"]
-        assert sys.platform != "linux" or taken > sight.stat().st_size
+        assert sys.platform != "linux" or taken > mmproj.stat().st_size
         assert see(server, 1).json()["content"] == expected
 
 
@@ -265,16 +265,16 @@ class Lazy:
 
 
 @contextlib.contextmanager
-def lazy(real: Real, model: Path, sight: Path, tmp_path: Path) -> Iterator[Lazy]:
-    file, whole = tmp_path / "projector.gguf", sight.read_bytes()
+def lazy(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> Iterator[Lazy]:
+    file, whole = tmp_path / "projector.gguf", mmproj.read_bytes()
     file.write_bytes(whole)
     with serving(real, model, tmp_path / "log", *APART, "--mmproj", file, "--mmproj-lazy") as server:
         yield Lazy(server, file, whole)
 
 
-def test_changed_projector_file_is_refused(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_changed_projector_file_is_refused(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     other = projector_of_width(tmp_path / "other.gguf", 64).read_bytes()
-    with lazy(real, model, sight, tmp_path) as it:
+    with lazy(real, model, mmproj, tmp_path) as it:
         assert is_unloaded(see(it.server, 1))
         it.file.unlink()
         assert "No such file" in it.fails()
@@ -300,8 +300,8 @@ def test_projector_of_other_model_is_refused(real: Real, model: Path, tmp_path: 
 
 
 @memory_is_plain
-def test_load_without_memory_fails(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    with lazy(real, model, sight, tmp_path) as it:
+def test_load_without_memory_fails(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    with lazy(real, model, mmproj, tmp_path) as it:
         for more in range(10, 234, 16):  # the weights, then the addresses of a scheduler
             with short_of_addresses(it.server, more * MIB):
                 answer = it.server.http.post("/mmproj", json={"action": "load"})

@@ -40,16 +40,16 @@ def until_unloaded(server: LlamaServer) -> None:
 
 
 @contextlib.contextmanager
-def on_demand(real: Real, model: Path, tmp_path: Path, sight: Path, seconds: int, *more: str) -> Iterator[LlamaServer]:
-    args = (*APART, "--mmproj", str(sight), "--mmproj-lazy-auto", str(seconds), "--metrics", *more)
+def on_demand(real: Real, model: Path, tmp_path: Path, mmproj: Path, seconds: int, *more: str) -> Iterator[LlamaServer]:
+    args = (*APART, "--mmproj", str(mmproj), "--mmproj-lazy-auto", str(seconds), "--metrics", *more)
     with serving(real, model, tmp_path / "log", *args) as server:
         yield server
 
 
-def test_first_image_loads_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    with serving(real, model, tmp_path / "log", *APART, "--mmproj", sight) as server:
+def test_first_image_loads_projector(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    with serving(real, model, tmp_path / "log", *APART, "--mmproj", mmproj) as server:
         expected = [see(server, seed).json()["content"] for seed in range(4)]
-    with on_demand(real, model, tmp_path, sight, 1) as lazily:
+    with on_demand(real, model, tmp_path, mmproj, 1) as lazily:
         said = json.loads(lazily.get("/props"))
         assert (said["mmproj"], said["modalities"]["vision"]) == ("unloaded", True)
         assert completion(lazily, "Once", 4)["tokens_predicted"] == 4
@@ -63,16 +63,16 @@ def test_first_image_loads_projector(real: Real, model: Path, sight: Path, tmp_p
             completion(lazily, "Once", 1)  # the projector is freed after the log line
             before = resident(lazily)
             # again, if it is already unloaded
-            until(lambda: see(lazily, 1).is_success and resident(lazily) > before + sight.stat().st_size)
+            until(lambda: see(lazily, 1).is_success and resident(lazily) > before + mmproj.stat().st_size)
             until_unloaded(lazily)
             until(lambda: resident(lazily) < before + MIB)
 
 
-def test_chat_loads_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_chat_loads_projector(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     """Use endpoints that find images before tokenizing, and that only count tokens."""
     data = base64.b64encode(image(1)).decode()
     source = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
-    with on_demand(real, model, tmp_path, sight, 0, "--chat-template", "chatml") as server:
+    with on_demand(real, model, tmp_path, mmproj, 0, "--chat-template", "chatml") as server:
         for path, picture in (("/v1/chat/completions", image_url(1)), ("/v1/messages/count_tokens", source)):
             content = [{"type": "text", "text": "Here:"}, picture]
             body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
@@ -82,7 +82,7 @@ def test_chat_loads_projector(real: Real, model: Path, sight: Path, tmp_path: Pa
             act(server, "unload")
 
 
-def test_text_does_not_keep_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_text_does_not_keep_projector(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     done = False
 
     def write() -> int:
@@ -91,7 +91,7 @@ def test_text_does_not_keep_projector(real: Real, model: Path, sight: Path, tmp_
             n += completion(lazily, prompt(1, 20), 50, id_slot=0)["tokens_predicted"]
         return n
 
-    with on_demand(real, model, tmp_path, sight, 1) as lazily, ThreadPoolExecutor(1) as pool:
+    with on_demand(real, model, tmp_path, mmproj, 1) as lazily, ThreadPoolExecutor(1) as pool:
         text = pool.submit(write)
         try:
             assert see(lazily, 1, id_slot=1).status_code == 200
@@ -101,8 +101,8 @@ def test_text_does_not_keep_projector(real: Real, model: Path, sight: Path, tmp_
         assert text.result() % 50 == 0
 
 
-def test_unloaded_while_request_waits(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    with on_demand(real, model, tmp_path, sight, 1) as server, ThreadPoolExecutor(5) as pool:
+def test_unloaded_while_request_waits(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    with on_demand(real, model, tmp_path, mmproj, 1) as server, ThreadPoolExecutor(5) as pool:
         expected = see(server, 1, id_slot=0).json()["content"]
         texts = []
         for waiting in range(2):
@@ -116,8 +116,8 @@ def test_unloaded_while_request_waits(real: Real, model: Path, sight: Path, tmp_
         assert [text.result()["tokens_predicted"] for text in texts] == [1900] * 2
 
 
-def test_load_failure_is_reported_to_image_request(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    file, whole = tmp_path / "projector.gguf", sight.read_bytes()
+def test_load_failure_is_reported_to_image_request(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    file, whole = tmp_path / "projector.gguf", mmproj.read_bytes()
     file.write_bytes(whole)
     with on_demand(real, model, tmp_path, file, 60) as server:
         file.unlink()
@@ -133,8 +133,8 @@ def test_load_failure_is_reported_to_image_request(real: Real, model: Path, sigh
         assert see(server, 1).status_code == 200
 
 
-def test_wakeup_does_not_load_projector(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
-    with on_demand(real, model, tmp_path, sight, 0, "--sleep-idle-seconds", "1") as server:
+def test_wakeup_does_not_load_projector(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
+    with on_demand(real, model, tmp_path, mmproj, 0, "--sleep-idle-seconds", "1") as server:
         expected = see(server, 1).json()["content"]
 
         def is_loaded() -> bool:  # until the server sleeps
@@ -149,11 +149,11 @@ def test_wakeup_does_not_load_projector(real: Real, model: Path, sight: Path, tm
         assert see(server, 1).json()["content"] == expected
 
 
-def test_router_forwards_projector_options(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_router_forwards_projector_options(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     home = tmp_path / "models" / "toy"
     home.mkdir(parents=True)
     (home / "toy.gguf").symlink_to(model)
-    (home / "mmproj-toy.gguf").symlink_to(sight)
+    (home / "mmproj-toy.gguf").symlink_to(mmproj)
     args = ("--models-dir", home.parent, *APART, "--mmproj-lazy-auto", "0")
     with routing(real, tmp_path / "log", *args) as server:
         completion(server, "Once", 4, model="toy")

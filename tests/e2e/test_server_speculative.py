@@ -166,11 +166,11 @@ def test_load_without_memory_fails(lazy: Lazy) -> None:
 
 def test_swap_draft_for_projector(real: Real, model: Path, tmp_path: Path) -> None:
     """Load the projector and unload the draft in one call, or change nothing."""
-    sight = tmp_path / "projector.gguf"
+    mmproj = tmp_path / "projector.gguf"
     whole = projector(model, real.work).read_bytes()
-    sight.write_bytes(whole)
+    mmproj.write_bytes(whole)
     text = CLEAR
-    with drafting(real, model, tmp_path / "log", *ONE, "--mmproj", sight, "--mmproj-lazy") as server:
+    with drafting(real, model, tmp_path / "log", *ONE, "--mmproj", mmproj, "--mmproj-lazy") as server:
 
         def states() -> tuple[str, str]:
             return str(json.loads(server.get("/mmproj"))["state"]), state(server)
@@ -186,7 +186,7 @@ def test_swap_draft_for_projector(real: Real, model: Path, tmp_path: Path) -> No
         assert states() == ("unloaded", "loaded")
         answer = completion(server, text, 40)
         assert (answer["content"], accepted(answer)) == (expected, 1)
-        sight.unlink()
+        mmproj.unlink()
         failed = server.http.post("/mmproj", json={"action": "load", "unload": "speculative"})
         assert refusal(failed)[:2] == (500, "server_error")
         assert states() == ("unloaded", "loaded")

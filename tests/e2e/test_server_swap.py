@@ -65,9 +65,9 @@ def test_swap_with_disconnected_client(
         assert swapped > 0, "no swap was under way when its client went"
 
 
-def test_missing_files_at_wakeup_stay_unloaded(real: Real, model: Path, sight: Path, tmp_path: Path) -> None:
+def test_missing_files_at_wakeup_stay_unloaded(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:
     eyes, draft = tmp_path / "eyes.gguf", tmp_path / "draft.gguf"
-    files = {eyes: sight.read_bytes(), draft: model.read_bytes()}
+    files = {eyes: mmproj.read_bytes(), draft: model.read_bytes()}
     args = ("--mmproj", eyes, "--mmproj-lazy", "-md", draft, *DRAFT, "--draft-lazy", "--sleep-idle-seconds", "1")
 
     def write() -> None:

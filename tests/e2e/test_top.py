@@ -30,9 +30,9 @@ def look(server: LlamaServer, *args: str) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
-def test_numbers_agree_with_server_and_system(real: Real, wide: Path, tmp_path: Path) -> None:
+def test_numbers_agree_with_server_and_system(real: Real, large_cell_model: Path, tmp_path: Path) -> None:
     args = ("--metrics", "--slot-save-path", str(tmp_path), "--no-warmup")
-    with serving(real, wide, tmp_path / "log", *ARGS, *args) as server:
+    with serving(real, large_cell_model, tmp_path / "log", *ARGS, *args) as server:
         for slot_id in (
             0,
             1,
