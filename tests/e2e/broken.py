@@ -55,7 +55,7 @@ class Edit:
         start = text.find(self.after)
         assert start >= 0, f"{self.file} has no {self.after!r}"
         at = text.find(self.old, start)
-        assert at >= 0, f"the line to break is gone from {self.file}: {self.old!r}"
+        assert at >= 0, f"{self.file} no longer has the line to break: {self.old!r}"
         assert self.after or text.count(self.old) == 1, f"{self.file} has {self.old!r} more than once"
         return at
 

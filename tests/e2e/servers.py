@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 memory_is_plain = pytest.mark.skipif(
     sys.platform != "linux" or SANITIZED,
-    reason="what is measured, or limited, is Linux's, and not a sanitizer's",
+    reason="the memory is measured or limited as on Linux, without a sanitizer",
 )
 
 
@@ -82,7 +82,7 @@ def until(met: Callable[[], T]) -> T:
     """Poll until the result of `met` is true, and return the result."""
     deadline = time.monotonic() + 120
     while not (said := met()):
-        assert time.monotonic() < deadline, "it does not come to that"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.05)
     return said
 

@@ -45,7 +45,7 @@ def unloading(server: LlamaServer, text: str, n_predict: int, **more: Any) -> di
             until(lambda: running.done() or generated() > before + 4)  # noqa: B023
             act(server, "load")
             times += not running.done()
-        assert times > 0, "too short to tell"
+        assert times > 0, "the text ended before the draft was unloaded and loaded"
         return running.result()
 
 

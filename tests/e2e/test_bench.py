@@ -62,7 +62,7 @@ def test_server_answers_all_chats(real: Real) -> None:
     static, dynamic, *shared = document["rows"]
     for row in document["rows"]:
         assert (row["requests"], row["errors"]) == (6, 0), row
-        assert 0 < row["computed"] < row["prompt_tokens"], "a second turn goes on from the first"
+        assert 0 < row["computed"] < row["prompt_tokens"], "a second turn continues the first"
     assert static["used"] is None and 0 < dynamic["used"] <= dynamic["committed"]
     for row in shared:
         assert row["computed"] < dynamic["computed"] and row["used"] < dynamic["used"]

@@ -53,7 +53,9 @@ def conversation(real: Real, log: Path, *args: str) -> tuple[list[str], list[int
             chat(client, [{"role": "user", "content": prompt(9, 3000)}])
         with pytest.raises(openai.AuthenticationError):
             chat(client.with_options(api_key="0pen"), messages)
-        assert chat(client, messages[:2]).usage.completion_tokens == LENGTH, "it goes on after what it refused"
+        assert chat(client, messages[:2]).usage.completion_tokens == LENGTH, (
+            "the server continues after a refused request"
+        )
     return texts, growths
 
 
@@ -64,7 +66,7 @@ def whole(answer: Any) -> tuple[str, str]:
 
 def streamed(answer: Any) -> tuple[str, str]:
     choices = [event.choices[0] for event in answer if event.choices]
-    assert len(choices) > LENGTH // 2, "it comes in pieces"
+    assert len(choices) > LENGTH // 2, "the stream has several chunks"
     return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
 
 
@@ -73,4 +75,4 @@ def test_conversation_is_equal_during_growth(real: Real, tmp_path: Path) -> None
     dynamic, growths = conversation(real, tmp_path / "dynamic", "--kv-dynamic")
     assert all(static) and len(set(static)) == len(static)
     assert dynamic == static
-    assert growths == sorted(set(growths)), "it grew during each of them"
+    assert growths == sorted(set(growths)), "the cache grew during each answer"

@@ -45,7 +45,7 @@ def server(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> Iterator[Ll
 
 def test_image_answer_survives_reload(server: LlamaServer) -> None:
     before = [see(server, seed, id_slot=seed).json()["content"] for seed in (1, 2)]
-    assert before[0] != before[1], "the projector changes nothing"
+    assert before[0] != before[1], "the projector must affect the answer"
     for _ in range(2):
         act(server, "unload")
         assert is_unloaded(see(server, 1))

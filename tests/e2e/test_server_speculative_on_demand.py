@@ -39,7 +39,7 @@ def test_draft_stays_while_used(real: Real, model: Path, tmp_path: Path) -> None
                     break
                 assert not line or state(server) == "loaded"
             else:
-                pytest.fail("too short to tell")
+                pytest.fail("the text ended too early")
         until_it_is("unloaded", server)
 
 

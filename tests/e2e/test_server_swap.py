@@ -62,7 +62,7 @@ def test_swap_with_disconnected_client(
             if loaded(server) == {"speculative"}:
                 part(server, "mmproj", "load", unload="speculative")
                 swapped += 1
-        assert swapped > 0, "no swap was under way when its client went"
+        assert swapped > 0, "no swap was in progress when its client disconnected"
 
 
 def test_missing_files_at_wakeup_stay_unloaded(real: Real, model: Path, mmproj: Path, tmp_path: Path) -> None:

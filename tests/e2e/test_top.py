@@ -133,7 +133,7 @@ def test_picture_in_terminal(real: Real, model: Path, tmp_path: Path, width: int
             shown.until(lambda lines: lines[1].startswith("waiting for it: ") and "refused" in lines[1])
             shown.keys("C-c")
             lines = shown.until(lambda lines: "exit code 9" in lines)
-            assert lines[0] == f"error: no server answers at {server.url}", "what stood there stands there again"
+            assert lines[0] == f"error: no server answers at {server.url}", "the old screen is restored"
             assert shown.tmux("display-message", "-p", "#{alternate_on} #{cursor_flag}") == "0 1\n"
 
 
@@ -144,5 +144,5 @@ def test_interrupt_exits_cleanly(real: Real, model: Path, tmp_path: Path) -> Non
             shown.until(lambda lines: lines[1] == "awake")
             shown.keys("C-c")
             lines = shown.until(lambda lines: "exit code 0" in lines)
-            assert lines[1] == "awake" and any(Phase.IDLE in line for line in lines), "the last picture stays"
+            assert lines[1] == "awake" and any(Phase.IDLE in line for line in lines), "the last picture remains"
             assert not any("Traceback" in line for line in lines)

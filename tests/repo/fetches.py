@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import git
 
-needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="stands in for a program with a shell script")
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="the fake program is a shell script")
 
 
 def cache_of(tmp_path: Path) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="stands in for git with a shell script")
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="the fake git is a shell script")
 
 # read at import, because the tests' environment has no settings of kvtool
 KILLS = int(os.environ.get("KVTOOL_KILLS", "4"))

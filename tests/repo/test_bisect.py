@@ -144,7 +144,7 @@ def test_exit_code_is_verdict(long: Tiny, kvtool: Any) -> None:
     series = long.root / "patches/series.toml"
     text = series.read_text()
     series.write_text(text.replace('id = "use"\n', 'id = "use"\nuntil = "v7"\n'))
-    assert at(kvtool, long, "use", "v7") == (125, "skip"), "by its date it is not before v7"
+    assert at(kvtool, long, "use", "v7") == (125, "skip"), "its date is not before that of v7"
     assert at(kvtool, long, "use", "v6") == (1, "bad")
     series.write_text(text)
 

@@ -261,7 +261,7 @@ def test_no_ui_is_remembered(build: Run, tree: Path, page: Callable[[bool], None
     page(True)
     assert build(tree, "--no-ui")["ui"] is False
     again = build(tree)
-    assert (again["ui"], again["configured"]) == (False, False), "verify would turn it around otherwise"
+    assert (again["ui"], again["configured"]) == (False, False), "otherwise verify would build the page again"
     assert build(tree, "--ui")["ui"] is True and built_page(tree)
 
 
@@ -302,7 +302,7 @@ def test_only_applied_tree_is_built(compiles: Tiny, kvtool: Any) -> None:
     dirty = kvtool("build", "--json")
     assert (dirty.code, dirty.json["error"]["code"]) == (4, "tree")
     source.write_text(text)
-    assert kvtool("build").code == 0, "put back, it is the applied tree again"
+    assert kvtool("build").code == 0, "after the revert, it is the applied tree"
 
     compiles.add_patch("more", ("src/b.h", "bool three;", "bool three; // 3"))
     log = compiles.tree / "build" / "cpu-release" / ".ninja_log"

@@ -104,9 +104,7 @@ def test_rebased_series_is_built(good: Tiny, kvtool: Any, tmp_path: Path) -> Non
     assert (state["state"], state["tag"], state["locked"]) == ("clean", "b100", "b100")
     assert list((tree / "build/cpu-release").glob("liba.*"))
     kept = Tiny(tmp_path / "work", good.upstream).snapshot()
-    assert kvtool("canary", "b100", "--work", tmp_path / "work", "--json").code == 2, (
-        "what is there is nobody's to remove"
-    )
+    assert kvtool("canary", "b100", "--work", tmp_path / "work", "--json").code == 2, "existing files are kept"
     assert Tiny(tmp_path / "work", good.upstream).snapshot() == kept
 
 

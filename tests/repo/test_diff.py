@@ -99,7 +99,7 @@ def test_code_of_touched_files(kept: Tiny, kvtool: Any) -> None:
     assert text.startswith("diff --git a/src/a.cpp b/src/a.cpp\n") and "+    int y = x + 6 + 6;" in text
     assert "b.h" not in text
     assert "no difference" in kvtool("diff", ".", ".", "--code").out
-    assert "+// a comment on top" in kvtool("diff", "v1", "v2", "--code").out, "upstream's news in those files"
+    assert "+// a comment on top" in kvtool("diff", "v1", "v2", "--code").out, "upstream's changes in those files"
 
 
 def test_unusual_line_ends_are_text(kept: Tiny, kvtool: Any) -> None:

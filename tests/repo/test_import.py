@@ -176,7 +176,7 @@ def test_base_is_named_or_found(empty: Tiny, kvtool: Any, fork: Path) -> None:
     ran = kvtool("import", fork, "--json", "--dry-run")
     assert ran.code == 0 and ran.json["found_by"] == "a tree of upstream.lock"
     ran = kvtool("import", fork, "--base", "v2", "--json")
-    assert ran.code == 0, "a tag that only the lock knows: nothing can be kept"
+    assert ran.code == 0, "only the lock has the tag: no commit can be kept"
     for file in (empty.root / "patches").glob("*.patch"):
         file.unlink()
     (empty.root / "patches/series.toml").write_text("# empty\n")

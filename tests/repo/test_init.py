@@ -94,7 +94,7 @@ def test_existing_files_are_not_touched(project: Tiny, kvtool: Any, tmp_path: Pa
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["Makefile"]
     (tmp_path / "mine/Makefile").rename(tmp_path / "mine/README.md")
     assert kvtool("init", tmp_path / "mine").code == 0
-    assert (tmp_path / "mine/README.md").read_text() == "mine\n", "what a new repository has stays"
+    assert (tmp_path / "mine/README.md").read_text() == "mine\n", "the files of a new repository stay"
     (tmp_path / "file").touch()
     assert kvtool("init", tmp_path / "file" / "x").code == 1
 

@@ -268,7 +268,7 @@ def test_hunk_in_disabled_code(pick: Pick, start: str, end: str, what: str) -> N
     text, done = pick(BASE, PATCH, start + BASE + end + fresh)
     assert text is None and f"which upstream put into {what}" in done.failed[0].reason
     text, _ = pick(start + BASE + end, start + PATCH + end, fresh + start + BASE + end)
-    assert text == fresh + start + PATCH + end, "it was so before"
+    assert text == fresh + start + PATCH + end, "the code was already disabled or conditional"
     text, _ = pick(BASE, PATCH, "#if 0\n#else\n" + BASE + end + fresh if what == "an #if 0" else BASE + fresh)
     assert text is not None
 
@@ -289,7 +289,7 @@ def test_statement_made_conditional(pick: Pick, head: str, indent: str) -> None:
     assert text is None and (indent or "without braces" in done.failed[0].reason)
     base, patched = (side.replace("    int one", f"    {head}\n        int one") for side in (BASE, PATCH))
     text, _ = pick(base, patched, "int e;\n" + base)
-    assert text == "int e;\n" + patched, "it was so before"
+    assert text == "int e;\n" + patched, "the code was already disabled or conditional"
 
 
 def test_empty_line_belongs_to_next_block(pick: Pick) -> None:

@@ -84,7 +84,7 @@ def test_git_variables_are_ignored(
     assert os.environ[name] == str(tmp_path / "nowhere")
 
 
-@pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root can change the owner of a file")
 @pytest.mark.parametrize(("command", "part"), [("status", "llama.cpp"), ("apply", "llama.cpp"), ("diff", ".git")])
 def test_tree_of_other_user(applied: Tiny, kvtool: Any, command: str, part: str) -> None:
     git(applied.root, "init", "-q")

@@ -26,7 +26,7 @@ def test_conflict_stops_and_reports_all(stopped: Tiny, kvtool: Any) -> None:
     assert stopped.snapshot() == before
     assert "kvtool rebase --continue" in ran.json["error"]["next"]
     status = kvtool("status", "--json").json
-    assert status["patches"] == status["reasons"] == [], "the tree does not hold what was applied before"
+    assert status["patches"] == status["reasons"] == [], "the tree no longer contains the applied series"
     assert status["state"] == "in-progress" and "--continue" in status["next"] and "'block'" in kvtool("status").out
     for args in (("apply",), ("export",), ("rebase", "v3"), ("apply", "v1")):
         refused = kvtool(*args, "--json")
@@ -268,7 +268,7 @@ def test_abort_after_kill_before_head(stopped: Tiny, kvtool: Any) -> None:
     ran = kvtool("rebase", "--abort", "--json")
     assert (ran.code, ran.json["outcome"]) == (0, "aborted"), ran
     assert everything(stopped) == before
-    assert not git(stopped.tree, "for-each-ref", "refs/kvtool/kept"), "nothing of the user's was there to keep"
+    assert not git(stopped.tree, "for-each-ref", "refs/kvtool/kept"), "the user had no work to keep"
 
 
 def test_abort_after_kill_keeps_conflict(stopped: Tiny, kvtool: Any) -> None:

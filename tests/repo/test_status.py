@@ -100,7 +100,7 @@ def test_status_explains_each_patch(project: Tiny, kvtool) -> None:
     kvtool("apply")
     assert states() == {"flag": "applied", "use": "applied", "late": "left-out"}
     assert "late: left-out: series.toml has it from v2, and this is v1" in kvtool("status").out
-    assert "flag: applied" not in kvtool("status").out, "what is as it should be needs no line"
+    assert "flag: applied" not in kvtool("status").out, "patches without a problem are not listed"
     project.add_patch("more", ("src/a.cpp", "x + 6;", "x + 6 + 6;"))
     patch = project.root / "patches/flag.patch"
     patch.write_text(patch.read_text().replace("bool dynamic;", "bool dyn;"))

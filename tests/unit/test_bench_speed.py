@@ -20,7 +20,7 @@ def test_interval_uses_student_distribution() -> None:
     assert found.value == pytest.approx(1.0024, abs=1e-4)
     assert found.low == pytest.approx(0.97550, abs=1e-5) and found.high == pytest.approx(1.03002, abs=1e-5)
     alone = speed.interval([1.0])
-    assert (alone.low, alone.high, str(alone)) == (0, None, "1.000 (0.000-inf)"), "no number that JSON does not have"
+    assert (alone.low, alone.high, str(alone)) == (0, None, "1.000 (0.000-inf)"), "infinity is not a JSON number"
 
 
 def test_interval_counts_rounds_not_pairs() -> None:

@@ -76,7 +76,7 @@ def test_loss_is_reported_per_model(place: Path) -> None:
         for model in ("llama-dense", "gemma3-dense", "no-cache")
         for types in ("f16 to q8_0", "q8_0 to f16")
     ]
-    assert found.losses[0].kl_ratio == pytest.approx(14 / 15) and found.losses[1].kl_ratio == 0, "1e-9 is nothing"
+    assert found.losses[0].kl_ratio == pytest.approx(14 / 15) and found.losses[1].kl_ratio == 0, "1e-9 counts as 0"
     assert all(bar.met for bar in found.bars) and found.failure is None
     assert Loss("x", "f16 to q8_0", 0.5, 0.0).kl_ratio > 1.5 and Loss("x", "f16 to q8_0", 1e-9, 0.0).kl_ratio == 0
 

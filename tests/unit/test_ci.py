@@ -64,7 +64,7 @@ def test_make_verify_matches_main_job() -> None:
     assert verbs() == ["doctor", "fetch", "apply", "build --cpu --no-ui", "verify --cpu --quick", model]
     metal = ["doctor --metal", "fetch", "apply", "build --metal --no-ui", "verify --metal", model]
     assert verbs("BACKEND=metal", "FULL=1") == metal
-    assert "FULL=1" in run("make", "-n", "-o", ".venv", "verify").stdout, "it says how to prove all"
+    assert "FULL=1" in run("make", "-n", "-o", ".venv", "verify").stdout, "it prints how to run everything"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

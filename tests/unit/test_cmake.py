@@ -95,7 +95,7 @@ def test_https_except_in_portable_mac_build() -> None:
 
     assert https("release") and https("dist") and https("release", system="Darwin")
     assert not https("asan") and not https("debug") and not https("dist", system="Darwin")
-    assert not https("release", defines={"LLAMA_OPENSSL": "OFF"}), "the user's word wins"
+    assert not https("release", defines={"LLAMA_OPENSSL": "OFF"}), "the user's define has priority"
 
 
 def test_default_targets_include_unit_tests() -> None:
@@ -162,7 +162,7 @@ def test_key_depends_on_flags_and_compiler(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("CXX", raising=False)
     key = make("cpu").key
     assert make("cpu").key == key
-    assert make("cpu", chosen=("all",)).key == key, "what is built is no reason to configure again"
+    assert make("cpu", chosen=("all",)).key == key, "other targets need no new configure"
     assert make("cpu", defines={"A": "1"}).key != key
     monkeypatch.setenv("CXX", "clang++")
     assert make("cpu").key != key

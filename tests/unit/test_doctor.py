@@ -32,7 +32,7 @@ def test_ready_machine_exits_0(place: Path, capsys: pytest.CaptureFixture[str]) 
     assert {check["name"] for check in doc["checks"] if not check["required"]} == {"ccache", "npm", "openssl"}
     assert list(doc["backends"]) == ["cpu", "metal", "cuda", "vulkan"]
     assert doc["backends"]["cpu"] == ""
-    assert not (place / "cache").exists(), "looking changes nothing"
+    assert not (place / "cache").exists(), "the check changes nothing"
 
 
 def test_console_prints_one_line_per_check(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def test_help_of_each_command(verb: str, kvtool: Any) -> None:
     assert ran.code == 0
     assert all(option in text for option in ("--json", "--project", "--tree", "--quiet", "--verbose"))
     command = importlib.import_module(cli.module_of(verb)).command
-    assert len((command.__doc__ or "").strip().splitlines()) > 2, "one line is no teaching"
+    assert len((command.__doc__ or "").strip().splitlines()) > 2, "one line is not enough"
 
 
 def helps_of(make: Any) -> Iterator[str]:

@@ -26,7 +26,7 @@ def test_counters_and_descriptions() -> None:
 def test_total_changes_after_cmake_rerun() -> None:
     parser, steps = feed("[0/1] Re-running CMake...\n-- Configuring done\n[1/220] Building x.o\n")
     assert [(s.done, s.total) for s in steps] == [(0, 1), (1, 220)]
-    assert parser.steps == 1, "announcing CMake is no finished step"
+    assert parser.steps == 1, "the announcement of CMake is not a finished step"
 
 
 def test_no_work_to_do() -> None:

@@ -167,7 +167,7 @@ def test_signal_during_start_kills_program(
                 process.stream(argv, on_line=stop)
             else:
                 with process.spawn(argv, stdout=tmp_path / "log"):
-                    pytest.fail("it began")
+                    pytest.fail("the program was started")
         assert signal.getsignal(signal.SIGTERM) is stop
     finally:
         signal.signal(signal.SIGTERM, before)

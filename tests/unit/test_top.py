@@ -311,7 +311,7 @@ def test_watching_waits_for_server(fake: Fake, watch: Any) -> None:
     assert "waiting for it: /props: HTTP 502" in pictures[1] and "16.0 MiB committed" in pictures[1]
     assert "waiting for it: Loading model" in pictures[2]
     assert "waiting for it" not in pictures[3] and "it answers again after 0 s" in pictures[3]
-    assert pictures[3].count("it does not answer") == 1, "said once, however long it takes"
+    assert pictures[3].count("it does not answer") == 1, "reported once, for any duration"
 
 
 def test_interrupt_without_server_exits_9(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ def test_changes_between_readings(before: dict[str, Any], now: dict[str, Any], t
 def test_changes_per_context() -> None:
     before = Reading(State.AWAKE, "", "", (memory("target"),), ())
     now = Reading(State.AWAKE, "", "", (memory("target", grow_total=4), memory("draft", grow_total=9)), ())
-    assert [told.split()[0] for told in changes(before, now)] == ["target"], "a draft that came has not grown"
+    assert [told.split()[0] for told in changes(before, now)] == ["target"], "a new draft has not grown"
     later = Reading(State.AWAKE, "", "", (memory("target", grow_total=5), memory("draft", grow_total=10)), ())
     assert [told.split()[0] for told in changes(now, later)] == ["target", "draft"]
 
@@ -103,7 +103,7 @@ def test_speeds_without_elapsed_time() -> None:
     back = gone.with_failure(NetworkError("still gone"), 9.0).with_reading(
         reading(slot(0, Phase.GENERATING, generated=44)), 11.0
     )
-    assert back.speeds == {0: Speed(0, 4)}, "over the whole gap"
+    assert back.speeds == {0: Speed(0, 4)}, "averaged over the whole gap"
     assert [text for _, text in back.events] == ["it answers again after 9 s", "it does not answer: gone"]
 
 
@@ -146,10 +146,8 @@ def full(slots: int, events: int = 0) -> View:
 def test_picture_fits_terminal_width(width: int) -> None:
     lines = texts(draw(full(4, 4), width))
     assert max(map(len, lines)) <= width
-    assert len(lines[3]) == width, "the bar takes what there is"
-    assert sum(line.count("█") > 20 for line in lines) == (5 if width == 140 else 1), (
-        "slots have bars where there is room"
-    )
+    assert len(lines[3]) == width, "the bar uses the whole width"
+    assert sum(line.count("█") > 20 for line in lines) == (5 if width == 140 else 1), "slots have bars if they fit"
 
 
 def test_model_name_is_sanitized() -> None:
@@ -218,7 +216,7 @@ def test_low_terminal_keeps_busy_slots(height: int) -> None:
     slots = [line for line in lines if " idle " in line or " generating " in line]
     assert "generating" in slots[0] and f"and {61 - len(slots)} more" in "\n".join(lines)
     assert height == 12 or lines[-1].endswith("last")
-    assert len(draw(view, 80)) > 70, "without a height all of it"
+    assert len(draw(view, 80)) > 70, "without a height, all lines"
 
 
 def test_ascii_terminal(fake: Fake, kvtool: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,5 +309,5 @@ def test_unwritable_report_prints_findings(
     data = document(capsys)
     assert data["error"]["why"] == "the disk is full" and data["findings"] and "unwritten" not in data
     assert list(work_directory(here).glob("matrix-*.jsonl")), (
-        "nothing was told to a file: the same command again is short"
+        "every finding is journaled, so that a second run is short"
     )
