@@ -15,13 +15,13 @@ def small_cells(where: str) -> Edit:
 
 ROWS = (
     Trap(
-        "the indexer of a hybrid model adopts cells that its own cache has no storage for",
+        "the indexer of a hybrid model uses cells for which its own cache has no storage",
         Edit(DYNAMIC, "cache->follow(*other);", ""),
         copies("qwen4exp-moe", "prompt"),
         "prompt",
     ),
     Trap(
-        "the compressed caches of DSV4 are written beyond their storage",
+        "the compressed caches of DSV4 are written past the end of their storage",
         Edit(PLANNED_ROWS, "kv->dyn->planned.request(n);", ""),
         copies("deepseek4-moe", "rows"),
         "rows",
@@ -55,7 +55,7 @@ ROWS = (
 
 CELLS = (
     Trap(
-        "the cells start small with the storage, and tokens get other cells than in the static cache",
+        "the cells start small like the storage, so tokens use other cells than in the static cache",
         small_cells("dyn->is_enabled()"),
         copies("llama-dense", "prompt"),
         "prompt",
@@ -79,7 +79,7 @@ CELLS = (
         )
     ),
     Trap(
-        "a copy to another stream judges what is the whole stream by the size that the storage happens to have",
+        "a copy to another stream defines the whole stream by the current size of the storage",
         Edit(CACHE, "p1 + 1 < (int) get_size_max()", "p1 + 1 < (int) get_size()"),
         copies("llama-dense", "copy-part,keep"),
         "copy-part",

@@ -43,7 +43,7 @@ COPYING = (
         "exit",
     ),
     Trap(
-        "the views of the streams point into the layout of before",
+        "the views of the streams point into the old layout",
         Edit(LAYOUT, "view->view_offs = s*t->nb[2];", "view->view_offs = s*t->nb[2]/2;"),
         copies("llama-dense", "copy", "--seqs", "4"),
         "copy",
@@ -59,13 +59,13 @@ COPYING = (
         "exit",
     ),
     Trap(
-        "steps of a fixed size: the bytes that are copied grow with the square of the context",
+        "with steps of a fixed size, the copied bytes grow with the square of the context",
         Edit(GROWTH, "std::max<uint64_t>(n_cur/8, std::min<uint64_t>(n_cur, n_bytes_step/size_cell))", "256"),
         unit("test-kv-growth"),
         "exit",
     ),
     Trap(
-        "the window covers all of the storage: its view is contiguous, as the static one is not, and has other kernels",
+        "the window covers all of the storage, so its view is contiguous and uses other kernels than the static view",
         Edit(GROWTH, "in_place ? 0 : block()", "0"),
         unit("test-kv-growth"),
         "exit",

@@ -18,13 +18,13 @@ from tests.e2e.traps.base import (
 
 GROWING = (
     Trap(
-        "caches that mirror each other get two sizes when the state of the first one makes it grow, and not the second",
+        "mirrored caches have two sizes after a state lets only the first one grow",
         Edit(DYNAMIC, "cache->follow(*other);", ""),
         copies("minimax-m3-moe", "no-memory", "--fail", "7"),
         "no-memory",
     ),
     Trap(
-        "a mirrored cache does not grow with the one that asked first",
+        "a mirrored cache does not grow with the cache that requested rows first",
         Edit(
             DYNAMIC,
             "std::all_of(all.begin(), all.end(), [&](auto * cache) { return cache->grow(ahead); })",
@@ -34,7 +34,7 @@ GROWING = (
         "generate",
     ),
     Trap(
-        "caches that mirror each other shrink apart when all of their rows are there",
+        "mirrored caches shrink to different sizes while all of their rows exist",
         Edit(
             DYNAMIC_CACHE,
             "cache->rows->has_size()",
@@ -45,7 +45,7 @@ GROWING = (
         "shrink-full",
     ),
     Trap(
-        "caches that mirror each other take steps of different sizes, each by the bytes of its own cells",
+        "mirrored caches grow in steps of different sizes, each by the bytes of its own cells",
         Edit(DYNAMIC_CACHE, "cache->n_max_cells == n_max_cells", "cache == this"),
         Run(
             "qwen4exp-moe",
@@ -62,7 +62,7 @@ GROWING = (
         "log: does not match expectation",
     ),
     Trap(
-        "the size that is expected of the compute buffers is that of before the growth",
+        "the expected size of the compute buffers is from before the growth",
         Edit(
             COMPUTE,
             "lctx.backend_buf_exp_size[i] = "
@@ -73,7 +73,7 @@ GROWING = (
         "log: does not match expectation",
     ),
     Trap(
-        "the time of the batch that grows is lost, because the context is synchronized and not its scheduler",
+        "the time of a growing batch is lost, because the context is synchronized instead of its scheduler",
         Edit(COMPUTE, "ggml_backend_sched_synchronize(lctx.get_sched());", "lctx.synchronize();"),
         copies("llama-dense", "prompt"),
         "prompt",
@@ -85,19 +85,19 @@ GROWING = (
         "unread",
     ),
     Trap(
-        "memory goes back while a batch is still computed",
+        "memory is freed while a batch is still computed",
         Edit(DYNAMIC_CACHE, "cache->dyn->synchronize();", ""),
         Run("llama-dense", ("--fill", "1100", "--checks", "unread"), {"KV_WATCH": "1"}),
         "unread",
     ),
     Trap(
-        "in place, cells that were given out have no pages, and nobody counts them",
+        "in place, assigned cells have no pages and are not counted",
         Edit(DYNAMIC_CACHE, "requested.add(sinfo.strm[s], idx, idx + 1);", ""),
         inplace("llama-dense", "prompt"),
         "status: same-not-grown",
     ),
     Trap(
-        "training asks for cells where nothing can grow",
+        "training requests cells while growth is impossible",
         Edit(CONTEXT, "!kv_dynamic->grow_max()", "false"),
         copies("llama-dense", "train", "--train", "-fa", "off", "-ctk", "f32", "-ctv", "f32"),
         "train",

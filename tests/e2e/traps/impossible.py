@@ -21,18 +21,18 @@ IMPOSSIBLE = (
         ("cells.resize", "].resize(kv_size", "pos.resize"),
     ),
     Impossible(
-        "a second cache is built through a constructor whose filters capture locals that are gone",
-        "the tensor objects stay, only their buffers change",
+        "a second cache is built by a constructor whose filters capture destroyed local variables",
+        "the tensor objects stay, and only their buffers change",
         ("new llama_kv_cache", "make_unique<llama_kv_cache>", "make_unique<llama_kv_cache_iswa>"),
     ),
     Impossible(
         "--fit measures the small start, accepts too large a context and runs out of memory later",
-        "where nothing is allocated the storage is never asked for memory, and stays one that has all rows",
+        "without allocations the storage never requests memory, and keeps all rows",
         ("hparams.no_alloc",),
     ),
     Impossible(
         "an ordinary growth is logged as an error, because find_slot() found no cell",
-        "find_slot() looks at the cells, which are all there",
+        "find_slot() searches the cells, all of which exist",
         ("find_slot(", "FAILED_COMPUTE"),
     ),
     Impossible(
@@ -41,18 +41,18 @@ IMPOSSIBLE = (
         ("cells.cp(", "cells.set(", "std::move(cells"),
     ),
     Impossible(
-        "new rows are zeroed, or old ones copied, on a stream of their own while the graph already writes there",
-        "only the interface of buffers is used, whose calls are done when they return, with the scheduler synchronized",
+        "new rows are zeroed or old rows copied on a separate device stream while the graph already writes them",
+        "only the buffer interface is used, whose calls are complete on return, with the scheduler synchronized",
         ("_async(", "ggml_backend_event"),
     ),
     Impossible(
         "a cache without V (MLA) or without layers (the base of DSV4) is asked for its types",
-        "a growth looks at the tensors that are there",
+        "a growth reads only the existing tensors",
         ("type_k()", "type_v()"),
     ),
     Impossible(
-        "whether V is transposed is worked out again, after flash attention was switched on or off",
-        "the storage is told by the cache, which decided it when it was made",
+        "the layout of V is computed again after flash attention was enabled or disabled",
+        "the cache determines the layout at its creation, and passes it to the storage",
         ("v_trans = ",),
     ),
     Impossible(

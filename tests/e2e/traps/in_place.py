@@ -20,13 +20,13 @@ from tests.e2e.traps.base import (
 
 IN_PLACE = (
     Trap(
-        "in place, a sequence that is copied to another stream has no pages there",
+        "in place, a sequence copied to another stream has no pages there",
         Edit(CACHE_COPIES, "return storage.copy_stream(ssrc, sdst);", "return true;"),
         inplace("llama-dense", "copy", "--seqs", "2"),
         "copy",
     ),
     Trap(
-        "in place, a shift goes over the rows of the first stream only",
+        "in place, a shift changes only the rows of the first stream",
         Edit(
             CACHE,
             "ggml_row_size(layer.k->type, is_quant ? 0 : n_embd_nope) + dyn->copies.shifted().first*layer.k->nb[1]",
@@ -36,13 +36,13 @@ IN_PLACE = (
         "shift",
     ),
     Trap(
-        "in place, cells in use are given back",
+        "in place, used cells are freed",
         Edit(DYNAMIC_CACHE, "!cells.is_empty(i)", "i < 1", after="::used_rows() const"),
         Run("llama-dense", ("--checks", "shrink")),
         "shrink",
     ),
     Trap(
-        "in place, the zeros that upstream writes at creation make the whole cache resident",
+        "in place, upstream's zeros at creation make the whole cache resident",
         Edit(
             INPLACE,
             "return mem.buf.release();",
@@ -53,19 +53,19 @@ IN_PLACE = (
         f"resident: {128 * 2**20}",
     ),
     Trap(
-        "in place, a clear with the data leaves the pages",
+        "in place, a clear with the data keeps the pages",
         Edit(INPLACE, "try_resize(rest, {});", ""),
         inplace("llama-dense", "clear"),
         "clear",
     ),
     Trap(
-        "huge pages make more resident than was asked for, most of all with transposed V",
+        "huge pages make more memory resident than requested, especially with transposed V",
         Edit(PAGES_HOST, "madvise(res, size, MADV_NOHUGEPAGE);", ""),
         unit("test-kv-pages"),
         "exit",
     ),
     Trap(
-        "in place, pages that a growth had got before it failed stay taken",
+        "in place, a failed growth keeps the pages that it had committed",
         Edit(PAGES, GIVE_BACK, f"if (res) {{ {GIVE_BACK} }}"),
         unit("test-kv-pages"),
         "exit",
@@ -77,13 +77,13 @@ IN_PLACE = (
         "no-memory",
     ),
     Trap(
-        "a sequence whose copy waits for memory is shifted before there is anything in its rows",
+        "a sequence whose copy waits for memory is shifted before its rows are copied",
         Edit(CACHE, "dyn->copies.end() && do_shift", "do_shift"),
         inplace("llama-dense", "no-memory", "--seqs", "2", "--fail", "6+"),
         "no-memory",
     ),
     Trap(
-        "in place, what is freed never goes back",
+        "in place, freed memory is never returned",
         Edit(INPLACE, "return policy.shrink(n_cur, n_used, n_cur) < n_cur;", "return false;"),
         inplace("llama-dense", "random", "--seqs", "8", "--unified"),
         "random",

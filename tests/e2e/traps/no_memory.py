@@ -27,19 +27,19 @@ RANDOM = ("--quick", "--checks", "random", "--seqs", "3")
 
 NO_MEMORY = (
     Trap(
-        "a batch that finds no memory leaves a stream with the head of another one",
+        "a batch without memory leaves a stream with the head of another stream",
         Edit(CACHE, "it->v_heads_old[sinfo.strm[s]]", "it->v_heads_old[s]"),
         Run("qwen35-dense", (*RANDOM, "--seed", "9")),
         "random",
     ),
     Trap(
-        "a batch that finds no memory takes positions out of a window",
+        "a batch without memory removes positions from a window",
         Edit(DYNAMIC_CACHE, "!pos_max.empty()", "false"),
         Run("gemma3-dense", (*RANDOM, "--seed", "9")),
         "random",
     ),
     Trap(
-        "by copy, a growth that is undone for another cache loses rows of a window",
+        "by copy, a growth that another cache reverts loses rows of a window",
         Edit(
             DYNAMIC_CACHE,
             "try_resize(growing->rows, growing->n_used, false);",
@@ -49,7 +49,7 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
-        "the copy that comes after one which had to wait is taken for one that waits",
+        "the copy after a waiting copy is also treated as waiting",
         Edit(
             CACHE_COPIES,
             "has_late = !pending.empty();",
@@ -59,13 +59,13 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
-        "rows of a batch that found no memory count as used",
+        "rows of a batch without memory count as used",
         Edit(PLANNED_ROWS, "kv->dyn->planned.undo_request();", ""),
         inplace("deepseek4-moe", "no-memory", "--fail", "1+", "--fill", "1100", "-c", "8192"),
         "no-memory",
     ),
     Trap(
-        "a copy to another stream takes more than the budget has",
+        "a copy to another stream exceeds the budget",
         Edit(
             CACHE_COPIES,
             "limit.fits_rows(cache, rows)",
@@ -75,7 +75,7 @@ NO_MEMORY = (
         "random",
     ),
     Trap(
-        "a sequence is saved whose copy waits for memory",
+        "a sequence is saved while its copy waits for memory",
         Edit(CACHE_COPIES, "cache.storage().reads_below() || has_late", "cache.storage().reads_below()"),
         LATE_COPY,
         "no-memory",
@@ -87,7 +87,7 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
-        "a state is read over what a copy that waits has not read yet",
+        "a state overwrites cells that a waiting copy has not read yet",
         Edit(
             STATE_ROWS,
             "dyn->any(is_late)",
@@ -98,25 +98,25 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
-        "a state that is refused for a copy that waits zeroes what that has not read yet",
+        "a state refused because of a waiting copy zeroes cells that the copy has not read yet",
         Edit(STATE_ROWS, "cache.copies.is_late_in(sinfo.strm)", "false", after="llama_kv_state_rows::room("),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
-        "a copy that nobody waits for is made after a state was read into its place",
+        "an obsolete copy is performed after a state was read into its destination",
         Edit(STATE_ROWS, "other->copies.drop_late();", ""),
         LATE_COPY,
         "no-memory",
     ),
     Trap(
-        "a state is refused for a copy of other cells that waits",
+        "a state is refused because of a waiting copy of other cells",
         Edit(CACHE_COPIES, "is_late() && (has_shift() || has(pending.ssrc) || has(pending.sdst))", "is_late()"),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
     Trap(
-        "nothing goes back while a copy waits",
+        "no memory is freed while a copy waits",
         Edit(
             DYNAMIC_CACHE,
             "planned.is_in_use() && (planned.n_used_of_first(n_max_cells) > 0 || !copies.is_empty())",
@@ -126,19 +126,19 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
-        "what a copy that waits is to read goes back with its cells",
+        "the source rows of a waiting copy are freed with its cells",
         Edit(DYNAMIC_CACHE, "res |= read;", ""),
         LATE_COPY_OF_OTHERS,
         "no-memory",
     ),
     Trap(
-        "rows without cells are cleared before a copy that waits has read them",
+        "rows without cells are cleared before a waiting copy has read them",
         Edit(CACHE_COPIES, "seq_id >= 0 && is_late()", "false"),
         Run("deepseek4-moe", LATE_COPY.args),
         "no-memory",
     ),
     Trap(
-        "a state that finds no memory in a window leaves its part in the other cache",
+        "a state without memory in a window leaves its part in the other cache",
         (
             Edit(STATE_ROWS, "cache.dyn->drop_seq(*seq_id_read);", ""),
             Edit(CONTEXT, "memory->clear(true);", "(void) 0;", after="::state_read_data("),
@@ -150,19 +150,19 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
-        "a growth that fails half way leaves layers of two sizes",
+        "a growth that fails partway leaves layers of two sizes",
         Edit(STORAGE, "shrink_layer(layers[j], n_old, n_used);", ""),
         copies("llama-dense", "no-memory", "--fail", "2+", "-fa", "off"),
         "no-memory",
     ),
     Trap(
-        "a growth that fails half way keeps the memory that it had got",
+        "a growth that fails partway keeps the memory that it had allocated",
         Edit(STORAGE, "move_layer(layers[j], n_old, n_used)", "false"),
         unit("test-kv-storage"),
         "exit",
     ),
     Trap(
-        "rows behind the live cells are not zero after a growth that failed",
+        "rows after the live cells are not zero after a failed growth",
         Edit(
             LAYOUT,
             "memset(all + offs_dst + size_live, 0, size_full - size_live);",
@@ -172,7 +172,7 @@ NO_MEMORY = (
         "exit",
     ),
     Trap(
-        "an exception leaves llama_decode() when the compute buffers cannot be had",
+        "llama_decode() throws if the compute buffers cannot be allocated",
         Edit(
             COMPUTE,
             'LLAMA_LOG_WARN("%s: %s\\n", __func__, err.what());',
@@ -185,7 +185,7 @@ NO_MEMORY = (
         "no-memory",
     ),
     Trap(
-        "a growth that passes the budget with its compute buffers keeps its cells",
+        "a growth whose compute buffers exceed the budget keeps its cells",
         Edit(DYNAMIC_CACHE, "try_resize(growing->rows, growing->n_used, false);", ""),
         copies("llama-dense", "random", "--seqs", "8", "--unified"),
         "random",

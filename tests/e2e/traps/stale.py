@@ -16,7 +16,7 @@ STALE = (
         "state-self",
     ),
     Trap(
-        "a draft that shares cells is not told that they moved, and runs its old graph again",
+        "a draft that shares cells is not notified of their move, and runs its old graph again",
         Edit(DYNAMIC, "readers.push_back(reader);", ""),
         copies(DRAFT, "draft"),
         "draft",

@@ -7,13 +7,13 @@ from tests.e2e.traps.base import CACHE, CONTEXT, DYNAMIC_CACHE, PAGES_HOST, STAT
 
 STATE = (
     Trap(
-        "rows of a state that was read into one stream are written after the growth for the next stream moved them",
+        "a state's rows for one stream are written after the growth for the next stream moved them",
         Edit(STATE_ROWS, "io.flush();", "", after="rows that were read but not written yet"),
         copies("llama-dense", "state-self", "--seqs", "4", "-fa", "off"),
         "state-self",
     ),
     Trap(
-        "what a pending copy of a stream reads is lost, because its cells are free when a state makes the cache grow",
+        "the source of a pending stream copy is lost, because its cells are free when a state lets the cache grow",
         Edit(
             DYNAMIC_CACHE,
             "res[ssrc] = std::max(res[ssrc], res[sdst]);",
@@ -23,7 +23,7 @@ STATE = (
         "state-seq",
     ),
     Trap(
-        "a state that was kept on the device is not found again, because the buffers have another type after a growth",
+        "a state on the device is not found again, because the buffers have another type after a growth",
         (
             Edit(
                 STORAGE,
@@ -38,19 +38,19 @@ STATE = (
         "state-device",
     ),
     Trap(
-        "a state that is larger than the storage is refused instead of making it grow",
+        "a state that is larger than the storage is refused instead of growing the storage",
         Edit(STATE_ROWS, "grow(io) ? cache.n_rows() : 0", "cache.requested.has_rows() ? 0 : cache.n_rows()"),
         copies("llama-dense", "state-into-dynamic"),
         "state-into-dynamic",
     ),
     Trap(
-        "a state that was saved on the device is taken for a view of the tensor that now has its address",
+        "a state on the device is mistaken for a view of the tensor that now has its address",
         Edit(CONTEXT, "org0->data != org1->data || org0->buffer != org1->view_src->buffer", "false"),
         copies("llama-dense", "state-device"),
         "state-device",
     ),
     Trap(
-        "a saved state has the stride of the full size, not that of the storage",
+        "a saved state has the stride of the full size instead of the storage's",
         Edit(CACHE, "get_size()", "get_size_max()", after="// When v is transposed, we also need the element size"),
         copies("llama-dense", "state-into-static", "-fa", "off"),
         "state-into-static",

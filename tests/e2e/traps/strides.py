@@ -29,13 +29,13 @@ STRIDES = (
         )
     ),
     Trap(
-        "the worst case is reserved for the full size, over tensors that are smaller",
+        "the worst case is reserved for the full size with smaller tensors",
         Edit(CACHE, "kv->get_size()", "kv->get_size_max()", after="status(LLAMA_MEMORY_STATUS_SUCCESS), kv(kv)"),
         copies("llama-dense", "prompt"),
         "prompt",
     ),
     Trap(
-        "the worst case of DSV4's window is reserved for the full size, over a window that is smaller with --swa-full",
+        "the worst case of DSV4's window is reserved for the full size with a smaller window (--swa-full)",
         Edit(
             DSV4,
             "kv_swa->get_size()",
@@ -46,7 +46,7 @@ STRIDES = (
         "generate",
     ),
     Trap(
-        "the shift that a cell of a later stream gets has the stride of the full size, not that of the storage",
+        "the shift of a cell in a later stream has the stride of the full size instead of the storage's",
         Edit(CACHE, "s*get_size() + i", "s*get_size_max() + i", after="void llama_kv_cache::set_input_k_shift("),
         copies("llama-dense", "shift", "--seqs", "4"),
         "shift",
