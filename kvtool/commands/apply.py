@@ -1,4 +1,4 @@
-"""`kvtool apply`: make the patched tree what patches/ and cpp/ say."""
+"""Implement `kvtool apply`: update the patched tree to patches/ and cpp/."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class ApplyResult(Result, command="apply"):
     @property
     def failure(self) -> KvtoolError | None:
         error = conflict_error(self.patches, f"{self.upstream} {self.tag}")
-        if error and any(hunk.expected for report in self.patches for hunk in report.failed):  # it was to be moved
+        if error and any(hunk.expected for report in self.patches for hunk in report.failed):  # the patch needed a move
             error.next_step = (
                 f"kvtool rebase {self.tag} stops there with the conflict in the files; the tree is as it was"
             )
@@ -66,7 +66,7 @@ class ApplyResult(Result, command="apply"):
 
 
 def render_patches(console: Console, patches: tuple[PatchReport, ...]) -> None:
-    """A line per patch, and under it what stands in its way."""
+    """Print a line per patch, followed by its conflicts."""
     if not patches:
         return
     rows: list[tuple[object, ...]] = []
@@ -104,7 +104,7 @@ def command(ctx: Context, tag: Tag = None, mirror: Mirror = None, groups: Groups
     project, console = env.project, env.console
     context = SeriesContext(project, console, mirror, choose_groups(project, console, tuple(groups or ())))
     upstream = context.lock.upstream(tag)
-    base = context.base(upstream)  # what takes long comes before the tree is locked
+    base = context.base(upstream)  # do slow steps before the tree is locked
     done = checkout.ensure_tree(context, upstream, pinned=tag is not None)
     head, lines = done.applied.head if done.applied else "", upstream_lines(done.patches)
     result = (upstream.tag, project.tree, done.outcome, base, head, done.changed, lines, done.patches)

@@ -1,4 +1,4 @@
-"""`kvtool bench`: what a static cache and the two kinds of dynamic ones cost, side by side in one run."""
+"""Implement `kvtool bench`: compare a static cache and both kinds of dynamic caches in one run."""
 
 import functools
 import time
@@ -19,10 +19,10 @@ from kvtool.options import BinDir, Context, Env, env_of, reject
 from kvtool.verify import checks, models
 from kvtool.worktree.status import read_applied
 
-CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed there are two contexts at a time, made anew every round
+CONTEXT, SPEED_CONTEXT = 131072, 8192  # for speed, there are two contexts at a time, new in every round
 DEPTHS, QUICK_DEPTHS = (89, 809, 6409, 25609, 32768), (89, 809, 6409, 8192)
-SPEED_DEPTHS = (250, 1000, 2000)  # the first two are below 256 and 1024: the prompt goes over an edge of the storage
-_TOYS = ("kv-check", "test-llama-archs")  # what --types needs beside kv-bench
+SPEED_DEPTHS = (250, 1000, 2000)  # the first two are below 256 and 1024: the prompt crosses a boundary of the storage
+_TOYS = ("kv-check", "test-llama-archs")  # programs that --types needs in addition to kv-bench
 ROOM = 1024  # tokens that are decoded beyond a depth
 
 
@@ -72,7 +72,7 @@ def _types(env: Env, options: Options, program: Path, work: Path) -> Report:
         large = replace(bench, model=models.cache_model(types.LARGE_CELLS, work))
         held = types.fill_budgets(large, types.BUDGET // (8 if quick else 1), types.LARGE_CELLS.bytes_per_cell())
     with env.console.progress("making upstream's toy models", None) as bar:
-        # verify's: they take close to a GiB
+        # in verify's folder, because they need almost a GiB
         toys = models.toys(generator, work.with_name("verify"), lambda made: bar.update(made, f"{made} models"))
     chosen = checks.named_toys(toys, checks.CHEAP_TOYS) if quick else toys
     lost, failed = types.measure_losses(check, chosen, env.console)
@@ -111,7 +111,7 @@ def _measure(env: Env, options: Options, program: Path, work: Path) -> Report:
 
 
 def run_benchmark(env: Env, options: Options) -> Report:
-    """Build what is needed, measure, and write the report."""
+    """Build the programs, measure, and write the report."""
     started = time.monotonic()
     _check(options)
     env.project.require_llama_cpp("bench")
@@ -129,7 +129,7 @@ def run_benchmark(env: Env, options: Options) -> Report:
     try:
         if options.out:
             result.write(options.out)
-    except DiskError as err:  # what was measured is told all the same
+    except DiskError as err:  # report the measurements anyway
         return replace(result, error=err)
     return result
 
@@ -150,27 +150,28 @@ def command(
 ) -> Report:
     """Measure what the dynamic cache costs and saves.
 
-    Builds what it needs and makes models of random weights. Memory: the cache geometry of Qwen3.5-27B; a static cache,
-    one that grows by copy and one that grows in place, a process each. Speed: all of SmolLM2-135M's geometry; a static
-    and a dynamic context in one process, call by call in turns, with a 95 % interval, with and without flash attention;
-    with --baseline also the patched build without the flag against an unpatched one. And it holds the figures against
-    the project's bars.
+    Builds the programs and makes models of random weights. Memory: the cache geometry of Qwen3.5-27B; a static cache,
+    a cache that grows by copy and a cache that grows in place, each in a process of its own. Speed: the geometry of
+    SmolLM2-135M; a static and a dynamic context in one process with alternating calls, with a 95 % interval, with and
+    without flash attention. With --baseline, the patched build without the flag is compared with an unpatched build,
+    too. The report compares the figures with the project's bars.
 
         kvtool bench --quick                             # some minutes
         kvtool bench --out bench                         # everything, with plots (by matplotlib)
         kvtool bench --baseline ../llama.cpp/build/bin   # also the flag off, against an unpatched build (Linux)
 
-    With --serve: that many chats after one system prompt, with a static cache, a dynamic one, and one that shares what
-    they have in common; memory, prompt tokens computed, the time to the first token, errors.
+    With --serve: that many chats after one system prompt, with a static cache, a dynamic cache, and a dynamic cache
+    that shares their common part. Reports memory, computed prompt tokens, the time to the first token, and errors.
 
         kvtool bench --serve --out bench --chats 16
 
-    With --types: the time and memory of changes of the cells' types against memcpy, how many tokens a budget holds with
-    f16 alone and with smaller types when it ends, and what that loses on llama.cpp's own toy models.
+    With --types: the time and memory of changes of the cells' types compared with memcpy; how many tokens a budget
+    holds with f16 alone and with a step down to smaller types; and the loss of precision on llama.cpp's own toy
+    models.
 
         kvtool bench --types --quick
 
-    Exit codes: 4 stale tree, 7 build, 8 could not be measured, or with --strict a bar was missed.
+    Exit codes: 4 stale tree, 7 build, 8 a measurement failed, or with --strict a bar was missed.
     """
     options = Options(
         quick=quick,

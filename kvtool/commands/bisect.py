@@ -1,4 +1,4 @@
-"""`kvtool bisect`: on which upstream does a patch stop applying?"""
+"""Implement `kvtool bisect`: find the upstream where a patch stops applying."""
 
 import enum
 import itertools
@@ -23,7 +23,7 @@ from kvtool.upstream.lock import load_lock, with_upstream
 
 
 class Verdict(enum.StrEnum):
-    """As in git bisect. skip: this upstream cannot tell."""
+    """Name the verdicts of git bisect. skip: this upstream cannot be judged."""
 
     GOOD = "good"
     BAD = "bad"
@@ -55,8 +55,13 @@ _WHY = {
 
 
 def attempt(context: SeriesContext, tag: str, patch: str, *clones: Path) -> Trial:
-    """Rehearse one upstream. good: the patch applies, or upstream has it; bad: a conflict, or it lost lines; skip:
-    blocked, or not wanted there. clones: repositories that have the upstream's commit, where the cache has not."""
+    """Rehearse one upstream.
+
+    good: the patch applies, or upstream has it
+    bad: a conflict, or lost lines
+    skip: blocked, or left out there
+    clones: repositories with the upstream's commit, if the cache does not have it
+    """
     with scratch_repository(context.cache.repo, *clones) as scratch:
         done = context.rehearse(scratch, context.lock.upstream(tag))
     report = next(report for report in done.reports if report.id == patch)
@@ -71,10 +76,10 @@ def attempt(context: SeriesContext, tag: str, patch: str, *clones: Path) -> Tria
 def search(
     tags: Sequence[str], there: Callable[[str], Trial], ends: tuple[Trial, Trial]
 ) -> tuple[int, int, tuple[Trial, ...]]:
-    """Where in tags, whose first is good and whose last is bad, the last good and the first bad one are; all trials.
+    """Return the indexes of the last good and the first bad tag, and all trials. The first tag is good, the last bad.
 
-    As git bisect does it supposes that everything behind a bad one is bad. One that must be skipped gives way to its
-    neighbours; those left between the two are suspects. ends: the trials of both ends.
+    Like git bisect, this assumes that everything after a bad tag is bad. A skipped tag is replaced by its neighbours;
+    skipped tags between the two are suspects. ends: the trials of both ends.
     """
     trials = {ends[0].tag: ends[0], ends[1].tag: ends[1]}
     good, bad = 0, len(tags) - 1
@@ -90,8 +95,13 @@ def search(
 
 @dataclass(frozen=True)
 class BisectResult(Result, command="bisect"):
-    """first_bad: the first upstream, on the way from good to bad, where the patch fails; suspects: skipped ones before
-    it, which may be the first instead; why: what is in the way there; trials: each upstream tried, in that order."""
+    """Hold the result of a search.
+
+    first_bad: the first upstream, in the direction from good to bad, where the patch fails
+    suspects: skipped upstreams before it, any of which may be the first instead
+    why: the obstacle at first_bad
+    trials: each tried upstream, in the order of the trials
+    """
 
     patch: str
     good: str
@@ -189,7 +199,7 @@ def judge_commit(project: Project, console: Console, patch: str, revision: str, 
     context, tag = SeriesContext(project, console), commit[:12]
     patch_named(load_patches(project), patch)
     tree, date = git.line("rev-parse", f"{commit}^{{tree}}"), git.line("log", "-1", "--format=%cs", commit)
-    # from/until go by the order of the lock: the commit stands where its date puts it
+    # from/until follow the order of the lock: its date gives the commit its place
     context.lock, context.known[tag] = with_upstream(context.lock, tag, tree, date), commit
     trial = attempt(context, tag, patch, git.repo)
     return BisectAt(patch, commit, trial.verdict, trial.outcome, trial.why, trial.seconds)
@@ -208,14 +218,13 @@ def command(
 ) -> BisectResult | BisectAt:
     """Find the upstream where a patch stops applying.
 
-    Over the upstreams of the lock, between --good and --bad (which may be the older one): each is rehearsed as kvtool
-    rebase --dry-run does, and nothing is changed. One that cannot be had, or where an earlier patch is in the way, is
-    skipped.
+    Rehearses the upstreams of the lock between --good and --bad (which may be the older one), like kvtool rebase
+    --dry-run; nothing is changed. An upstream is skipped if it cannot be fetched, or if an earlier patch fails there.
 
         kvtool bisect ID --good TAG --bad TAG
 
-    With --at, one commit of a clone with history is judged: exit 0 it applies, 1 it does not, 125 that cannot be told,
-    128 something else is wrong. So git finds the commit, in a clone of llama.cpp:
+    With --at, judges one commit of a clone with history: exit code 0 if the patch applies, 1 if it does not, 125 if
+    the commit cannot be judged, 128 for any other error. So git finds the commit, in a clone of llama.cpp:
 
         git bisect start BAD GOOD
         git bisect run kvtool bisect ID --at HEAD --project ~/kvtool
@@ -226,7 +235,7 @@ def command(
     if at:
         if good or bad:
             raise BisectAbort("--at judges one commit, --good and --bad are two ends", next_step="kvtool bisect --help")
-        try:  # whatever goes wrong is no verdict on the commit
+        try:  # other errors are no verdict on the commit
             return judge_commit(
                 env.project, env.console, patch, at, Path(mirror or os.environ.get("KVTOOL_UPSTREAM") or ".")
             )

@@ -33,7 +33,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Command:
-    """A command as data: argv, and what it needs added to the environment."""
+    """Hold a command as data: argv, and its additional environment variables."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -45,9 +45,10 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Built(builder.Outcome, Result, command="build"):
-    """A build that succeeded, or with dry_run the commands of one that did not start.
+    """Report a successful build, or with dry_run the commands of a build.
 
-    seconds: of the whole command; ui: llama-server was to have its web page.
+    seconds: duration of the whole command
+    ui: True if llama-server's web page was requested
     """
 
     tree: Path
@@ -73,13 +74,13 @@ class Built(builder.Outcome, Result, command="build"):
 
 
 def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cmake.Plan:
-    """The plan; UsageError for a preset or a number of jobs that does not exist."""
+    """Return the plan. Raises UsageError for an unknown preset or a negative number of jobs."""
     if options.preset not in cmake.PRESETS:
         raise UsageError(f"no preset {options.preset}", next_step=f"--preset {'|'.join(cmake.PRESETS)}")
     if options.jobs < 0:
         raise UsageError(f"--jobs {options.jobs} makes no sense", next_step="--jobs 0 is one per core")
     page = options.ui
-    if page is None:  # as it was last configured, so that verify does not turn around what build was told
+    if page is None:  # keep the last setting, so that verify does not change the setting of build
         known = builder.configured_page(cmake.build_dir(project.tree, options.backend, options.preset))
         page = cmake.PRESETS[options.preset].extras if known is None else known
     return cmake.Plan(
@@ -148,11 +149,11 @@ def command(
 ) -> Built:
     """Build the patched llama.cpp.
 
-    Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET; the programs are in bin/ there, which can
-    be moved as a whole; for another machine there is kvtool package. ccache is used when it is installed. Where npm is,
-    llama-server gets its web page from the tree's own sources (npm fetches what that needs from its registry, and takes
-    minutes); with --ui it is an error when that fails, and --no-ui holds until --ui. With OpenSSL's headers the
-    programs can speak https, which -hf needs.
+    Configures and builds with cmake and ninja into TREE/build/BACKEND-PRESET. The programs are in its folder bin/,
+    which can be moved as a whole on this machine; kvtool package makes an archive for another machine. ccache is used
+    if it is installed. If npm is installed, llama-server gets its web page from the tree's own sources; npm downloads
+    their dependencies from its registry, which takes minutes. With --ui, a failure of npm is an error. --no-ui
+    remains in effect until --ui. With OpenSSL's headers, the programs support https, which -hf needs.
 
         kvtool build --metal            # llama-server and friends for a Mac's GPU
         kvtool build --preset debug     # with assertions and for a debugger

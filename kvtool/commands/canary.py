@@ -27,11 +27,16 @@ from kvtool.worktree.status import write_json
 
 @dataclass(frozen=True)
 class CanaryResult(Result, command="canary"):
-    """schema: of this document; tag_from: "given", the remote that said it is the newest, or "upstream.lock".
+    """Hold the report of a canary.
 
-    tag_why: why the remote was not asked; tree: git tree id, "" when it cannot be fetched; locked: the lock's current
-    tag; key: of the first breakage, "" for none; patches: as in kvtool rebase --dry-run; error: of the step that
-    failed.
+    schema: version of this document
+    tag_from: "given", the remote that has it as its newest tag, or "upstream.lock"
+    tag_why: why the remote was not used
+    tree: git tree id, "" if it could not be fetched
+    locked: the lock's current tag
+    key: of the first breakage, "" for none
+    patches: as in kvtool rebase --dry-run
+    error: of the failed step
     """
 
     schema: int
@@ -77,7 +82,7 @@ class Options:
 
 @dataclass
 class _Run:
-    """A canary under way: what is known so far. inside: the place where it all happens, made when it is asked for."""
+    """Run a canary and hold its data. inside: the project for all steps, made on first use."""
 
     project: Project
     console: Console
@@ -92,7 +97,7 @@ class _Run:
     tree: str = ""
 
     def go(self) -> None:
-        """Every step until one fails, or the last that was asked for; the others are skipped."""
+        """Run every step until one fails, or until the last requested step; skip the others."""
         actions = (self._fetch, self._rebase, self._build, self._verify)
         wanted = True
         for name, action in zip(StepName, actions, strict=True):
@@ -100,7 +105,7 @@ class _Run:
             wanted = wanted and self.error is None and name is not self.options.last
 
     def _step(self, name: StepName, action: Callable[[], str]) -> CanaryStep:
-        """One step; action returns a summary, or raises, or sets self.error."""
+        """Run one step; action returns a summary, or raises, or sets self.error."""
         started, summary, log = time.monotonic(), "", ""
         try:
             summary = action()
@@ -150,7 +155,7 @@ def run_canary(env: Env, options: Options) -> CanaryResult:
             f"the upstream of this project is {project.name}",
         )
         raise UsageError(what, why=why, next_step="kvtool canary --to rebase")
-    toolchain.require_git()  # what this machine lacks is no breakage
+    toolchain.require_git()  # a missing program on this machine is not a breakage
     if options.report is not None:
         must_be_writable(options.report.absolute())
     lock = load_lock(project.lock)
@@ -182,19 +187,19 @@ def command(
         Path | None, Option("--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].")
     ] = None,
 ) -> CanaryResult:
-    """Say whether the series still holds on an upstream tag, without touching anything.
+    """Check that the series still works on an upstream tag, without changing anything.
 
-    fetch, rebase, build, verify --quick, in a project and a tree of their own. `latest` is the
-    newest tag of the remote, or of the lock when the remote cannot be reached; the report says which.
+    Runs fetch, rebase, build and verify --quick in a project and a tree of their own. `latest` is the newest tag of
+    the remote, or of the lock if the remote cannot be reached; the report names the origin.
 
-    The report has a `key`: a hash of what is broken (step, patch, file, function or check), without tag and date. The
-    same breakage has the same key tomorrow, so CI opens one issue for it.
+    The report has a `key`: a hash of the breakage (step, patch, file, function or check), without tag and date. The
+    same breakage has the same key on the next day, so CI opens one issue for it.
 
-        kvtool canary     # does the series hold on the newest llama.cpp?
+        kvtool canary     # does the series work on the newest llama.cpp?
         kvtool canary b11600 --to rebase --mirror ~/src/llama.cpp
         kvtool canary --report report/canary.json --json
 
-    Exit codes: those of the step that failed: 3 a patch has no place, 7 build, 8 verify, 9 network.
+    Exit codes are those of the failed step: 3 a patch does not apply, 7 build, 8 verify, 9 network.
     """
     options = Options(
         tag=tag,

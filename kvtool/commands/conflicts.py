@@ -79,7 +79,7 @@ def _render_conflicts(console: Console, reports: Sequence[PatchReport]) -> None:
 
 
 def _render_hunk(console: Console, patch: str, hunk: FailedHunk, room: int) -> None:
-    """Print a conflict; room: the most lines of its diff, 0 for all lines and for what the patch wants."""
+    """Print a conflict; room: the most lines of its diff, 0 for all lines and for the lines that the patch adds."""
     at = f" hunk {hunk.number} of {hunk.total}" if hunk.number else ""
     function = hunk.header.partition(" @@ ")[2]
     console.line(_short(f"{patch}: {hunk.path}{at}{f', in {function}' if function else ''}"), "bold")

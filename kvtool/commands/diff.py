@@ -59,16 +59,16 @@ def command(
 ) -> DiffResult:
     """Compare two states of the series, patch by patch (git range-diff).
 
-    A state is a TAG of the lock (patches/ and cpp/ as they are, on that upstream), a revision REV of this repository
-    (on the upstream that was current then), REV:TAG, `.` (as they are, on the current upstream) or `tree` (the commits
-    of the patched tree). Without arguments: what changed since the last commit.
+    A state is a TAG of the lock (the current patches/ and cpp/, on that upstream), a revision REV of this repository
+    (on the current upstream of that revision), REV:TAG, `.` (the current files, on the current upstream) or `tree`
+    (the commits of the patched tree). Without arguments, shows the changes since the last commit.
 
         kvtool diff HEAD~1 HEAD           # the series before and after a rebase that was committed
         kvtool diff v0.4.0 v0.5.0         # the same patches on two upstreams: where do they differ?
-        kvtool diff . tree                # what export would take back
+        kvtool diff . tree                # what export would write
         kvtool diff HEAD~1 HEAD --code    # the code of the files that the series touches
 
-    Exit code 0 also when they differ; `same` and `patches` in --json are for scripts.
+    Exit code 0 also if they differ; scripts read `same` and `patches` in --json.
     """
     env = env_of(ctx)
     project, console = env.project, env.console

@@ -1,4 +1,4 @@
-"""`kvtool doctor`: can this machine run the main job, and what would each missing thing take?"""
+"""Implement `kvtool doctor`: find missing tools, and print how to install them."""
 
 import platform
 import shutil
@@ -24,8 +24,13 @@ NEEDED_BYTES = 2 * 1000**3
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. found: a version, a size or a path; problem: why it is not good; how: what to do on each
-    system (lines). required: the main job needs it."""
+    """Hold the check of one requirement.
+
+    found: a version, a size or a path
+    problem: why it is insufficient
+    how: what to do on each system (lines)
+    required: fetch, build or verify needs it
+    """
 
     name: str
     ok: bool
@@ -64,7 +69,7 @@ class Diagnosis(Result, command="doctor"):
         backends = [("-" if why else "ok", f"kvtool build --{name}", why) for name, why in self.backends.items()]
         console.table(("", "backend", ""), backends)
         for check in self.checks:
-            # what is required and missing comes in the error below
+            # missing requirements are part of the error below
             if not check.ok and not check.required and check.how:
                 console.line()
                 console.line(f"{check.name} is optional; to get it:")
@@ -79,13 +84,13 @@ def _check(name: str, found: str, problem: str, how: str, *, required: bool = Tr
 
 
 def _tool(tool: toolchain.Tool, optional: str = "") -> Check:
-    """optional: what it would be for."""
+    """Return the check of a tool. optional: the effect of its absence, "" for a required tool."""
     problem = "; ".join(filter(None, (tool.missing, optional))) if tool.missing else ""
     return _check(tool.name, f"{tool.version} ({tool.path})".strip(), problem, tool.how, required=not optional)
 
 
 def _existing(path: Path) -> Path:
-    """The path itself or its nearest parent that exists."""
+    """Return the path itself or its nearest parent that exists."""
     return next(place for place in (path, *path.parents) if place.exists())
 
 
@@ -97,7 +102,7 @@ def _disk(name: str, path: Path) -> Check:
 
 
 def _writable(name: str, path: Path, how: str) -> Check:
-    """Whether files can be made in a directory; tried for real, because permissions alone do not tell."""
+    """Check that a directory is writable by creating a file: permissions alone are not enough."""
     problem = ""
     try:
         tempfile.TemporaryFile(dir=_existing(path)).close()
@@ -107,7 +112,7 @@ def _writable(name: str, path: Path, how: str) -> Check:
 
 
 def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
-    """Look at everything; nothing is changed and nothing is fetched. backend: the one that is to be built."""
+    """Check everything; change nothing and fetch nothing. backend: the backend to build."""
     system = platform.system()
     checks = (
         Check("python", True, True, f"{platform.python_version()} ({sys.executable})"),
@@ -132,10 +137,10 @@ def command(
     cuda: Annotated[bool, Option("--cuda", help=_HELP.format("cuda"))] = False,
     vulkan: Annotated[bool, Option("--vulkan", help=_HELP.format("vulkan"))] = False,
 ) -> Diagnosis:
-    """Say what this machine lacks to fetch, build and verify.
+    """Check that this machine can fetch, build and verify.
 
-    Exit code 0 when `kvtool fetch`, apply, build and verify can run (on the CPU, or the backend that is named), else 7.
-    What is missing comes with the way to get it on Debian, macOS and Windows.
+    Exit code 0 if `kvtool fetch`, apply, build and verify can run (on the CPU, or the named backend), else 7. For
+    each missing tool, prints how to install it on Debian, macOS and Windows.
 
         kvtool doctor
         kvtool doctor --vulkan   # with the Vulkan headers, the loader and the shader compiler

@@ -1,4 +1,4 @@
-"""`kvtool export`: take the commits of the patched tree back into patches/ and cpp/."""
+"""Implement `kvtool export`: write the commits of the patched tree to patches/ and cpp/."""
 
 import re
 from collections.abc import Mapping
@@ -42,8 +42,14 @@ _MAIL = re.compile(r"\d{4}-.*\.patch")  # as git format-patch names them
 
 @dataclass(frozen=True)
 class ExportResult(Result, command="export"):
-    """files: what was written (or, with check, would be); head: the tree's last commit, fixups folded in; mailbox: the
-    mails that were written, in order; patches: what becomes of each; losses: what of the commits is not kept."""
+    """Report an export.
+
+    files: the written files (with check: the files to write)
+    head: the tree's last commit after fixups were folded in
+    mailbox: the written mails, in order
+    patches: the effect on each patch
+    losses: parts of the commits that are lost
+    """
 
     tag: str
     tree: Path
@@ -118,7 +124,7 @@ def _open(project: Project, console: Console, scratch: Scratch) -> _Source:
     if state.interrupted == "rebase":
         raise dirty_tree_error(state)
     if applied is None or state.operation or state.dirty:
-        # what stands in the way is told in the usual words, an interrupted export aside: running again finishes it
+        # report obstacles as usual, except an interrupted export: a new run finishes it
         raise dirty_tree_error(replace(state, interrupted=""))
     stage, context = Stage(project, "export"), SeriesContext(project, console, groups=applied.groups)
     upstream = context.lock.upstream(applied.tag)
@@ -183,7 +189,7 @@ def _require_whole(context: SeriesContext, upstream: Upstream, scratch: Scratch)
 
 
 def _group_commits(source: _Source, todo: tuple[Change, ...], groups: tuple[str, ...], scratch: Scratch) -> Replayed:
-    """Build the commits of some groups alone, for somebody who reviews only these.
+    """Build the commits of some groups alone, for a reviewer who reads only these.
 
     The first commit has the files of cpp/. Its message is the first section of the page of the last group.
     """
@@ -212,7 +218,7 @@ def _message_of(project: Project, groups: tuple[str, ...]) -> str:
 
 
 def _write_mailbox(git: Git, base: str, head: str, folder: Path) -> tuple[Path, ...]:
-    """Write base..head as numbered mails that `git am` takes. Replaces an earlier mailbox there, and nothing else."""
+    """Write base..head as numbered mails for `git am`. Replaces an earlier mailbox there, and nothing else."""
 
     def is_ours(mail: Path) -> bool:  # no commit has this id: --zero-commit
         named = _MAIL.fullmatch(mail.name) and mail.is_file()
@@ -238,7 +244,7 @@ def export_series(
     groups: tuple[str, ...] = (),
     choices: ExportChoices | None = None,
 ) -> ExportResult:
-    """Take the commits of the tree into the project, or with mailbox write them as mails."""
+    """Write the commits of the tree to the project, or with mailbox to mails."""
     project, console = env.project, env.console
     reject(
         "export",
@@ -252,7 +258,7 @@ def export_series(
     cache = Cache(project.cache)
     with (
         hold_tree(project, console),
-        # what .git/config and .git/info/attributes of the tree say stays out of patches
+        # so .git/config and .git/info/attributes of the tree do not affect patches
         scratch_below(project.tree, project.tree, cache.repo) as scratch,
     ):
         source = _open(project, console, scratch)
@@ -286,21 +292,21 @@ def command(
         list[str] | None, Option("--drop", metavar="ID", help="Remove a patch whose commit is no longer in the tree.")
     ] = None,
 ) -> ExportResult:
-    """Take the commits of the patched tree back into patches/ and cpp/.
+    """Write the commits of the patched tree to patches/ and cpp/.
 
-    Paths decide: an edit of a file that upstream has goes into a patch, any other file into cpp/. To change a patch,
-    commit in the tree with `git commit --fixup=<its commit>`. Amended, reworded, moved and squashed commits are
-    recognized by their subject or by the lines that they change. Every other commit becomes a new patch.
-    Afterwards the tree's branch has the fixups folded in (its files are not touched). A patch that gives the same tree
-    as before keeps its bytes, and the bytes are the same under any git configuration.
+    Paths decide: an edit of an upstream file belongs to a patch, any other file to cpp/. To change a patch, commit in
+    the tree with `git commit --fixup=<its commit>`. Amended, reworded, moved and squashed commits are recognized by
+    their subject or by their changed lines. Every other commit becomes a new patch. Afterwards, the fixups are folded
+    into the tree's branch (its files stay unchanged). A patch that yields the same tree as before keeps its bytes,
+    and the bytes are the same under any git configuration.
 
         kvtool export
         kvtool export --check
         kvtool export --mailbox ~/series
-        kvtool export --mailbox ~/core --group core    # what upstream would review
+        kvtool export --mailbox ~/core --group core    # for a review by upstream
         kvtool export --assign 1a2b3c4d=my-patch
 
-    Exit codes: 3 a fixup does not go into its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
+    Exit codes: 3 a fixup does not apply to its patch, 4 uncommitted changes or a stale tree, 6 drift (with --check).
     """
     choices = ExportChoices(tuple(assign or ()), tuple(drop or ()))
     return export_series(env_of(ctx), check=check, mailbox=mailbox, groups=tuple(groups or ()), choices=choices)

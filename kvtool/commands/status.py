@@ -1,4 +1,4 @@
-"""`kvtool status`: what the patched tree is, compared with patches/, cpp/ and the lock."""
+"""Implement `kvtool status`: compare the patched tree with patches/, cpp/ and the lock."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,14 +18,20 @@ from kvtool.worktree.status import PatchReason, dirty_tree_error, explain_patche
 
 @dataclass(frozen=True)
 class StatusResult(Result, command="status"):
-    """state: clean | stale | commits | dirty | in-progress | interrupted | not-applied.
+    """Report the state of the patched tree.
 
-    tag: what is applied ("" for nothing); locked: the lock's current tag; why, next: what is in the way and what to do;
-    upstream_lines: changed lines in upstream's own files; groups: how many of them each group of patches has, by name,
-    "" for what is in none; goal_lines: what series.toml wants each of them below, 0: it says nothing; new_files: files
-    of cpp/ that belong into the tree; unlisted: patch files that series.toml does not name; patches: as they were
-    applied; reasons: why each patch of the project is what it is now (neither while a rebase waits for a person); only:
-    the groups that the tree was made with, empty for all.
+    state: clean | stale | commits | dirty | in-progress | interrupted | not-applied
+    tag: the applied upstream ("" for none)
+    locked: the lock's current tag
+    why, next: the obstacle and its remedy
+    upstream_lines: changed lines in upstream's own files
+    groups: these lines by group of patches, "" for patches without a group
+    goal_lines: upper limit of series.toml for each group, 0 for none
+    new_files: files of cpp/ that belong into the tree
+    unlisted: patch files that series.toml does not name
+    patches: their state after apply
+    reasons: why each patch has its state (both are empty during a stopped rebase)
+    only: the groups of the tree, empty for all
     """
 
     state: str
@@ -79,12 +85,13 @@ def _groups(listed: Sequence[Patch], reports: Sequence[PatchReport]) -> tuple[tu
 
 
 def command(ctx: Context) -> StatusResult:
-    """Say what the patched tree is: clean, or what is in the way, and what becomes of each patch.
+    """Show whether the patched tree is clean, and the state of each patch.
 
-    clean: exactly the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted changes.
-    commits: commits that are not of the series yet. in-progress: a rebase waits for you. not-applied: there is no
-    tree yet. interrupted: a kvtool was killed there; run its command again. Under the table stands why, for each patch
-    that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in --json.
+    clean: equal to the series. stale: patches/, cpp/ or the lock changed since kvtool apply. dirty: uncommitted
+    changes. commits: commits that are not part of the series yet. in-progress: a rebase waits for you. not-applied:
+    there is no tree yet. interrupted: kvtool was killed there; run the same command again. Below the table, status
+    explains every patch that is not simply applied. Exit code 0 in each case; scripts read `state` and `reasons` in
+    --json.
 
         kvtool status --json
     """
@@ -94,7 +101,7 @@ def command(ctx: Context) -> StatusResult:
     unlisted = {path.name for path in project.patches.glob("*.patch")} - {patch.file for patch in listed}
     state = tree_state(project)
     error = None if state.name == "clean" else dirty_tree_error(state)
-    # while a rebase waits for a person, what was applied before is not what the tree holds
+    # during a stopped rebase, the tree does not hold the applied patches
     applied = None if state.rebasing or state.interrupted == "rebase" else state.applied
     patches, only = (applied.patches, applied.groups) if applied else ((), ())
     return StatusResult(

@@ -1,4 +1,4 @@
-"""`kvtool top`: what a running llama-server's caches take and what its slots do, live."""
+"""Implement `kvtool top`: watch the caches and slots of a running llama-server."""
 
 import contextlib
 import time
@@ -23,7 +23,7 @@ SHORTEST, LONGEST = 0.1, 3600.0  # seconds between two looks
 
 @dataclass(frozen=True)
 class TopResult(Result, command="top"):
-    """What the server said last."""
+    """Hold the last numbers of the server."""
 
     url: str
     server: Reading
@@ -33,7 +33,7 @@ class TopResult(Result, command="top"):
 
 
 def _look(server: "Server", view: View, awaited: type[NetworkError]) -> View:
-    """The view after one more look. awaited: what is not the end of it."""
+    """Return the view after another reading. awaited: the errors that do not end the display."""
     try:
         return view.with_reading(server.read(), time.monotonic())
     except awaited as err:
@@ -65,20 +65,20 @@ def command(
 ) -> TopResult:
     """Watch a llama-server that runs with --kv-dynamic.
 
-    What its caches have used, committed and reserved; each slot with its cells and what it does; tokens per second;
-    growth and what goes back as it happens; and whatever else the server tells of its caches. Ctrl-C ends it.
+    Shows used, committed and reserved memory of its caches; the cells and the state of each slot; tokens per second;
+    growth and freed memory as events; and all other numbers of the caches that the server reports. Ctrl-C ends it.
 
         kvtool top                            # a server on this machine, port 8080
         kvtool top http://gpu.lan:9090 -i 5   # another one, every five seconds
         kvtool top --once --json              # one document for a script
 
-    It asks /props and /slots: the server needs no --metrics. One that sleeps is not woken; one that is awake stays so
-    while it is watched, as each look counts as use for --sleep-idle-seconds. Tokens per second are of requests that are
-    at work when it looks; those that fit between two looks are not in it: take a short --interval for them.
+    It reads /props and /slots, so the server needs no --metrics. It does not wake a sleeping server. A server that is
+    awake stays awake, because each reading counts as use for --sleep-idle-seconds. Tokens per second include only
+    requests that are running during a reading; use a short --interval for short requests.
 
-    Exit codes: 2 the API key is missing or wrong; 8 the server has no such numbers: it is upstream's, runs without
-    --kv-dynamic, or is something else; 9 nobody answers, or it still loads. 0 also where it sleeps. While kvtool top
-    watches, a server that goes away is waited for.
+    Exit codes: 2 missing or wrong API key; 8 the server does not report these numbers (unpatched, started without
+    --kv-dynamic, or another program); 9 no answer, or the model is still loading; 0 on success, also for a sleeping
+    server. If a server stops answering, kvtool top waits for it.
     """
     env = env_of(ctx)
     from kvtool.top.server import Server

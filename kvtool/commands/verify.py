@@ -1,4 +1,4 @@
-"""`kvtool verify`: is the dynamic cache equal to the static one, bit for bit and text for text?"""
+"""Implement `kvtool verify`: compare the dynamic cache with the static cache, bit for bit and text for text."""
 
 import contextlib
 import os
@@ -85,7 +85,7 @@ def _check(options: Options) -> None:
 
 
 def kinds_of(project: Project, options: Options) -> frozenset[str]:
-    """What is to be run, by the names that series.toml has for it."""
+    """Return the checks to run, by their names in series.toml."""
     if options.patch:
         return named.tests_of(load_patches(project), options.patch, project.cpp)
     applied = read_applied(project.tree)
@@ -99,7 +99,7 @@ def kinds_of(project: Project, options: Options) -> frozenset[str]:
 
 @contextlib.contextmanager
 def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path]:
-    """Where the programs to verify are: built, and nobody builds there meanwhile; or --bin's as they are."""
+    """Yield the folder of the programs: built and locked against other builds, or --bin's unchanged."""
     if options.bin_dir is not None:
         yield options.bin_dir.absolute()
         return
@@ -117,7 +117,7 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
 
 @dataclass(frozen=True)
 class Verification:
-    """One run of verify. told: what is to be done once the findings are written down."""
+    """Run verify once. told: actions after the findings are written."""
 
     project: Project
     console: Console
@@ -136,7 +136,7 @@ class Verification:
             if "kv-check" in self.kinds:
                 found += self._matrix(toys, tag) if self.options.matrix else self._kv_checks(toys, tag)
             if "retype" in self.kinds:
-                # the reference is the CPU's: what a device rounds may differ
+                # the reference is the CPU's, because a device may round differently
                 retypes = plan.retypes(toys, quick=self.options.quick)
                 found += self._all(retypes, (devices.IN_MEMORY,) * len(self.on.lanes))
             if self.kinds & _TEXTS:
@@ -147,7 +147,7 @@ class Verification:
         return process.require_program(self.bin_dir, name, VerifyError, "kvtool build, without --target")
 
     def _units(self) -> list[Finding]:
-        """What a patch can name beside the comparisons."""
+        """Run the C++ unit tests and the check of the presets, which only a patch can name."""
         units = [
             Check(f"unit/{name}", "unit", self.program(name), "unit tests", timeout=named.UNIT_SECONDS)
             for name in named.unit_tests(self.project.cpp)
@@ -186,7 +186,7 @@ class Verification:
             return runner.kv_checks(planned, self.program("kv-check"), lanes, bar.update, on_finding)
 
     def _drafts(self, toys: Sequence[Path]) -> list[Check]:
-        """The drafts that upstream's tree knows: one that shares the cells of its target, and an MTP layer."""
+        """Return the checks of upstream's drafts: a draft that shares the cells of its target, and an MTP layer."""
         planned: list[Check] = []
         if (self.project.tree / "src" / "models" / "gemma4-assistant.cpp").is_file():
             target, draft = drafts.draft_pair(self.work)
@@ -196,7 +196,7 @@ class Verification:
         return planned
 
     def _matrix(self, toys: Sequence[Path], tag: str) -> list[Finding]:
-        """All of --matrix, in host memory and on the device; takes over what an interrupted one found out."""
+        """Run --matrix in host memory and on the device; reuse the findings of an interrupted run."""
         label, lanes = self.on.label, self.on.lanes
         planned = [(matrix.in_memory(toys), (devices.IN_MEMORY,) * len(lanes))]
         planned += [(matrix.on_device(toys, label), lanes)] if label else []
@@ -281,7 +281,7 @@ def verify_models(env: Env, options: Options) -> verify_model.ModelsVerified:
     """Compare both caches on the models that the user named."""
     env.project.require_llama_cpp("verify")
     _check(options)
-    # look at the files before a build that takes minutes
+    # read the models before a build that needs minutes
     wanted = verify_model.subjects(env, options.own, options.settings, quick=options.quick)
     with _prepared(env, options, verify_model.KINDS, "verify-model") as ready:
         found = verify_model.compare(env, wanted, ready.bin_dir, ready.work, ready.on, ready.tag)
@@ -295,7 +295,7 @@ def verify_models(env: Env, options: Options) -> verify_model.ModelsVerified:
 
 
 def verify_programs(env: Env, options: Options) -> Verified:
-    """Build what is needed, run the checks, and write the reports."""
+    """Build the programs, run the checks, and write the reports."""
     project, console = env.project, env.console
     project.require_llama_cpp("verify")
     started = time.monotonic()
@@ -314,7 +314,7 @@ def verify_programs(env: Env, options: Options) -> Verified:
             if options.markdown is not None:
                 table = matrix.table(everything)
                 options.markdown.write_text(f"{table}\n{matrix.pairs(everything)}", "utf-8")
-    except DiskError as err:  # what was found out is told all the same
+    except DiskError as err:  # report the findings anyway
         return replace(result, error=err)
     under_way.told.close()
     return result
@@ -357,15 +357,15 @@ def command(
     preset: Preset = "release",
     bin_dir: BinDir = None,
 ) -> Verified | verify_model.ModelsVerified:
-    """Prove the dynamic cache equal to the static one.
+    """Prove that the dynamic cache is equal to the static one.
 
-    Builds what it needs, then compares: kv-check (every logit of every decode, bit for bit) on upstream's toy models,
+    Builds the programs, then compares: kv-check (every logit of every decode, bit for bit) on upstream's toy models,
     which are tiny and have random weights, with flash attention on and off; changes of the cells' types; drafts;
-    llama-completion, llama-bench and llama-server with and without --kv-dynamic; a projector and a draft that come and
-    go; the resident memory of a context with Qwen3.5-27B's cache.
+    llama-completion, llama-bench and llama-server with and without --kv-dynamic; loading and unloading of a projector
+    and a draft; the resident memory of a context with Qwen3.5-27B's cache.
 
-    The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a ggml-rpc-server
-    on loopback. --matrix takes an hour or two; interrupted, the same command goes on where it stopped.
+    The cache is in host memory; with --metal, --cuda or --vulkan in that GPU's memory; with --rpc in a
+    ggml-rpc-server on loopback. --matrix needs one or two hours. After an interruption, the same command continues.
 
     --model compares both caches on a model of yours instead: logits of real text, chats through llama-server, saved
     states, changes of type, memory and speed.

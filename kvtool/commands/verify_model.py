@@ -17,7 +17,7 @@ from kvtool.verify.own_model import Comparison, Report, Subject
 from kvtool.verify.talk import Pair
 
 KINDS = frozenset(("kv-check", "server"))  # whose programs are needed
-TARGETS = ("kv-bench",)  # and one that no kind of check has
+TARGETS = ("kv-bench",)  # a further program, which belongs to no kind of check
 _WORDS = {CheckOutcome.PASSED: "equal", CheckOutcome.SKIPPED: "not possible", CheckOutcome.FAILED: "DIFFERS"}
 
 
