@@ -32,7 +32,7 @@ def release(project: Tiny, tag: str, *edits: tuple[str, str, str], date: str = "
 
 @pytest.fixture
 def good(project: Tiny, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Add a patch to the tiny project, so that it compiles, and a verify that fails the checks in FAILING."""
+    """Add a patch to the tiny project, so that it compiles, and replace verify: it fails the checks in FAILING."""
     monkeypatch.setenv("CCACHE_DISABLE", "1")
     project.add_patch("declare", ("src/a.cpp", "int function_2(", "int grown();\nint function_2("))
     monkeypatch.setattr(verify, "verify_programs", lambda env, options: verified(env.project, options.mode))
