@@ -158,7 +158,7 @@ BROKEN_CACHE = {"kv_cache": {"target": without(TARGET, "cells")}}
         ({"/props": LOADING}, 9, ["is not ready", "why:  Loading model", "ask again"]),
         ({"/slots": LOADING}, 9, ["is not ready"]),
         ({"/props": (503, "busy")}, 9, ["why:  HTTP 503"]),
-        ({"/props": (502, "")}, 9, ["unused_address answers behind", "HTTP 502"]),
+        ({"/props": (502, "")}, 9, ["nobody answers behind", "HTTP 502"]),
     ],
 )
 def test_unusable_server_is_error(
@@ -316,7 +316,7 @@ def test_watching_waits_for_server(fake: Fake, watch: Any) -> None:
 
 def test_interrupt_without_server_exits_9(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _, code = watch(lambda: fake.answers.update({"/props": (502, "")}))
-    assert code == 9 and "unused_address answers behind" in capsys.readouterr().err
+    assert code == 9 and "nobody answers behind" in capsys.readouterr().err
 
 
 def test_watching_starts_during_loading(fake: Fake, watch: Any) -> None:
