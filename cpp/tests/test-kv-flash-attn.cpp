@@ -1,7 +1,7 @@
 // Check flash attention on the CPU with every pair of types of K and V against a reference in double precision.
 //
-// Each case runs with the reference path (use_ref), which upstream uses for all types except F16 and F32, and with the
-// fast paths of the patch cpu-flash-attn. The error of the fast paths must not exceed the error of the reference path,
+// Each case runs twice: with the reference path (use_ref), and with the fast paths of the patch cpu-flash-attn. Upstream
+// uses the reference path for all types except F16 and F32. The error of the fast paths must not exceed the error of the reference path,
 // and it must be rounding of F32. Rows that no query sees contain NaN: a KV cache may have unmapped memory there.
 
 #include "ggml-backend.h"
