@@ -1,6 +1,6 @@
-// unit tests of a change of types in the storage of the dynamic KV cache: every row of every layer and stream must
-// equal the conversion of its bytes, and everything else must be zero, with memory next to the cells, inside of them,
-// or without memory
+// unit tests of a change of types in the storage of the dynamic KV cache: every row of every layer and stream must equal
+// the conversion of its bytes. everything else must be zero. the change has memory next to the cells, inside of them, or
+// none
 
 #include "../src/llama-kv-pages.h"
 

@@ -227,8 +227,8 @@ class walk {
     // both: the twin's cells are then in pages of host memory, and a K-shift enlarges the compute buffers
     bool has_retyped = false;
     bool saves_all; // a state omits unmapped rows, but contains empty rows
-    // a cache has a V that is never written, whose zeros have the type at the time, and batches may need larger compute
-    // buffers than the reserved worst case
+    // a cache has a V that is never written. its zeros have the type at the time. batches may need larger compute buffers
+    // than the reserved worst case
     bool is_msa;
     bool is_waiting = false; // a copy or a shift waits for the next batch: a refused batch performs it, a skipped batch does not
 
