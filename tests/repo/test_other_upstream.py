@@ -25,7 +25,7 @@ def other(project: Tiny, kvtool: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     return root
 
 
-def test_project_has_no_llama_traces(other: Path) -> None:
+def test_project_names_only_own_upstream(other: Path) -> None:
     text = (other / "patches/upstream.lock").read_text()
     assert "[[upstream]]" not in text and 'name = "zlib"' in text
     for file in other.rglob("*"):
