@@ -20,7 +20,7 @@ public:
     // ahead: include the rows that the growth policy allocates in advance
     virtual bool fits(bool ahead) const { (void) ahead; return true; }
 
-    // whether one cache may have these rows instead of those it has
+    // check whether one cache may have these rows instead of its current rows
     virtual bool fits_rows(const llama_kv_dynamic_cache & cache, const llama_kv_rows & rows) const { (void) cache; (void) rows; return true; }
 
     // check whether the memory in use is within the limit

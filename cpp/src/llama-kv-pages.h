@@ -24,8 +24,8 @@
 //   - limits that /proc and /sys do not show here: the host of a virtual machine, a cgroup above the visible root
 //   - on macOS and BSD: memory that the system can page out or compress. There is no check, and a commit does not fail
 //
-// Rejected: host pages without access rights until they are committed (what reads a cell that is masked would crash), a file in
-// memory (counts as page cache), one range per layer (as many as there are layers where one does).
+// Rejected: host pages without access rights until they are committed (a read of a masked cell would crash), a file in
+// memory (counts as page cache), one range per layer (one range for all layers is enough).
 
 #include "llama-kv-rows.h"
 
@@ -73,10 +73,10 @@ public:
     // nothing may use them
     void give(size_t offset, size_t size);
 
-    // make these bytes zero. where nothing is committed they are, or will be
+    // set these bytes to zero. uncommitted bytes are zero already, or will be when they are committed
     void set_zero(size_t offset, size_t size);
 
-    // of bytes that are committed
+    // copy committed bytes
     virtual void copy(size_t offset_src, size_t offset_dst, size_t size) = 0;
 
     // set all bytes to zero, on a host also uncommitted bytes that were written. committed pages stay committed
@@ -88,16 +88,16 @@ protected:
 
     virtual bool has_memory(size_t size) const = 0;
 
-    // pages [i0, i1). false: there is no memory, and some of them may be there
+    // commit the pages [i0, i1). returns false without memory: some of the pages may be committed then
     virtual bool commit(size_t i0, size_t i1) = 0;
 
-    // pages [i0, i1), which may be there or not
+    // free the pages [i0, i1), committed or not
     virtual void discard(size_t i0, size_t i1) = 0;
 
     // the same without a check of limits, for pages that are required
     virtual bool commit_late(size_t i0, size_t i1) { return commit(i0, i1); }
 
-    // of bytes that are committed
+    // set committed bytes to zero
     virtual void zero(size_t offset, size_t size) = 0;
 
     char * const base;
@@ -110,7 +110,7 @@ protected:
 // reserve addresses for size bytes of host memory. returns null if size is 0 or the system refuses
 std::unique_ptr<llama_kv_pages> llama_kv_pages_reserve_range(size_t size);
 
-// a buffer on such a range, which either of both keeps
+// a buffer on a range of pages. the range lives as long as the buffer or `pages`
 struct llama_kv_paged_buffer {
     ggml_backend_buffer_ptr         buf; // null: there is none
     std::shared_ptr<llama_kv_pages> pages;

@@ -2,8 +2,8 @@
 
 // Change the types of the cells of one llama_context while they are in use: llama_set_memory_type()
 //
-// What stays: positions, cells, rows, the objects of the tensors. What changes: the types and strides of the tensors, where they
-// are, and the basis that K and V are stored in (llama-kv-cell-types.h).
+// Positions, cells, rows and the tensor objects stay the same. The types, strides and addresses of the tensors change, and so does
+// the basis in which K and V are stored (llama-kv-cell-types.h).
 //
 // All or nothing: all steps that can fail run first, while the tensors have the new types and the old data. A graph must not read
 // more of the cells on another backend, the compute buffers must fit, and larger rows need all of their memory. Then the data is moved
@@ -46,7 +46,7 @@ public:
     llama_kv_budget_member & budget;
 
 private:
-    // have the graphs work with the new types, and the memory for the change. if not, nothing has changed
+    // check that graphs can run with the new types, and allocate the memory for the change. on failure, nothing has changed
     int32_t prepare_types(ggml_type type_k, ggml_type type_v);
 
     // return the number of views of each tensor that the graph reads as a copy on another device, over all caches

@@ -160,7 +160,7 @@ protected:
         start.add(0, growth.start());
     }
 
-    // whether a row gets larger by it
+    // check whether the new types make a row larger
     static bool is_wider(const layer & l, ggml_type type_k, ggml_type type_v) {
         return ggml_row_size(type_k, l.k->ne[0]) > l.k->nb[1] || (l.v && ggml_row_size(type_v, l.v->ne[0]) > l.v->nb[1]);
     }
