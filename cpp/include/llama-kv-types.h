@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-    // what llama_set_memory_type() returns. all but LLAMA_MEMORY_TYPE_OK and _LOST: nothing has changed
+    // results of llama_set_memory_type(). except for LLAMA_MEMORY_TYPE_OK and _LOST, nothing has changed
     enum llama_memory_type_result {
         LLAMA_MEMORY_TYPE_OK          =  0,
         LLAMA_MEMORY_TYPE_UNKNOWN     = -1, // not a type of KV cells: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl
@@ -19,9 +19,9 @@ extern "C" {
                                             // over devices as tensors, or a context that trains
         LLAMA_MEMORY_TYPE_BACKEND     = -6, // the device of a layer cannot compute attention over it
         LLAMA_MEMORY_TYPE_NO_MEMORY   = -7, // for larger cells, or for the small work memory of the change itself
-        LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed in the middle of it: all cells are empty. llama_decode(), which can
-                                            // fail in this way within a budget, returns -3 for batches that continue an old
-                                            // before, until the sequence is removed or restored, or begins at 0
+        LLAMA_MEMORY_TYPE_LOST        = -8, // the device failed during the change: all cells are empty. within a budget, llama_decode()
+                                            // can fail in this way. it then returns -3 for a batch that continues an old sequence,
+                                            // until the sequence is removed or restored, or begins at 0
     };
 
     // Convert the cells of all KV caches of the context to other types, at any time between two calls of llama_decode(). Sequences keep
@@ -71,9 +71,9 @@ extern "C" {
 
     struct llama_memory_budget_usage {
         size_t   n_bytes;   // as given
-        size_t   committed; // bytes of them that are taken
+        size_t   committed; // bytes in use by all caches of the budget
         size_t   other;     // of these: by llama_memory_budget_set_other()
-        uint32_t n_down;    // times that a context has taken the next types
+        uint32_t n_down;    // changes of a context to the next types
         uint32_t n_up;      // returns to the first types
     };
 

@@ -27,7 +27,7 @@ extern "C" {
     };
 
     // Works with and without kv_dynamic
-    // All members are 0 where the host memory for counting, which is little, cannot be had
+    // All members are 0 if the small host memory for counting cannot be allocated
     LLAMA_API struct llama_memory_usage llama_get_memory_usage(const struct llama_context * ctx);
 
     // cells that hold a token of a sequence

@@ -25,7 +25,7 @@ class llama_kv_converter {
 public:
     explicit llama_kv_converter(llama_context & lctx) : lctx(lctx) {}
 
-    // disable the abort callback: cells of which half have another type are useless
+    // disable the abort callback: a cache is useless if half of its cells have another type
     class uninterrupted {
     public:
         uninterrupted(llama_context & lctx, ggml_abort_callback callback, void * data) : lctx(lctx), callback(callback), data(data) {
