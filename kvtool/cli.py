@@ -168,7 +168,9 @@ def run(argv: list[str]) -> int:
         try:
             Path.cwd()
         except FileNotFoundError:
-            raise usage("the current directory is not there any more", next_step="cd to one that is") from None
+            raise usage(
+                "the current directory does not exist any more", next_step="cd to an existing directory"
+            ) from None
         code = build_app(verb)(args=argv, prog_name="kvtool", standalone_mode=False)
         if code == _Interrupted.exit_code:  # typer turns the exception into an exit code
             raise KeyboardInterrupt

@@ -76,4 +76,4 @@ def memory_warning(needed: int, available: int | None) -> str:
     """Return why `needed` bytes should not be filled, or "" if they may be."""
     if available is None or available >= needed + _HEADROOM:
         return ""
-    return f"it takes {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are available"
+    return f"it needs {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are available"

@@ -48,35 +48,39 @@ Preset = Annotated[
         "asan, tsan: with sanitizers.",
     ),
 ]
-Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="At once; 0: one per core.")]
-Tag = Annotated[str | None, Argument(metavar="TAG", help="An upstream of patches/upstream.lock [the current one].")]
+Jobs = Annotated[int, Option("--jobs", "-j", metavar="N", help="Number of parallel jobs; 0: one per core.")]
+Tag = Annotated[str | None, Argument(metavar="TAG", help="Upstream tag of patches/upstream.lock [the current one].")]
 Mirror = Annotated[
     str | None,
-    Option("--mirror", metavar="PATH|URL", help="A git repository to take upstream from (or KVTOOL_UPSTREAM)."),
+    Option("--mirror", metavar="PATH|URL", help="Fetch upstream from this git repository (or KVTOOL_UPSTREAM)."),
 ]
 Groups = Annotated[
     list[str] | None,
     Option(
         "--group",
         metavar="ID",
-        help="Only this group of series.toml and those that it depends on; may be repeated [all groups].",
+        help="Only this group of series.toml and its dependencies; may be repeated [all groups].",
     ),
 ]
-BinDir = Annotated[Path | None, Option("--bin", metavar="DIR", help="Take the programs in DIR; build nothing.")]
+BinDir = Annotated[Path | None, Option("--bin", metavar="DIR", help="Use the programs in DIR; build nothing.")]
 
 SHARED = ("json", "quiet", "verbose", "project", "tree")  # parameters of make_env()
 
 
 def make_env(
-    json: Annotated[bool, Option("--json", help="One JSON document on stdout, everything else on stderr.")] = False,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No steps and no progress on stderr.")] = False,
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Show each command that is run.")] = False,
+    json: Annotated[
+        bool, Option("--json", help="Print one JSON document to stdout, everything else to stderr.")
+    ] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print no steps and no progress.")] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Print each command that kvtool runs, and details of conflicts.")
+    ] = False,
     project: Annotated[
         Path | None,
         Option(
             "--project",
             metavar="DIR",
-            help="Where patches/series.toml is (or KVTOOL_PROJECT) [the one around this directory, else kvtool's own].",
+            help="Folder with patches/series.toml (or KVTOOL_PROJECT) [the nearest folder above, else kvtool's own].",
         ),
     ] = None,
     tree: Annotated[
@@ -84,7 +88,7 @@ def make_env(
         Option(
             "--tree",
             metavar="DIR",
-            help="Patched tree (or KVTOOL_TREE) [llama.cpp in the project].",
+            help="Folder of the patched tree (or KVTOOL_TREE) [llama.cpp in the project].",
         ),
     ] = None,
 ) -> Env:

@@ -89,7 +89,7 @@ def _resolve(argv: Sequence[str | Path]) -> list[str]:
     if Path(out[0]).name == out[0]:
         found = which(out[0])
         if found is None:
-            why = f"it is not on PATH and not beside {sys.executable}"
+            why = f"it is not on PATH and not next to {sys.executable}"
             raise MissingToolError(f"{out[0]} is not installed", why=why)
         out[0] = str(found)
     if _observer is not None:

@@ -104,7 +104,7 @@ def _root(start: Path | None) -> Path:
             return place
     raise UsageError(
         "no kvtool project found",
-        why=f"there is no patches/series.toml in {here} or above, and this kvtool carries none",
+        why=f"there is no patches/series.toml in {here} or above, and this kvtool contains none",
         next_step="run kvtool inside a checkout, or name one with --project DIR or KVTOOL_PROJECT",
     )
 

@@ -181,7 +181,7 @@ def fill_budgets(bench: KvBench, budget: int, size: int) -> tuple[BudgetCapacity
 def measure_losses(program: Path, toys: Sequence[Path], console: Console) -> tuple[tuple[Loss, ...], list[Finding]]:
     """Return the loss of every toy that supports the types, by change of types, and the failures."""
     checks = [toy_check(toy, "types", "--quick", "--checks", _CHECK, kind="retype") for toy in toys]
-    with console.progress(f"what is lost, on {len(checks)} models", len(checks)) as bar:
+    with console.progress(f"loss of precision, on {len(checks)} models", len(checks)) as bar:
         found = runner.kv_checks(checks, program, (IN_MEMORY,) * cores(), bar.update)
     lost, end = list[Loss](), " kl changed"
     for finding in found:

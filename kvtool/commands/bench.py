@@ -46,9 +46,9 @@ def _check(options: Options) -> None:
     reject(
         "bench",
         (options.n_ctx < 2048, f"--ctx {options.n_ctx} is too small to measure in: 2048 or more"),
-        (options.chats < 2, "one chat has nobody to share with: --chats 2 or more"),
+        (options.chats < 2, "a single chat cannot share a prompt: --chats 2 or more"),
         (options.types and options.serve, "--types and --serve are two choices"),
-        (options.rounds and options.rounds < 2, "an interval takes two rounds: --rounds 2 or more"),
+        (options.rounds and options.rounds < 2, "an interval needs two rounds: --rounds 2 or more"),
         (options.model and not options.model.is_file(), f"there is no {options.model}"),
         (no_library, f"there is no libllama.so in {options.baseline}: build the target llama, on Linux"),
     )
@@ -136,15 +136,27 @@ def run_benchmark(env: Env, options: Options) -> Report:
 
 def command(
     ctx: Context,
-    quick: Annotated[bool, Option("--quick", help="Up to 8192 cells, fewer runs and rounds.")] = False,
-    model: Annotated[Path | None, Option("--model", "-m", metavar="FILE", help="Instead of the one made here.")] = None,
-    rounds: Annotated[int, Option("--rounds", metavar="N", help="New contexts for speed; 0: 12, or 4.")] = 0,
-    n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Cells.")] = CONTEXT,
-    baseline: Annotated[Path | None, Option("--baseline", metavar="DIR", help="Libraries without the patches.")] = None,
-    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Also write bench.md, .json and plots.")] = None,
-    serve: Annotated[bool, Option("--serve", help="Chats with llama-server: what sharing a prompt saves.")] = False,
-    chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: at once.")] = 8,
-    types: Annotated[bool, Option("--types", help="Changes of the cells' types, a budget, and what is lost.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Measure up to 8192 cells, with fewer runs and rounds.")] = False,
+    model: Annotated[
+        Path | None, Option("--model", "-m", metavar="FILE", help="Measure this model instead of random weights.")
+    ] = None,
+    rounds: Annotated[
+        int, Option("--rounds", metavar="N", help="Number of new contexts for speed; 0: 12, or 4 with --quick.")
+    ] = 0,
+    n_ctx: Annotated[int, Option("--ctx", "-c", metavar="N", help="Size of the context in cells.")] = CONTEXT,
+    baseline: Annotated[
+        Path | None, Option("--baseline", metavar="DIR", help="Compare with the libraries of an unpatched build, too.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="Also write bench.md, bench.json and plots.")
+    ] = None,
+    serve: Annotated[
+        bool, Option("--serve", help="Measure chats with llama-server: the savings of a shared prompt.")
+    ] = False,
+    chats: Annotated[int, Option("--chats", metavar="N", help="With --serve: number of concurrent chats.")] = 8,
+    types: Annotated[
+        bool, Option("--types", help="Measure changes of the cells' types, a budget, and the loss of precision.")
+    ] = False,
     strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False,
     bin_dir: BinDir = None,
 ) -> Report:

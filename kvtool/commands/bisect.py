@@ -123,7 +123,7 @@ class BisectResult(Result, command="bisect"):
         )
         console.line(f"  why: {self.why}")
         if self.suspects:
-            console.line(f"  or one of these, which could not be tried: {', '.join(self.suspects)}", "yellow")
+            console.line(f"  or one of these, which were skipped: {', '.join(self.suspects)}", "yellow")
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,16 @@ def judge_commit(project: Project, console: Console, patch: str, revision: str, 
 def command(
     ctx: Context,
     patch: Annotated[str, Argument(metavar="ID", help="A patch of series.toml.")],
-    good: Annotated[str, Option("--good", metavar="TAG", help="Where it applies [the current upstream].")] = "",
-    bad: Annotated[str, Option("--bad", metavar="TAG", help="Where it does not.")] = "",
+    good: Annotated[
+        str, Option("--good", metavar="TAG", help="Tag where the patch applies [the current upstream].")
+    ] = "",
+    bad: Annotated[str, Option("--bad", metavar="TAG", help="Tag where the patch does not apply.")] = "",
     at: Annotated[str, Option("--at", metavar="REV", help="Judge one commit of --mirror, for git bisect run.")] = "",
     mirror: Annotated[
         str | None,
-        Option("--mirror", metavar="PATH|URL", help="Where to take upstream from; with --at a clone [here]."),
+        Option(
+            "--mirror", metavar="PATH|URL", help="Repository of upstream; with --at a clone with history [this folder]."
+        ),
     ] = None,
 ) -> BisectResult | BisectAt:
     """Find the upstream where a patch stops applying.

@@ -138,14 +138,25 @@ def command(
     preset: Preset = "release",
     targets: Annotated[
         list[str] | None,
-        Option("--target", "-t", metavar="T", help="Build this instead of the default ones; `all` is everything."),
+        Option(
+            "--target",
+            "-t",
+            metavar="T",
+            help="Build this target instead of the default ones; `all` builds everything.",
+        ),
     ] = None,
     jobs: Jobs = 0,
     defines: Annotated[
-        list[str] | None, Option("--define", "-D", metavar="NAME=VALUE", help="Any CMake option of llama.cpp; it wins.")
+        list[str] | None,
+        Option(
+            "--define",
+            "-D",
+            metavar="NAME=VALUE",
+            help="Set any CMake option of llama.cpp; it has priority over kvtool's.",
+        ),
     ] = None,
     ui: Annotated[bool | None, Option("--ui/--no-ui", help="llama-server's web page [with npm, or as before].")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Print the exact commands, run nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", "-n", help="Print the exact commands and run nothing.")] = False,
 ) -> Built:
     """Build the patched llama.cpp.
 

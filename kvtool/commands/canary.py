@@ -177,12 +177,12 @@ def run_canary(env: Env, options: Options) -> CanaryResult:
 
 def command(
     ctx: Context,
-    tag: Annotated[str, Argument(metavar="TAG", help="An upstream tag; the lock need not know it.")] = "latest",
+    tag: Annotated[str, Argument(metavar="TAG", help="Upstream tag. It need not be in upstream.lock.")] = "latest",
     mirror: Mirror = None,
     last: Annotated[StepName, Option("--to", metavar="STEP", help=f"Stop after: {_STEPS}.")] = StepName.VERIFY,
-    full: Annotated[bool, Option("--full", help="All of verify, not the quick part of it.")] = False,
-    backend: Annotated[str, Option("--backend", metavar="NAME", help="The build to try.")] = "cpu",
-    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Write the JSON document too.")] = None,
+    full: Annotated[bool, Option("--full", help="Run all of verify, not only its quick part.")] = False,
+    backend: Annotated[str, Option("--backend", metavar="NAME", help="Backend to build.")] = "cpu",
+    report: Annotated[Path | None, Option("--report", metavar="FILE", help="Also write the JSON document.")] = None,
     work: Annotated[
         Path | None, Option("--work", metavar="DIR", help="A new directory to build in and keep [a temporary one].")
     ] = None,

@@ -52,8 +52,8 @@ def _snapshot(context: SeriesContext, name: str, scratch: Scratch) -> Snapshot:
 
 def command(
     ctx: Context,
-    before: Annotated[str, Argument(metavar="A", help="A state, as above.")] = "HEAD",
-    after: Annotated[str, Argument(metavar="B", help="Another one.")] = compare.WORKING,
+    before: Annotated[str, Argument(metavar="A", help="State, as above.")] = "HEAD",
+    after: Annotated[str, Argument(metavar="B", help="Another state.")] = compare.WORKING,
     code: Annotated[bool, Option("--code", help="The patched files themselves, instead of the patches.")] = False,
     mirror: Mirror = None,
 ) -> DiffResult:

@@ -128,7 +128,7 @@ def diagnose(tree: Path, cache: Path, backend: str = "cpu") -> Diagnosis:
     return Diagnosis(system, checks, {name: "; ".join(why) for name, why in lacks.items()})
 
 
-_HELP = "Also what the {} build needs."
+_HELP = "Also check the tools of the {} build."
 
 
 def command(

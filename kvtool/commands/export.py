@@ -66,9 +66,9 @@ class ExportResult(Result, command="export"):
             return None
         listed = ", ".join(f"{file.path} ({file.action})" for file in self.files)
         return DriftError(
-            "the patched tree and the project say different things",
+            "the patched tree and the project differ",
             why=f"export would write {listed}",
-            next_step="kvtool export, then commit what it wrote",
+            next_step="kvtool export, then commit the written files",
         )
 
     def render(self, console: Console) -> None:
@@ -80,7 +80,7 @@ class ExportResult(Result, command="export"):
                 f"{len(self.mailbox)} mails in {folder}: git am --keep --keep-cr --no-scissors {folder}/*.patch"
             )
         elif not self.files:
-            console.line(f"patches/ and cpp/ say what the tree says ({console.upstream} {self.tag})")
+            console.line(f"patches/ and cpp/ are equal to the tree ({console.upstream} {self.tag})")
         elif not self.check:
             self._render_changes(console)
 
@@ -159,7 +159,7 @@ def _write(project: Project, source: _Source, folded: FoldedSeries, todo: tuple[
     context = source.context.with_project(preview_project(project, todo, scratch.place()))
     series, replayed = context.series(source.series.upstream), context.build(scratch, source.series.upstream)
     if not replayed.complete or replayed.tree != folded.tree:
-        raise KvtoolError("the exported series does not give the tree back", why="this is a bug; nothing was written")
+        raise KvtoolError("the exported series does not reproduce the tree", why="this is a bug; nothing was written")
     if context.groups:
         _require_whole(context.with_groups(()), source.series.upstream, scratch)
     git = Git(project.tree)
@@ -249,7 +249,7 @@ def export_series(
     reject(
         "export",
         (check and mailbox, "--check and --mailbox exclude each other"),
-        (groups and not mailbox, "--group needs --mailbox: export takes back all groups that the tree has"),
+        (groups and not mailbox, "--group needs --mailbox: export without --mailbox writes all groups of the tree"),
     )
     if not (check or mailbox):
         project.refuse_packaged()
@@ -286,7 +286,7 @@ def command(
     groups: Groups = None,
     assign: Annotated[
         list[str] | None,
-        Option("--assign", metavar="COMMIT=ID", help="Say that a commit of the tree is this patch of the series."),
+        Option("--assign", metavar="COMMIT=ID", help="Assign a commit of the tree to this patch of the series."),
     ] = None,
     drop: Annotated[
         list[str] | None, Option("--drop", metavar="ID", help="Remove a patch whose commit is no longer in the tree.")

@@ -40,7 +40,7 @@ def command(
     ctx: Context,
     tag: Tag = None,
     mirror: Mirror = None,
-    prune: Annotated[bool, Option("--prune", help="Then remove every other upstream from the cache.")] = False,
+    prune: Annotated[bool, Option("--prune", help="Afterwards, remove every other upstream from the cache.")] = False,
     model: Annotated[
         str, Option("--model", metavar="NAME", help="Download a small trained model instead: smollm2 or gemma3.")
     ] = "",

@@ -49,7 +49,7 @@ class InitResult(Result, command="init"):
         there = quote(["cd", self.project])
         begin = "make build" if console.upstream == LLAMA_CPP else "kvtool rebase TAG (or kvtool import FORK)"
         console.line(f"next: {there} && git init && git add . && git commit -m 'Start', then {begin}")
-        console.line(f"in {_FILES['workflow.yml']}, KVTOOL says where GitHub gets kvtool: it is for you to fill in")
+        console.line(f"in {_FILES['workflow.yml']}, set KVTOOL to the place from which GitHub installs kvtool")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def create(
     name = other.name if other else source.name
     made_here = {"patches", "cpp", name, *_FILES.values()} - {_MAY_BE_THERE}
     if there := sorted(name for name in made_here if (root / name).exists()):
-        raise UsageError(f"{root} has {', '.join(there)} already", next_step="name a directory that has not")
+        raise UsageError(f"{root} has {', '.join(there)} already", next_step="choose a directory without them")
     made = Project(root, root / name, source.cache, name)
     with writing(str(root), "name another place"):
         if other:
@@ -144,8 +144,8 @@ def _other_upstream(remote: str, name: str | None) -> OtherUpstream:
 
 def command(
     ctx: Context,
-    place: Annotated[Path, Argument(metavar="DIR", help="The new project; made if it is not there.")],
-    empty: Annotated[bool, Option("--empty", help="Begin without a patch, for a series about anything.")] = False,
+    place: Annotated[Path, Argument(metavar="DIR", help="Folder of the new project; created if missing.")],
+    empty: Annotated[bool, Option("--empty", help="Start without a patch.")] = False,
     remote: Annotated[
         str | None,
         Option("--remote", metavar="URL", help="With --empty: git repository of another upstream than llama.cpp."),

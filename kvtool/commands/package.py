@@ -102,10 +102,13 @@ def command(
     preset: Annotated[
         str, Option("--preset", metavar="NAME", help="`dist` runs on any machine of its kind, the others on this one.")
     ] = "dist",
-    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the archive goes.")] = Path("dist"),
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Folder for the archive.")] = Path("dist"),
     ui: Annotated[bool, Option("--ui/--no-ui", help="With llama-server's web page, which needs npm.")] = True,
     check: Annotated[
-        bool, Option("--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, serve.")
+        bool,
+        Option(
+            "--check", help="Unpack it elsewhere, compare a static and a dynamic cache there, and start llama-server."
+        ),
     ] = False,
     jobs: Jobs = 0,
 ) -> Packaged:

@@ -53,12 +53,12 @@ def _check(options: Options) -> None:
     dry = options.dry_run
     reject(
         "rebase",
-        (options.all and (options.tag or not dry), "--all takes no TAG and needs --dry-run"),
-        (options.keep_going and not dry, "--keep-going needs --dry-run (a rebase tells of every patch, then stops)"),
+        (options.all and (options.tag or not dry), "--all accepts no TAG and needs --dry-run"),
+        (options.keep_going and not dry, "--keep-going needs --dry-run (a rebase reports every patch, then stops)"),
         (options.markdown and not options.all, "--markdown needs --all"),
-        (dry and (options.go_on or options.abort), "--dry-run begins anew"),
-        (options.go_on and (options.abort or options.tag), "--continue stands alone"),
-        (options.abort and (options.tag or options.choices.named), "--abort stands alone"),
+        (dry and (options.go_on or options.abort), "--dry-run starts a new rehearsal"),
+        (options.go_on and (options.abort or options.tag), "--continue accepts no other options"),
+        (options.abort and (options.tag or options.choices.named), "--abort accepts no other options"),
         (dry and not options.tag and not options.all, "--dry-run needs a TAG or --all"),
         (not (options.tag or options.all or options.go_on or options.abort or options.choices.named), "name a TAG"),
     )
@@ -208,7 +208,7 @@ def resume(project: Project, console: Console, options: Options) -> RebaseResult
                 rebase_state.record_rerere(git)
             raise TreeError(
                 "patches/ or cpp/ changed since the rebase began",
-                next_step="put them back with git; or kvtool rebase --abort and begin anew (rerere remembers what "
+                next_step="restore them with git; or kvtool rebase --abort and start again (rerere remembers what "
                 "you resolved)",
             )
         decided = _decide(git, state, options)
@@ -279,8 +279,8 @@ def _check_lint(project: Project, changes: tuple[Change, ...], scratch: Scratch)
     if fresh:
         raise LintError(
             f"the rebased series would not pass kvtool lint: {fresh[0]}",
-            why="; ".join(map(str, fresh[1:4])) or "the resolution of the patch brings it",
-            next_step="correct it in the tree, then kvtool rebase --continue; or give it up: kvtool rebase --abort",
+            why="; ".join(map(str, fresh[1:4])) or "the resolution of the patch adds it",
+            next_step="correct it in the tree, then kvtool rebase --continue; or cancel: kvtool rebase --abort",
         )
 
 
@@ -315,17 +315,18 @@ def command(
         bool, Option("--keep-going", help="With --dry-run: try every patch, also behind a conflict.")
     ] = False,
     all: Annotated[
-        bool, Option("--all", help="With --dry-run: onto every upstream of the lock; fetches what the cache lacks.")
+        bool,
+        Option("--all", help="With --dry-run: rehearse every upstream of the lock; missing upstreams are fetched."),
     ] = False,
     markdown: Annotated[
         Path | None, Option("--markdown", metavar="FILE", help="With --all: write the table there as well.")
     ] = None,
-    go_on: Annotated[bool, Option("--continue", help="Take the tree as the resolution and go on.")] = False,
-    abort: Annotated[bool, Option("--abort", help="Give up; tree and project as they were.")] = False,
+    go_on: Annotated[bool, Option("--continue", help="Accept the tree as the resolution and continue.")] = False,
+    abort: Annotated[bool, Option("--abort", help="Cancel the rebase; restore the tree and the project.")] = False,
     skip: Annotated[
         list[str] | None, Option("--skip", metavar="ID", help="Leave a patch out from this upstream on (sets `until`).")
     ] = None,
-    drop: Annotated[list[str] | None, Option("--drop", metavar="ID", help="Take a patch out of the series.")] = None,
+    drop: Annotated[list[str] | None, Option("--drop", metavar="ID", help="Remove a patch from the series.")] = None,
     accept: Annotated[
         list[str] | None,
         Option(

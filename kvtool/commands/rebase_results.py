@@ -92,7 +92,7 @@ class RebaseResult(Result, command="rebase"):
         return (
             f"1. {show} shows the patch as it is now\n"
             f"2. kvtool rebase --accept-shrink {name} accepts it\n"
-            "or put back what is missing, then kvtool rebase --continue\n" + self._ways_out
+            "or restore the missing lines, then kvtool rebase --continue\n" + self._ways_out
         )
 
     def render(self, console: Console) -> None:
@@ -102,7 +102,7 @@ class RebaseResult(Result, command="rebase"):
         for note in filter(None, (self.older, *self.astray)):
             console.line(f"  look at it: {note}", "yellow")
         if self.kept:
-            console.line(f"what was in the tree is kept: {quote(['git', '-C', self.tree, 'show', self.kept])}")
+            console.line(f"the tree's edits are kept: {quote(['git', '-C', self.tree, 'show', self.kept])}")
         if self.outcome == "aborted":
             console.line(f"the rebase onto {self.tag} is given up; tree and project are as before")
         elif self.outcome == "unchanged":
@@ -153,7 +153,7 @@ class SpanResult(Result, command="rebase"):
         missing = [row.tag for row in self.rows if row.outcome == "unreachable"]
         if bad:
             return ConflictError(
-                f"the series does not go onto {len(bad)} of {len(self.rows)} upstreams",
+                f"the series does not apply to {len(bad)} of {len(self.rows)} upstreams",
                 why=", ".join(bad),
                 next_step=f"kvtool rebase {bad[-1]} --dry-run --keep-going shows each hunk that is in the way",
             )
@@ -161,7 +161,7 @@ class SpanResult(Result, command="rebase"):
             return NetworkError(
                 f"{len(missing)} of {len(self.rows)} upstreams could not be had",
                 why=", ".join(missing),
-                next_step="kvtool fetch TAG says more",
+                next_step="kvtool fetch TAG explains the reason",
             )
         return None
 

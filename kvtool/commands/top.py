@@ -56,11 +56,14 @@ def _watch(server: "Server", console: Console, interval: float) -> Reading:
 
 def command(
     ctx: Context,
-    url: Annotated[str, Argument(metavar="URL", help="Where the server listens.")] = DEFAULT_URL,
-    once: Annotated[bool, Option("--once", help="Look once and end, as with --json or without a terminal.")] = False,
-    interval: Annotated[float, Option("--interval", "-i", metavar="SECONDS", help="Between two looks.")] = 1.0,
+    url: Annotated[str, Argument(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
+    once: Annotated[
+        bool, Option("--once", help="Print the numbers once and exit, like --json or without a terminal.")
+    ] = False,
+    interval: Annotated[float, Option("--interval", "-i", metavar="SECONDS", help="Time between two readings.")] = 1.0,
     api_key: Annotated[
-        str, Option("--api-key", metavar="KEY", envvar="LLAMA_API_KEY", help="A key of the server.", show_default=False)
+        str,
+        Option("--api-key", metavar="KEY", envvar="LLAMA_API_KEY", help="API key of the server.", show_default=False),
     ] = "",
 ) -> TopResult:
     """Watch a llama-server that runs with --kv-dynamic.

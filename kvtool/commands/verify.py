@@ -105,8 +105,8 @@ def programs(env: Env, options: Options, kinds: frozenset[str]) -> Iterator[Path
         return
     backend, more = ("cpu", (cmake.RPC_SERVER,)) if options.backend == "rpc" else (options.backend, ())
     if "kv-check" in kinds and not any(PROOF in PurePosixPath(file).parents for file in carried_files(env.project)):
-        why = f"it is about the dynamic cache, and cpp/{PROOF}, which proves that, is not there"
-        raise UsageError("this series brings nothing to verify", why=why, next_step="kvtool build builds it")
+        why = f"verify tests the dynamic cache, and its test program cpp/{PROOF} is missing"
+        raise UsageError("this series has nothing to verify", why=why, next_step="kvtool build builds it")
     more = (*more, *(verify_model.TARGETS if options.own else ()))
     targets = (*named.targets(kinds, env.project.cpp), *more)
     wanted = build.Options(backend=backend, preset=options.preset, targets=targets)
@@ -322,7 +322,7 @@ def verify_programs(env: Env, options: Options) -> Verified:
 
 def command(
     ctx: Context,
-    quick: Annotated[bool, Option("--quick", help="Minutes: one or two models per memory class.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Check one or two models per memory class, in minutes.")] = False,
     matrix: Annotated[
         bool, Option("--matrix", help="Only kv-check, on every kind of cache: types, sequences, in place and by copy.")
     ] = False,

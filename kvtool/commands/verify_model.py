@@ -66,7 +66,7 @@ def _render(console: Console, report: Report) -> None:
         (found.details.get("title", found.id), _word(found), found.reason, f"{found.seconds:.0f}")
         for found in report.findings
     ]
-    console.table(("check", "result", "what was compared", ">s"), rows)
+    console.table(("check", "result", "comparison", ">s"), rows)
     console.line()
     pairs = [(pair.name, pair.unit, _number(pair.static), _number(pair.dynamic)) for pair in _all_pairs(report)]
     console.table(("measured", "unit", ">static", ">dynamic"), pairs)

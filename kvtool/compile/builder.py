@@ -71,7 +71,7 @@ def _no_page(planned: Plan, done: ninja.OutputParser, console: Console) -> str:
             next_step="npm needs its registry (npm ping) and Node.js 20.19 or newer; --no-ui builds without the page",
             output="\n".join(done.tail),
         )
-    console.step(console.again(f"llama-server is without its web page ({why}); kvtool build --ui says more"))
+    console.step(console.again(f"llama-server is without its web page ({why}); kvtool build --ui prints the reason"))
     return why
 
 
@@ -164,7 +164,7 @@ def _build_error(parser: ninja.OutputParser, argv: Sequence[str]) -> BuildError:
 
 
 _ADVICE = (
-    ("No space left on device", "free disk space (a build takes up to 1 GB), then run kvtool build again"),
+    ("No space left on device", "free disk space (a build needs up to 1 GB), then run kvtool build again"),
     ("Killed signal terminated program", "the machine ran out of memory: try kvtool build --jobs 1"),
     ("out of memory", "try kvtool build --jobs 1"),
 )

@@ -137,7 +137,7 @@ def find_compiler(language: str) -> Tool:
     if chosen := os.environ.get(variable, "").strip():
         # the variable may carry arguments after the program
         path = process.which(chosen) or process.which(chosen.split()[0])
-        return look(name, path, HINTS["compiler"], f"${variable} names {chosen}, which is not there")
+        return look(name, path, HINTS["compiler"], f"${variable} names {chosen}, which does not exist")
     path = next(filter(None, map(process.which, names)), None)
     return look(name, path, HINTS["compiler"], f"none of {', '.join(names)} is on PATH")
 

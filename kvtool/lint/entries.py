@@ -52,10 +52,10 @@ def lint_entries(
         for key, name in (("id", patch.id), ("file", patch.file)):
             if (key, name) in taken:
                 what = f"another patch has the {key} {name!r}"
-                yield text.finding(number, key, "twice", what, f"give it its own {key}")
+                yield text.finding(number, key, "twice", what, f"choose a unique {key}")
             taken.add((key, name))
         if patch.status != "local" and not patch.pr:
-            what = f"{patch.id} is {patch.status} upstream, and no pr says where"
+            what = f"{patch.id} is {patch.status} upstream, and pr is missing"
             yield text.finding(number, "upstream", "pr", what, "add pr = the pull request's address, or number as #123")
         for test in [test for test in patch.tests if test not in known_tests]:
             what = f"{patch.id}: there is no test {test!r}"
@@ -73,6 +73,6 @@ def _span(number: int, patch: Patch, lock: Lock, text: SeriesText) -> Iterator[L
             yield text.finding(number, key, "span", what, f"name one of {', '.join(known)}")
     both = patch.since in known and patch.until in known
     if both and known[patch.since].order >= known[patch.until].order:
-        what = f"{patch.id}: it applies from {patch.since} and only until {patch.until}, which is no tag at all"
+        what = f"{patch.id}: it applies from {patch.since} until {patch.until}, a range without any tag"
         todo = "until is the first tag it no longer applies to; put it later"
         yield text.finding(number, "until", "span", what, todo)

@@ -39,7 +39,7 @@ def _subject(mail: Mail) -> Findings:
         f"has {len(subject)} characters, more than {_SUBJECT_WIDTH}": len(subject) > _SUBJECT_WIDTH,
         "ends in a full stop": subject.endswith("."),
         "has a [PATCH] prefix": re.match(r"\[?PATCH\b", subject),
-        f"says {word!r}; what a commit does is said as a command ('add', not 'added')": _NO_COMMAND.match(word.lower()),
+        f"says {word!r}; the subject must be imperative ('add', not 'added')": _NO_COMMAND.match(word.lower()),
     }
     for what, wrong in is_wrong.items():
         if wrong:
@@ -50,7 +50,7 @@ def _subject(mail: Mail) -> Findings:
 def _diff(mail: Mail, new_paths: Collection[str]) -> Findings:
     line = mail.raw[: mail.raw.find(mail.diff)].count(b"\n") + 1
     if not mail.diff:
-        yield 0, "empty", "it changes nothing", "drop it, or write what it is for"
+        yield 0, "empty", "it changes nothing", "remove it, or describe its purpose"
     for part in parse_diff(mail.diff):
         yield from _paths(part, line, new_paths)
         line += part.head.count(b"\n")
@@ -70,7 +70,7 @@ def _paths(part: FileDiff, line: int, new_paths: Collection[str]) -> Findings:
         todo = f"new files live in cpp/{part.path}; patches only hook them in"
         yield line, "new-file", f"it adds {part.path}", todo
     if any(row.startswith((b"GIT binary patch", b"Binary files")) for row in head):
-        what = f"{part.path} is binary; nobody can review it"
+        what = f"{part.path} is binary and cannot be reviewed"
         yield line, "binary", what, "keep binary files out of the series"
 
 
@@ -85,7 +85,7 @@ def _hunk(hunk: Hunk, line: int, end: int) -> Findings:
     here = f"{hunk.path} hunk {hunk.number} of {hunk.total}"
     said, there = (hunk.removed, hunk.added), tuple(sum(kind in mine for kind in kinds) for mine in (b" -", b" +"))
     if said != there or kinds.strip(b" +-"):
-        what = f"{here}: the header says {said[0]} and {said[1]} lines, there are {there[0]} and {there[1]}"
+        what = f"{here}: the header counts {said[0]} and {said[1]} lines, the hunk has {there[0]} and {there[1]}"
         yield line, "hunk-count", what, _EXPORT
         return
     if hunk.old < end:

@@ -77,7 +77,7 @@ def _subjects(mailed: list[_Mailed], lines: SeriesText) -> Iterator[LintFinding]
     for number, patch, mail in mailed:
         if patch.why.strip() == mail.subject:
             what = f"{patch.id}: why only repeats the subject"
-            yield lines.finding(number, "why", "why", what, "say in one sentence what breaks without this patch")
+            yield lines.finding(number, "why", "why", what, "describe in one sentence the failure without this patch")
 
 
 def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
@@ -91,7 +91,7 @@ def _moves(mailed: list[_Mailed]) -> Iterator[LintFinding]:
             if moved := next(known, b""):
                 line = moved.decode("utf-8", "replace").strip()
                 what = f"it moves a line of {brought[file.path, moved]} in {file.path}: {line}"
-                todo = "let that patch bring it where it belongs: commit --fixup=<its commit>, then kvtool export"
+                todo = "make that patch add it in the right place: commit --fixup=<its commit>, then kvtool export"
                 yield LintFinding(f"patches/{patch.file}", 0, "moves", what, todo)
             brought |= {(file.path, line): patch.id for line in added}
 

@@ -38,7 +38,7 @@ def _sums(folder: Path) -> None:
     for line in (folder / SUMS).read_text("utf-8").splitlines():
         digest, _, name = line.partition("  ")
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-            raise VerifyError(f"{name} of the archive is not what {SUMS} says")
+            raise VerifyError(f"{name} of the archive does not match {SUMS}")
 
 
 def _passed(found: Finding) -> None:
@@ -54,4 +54,4 @@ def _serves(folder: Path, speaker: Path, work: Path) -> None:
     with llama_server(server, speaker, arguments, work / "server.log") as running:
         running.complete(Request("one two three", 8))
         if json.loads((folder / MANIFEST).read_bytes())["page"] and "<html" not in running.get("/").lower():
-            raise VerifyError("llama-server from the archive has no web page", why="the manifest says that it has one")
+            raise VerifyError("llama-server from the archive has no web page", why="the manifest lists a web page")

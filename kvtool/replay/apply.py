@@ -247,7 +247,7 @@ class Builder:
             if author is None or "invalid date format" not in err.output:
                 raise
             raise UsageError(
-                f"git takes {author.date!r} for no date",
+                f"git cannot parse the date {author.date!r}",
                 why=f"it is that of {message.partition(chr(10))[0]!r}",
                 next_step="correct the Date: line of its file in patches/",
             ) from err
@@ -396,7 +396,7 @@ def _translate_error(said: str) -> str:
     if "already exists" in said:
         return "upstream has this file already"
     if "patch failed" in said:
-        return "upstream's lines there are not what the patch expects"
+        return "upstream's lines there differ from the patch's"
     return (said.strip().splitlines() or ["git gave no reason"])[-1].removeprefix("error: ")
 
 
@@ -426,7 +426,7 @@ def conflict_error(reports: tuple[PatchReport, ...], label: str) -> KvtoolError 
             f"move the entry of {first.blocked_by!r} above {first.id!r} in patches/series.toml, then kvtool apply"
         )
     return ConflictError(
-        f"patch {first.id!r} {f'loses {first.lost} on' if first.lost else 'does not go onto'} {label}",
+        f"patch {first.id!r} {f'loses {first.lost} on' if first.lost else 'does not apply to'} {label}",
         why=(_causes(first.failed) or "the merge or the resolution left them out") + also,
         next_step=next_step,
     )

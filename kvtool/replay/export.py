@@ -106,7 +106,7 @@ def squash_fixups(
     """
     choices = choices or ExportChoices()
     if not scratch.ok("merge-base", "--is-ancestor", applied.base, head):
-        raise TreeError(f"{tree}: HEAD does not come from {series.upstream.label}", next_step="kvtool status")
+        raise TreeError(f"{tree}: HEAD is not based on {series.upstream.label}", next_step="kvtool status")
     of_patches = patch_paths(scratch.paths(applied.base), read_tree(scratch, head))
     blobs = _new_blobs(scratch, applied.base, head)
     commits = commits_of(scratch, applied.base, head)
@@ -225,7 +225,7 @@ def _loss_of_new_files(commit: Commit) -> list[str]:
     if not commit.diff or commit.email == IDENTITY["EMAIL"]:
         return []
     who = f"{commit.id[:10]} {commit.subject!r} by {commit.name} <{commit.email}>"
-    return [f"{who}: it changes only files of cpp/, which keep neither its author nor its message"]
+    return [f"{who}: it changes only files of cpp/, which store neither author nor message"]
 
 
 def _fixup_target(groups: Sequence[PatchCommits], target: str, tree: Path) -> PatchCommits | None:
@@ -263,7 +263,7 @@ def _add_fixup(
         raise TreeError(
             f"commit {commit.id[:10]} ({commit.subject}) fixes nothing",
             why=f"no patch before it has the subject or id {target!r}",
-            next_step="give it the subject of a patch (kvtool status lists them), or one of its own",
+            next_step="give it the subject of a patch (kvtool status lists them), or a new subject",
         )
     return []  # it changes only new files, and their paths are sufficient
 
@@ -329,7 +329,7 @@ def _missing_error(missing: Sequence[LoadedPatch], fresh: Sequence[PatchCommits]
 
 def _lost_extras(series: Series, gone: Collection[str]) -> list[str]:
     return [
-        f"patches/{loaded.patch.file}: its headers and notes go with the patch"
+        f"patches/{loaded.patch.file}: its headers and notes are removed with the patch"
         for loaded in series.patches
         if loaded.patch.id in gone and any(mail_extras(loaded.mail.raw))
     ]
@@ -349,8 +349,8 @@ def _commit_patch(builder: Builder, tree: Path, group: PatchCommits) -> str:
         if diff and not builder.apply(diff) and not builder.apply(diff, "--3way"):
             builder.reset()
             raise ConflictError(
-                f"commit {commit.id[:10]} ({commit.subject}) does not go into its patch {first.subject!r}",
-                why="it changes lines that a later patch brings",
+                f"commit {commit.id[:10]} ({commit.subject}) does not apply to its patch {first.subject!r}",
+                why="it changes lines that a later patch adds",
                 next_step=f"make it a fixup of that one, or fold by hand: git -C {tree} rebase -i",
             )
     return builder.commit_index(group.message, author=first) or ""
@@ -439,7 +439,7 @@ def prove_changes(
     replayed = replay(scratch, base, series)
     if not replayed.complete or replayed.tree != tree:
         bad = next((report.id for report in replayed.reports if report.outcome is PatchOutcome.CONFLICT), "")
-        raise _bug("the series to be written does not give the tree", f"patch {bad!r} was not applied" if bad else "")
+        raise _bug("the new series does not reproduce the tree", f"patch {bad!r} was not applied" if bad else "")
     applied = applied_of(series, replayed, pinned=False)
     folded = squash_fixups(scratch, context.project.tree, applied, replayed.head, series)
     if drift := plan_export(preview, scratch, folded, series, {}):
@@ -582,7 +582,7 @@ def patch_changes(folded: FoldedSeries, series: Series, todo: Sequence[Change]) 
     for group in reverted:
         found.append(PatchChange(group.id, "dropped", _named(group), "its commits change nothing"))
     for name in folded.dropped:
-        note = f"squashed into {absorbed[name]}" if name in absorbed else "as you said (--drop)"
+        note = f"squashed into {absorbed[name]}" if name in absorbed else "requested with --drop"
         found.append(PatchChange(name, "dropped", (), note))
     return tuple(found)
 

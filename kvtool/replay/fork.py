@@ -124,7 +124,7 @@ def _newest_base(git: Git, head: str, lock: Lock) -> ForkBase:
             found += [(common, f"the merge base with {ref.removeprefix('refs/')}", "")] if common else []
     if not found:
         raise UsageError(
-            "the upstream commit that the fork stands on is not known",
+            "the upstream commit below the fork is unknown",
             why="its history has no tree of upstream.lock, no tag b<number>, and it has no remote named upstream",
             next_step="name the newest upstream commit that was merged: --base TAG or --base COMMIT",
         )
@@ -312,7 +312,7 @@ def _squash_text(
 ) -> list[str]:
     """Return a message with the commits and authors that a squashed patch contains."""
     if not commits:
-        return [f"The difference to {tag}; the fork's history does not say more."]
+        return [f"The difference to {tag}; the fork's history has no details."]
     more = [f"... and {len(commits) - _LISTED} more"] if len(commits) > _LISTED else []
     listed = [f"  {commit[:10]} {told[commit][0].subject}" for commit in commits[-_LISTED:]]
     count = "one commit" if len(commits) == 1 else f"{len(commits)} commits"

@@ -150,7 +150,7 @@ def _build(
     if builder.tree != plan.tree:
         differ = scratch.changed(builder.tree, plan.tree)
         why = f"these files differ: {', '.join(differ[:5])}"
-        raise KvtoolError("the patches do not give the fork's tree", why=why, next_step="please report this")
+        raise KvtoolError("the patches do not reproduce the fork's tree", why=why, next_step="please report this")
     return first, made
 
 

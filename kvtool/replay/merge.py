@@ -194,7 +194,7 @@ def merge_trees(git: Git, onto: str, base: str, patched: str) -> tuple[str, dict
         raise KvtoolError(
             "git cannot merge",
             why="git 2.38 or newer is needed to move a patch to another upstream",
-            next_step="install a newer git; kvtool doctor says which one is used",
+            next_step="install a newer git; kvtool doctor shows the current one",
             output=done.stderr,
         )
     tree, *entries = done.stdout.split("\0")

@@ -172,7 +172,7 @@ class SeriesContext:
             raise ConflictError(
                 f"the series does not apply to the upstream it is locked to: {error.what}",
                 why=error.why,
-                next_step="kvtool apply says more; correct it before moving to another upstream",
+                next_step="kvtool apply prints the details; correct it before moving to another upstream",
             )
         commits = {commit.id: commit for commit in commits_of(scratch, locked.base, locked.head)}
         origins = {report.id: commits[report.commit] for report in locked.reports if report.commit}
@@ -265,7 +265,7 @@ class _PatchMover:
                 raise TreeError(
                     f"the resolution of patch {name!r} was made on another tree",
                     why="the patches before it are moved otherwise than then, as another version of kvtool or git does",
-                    next_step="kvtool rebase --abort, then begin anew; rerere remembers the resolutions",
+                    next_step="kvtool rebase --abort, then start again; rerere remembers the resolutions",
                 )
             notes = review_resolution(self.builder, origin, made.tree) if origin else ()
             return self._take(loaded, made.tree, notes, origin)

@@ -64,7 +64,7 @@ def parse_groups(text: str, where: str = "series.toml") -> tuple[Group, ...]:
         # a group that depends on earlier groups only cannot be part of a circle
         if wrong := [name for name in group.depends if name not in names[:number]]:
             raise UsageError(
-                f"{where}: group {group.id!r} depends on {wrong[0]!r}, which is no group before it",
+                f"{where}: group {group.id!r} depends on {wrong[0]!r}, which is not an earlier group",
                 next_step="list a group after the groups that it depends on",
             )
     return tuple(groups)

@@ -258,7 +258,7 @@ def find_wrong_count(diff: bytes) -> tuple[int, str] | None:
         counts[1] += sum(row[:1] != b"-" for row in more)
         sides = zip(("before", "after"), wanted, counts, strict=True)
         wrong = [f"{said} lines {side} the change (there are {n})" for side, said, n in sides if said != n]
-        return start, f"the @@ line says {' and '.join(wrong)}"
+        return start, f"the @@ line counts {' and '.join(wrong)}"
     return None
 
 

@@ -28,7 +28,7 @@ from kvtool.series.source import SourceFile, squeezed, words
 
 Lines = Sequence[bytes]  # with their line ends
 
-UNTOLD = "where it landed cannot be told: its hunks are out of order there, or only part of them is"
+UNTOLD = "its place is ambiguous: its hunks are out of order there, or only some of them are present"
 _HEAD = re.compile(rb"[A-Za-z_$]|\[\[")  # git's rule for the function in a hunk's heading, and attributes
 
 
@@ -295,7 +295,7 @@ def _wrong_function(piece: Piece, old: SourceFile, new: SourceFile, was: range, 
         kept = next((n for n, line in enumerate(target) if line.strip() == head and n not in others), None)
     there = new.function_at(kept) if kept is not None else None
     if there and 2 * len(there) >= len(was):  # a much shorter function may only call the moved code
-        return f"it belongs {_name(base, was.start)}, which stands in line {there.start + 1}"
+        return f"it belongs {_name(base, was.start)}, which is in line {there.start + 1}"
     above, below = piece.start - _AROUND, piece.start + len(piece.before) + _AROUND
     lines = base[max(was.start + 1, above) : min(was.stop, below)]
     if _count(target, lines, range(len(target))) > max(_count(base, lines, range(len(base))), 1):
@@ -330,13 +330,13 @@ def _wrong_block(
         if length == 2 and any(new.block_openings[k][0] == head[0] and new.block_openings[k][1] in own for k in around):
             continue  # upstream split the block, and the second block begins with one of its lines
         said = " with ".join(repr(_text(head, k)) for k in range(length))
-        return f"it belongs in {said}, which stands in line {there[0] + 1}"
+        return f"it belongs in {said}, which is in line {there[0] + 1}"
     branches = new.branches(at + piece.lead)
     for n, says in old.branches(piece.start + piece.lead).items():
         was, now = inner if within and n in within else whole
         there = [k for k in now if new.every_branch.get(k) == says]
         if sum(old.every_branch.get(k) == says for k in was) == len(there) == 1 and there[0] not in branches:
-            return f"it belongs in {_text([says], 0)!r}, which stands in line {there[0] + 1}"
+            return f"it belongs in {_text([says], 0)!r}, which is in line {there[0] + 1}"
     return ""
 
 

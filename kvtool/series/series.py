@@ -90,7 +90,7 @@ def entry_problems(table: Any) -> Iterator[tuple[str, UsageError]]:
     if "file" not in wrong and file and ("/" in file or "\\" in file or not file.endswith(".patch")):
         yield "file", UsageError("file must be a name in patches/ that ends in .patch", why=f"it is {file!r}")
     if "why" not in wrong and not fields["why"].strip():
-        yield "why", UsageError("why is empty", next_step="say in one sentence what breaks without this patch")
+        yield "why", UsageError("why is empty", next_step="describe in one sentence the failure without this patch")
     upstream = table.get("upstream", {})
     if not isinstance(upstream, dict) or upstream.get("status", "local") not in UPSTREAM_STATUS:
         yield "upstream", UsageError(f"upstream.status must be one of {', '.join(UPSTREAM_STATUS)}")

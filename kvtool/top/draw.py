@@ -59,7 +59,7 @@ def _memory(memory: Memory, width: int) -> list[Line]:
         (RESERVED, "reserved", memory.reserved_bytes, memory.cells_max),
     )
     share = 100 * memory.committed_bytes / memory.reserved_bytes if memory.reserved_bytes else 0.0
-    did = f"grew {times(memory.grow_total)}, gave back {times(memory.shrink_total)}"
+    did = f"grew {times(memory.grow_total)}, shrank {times(memory.shrink_total)}"
     if memory.copied_bytes_total:
         did += f", copied {size(memory.copied_bytes_total)}"
     below = [f"cells: {', '.join(f'{cells} {name}' for _, name, _, cells in sizes)}", did]
@@ -107,7 +107,7 @@ def _part(count: int, full: int, width: int) -> int:
 def _slots(reading: Reading, speeds: dict[int, Speed], width: int, height: int) -> list[Line]:
     """Return a line per slot, busy slots first if not all fit. height: 0 for all."""
     if reading.slots is None:
-        return [[("this server does not tell of its slots (it runs with --no-slots)", "yellow")]]
+        return [[("this server does not report its slots (it runs with --no-slots)", "yellow")]]
     shown = list(reading.slots)
     if height and len(shown) + 1 > height:
         shown = sorted(shown, key=lambda slot: slot.phase == Phase.IDLE)[: height - 2]

@@ -55,20 +55,20 @@ class Server(contextlib.ExitStack):
             raise MeasureError(
                 f"{self.url} answers in a way that kvtool top cannot read",
                 why=f"{type(err).__name__}: {err}",
-                next_step="take the server and kvtool from one version: kvtool apply && kvtool build",
+                next_step="use the same version of the server and kvtool: kvtool apply && kvtool build",
             ) from err
 
     def _memory(self, props: dict[str, Any]) -> tuple[Memory, ...]:
         if props.get("role") == "router":
             raise MeasureError(
                 f"{self.url} is a router, which has no cache itself",
-                next_step="look at the server of one model: its port stands in the router's log",
+                next_step="watch the server of one model: its port is in the router's log",
             )
         if "kv_cache" not in props:
             raise MeasureError(
-                f"{self.url} does not say what its KV cache takes",
+                f"{self.url} does not report the memory of its KV cache",
                 why="it runs without --kv-dynamic, or is upstream's own llama-server",
-                next_step="start it with --kv-dynamic; kvtool build makes one that has it",
+                next_step="start it with --kv-dynamic; kvtool build builds a server that supports it",
             )
         return tuple(memory_of(name, said) for name, said in props["kv_cache"].items())
 
@@ -87,28 +87,30 @@ class Server(contextlib.ExitStack):
             raise UsageError(
                 f"{self.url} wants {which} API key",
                 why=f"it answered HTTP {code} to {given}",
-                next_step="put one of the server's keys into LLAMA_API_KEY, or give it with --api-key",
+                next_step="put a key of the server into LLAMA_API_KEY, or pass it with --api-key",
             )
         if code == 503:
             raise LoadingError(f"{self.url} is not ready", why=_reason(answer), next_step="ask again in a while")
         if code in (502, 504):
-            raise NetworkError(f"nobody answers behind {self.url}", why=f"{path}: HTTP {code}", next_step=_START_IT)
+            raise NetworkError(
+                f"the proxy at {self.url} could not reach llama-server", why=f"{path}: HTTP {code}", next_step=_START_IT
+            )
         if code != 200:
             raise self._stranger(path, f"HTTP {code}")
         try:
             return answer.json()
         except ValueError as err:
-            raise self._stranger(path, "what it sends is not JSON") from err
+            raise self._stranger(path, "its answer is not JSON") from err
 
     def _stranger(self, path: str, why: str) -> MeasureError:
         return MeasureError(
             f"{self.url} is no llama-server that kvtool top can read",
             why=f"{path}: {why}",
-            next_step="give the address that llama-server listens on, with its --api-prefix if it has one",
+            next_step="pass the address of llama-server, with its --api-prefix if it has one",
         )
 
 
-_START_IT = "start it, or give the address that it listens on (its --host, --port)"
+_START_IT = "start it, or pass its address (its --host, --port)"
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -75,20 +75,20 @@ def changes(before: Reading, now: Reading) -> list[str]:
     """Describe the changes of a server between two readings."""
     told = []
     if before.state != now.state:
-        told.append("it fell asleep and gave all memory back" if now.state == State.ASLEEP else "it woke up")
+        told.append("it fell asleep and freed all memory" if now.state == State.ASLEEP else "it woke up")
     past = {memory.context: memory for memory in before.memory}
     for memory in now.memory:
         old = past.get(memory.context)
         if old and memory.grow_total >= old.grow_total and memory.shrink_total >= old.shrink_total:
             told += _resized(old, memory) + _retyped(old, memory)
         elif old:
-            return ["it was started anew"]  # its counters began again
+            return ["it was restarted"]  # its counters began again
     return told
 
 
 def _resized(old: Memory, now: Memory) -> list[str]:
     grown, shrunk = now.grow_total - old.grow_total, now.shrink_total - old.shrink_total
-    did = [f"grew {times(grown)}"] * bool(grown) + [f"gave back {times(shrunk)}"] * bool(shrunk)
+    did = [f"grew {times(grown)}"] * bool(grown) + [f"shrank {times(shrunk)}"] * bool(shrunk)
     if not did:
         return []
     change = now.committed_bytes - old.committed_bytes

@@ -79,7 +79,7 @@ class Cache:
         if tree != upstream.tree:
             raise LockError(
                 f"this is not {upstream.label}",
-                why=f"its tree is {tree}, patches/upstream.lock says {upstream.tree}",
+                why=f"its tree is {tree}, patches/upstream.lock has {upstream.tree}",
                 next_step="fetch it from another source, or correct the lock if upstream really moved the tag",
             )
         ref = ref_of(upstream.tag)

@@ -152,7 +152,7 @@ def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
     for order, table in enumerate(entries):
         entry = replace(_upstream(table, order, where), name=name)
         if entry.tag in upstreams:
-            raise UsageError(f"{where}: {entry.tag} stands there twice")
+            raise UsageError(f"{where}: {entry.tag} is listed twice")
         upstreams[entry.tag] = entry
     current, remote = doc.get("current"), doc.get("remote", "")
     if not isinstance(current, str) or (current not in upstreams and (current or upstreams)):

@@ -322,6 +322,6 @@ def check_digest(path: Path, source: Source) -> None:
     if wanted not in (digest.hexdigest(), base64.b64encode(digest.digest()).decode()):
         raise LockError(
             "the download is damaged",
-            why=f"its {algorithm} is {digest.hexdigest()}, not what patches/upstream.lock says",
+            why=f"its {algorithm} is {digest.hexdigest()}, which differs from patches/upstream.lock",
             next_step="fetch again; if it stays so, the package was replaced: do not trust it",
         )

@@ -223,7 +223,7 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
     status, reason = str(data["status"]), str(data.get("reason", ""))
     details, outcome = _details(data), STATUSES[status]
     if (returncode == 0) != (outcome is not CheckOutcome.FAILED):
-        reason = f"kv-check says {status} but ended with exit code {returncode}"
+        reason = f"kv-check printed {status} but ended with exit code {returncode}"
         return failed(check, "garbage", reason, details=details | end)
     if outcome is CheckOutcome.FAILED:
         return failed(check, status, _where(data) or reason or status, details=details | end)
@@ -234,7 +234,7 @@ def judge_kv_check(check: Check, returncode: int, stdout: str, log: str) -> Find
     grown = status == "same" and bool(data.get("grown"))
     how, wanted = data.get("storage"), next((STORAGES[arg] for arg in check.args if arg in STORAGES), None)
     if grown and wanted and how not in (wanted, None):
-        return failed(check, "another-way", f"it was to grow {wanted}, and grew {how}", details=details | end)
+        return failed(check, "another-way", f"it should grow {wanted}, but grew {how}", details=details | end)
     return finding(check, outcome, status, reason, grown=grown, details=details)
 
 
@@ -306,6 +306,6 @@ def judge_memory(check: Check, static: int | None, dynamic: int, cache: int, why
         limit = f"{MEMORY_LIMIT / 2**20:.0f} MiB"
         return failed(check, "too-big", f"dynamic {mib}, more than the {limit} allowed; {against}", details=details)
     if static is not None and static < cache // 2:
-        reason = f"the static context takes {static / 2**20:.0f} MiB, its cache alone is {cache / 2**20:.0f} MiB"
+        reason = f"the static context has {static / 2**20:.0f} MiB, its cache alone is {cache / 2**20:.0f} MiB"
         return failed(check, "garbage", f"{reason}: the measurement is wrong", details=details)
     return passed(check, f"dynamic {mib}, {against}", details=details)

@@ -135,5 +135,5 @@ def _judge(check: Check, statics: Sequence[_Run], dynamic: _Run) -> Finding:
         status = "differs" if "other kind" in first[0].name else "unstable"
         reason = f"the second static server answered differently: {first[0]} became {first[1]}"
         raise Failed(status, reason, details)
-    reason = f"{answers} answers equal" + (f", of which static repeats {answers - len(unstable)}" if unstable else "")
+    reason = f"{answers} answers equal" + (f", static repeats {answers - len(unstable)}" if unstable else "")
     return passed(check, reason, grown=True, details=details)

@@ -85,7 +85,7 @@ def preset(check: Check, cmake: Path | None) -> Finding:
     The preset's condition may hide it on this machine.
     """
     if cmake is None:
-        return skipped(check, "cmake is not installed; kvtool doctor says how to get it")
+        return skipped(check, "cmake is not installed; kvtool doctor explains the installation")
     done = run_trial(check, [cmake, "--list-presets"], cwd=check.model)
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["cmake gave no reason"])[0]

@@ -98,7 +98,7 @@ class Verified(Result, command="verify"):
             return self.error
         none = "there was nothing to check"
         why = f"none of {every} checks could be done: {self.findings[0].reason}" if every else none
-        next_step = "kvtool verify --quick, which takes models that a static cache can run"
+        next_step = "kvtool verify --quick, which chooses models that a static cache can run"
         return VerifyError("nothing was compared", why=why, next_step=next_step)
 
     def render(self, console: Console) -> None:
@@ -108,7 +108,7 @@ class Verified(Result, command="verify"):
             console.line()
             result = {CheckOutcome.PASSED: "ok"}
             rows = [(f.id, result.get(f.outcome, f.status), f.reason, f"{f.seconds:.0f}") for f in others]
-            console.table(("check", "result", "what was seen", ">s"), rows)
+            console.table(("check", "result", "details", ">s"), rows)
         self._render_reasons(console)
         for found in self.failed:
             console.line(f"FAILED {found.id}: {found.status}: {found.reason}", style="red")

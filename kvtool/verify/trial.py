@@ -67,7 +67,7 @@ def answer(done: process.Completed) -> dict[str, Any]:
     if doc is None:
         return {"status": "garbage", "reason": f"no document on its output, exit code {done.returncode}"}
     if doc.get("status") == "ok" and done.returncode != 0:
-        doc |= {"status": "crash", "reason": f"it said ok, and ended with exit code {done.returncode}"}
+        doc |= {"status": "crash", "reason": f"it printed ok, but ended with exit code {done.returncode}"}
     return doc
 
 

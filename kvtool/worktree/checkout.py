@@ -200,7 +200,7 @@ def move_checkout(git: Git, console: Console, head: str, applied: Applied) -> No
         raise TreeError(
             f"{git.repo}: a commit was made there meanwhile",
             why=f"HEAD is at {now[:10]}, and was at {head[:10]} when kvtool began",
-            next_step="kvtool export takes it into the series; then run the command again",
+            next_step="kvtool export adds it to the series; then run the command again",
         )
     journal = kvtool_dir(git.repo) / "pending.json"
     write_json(journal, {"from": head, "applied": asdict(applied)})
@@ -226,7 +226,7 @@ def run_checkout(git: Git, console: Console, *where: str) -> None:
         raise TreeError(
             f"{git.repo}: the checkout cannot move",
             why="git refused; nothing was changed",
-            next_step=files if in_the_way else "put right what git says, then run the command again",
+            next_step=files if in_the_way else "correct the problem that git reports, then run the command again",
             output=done.stdout.strip(),
         )
 

@@ -123,7 +123,7 @@ def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
     if head is None or not git.ok("merge-base", "--is-ancestor", parent, head):
         raise TreeError(
             f"{git.repo} is not where the rebase stopped",
-            why=f"HEAD does not come from {parent[:10]}",
+            why=f"HEAD is not based on {parent[:10]}",
             next_step=f"git -C {git.repo} checkout --detach {parent[:10]} and resolve there, or kvtool rebase --abort",
         )
     if marked := _files_with_markers(git, state):
@@ -142,8 +142,9 @@ def accept_resolution(git: Git, state: RebaseState) -> RebaseState:
     if left := _untouched_conflicts(git, state):
         raise ConflictError(
             f"patch {state.stop.id!r} is not resolved yet",
-            why=f"one side has no such file, or it is binary, and it is as git left it: {', '.join(left)}",
-            next_step=f"say what is right: git -C {git.repo} add FILE, or rm FILE; then kvtool rebase --continue",
+            why=f"the file is binary or missing on one side, and still unresolved: {', '.join(left)}",
+            next_step=f"keep the file with git -C {git.repo} add FILE, or remove it with git -C {git.repo} rm FILE; "
+            "then kvtool rebase --continue",
         )
     record_rerere(git)
     kept = stash_as_commit(git)
@@ -172,7 +173,7 @@ def stash_as_commit(git: Git) -> str:
     content = git.line("write-tree")
     head = git.line("rev-parse", "HEAD")
     if content != git.resolve("HEAD^{tree}"):
-        head = git.line("commit-tree", content, "-p", head, input="kvtool: what a rebase left in the tree\n")
+        head = git.line("commit-tree", content, "-p", head, input="kvtool: edits of an unfinished rebase\n")
         git.run("update-ref", "--no-deref", "-m", "kvtool rebase", "HEAD", head)
     git.run(
         "update-ref", _stash_ref_of(head), head

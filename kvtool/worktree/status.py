@@ -28,7 +28,7 @@ _OPERATIONS = {
 }
 _REBASING = "a kvtool rebase"
 _APPLY = "kvtool apply"  # next step for a tree that differs from the project
-_REBASE = "go on: kvtool rebase --continue; or give it up: kvtool rebase --abort"
+_REBASE = "continue: kvtool rebase --continue; or cancel the rebase: kvtool rebase --abort"
 # journals that a killed command leaves; a rebase writes all three while it finishes
 _JOURNALS = (("rebase.json", "rebase"), ("pending.json", "apply"), ("export-stage.json", "export"))
 
@@ -62,7 +62,7 @@ class TreeState:
 def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
     """Yield each possible obstacle in order: name of the state, whether it holds, what, why, next step."""
     if state.applied is None:
-        why = "it is not empty, and kvtool does not overwrite what it does not know"
+        why = "it is not empty, and kvtool does not overwrite unknown files"
         move = "move it away, or name another place: --tree DIR"
         yield "not-applied", state.foreign, "it is not a tree that kvtool made", why, move
         yield "not-applied", True, "nothing is applied there", "the series is not there yet", _APPLY
@@ -76,10 +76,10 @@ def _obstacles(state: TreeState) -> Iterator[tuple[str, object, str, str, str]]:
     yield "dirty", state.dirty, "there are uncommitted changes", _listing(state.dirty), keep
     end = state.applied.head[:10]
     why = _listing(state.extra) or f"HEAD is {state.head[:10]}, the series ends at {end}"
-    take = "take them into patches/ and cpp/: kvtool export; or leave them on a branch: "
+    take = "write them to patches/ and cpp/: kvtool export; or keep them on a branch: "
     take += f"{git} branch mine && {git} reset --hard {end}"
     yield "commits", state.head != state.applied.head, "there are commits that are not of the series", why, take
-    yield "stale", state.stale, "it is not what the project says", state.stale, apply_command(state.applied.groups)
+    yield "stale", state.stale, "it differs from the project", state.stale, apply_command(state.applied.groups)
 
 
 def apply_command(groups: Sequence[str]) -> str:
@@ -180,7 +180,7 @@ def _stopped_rebase(tree: Path) -> str:
 def _stale(project: Project, applied: Applied) -> str:
     lock = load_lock(project.lock)
     if not applied.pinned and lock.current != applied.tag:
-        return f"patches/upstream.lock says {lock.current}, the tree is {applied.tag}"
+        return f"patches/upstream.lock has {lock.current}, the tree has {applied.tag}"
     if applied.tag not in lock.upstreams:
         return f"patches/upstream.lock does not know {applied.tag} any more"
     known = {group.id for group in load_groups(project)}
@@ -248,7 +248,7 @@ def explain_patches(project: Project, lock: Lock, applied: Applied) -> tuple[Pat
     changed = {commit.id: changed_rows(commit.diff) for commit in made}
     found = [_reason(loaded, reports.get(loaded.patch.id), changed, applied.tag) for loaded in series.patches]
     there = {loaded.patch.id for loaded in series.patches}
-    gone = "series.toml does not list it any more; kvtool apply takes it out of the tree"
+    gone = "series.toml does not list it any more; kvtool apply removes it from the tree"
     return (*found, *(PatchReason(name, "gone", gone) for name, r in reports.items() if name not in there and r.commit))
 
 

@@ -70,7 +70,7 @@ class Stage:
                 again = "kvtool export" if self.verb == "export" else _ADVICE["rebase"]
                 raise TreeError(
                     f"a kvtool {self.verb} was interrupted, and {file['path']} was edited since",
-                    why="what is left to do would undo that",
+                    why="the rest of the change would undo that",
                     next_step=f"keep a copy of it, {back}, then: {again}",
                 )
 
@@ -140,8 +140,8 @@ def finish_rebase(project: Project, git: Git, console: Console, state: RebaseSta
         raise TreeError(
             f"{tree}: a kvtool rebase was interrupted, and HEAD was moved since",
             why=f"it is at {head[:10]}, neither at {state.at[:10]} nor at {applied.head[:10]}",
-            next_step=f"keep what is there by a branch: git -C {tree} branch mine && git -C {tree} checkout --detach "
-            f"{applied.head[:10]}; then kvtool rebase --continue, or give it up: kvtool rebase --abort",
+            next_step=f"keep its commits on a branch: git -C {tree} branch mine && git -C {tree} checkout --detach "
+            f"{applied.head[:10]}; then kvtool rebase --continue, or cancel the rebase: kvtool rebase --abort",
         )
     if head != applied.head or git.line("rev-parse", "--abbrev-ref", "HEAD") == "HEAD":
         move_checkout(git, console, head, applied)

@@ -127,7 +127,7 @@ def test_picture_in_terminal(real: Real, model: Path, tmp_path: Path, width: int
             assert any(re.match(rf" +1  idle +{said} +\d+ +2048\b", line) for line in lines)
             assert any(re.search(r"\d\d  target grew (once|\d+ times): \d+ to \d+ cells, \+", line) for line in lines)
             server.slot("erase", 1)
-            shown.until(lambda lines: any(re.search(r"  target gave back once: .* cells, -", line) for line in lines))
+            shown.until(lambda lines: any(re.search(r"  target shrank once: .* cells, -", line) for line in lines))
 
             server.process.terminate()
             shown.until(lambda lines: lines[1].startswith("waiting for it: ") and "refused" in lines[1])

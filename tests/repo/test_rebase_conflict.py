@@ -126,7 +126,7 @@ def test_kept_work_is_reported(stopped: Tiny, kvtool: Any, how: str) -> None:
     kvtool("rebase", "v3")
     (stopped.tree / "src/a.cpp").write_text("half a resolution")
     ran = kvtool("rebase", *how.split())
-    (said,) = (line for line in ran.out.splitlines() if line.startswith("what was in the tree is kept: "))
+    (said,) = (line for line in ran.out.splitlines() if line.startswith("the tree's edits are kept: "))
     assert "half a resolution" in git(stopped.tree, *said.split()[-2:]), ran
 
 

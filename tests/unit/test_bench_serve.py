@@ -148,7 +148,7 @@ def test_interrupt_does_not_wait(place: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_single_chat_is_refused(place: Path) -> None:
-    with pytest.raises(UsageError, match="nobody to share with"):
+    with pytest.raises(UsageError, match="cannot share a prompt"):
         run(place, chats=1)
 
 

@@ -42,7 +42,7 @@ def test_status_maps_to_outcome(status: str, code: int, outcome: CheckOutcome) -
 def test_contradicting_exit_code_fails(status: str, code: int) -> None:
     found = judged(status, code)
     assert (found.status, found.outcome) == ("garbage", CheckOutcome.FAILED)
-    assert f"says {status} but ended with exit code {code}" in found.reason
+    assert f"printed {status} but ended with exit code {code}" in found.reason
 
 
 @pytest.mark.parametrize(

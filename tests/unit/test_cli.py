@@ -155,7 +155,7 @@ def test_missing_and_non_utf8_places(tmp_path: Path) -> None:
     assert ran.returncode == 2 and b"odd-" in ran.stderr and b"internal" not in ran.stderr, ran
     gone = f"cd {tmp_path} && mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m kvtool status"
     ran = subprocess.run(["sh", "-c", gone], capture_output=True)
-    assert ran.returncode == 2 and b"is not there any more" in ran.stderr, ran
+    assert ran.returncode == 2 and b"does not exist any more" in ran.stderr, ran
 
 
 @pytest.mark.parametrize("variable", ["KVTOOL_PROJECT", "KVTOOL_TREE", "KVTOOL_CACHE"])

@@ -176,7 +176,7 @@ HEADS = [
         LOOPS.format(loop("v") + loop("k", ", 1")),
         "        mine();\n",
         "        size(t);\n",
-        "with 'auto * t = l.k;', which stands in line 9",
+        "with 'auto * t = l.k;', which is in line 9",
     ),
     Case(
         "method of Python",

@@ -95,7 +95,7 @@ def test_oversized_static_side_is_skipped(tmp_path: Path) -> None:
     found = memory(tmp_path, "slim", available=4 << 30)
     assert found.outcome is CheckOutcome.PASSED
     assert found.details["static_bytes"] is None
-    assert "static not run: it takes 8.0 GiB and 4.0 GiB are available" in found.reason
+    assert "static not run: it needs 8.0 GiB and 4.0 GiB are available" in found.reason
 
 
 @pytest.mark.usefixtures("kv_check")

@@ -74,7 +74,7 @@ def test_text_of_one_reading(fake: Fake, kvtool: Any) -> None:
             f"{fake.url}  toy  b1-abc",
             "12.0 MiB used   ▓ 16.0 MiB committed   ░ 512.0 MiB reserved",
             "192 used, 256 committed, 8192 reserved",
-            "grew 3 times, gave back once",
+            "grew 3 times, shrank once",
             "device a, other 1.0 MiB",
         ):
             assert said in ran.out
@@ -138,8 +138,8 @@ BROKEN_CACHE = {"kv_cache": {"target": without(TARGET, "cells")}}
 @pytest.mark.parametrize(
     ("answers", "code", "says"),
     [
-        ({"/props": (200, without(PROPS, "kv_cache"))}, 8, ["does not say", "without --kv-dynamic", "kvtool build"]),
-        ({"/props": (200, ROUTER)}, 8, ["is a router", "next: look at the server of one model"]),
+        ({"/props": (200, without(PROPS, "kv_cache"))}, 8, ["does not report", "without --kv-dynamic", "kvtool build"]),
+        ({"/props": (200, ROUTER)}, 8, ["is a router", "next: watch the server of one model"]),
         ({"/props": (200, {**PROPS, **BROKEN_CACHE})}, 8, ["cannot read", "KeyError: 'cells'", "kvtool apply"]),
         (
             {"/props": (200, {**PROPS, "kv_cache": {"target": {**TARGET, "cells": "x"}}})},
@@ -149,7 +149,7 @@ BROKEN_CACHE = {"kv_cache": {"target": without(TARGET, "cells")}}
         ({"/props": (200, [])}, 8, ["cannot read"]),
         ({"/slots": (200, [{"id": 0}])}, 8, ["cannot read", "KeyError: 'is_processing'"]),
         ({"/slots": (200, [{**BUSY, "next_token": []}])}, 8, ["cannot read", "IndexError"]),
-        ({"/props": (200, "<html>")}, 8, ["is no llama-server", "/props: what it sends is not JSON", "--api-prefix"]),
+        ({"/props": (200, "<html>")}, 8, ["is no llama-server", "/props: its answer is not JSON", "--api-prefix"]),
         ({"/props": (404, {})}, 8, ["is no llama-server", "/props: HTTP 404"]),
         ({"/props": (302, {})}, 8, ["HTTP 302"]),
         ({"/slots": (500, {})}, 8, ["/slots: HTTP 500"]),
@@ -158,7 +158,7 @@ BROKEN_CACHE = {"kv_cache": {"target": without(TARGET, "cells")}}
         ({"/props": LOADING}, 9, ["is not ready", "why:  Loading model", "ask again"]),
         ({"/slots": LOADING}, 9, ["is not ready"]),
         ({"/props": (503, "busy")}, 9, ["why:  HTTP 503"]),
-        ({"/props": (502, "")}, 9, ["nobody answers behind", "HTTP 502"]),
+        ({"/props": (502, "")}, 9, ["could not reach llama-server", "HTTP 502"]),
     ],
 )
 def test_unusable_server_is_error(
@@ -167,7 +167,7 @@ def test_unusable_server_is_error(
     fake.answers |= answers
     ran = kvtool("top", fake.url, "--once")
     assert (ran.code, ran.out) == (code, "")
-    assert f"error: {fake.url}" in ran.err or f"behind {fake.url}" in ran.err
+    assert f"error: {fake.url}" in ran.err or f"proxy at {fake.url}" in ran.err
     assert "next: " in ran.err and all(said in ran.err for said in says)
     document = kvtool("top", fake.url, "--json")
     assert document.code == code and document.json["error"]["exit_code"] == code
@@ -285,8 +285,8 @@ def test_watching_shows_changes(fake: Fake, watch: Any, capsys: pytest.CaptureFi
     assert code == 0 and len(pictures) == 4
     assert "target grew" not in pictures[0]
     assert re.search(r"\d\d:\d\d:\d\d  target grew 2 times: 256 to 512 cells, \+16.0 MiB, 1.1 ms", pictures[1])
-    assert "target gave back once: 512 to 256 cells, -16.0 MiB" in pictures[2]
-    assert pictures[2].index("gave back once:") < pictures[2].index("grew 2 times:"), "the newest comes first"
+    assert "target shrank once: 512 to 256 cells, -16.0 MiB" in pictures[2]
+    assert pictures[2].index("shrank once:") < pictures[2].index("grew 2 times:"), "the newest comes first"
     assert "it fell asleep" not in pictures[2] and "asleep: its memory" not in pictures[2]
     out = capsys.readouterr()
     assert "asleep: its memory is free" in out.out and out.err == ""
@@ -316,7 +316,7 @@ def test_watching_waits_for_server(fake: Fake, watch: Any) -> None:
 
 def test_interrupt_without_server_exits_9(fake: Fake, watch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _, code = watch(lambda: fake.answers.update({"/props": (502, "")}))
-    assert code == 9 and "nobody answers behind" in capsys.readouterr().err
+    assert code == 9 and "could not reach llama-server" in capsys.readouterr().err
 
 
 def test_watching_starts_during_loading(fake: Fake, watch: Any) -> None:

@@ -37,12 +37,12 @@ from tests.unit.tops import MIB, Fake, memory, reading, slot, texts
         (
             {"cells": 512},
             {"cells": 256, "shrink_total": 3, "committed_bytes": 15 * MIB},
-            ["target gave back 2 times: 512 to 256 cells, -1.0 MiB"],
+            ["target shrank 2 times: 512 to 256 cells, -1.0 MiB"],
         ),
         (
             {},
             {"grow_total": 5, "shrink_total": 2, "grow_seconds_total": 0.5},
-            ["target grew 2 times and gave back once: 256 to 256 cells, +0 B, 250.0 ms"],
+            ["target grew 2 times and shrank once: 256 to 256 cells, +0 B, 250.0 ms"],
         ),
         (
             {"type_k": "f16", "type_v": "f16"},
@@ -55,8 +55,8 @@ from tests.unit.tops import MIB, Fake, memory, reading, slot, texts
             },
             ["target K f16, V f16 became K q8_0, V f16: 3.0 MiB freed, 500.0 ms"],
         ),
-        ({}, {"grow_total": 2, "shrink_total": 9}, ["it was started anew"]),
-        ({}, {"grow_total": 9, "shrink_total": 0}, ["it was started anew"]),
+        ({}, {"grow_total": 2, "shrink_total": 9}, ["it was restarted"]),
+        ({}, {"grow_total": 9, "shrink_total": 0}, ["it was restarted"]),
     ],
 )
 def test_changes_between_readings(before: dict[str, Any], now: dict[str, Any], told: list[str]) -> None:
@@ -73,7 +73,7 @@ def test_changes_per_context() -> None:
 
 def test_sleep_and_wakeup_are_reported() -> None:
     asleep = reading(state=State.ASLEEP)
-    assert changes(reading(), asleep) == ["it fell asleep and gave all memory back"]
+    assert changes(reading(), asleep) == ["it fell asleep and freed all memory"]
     assert changes(asleep, reading()) == ["it woke up"]
 
 
