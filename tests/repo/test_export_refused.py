@@ -81,7 +81,7 @@ def test_fixup_of_unknown_patch(applied: Tiny, kvtool) -> None:
 
 def test_fixup_that_needs_later_patch(applied: Tiny, kvtool) -> None:
     edit(applied, "src/a.cpp", "x + 2 + grown();", "x + 2 + grown(1);", "fixup! flag")
-    refused(applied, kvtool, 3, "does not go into its patch", "later patch")
+    refused(applied, kvtool, 3, "does not apply to its patch", "later patch")
     assert git(applied.tree, "status", "--porcelain") == ""
 
 
@@ -182,7 +182,7 @@ def test_empty_message_is_refused(applied: Tiny, kvtool) -> None:
 def test_unrelated_history_is_refused(applied: Tiny, kvtool) -> None:
     git(applied.tree, "checkout", "-q", "--orphan", "other")
     git(applied.tree, "commit", "-qm", "other")
-    refused(applied, kvtool, 4, "does not come from")
+    refused(applied, kvtool, 4, "is not based on")
 
 
 # --- all or nothing -----------------------------------------------------------------------------------------------

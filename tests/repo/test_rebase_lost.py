@@ -89,7 +89,7 @@ def test_conflict_without_markers_needs_decision(applied: Tiny, kvtool: Any, kin
     assert "resolved as before" not in ran.json["error"]["next"]
     for _ in range(2):
         said = kvtool("rebase", "--continue", "--json").json["error"]
-        assert said["exit_code"] == 3 and name in said["why"] and "add FILE, or rm FILE" in said["next"]
+        assert said["exit_code"] == 3 and name in said["why"] and "add FILE, or remove it with" in said["next"]
     if kind == "removed":
         git(applied.tree, "rm", "-q", name)
         ran = kvtool("rebase", "--skip", "flag")

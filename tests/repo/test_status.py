@@ -35,7 +35,7 @@ def test_foreign_directory_is_reported(project: Tiny, kvtool) -> None:
     for command in (("status",), ("apply",), ("build",)):
         ran = kvtool(*command, "--json")
         said = ran.json if ran.code == 0 else {"why": ran.json["error"]["why"], "next": ran.json["error"]["next"]}
-        assert "does not know" in said["why"] and "move it away" in said["next"], ran
+        assert "unknown files" in said["why"] and "move it away" in said["next"], ran
 
 
 def test_next_step_names_tree(project: Tiny, kvtool, tmp_path) -> None:
