@@ -5,7 +5,6 @@ target_sources(server-context PRIVATE
     server-budget.cpp
     server-bytes.cpp
     server-component.cpp
-    server-conversation.cpp
     server-draft.cpp
     server-draft-catch-up.cpp
     server-gguf.cpp
