@@ -152,7 +152,7 @@ def test_abort_fails_with_other_worktree(stopped: Tiny, kvtool: Any, tmp_path: P
     git(stopped.tree, "worktree", "add", "-q", str(tmp_path / "old"), "kvtool/v1")
     ran = kvtool("rebase", "--abort", "--json")
     assert ran.code == 4 and str(tmp_path / "old") in ran.json["error"]["output"]
-    assert "what git says" in ran.json["error"]["next"]
+    assert "problem that git reports" in ran.json["error"]["next"]
     git(stopped.tree, "worktree", "remove", str(tmp_path / "old"))
     assert kvtool("rebase", "--abort").code == 0
     assert everything(stopped) == before
