@@ -1,4 +1,6 @@
-"""Draw docs/results/bench/budget.png, a conversation that crosses two rungs: python ci/budget_picture.py BIN_DIR MODEL
+"""Draw docs/results/bench/budget.png, a conversation that changes its type twice.
+
+Usage: python ci/budget_picture.py BIN_DIR MODEL
 
 BIN_DIR has a kv-bench of ours; MODEL has the cache of Qwen3.5-27B, as `kvtool verify` makes it. Needs kvtool[bench].
 """

@@ -1,4 +1,6 @@
-"""Chat with a model through llama-server's own web page, in a headless Chromium: python ci/page.py BIN_DIR VOCABULARY
+"""Chat with a model through llama-server's own web page, in a headless Chromium.
+
+Usage: python ci/page.py BIN_DIR VOCABULARY
 
 BIN_DIR has a llama-server that was built with --ui; VOCABULARY is a vocabulary file of upstream's tree. The model has
 random weights. Passes if the page shows the question and an answer, and the cache grew meanwhile. The script controls

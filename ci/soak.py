@@ -1,4 +1,6 @@
-"""Send random requests to a llama-server, and check what remains afterwards: python ci/soak.py BIN_DIR VOCABULARY
+"""Send random requests to a llama-server, and check what remains afterwards.
+
+Usage: python ci/soak.py BIN_DIR VOCABULARY
 
 BIN_DIR has a llama-server with the patches, preferably a sanitizer's (`kvtool build --preset tsan`); VOCABULARY is a
 vocabulary file of upstream's tree. The model has random weights, and with --toy FILE the memory of that toy.

@@ -201,6 +201,7 @@ class _Interrupted(KvtoolError, code="interrupted", exit_code=130):
 
 
 def main() -> NoReturn:
+    """Run the command line and exit."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: kvtool status >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115

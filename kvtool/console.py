@@ -46,6 +46,7 @@ class Progress:
         self._last, self._said = time.monotonic(), text
 
     def update(self, done: float, note: str = "") -> None:
+        """Show the number of finished items, and a note."""
         self._bars.update(self._task, completed=done, note=escape(note))
         if not self._bars.disable:
             return
@@ -57,6 +58,7 @@ class Progress:
             self._say(line)
 
     def set_total(self, total: float | None) -> None:
+        """Set the number of items."""
         self._bars.update(self._task, total=total)
 
 
@@ -88,6 +90,7 @@ class Console:
         return _ON_TREE.sub(lambda command: command[0] + self._places, text)
 
     def step(self, text: str) -> None:
+        """Print one step of the work to stderr, unless --quiet."""
         if not self.quiet:
             self._err.print(_as_it_is(text))
 

@@ -134,6 +134,7 @@ class Git:
 
     @classmethod
     def create(cls, repo: Path, *, bare: bool = True) -> Self:
+        """Create an empty repository, and its folder if necessary."""
         repo.mkdir(parents=True, exist_ok=True)
         git = cls(repo)
         git.run("init", "--quiet", *(["--bare"] if bare else []), ".")
@@ -202,6 +203,7 @@ class Git:
         self.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", repo, *refspecs)
 
     def ok(self, *args: str | Path) -> bool:
+        """Run git, and return True if it succeeded."""
         return self.run(*args, check=False).returncode == 0
 
     def watch(self, *args: str | Path, bar: Progress, phases: Sequence[str]) -> Completed:

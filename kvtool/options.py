@@ -24,6 +24,7 @@ class Env:
 
     @functools.cached_property
     def project(self) -> Project:
+        """Find the project on first use."""
         found = self._find()
         self.console.upstream = found.name
         return found

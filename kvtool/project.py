@@ -28,18 +28,22 @@ class Project:
 
     @property
     def patches(self) -> Path:
+        """Return the folder of the patches."""
         return self.root / "patches"
 
     @property
     def cpp(self) -> Path:
+        """Return the folder of the new files."""
         return self.root / "cpp"
 
     @property
     def series(self) -> Path:
+        """Return the path of series.toml."""
         return self.patches / "series.toml"
 
     @property
     def lock(self) -> Path:
+        """Return the path of upstream.lock."""
         return self.patches / "upstream.lock"
 
     def require_llama_cpp(self, command: str) -> None:

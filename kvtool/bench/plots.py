@@ -20,7 +20,7 @@ _STYLE: Any = {
 
 
 def require() -> None:
-    """Raises MissingToolError without matplotlib: before an hour is spent measuring."""
+    """Raise MissingToolError without matplotlib, before an hour of measurements."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingToolError(
             "matplotlib is not installed",

@@ -44,6 +44,7 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
+        """Return True if the value is within its bounds, None if it was not measured."""
         if self.value is None:
             return None
         low = self.value if self.low is None else min(self.value, self.low + _SURE)
@@ -69,10 +70,12 @@ def bytes_bar(name: str, mode: str, value: int | None, most: float) -> Bar:
 
 
 def as_number(value: float | None) -> str:
+    """Format a value with three significant digits, or as an integer from 1000 on."""
     return "-" if value is None else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def mib(*values: float | None) -> tuple[str, ...]:
+    """Format numbers of bytes in MiB."""
     return tuple("-" if value is None else f"{value / MIB:.0f}" for value in values)
 
 
@@ -112,10 +115,12 @@ class Report(Result, command="bench"):
 
     @property
     def missed(self) -> list[Bar]:
+        """Return the bars that were missed."""
         return [bar for bar in self.bars if bar.met is False]
 
     @property
     def verdict(self) -> str:
+        """Return one sentence with the number of met and missed bars."""
         counts = Counter(b.met for b in self.bars)
         tail = f", {counts[None]} not measured" if counts[None] else ""
         return f"{counts[True]} of {counts[True] + counts[False]} bars met{tail}, {self.seconds:.0f} s"
@@ -136,6 +141,7 @@ class Report(Result, command="bench"):
             yield title, columns, [[each if isinstance(each, str) else as_number(each) for each in row] for row in rows]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
         return {**super().to_json(), "bars": [{**to_plain(b), "bound": b.bound, "met": b.met} for b in self.bars]}
 
     def render(self, console: Console) -> None:
@@ -158,6 +164,7 @@ class Report(Result, command="bench"):
                 (out / file).write_bytes(data)
 
     def markdown(self, pictures: Iterable[str]) -> str:
+        """Return the report as Markdown, with links to these pictures."""
         m, what = self.machine, f"{self.model}, {self.said.format(**vars(self))}"
         memory = f", {m.memory / 2**30:.0f} GiB" if m.memory else ""
         pages = f", transparent huge pages: {m.pages}" if m.pages else ""

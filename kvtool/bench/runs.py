@@ -92,6 +92,7 @@ class Benched(Report):
     speeds: tuple[Speed, ...]
 
     def tables(self) -> tuple[Table, ...]:
+        """Return the tables of speed, memory and growth."""
         speeds, memory, growth = list[Any](), list[Any](), list[Any]()
         for s in self.speeds:
             call = s.mode, "on" if s.flash_attn else "off", f"{s.kind} {s.n_tokens or ''} at {s.depth}"

@@ -99,6 +99,7 @@ class ServeResult(Report):
         return files
 
     def tables(self) -> tuple[Table, ...]:
+        """Return one table with a row per server."""
         columns = ("asked", "errors", "prompt", "computed", "first s", "worst", "KV MiB", "taken", "RSS")
         rows = []
         for r in self.rows:

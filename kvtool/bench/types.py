@@ -118,6 +118,7 @@ class TypesResult(Report):
         return files
 
     def tables(self) -> tuple[Table, ...]:
+        """Return the tables of changes, budgets and losses."""
         changes = []
         for c in self.changes:
             times = c.seconds, c.memcpy, ratio(c.seconds, c.memcpy)
@@ -135,6 +136,7 @@ class TypesResult(Report):
 
 
 def by_types(losses: Sequence[Loss]) -> dict[str, list[Loss]]:
+    """Group the losses by their change of type."""
     return {types: [loss for loss in losses if loss.types == types] for types in dict.fromkeys(x.types for x in losses)}
 
 

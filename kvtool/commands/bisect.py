@@ -139,6 +139,7 @@ class BisectAt(Result, command="bisect"):
 
     @property
     def failure(self) -> KvtoolError | None:
+        """Return the error of a commit that cannot be judged."""
         if self.verdict is Verdict.GOOD:
             return None
         kind = BisectBad if self.verdict is Verdict.BAD else BisectSkip

@@ -95,6 +95,7 @@ def make_plan(project: Project, options: Options, tools: cmake.Toolchain) -> cma
 
 
 def parse_defines(given: Sequence[str]) -> dict[str, str]:
+    """Parse NAME=VALUE options. UsageError for any other form."""
     if wrong := [text for text in given if text.find("=") < 1]:
         raise UsageError(f"-D {wrong[0]} is not NAME=VALUE", next_step="for example -D GGML_LTO=ON")
     return dict(text.split("=", 1) for text in given)

@@ -46,6 +46,7 @@ class Options:
 
     @property
     def choices(self) -> Choices:
+        """Return the user's decisions about patches."""
         return Choices(skip=self.skip, drop=self.drop, accept=self.accept)
 
 
@@ -188,7 +189,7 @@ def _choose_first(context: SeriesContext, tag: str) -> RebaseResult:
 
 
 def resume(project: Project, console: Console, options: Options) -> RebaseResult:
-    """--continue, --abort, --skip, --drop, --accept-shrink in a rebase that stopped or was killed."""
+    """Run --continue, --abort, --skip, --drop or --accept-shrink in a rebase that stopped or was killed."""
     with hold_tree(project, console):
         state = rebase_state.read_state(project.tree)
         if state is None:

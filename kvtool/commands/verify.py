@@ -64,6 +64,7 @@ class Options:
 
     @property
     def mode(self) -> str:
+        """Return the name of the chosen checks."""
         how = "quick" if self.quick else "matrix" if self.matrix else "full"
         return f"{how}, patch {self.patch}" if self.patch else how
 
@@ -144,6 +145,7 @@ class Verification:
         return found + self._memory() if "memory" in self.kinds else found
 
     def program(self, name: str) -> Path:
+        """Return the path of a program of the build."""
         return process.require_program(self.bin_dir, name, VerifyError, "kvtool build, without --target")
 
     def _units(self) -> list[Finding]:

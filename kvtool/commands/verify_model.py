@@ -32,6 +32,7 @@ class ModelsVerified(Result, command="verify"):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
+        """Return the findings of all models."""
         return tuple(found for report in self.models for found in report.findings)
 
     @property

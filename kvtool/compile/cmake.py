@@ -148,6 +148,7 @@ class Plan:
 
     @property
     def build_dir(self) -> Path:
+        """Return the build directory of this plan."""
         return build_dir(self.tree, self.backend, self.preset)
 
     @property
@@ -182,6 +183,7 @@ class Plan:
 
     @property
     def configure(self) -> tuple[str, ...]:
+        """Return the command that configures the build."""
         # --fresh: forget the results of an earlier configure; objects stay, ninja compares commands
         places = ("--fresh", "-S", str(self.tree), "-B", str(self.build_dir), "-G", "Ninja")
         tools = str(self.tools.cmake), *places, f"-DCMAKE_MAKE_PROGRAM={self.tools.ninja}"
@@ -189,6 +191,7 @@ class Plan:
 
     @property
     def env(self) -> dict[str, str]:
+        """Return the variables that the commands need in the environment."""
         out: dict[str, str] = {}
         if self.tools.ccache:
             # it hits in a checkout at another path: paths below the tree count relative to the build
@@ -203,6 +206,7 @@ class Plan:
 
     @property
     def page(self) -> bool:
+        """Return True if llama-server is built with its web page."""
         return PAGE_ON in self.configure
 
     def build(self, targets: Sequence[str]) -> tuple[str, ...]:
@@ -222,4 +226,5 @@ def unit_test_targets(files: Iterable[str]) -> tuple[str, ...]:
 
 
 def build_dir(tree: Path, backend: str = "cpu", preset: str = "release") -> Path:
+    """Return the build directory of a backend and a preset in a tree."""
     return tree / "build" / f"{backend}-{preset}"

@@ -53,6 +53,7 @@ class OutputParser:
         self._lines: deque[str] | list[str] = self.tail  # where the next one belongs
 
     def feed(self, line: str) -> BuildStep | None:
+        """Parse one line. Return a step for a status line."""
         if status := _STATUS.match(line):
             self._lines = self.tail
             step = BuildStep(int(status[1]), int(status[2]), status[3].strip())

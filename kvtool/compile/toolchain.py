@@ -143,6 +143,7 @@ def find_compiler(language: str) -> Tool:
 
 
 def find_git() -> Tool:
+    """Find git on PATH."""
     tool = find("git")
     version = tuple(int(part) for part in re.findall(r"\d+", tool.version)[:2])
     if tool.path is None or version >= GIT:

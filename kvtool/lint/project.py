@@ -136,7 +136,7 @@ def _unlisted(project: Project, tables: list[object], groups: Sequence[Group]) -
 
 
 def _size(mailed: list[_Mailed], lock: Lock, goal: int) -> Iterator[LintFinding]:
-    """Changed lines in upstream's own files, group by group, for the upstream where they are the most."""
+    """Count the changed lines in upstream's own files, by group, for the upstream with most of them."""
     known = [
         (patch, sum(diff_size(mail.diff)[1:]))
         for _, patch, mail in mailed

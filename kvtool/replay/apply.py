@@ -40,6 +40,7 @@ class FailedHunk:
 
     @classmethod
     def of(cls, hunk: Hunk, reason: str, cause: str = "") -> Self:
+        """Create the report of a hunk that failed."""
         header = f"{hunk.header} {hunk.function}".strip()
         return cls(hunk.path, hunk.number, hunk.total, header, reason, cause=cause)
 
@@ -95,6 +96,7 @@ class Commit(Authored):
 
     @property
     def parent(self) -> str:
+        """Return the first parent."""
         return next(iter(self.parents), "")
 
 

@@ -1,4 +1,6 @@
-"""Compare two states of the series. A state is the commits of the patches on an upstream:
+"""Compare two states of the series.
+
+A state is the commits of the patches on an upstream:
 
 TAG        patches/ and cpp/ in the project, on that upstream of the lock
 .          the same, on the lock's current upstream

@@ -68,6 +68,7 @@ class PatchCommits:
 
     @property
     def first(self) -> Commit:
+        """Return the first commit of the patch, which defines its author and message."""
         return self.commits[0][0]
 
 

@@ -362,7 +362,7 @@ def _patch(
 
 
 def _with_own_subjects(patches: Sequence[ForkPatch]) -> list[ForkPatch]:
-    """Number equal subjects, since export distinguishes commits by their subject."""
+    """Append numbers to equal subjects, since export distinguishes commits by their subject."""
     seen: Counter[str] = Counter()
     taken = {patch.subject for patch in patches}
     found: list[ForkPatch] = []

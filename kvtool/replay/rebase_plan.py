@@ -64,6 +64,7 @@ class Choices:
         return self.skip + self.drop + self.accept
 
     def merged_with(self, more: "Choices") -> "Choices":
+        """Return the union of both decisions."""
         return replace(self, skip=self.skip + more.skip, drop=self.drop + more.drop, accept=self.accept + more.accept)
 
 
@@ -133,6 +134,7 @@ class SeriesContext:
         return self.lock.upstream(tag)
 
     def base(self, upstream: Upstream) -> str:
+        """Return the base commit of an upstream, fetching it if necessary."""
         if upstream.tag not in self.known:
             self.known[upstream.tag] = self._fetch(upstream)
         return self.known[upstream.tag]
@@ -145,6 +147,7 @@ class SeriesContext:
         return sources.ensure(self.cache, self.lock, upstream, self.console, self.mirror).commit
 
     def series(self, upstream: Upstream) -> Series:
+        """Load the series for an upstream."""
         return load_series(self.project, self.lock, upstream, self.groups)
 
     def rehearse(
@@ -189,6 +192,7 @@ class SeriesContext:
         return Rehearsal(*result, upstream.tag, locked, mover.stop, time.monotonic() - start, astray)
 
     def build(self, scratch: Scratch, upstream: Upstream) -> Replayed:
+        """Build the series on an upstream in a scratch repository."""
         if upstream.tree != self.lock.upstream().tree:
             return self.rehearse(scratch, upstream)
         return replay(scratch, self.base(upstream), self.series(upstream))

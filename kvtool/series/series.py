@@ -132,6 +132,7 @@ def parse_series(text: str, where: str = "series.toml") -> tuple[Patch, ...]:
 
 
 def load_patches(project: Project) -> tuple[Patch, ...]:
+    """Load the patches of series.toml."""
     return parse_series(read_text(project.series), str(project.series))
 
 

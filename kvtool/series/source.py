@@ -49,6 +49,7 @@ class SourceFile:
 
     @cached_property
     def keys(self) -> list[bytes]:
+        """Return a key per line: code without white space outside of strings, other files unchanged."""
         return [_key(line) for line in self._hidden] if self.is_code else self.lines
 
     @cached_property

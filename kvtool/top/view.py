@@ -17,10 +17,12 @@ def size(count: float) -> str:
 
 
 def times(count: int) -> str:
+    """Format a count: once, or N times."""
     return "once" if count == 1 else f"{count} times"
 
 
 def types(memory: Memory) -> str:
+    """Format the types of K and V."""
     return f"K {memory.type_k}, V {memory.type_v}"
 
 

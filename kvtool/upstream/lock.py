@@ -163,6 +163,7 @@ def parse_lock(text: str, where: str = "upstream.lock") -> Lock:
 
 
 def load_lock(path: Path) -> Lock:
+    """Load and check upstream.lock."""
     return parse_lock(read_text(path), str(path))
 
 

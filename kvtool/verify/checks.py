@@ -123,19 +123,23 @@ class Finding:
 
 
 def finding(check: Check, outcome: CheckOutcome, status: str, reason: str, **more: Any) -> Finding:
+    """Create the finding of a check."""
     group = check.group or ("other" if check.kind in ("kv-check", "retype") else "")
     return Finding(check.id, check.kind, group, outcome, status, reason, **more)
 
 
 def passed(check: Check, reason: str, **more: Any) -> Finding:
+    """Create a finding that passed."""
     return finding(check, CheckOutcome.PASSED, "same", reason, **more)
 
 
 def failed(check: Check, status: str, reason: str, **more: Any) -> Finding:
+    """Create a finding that failed."""
     return finding(check, CheckOutcome.FAILED, status, reason, **more)
 
 
 def skipped(check: Check, reason: str) -> Finding:
+    """Create a finding of a check that did not run."""
     return finding(check, CheckOutcome.SKIPPED, "skipped", reason)
 
 

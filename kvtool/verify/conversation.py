@@ -114,7 +114,7 @@ def serve(check: Check, binary: Path, work: Path, script: Script) -> Finding:
 
 
 def _unmatched(dynamic: _Run, statics: Sequence[_Run]) -> list[int]:
-    """Indices of the dynamic steps that no static run has."""
+    """Return the indices of the dynamic steps that no static run has."""
     return [i for i, step in enumerate(dynamic.steps) if step not in [s.steps[i] for s in statics]]
 
 

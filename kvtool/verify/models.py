@@ -71,7 +71,7 @@ def workplace(project: Project, name: str, *, applied: bool) -> Path:
 
 
 def fingerprint(paths: Sequence[Path], *extra: str) -> str:
-    """12 hex digits over the contents of the files and the extra words; a missing file counts as empty."""
+    """Return 12 hex digits of a hash over the files and the extra words; a missing file counts as empty."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(path.name.encode() + b"\0")

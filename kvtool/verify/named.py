@@ -21,6 +21,7 @@ def unit_tests(cpp: Path) -> tuple[str, ...]:
 
 
 def known_tests(cpp: Path) -> tuple[str, ...]:
+    """Return the names of all tests that series.toml may list."""
     return (*CHECK_KINDS, *unit_tests(cpp))
 
 

@@ -61,6 +61,7 @@ class Subject:
 
     @property
     def is_small(self) -> bool:
+        """Return True if the model file is small enough for all checks."""
         return self.header.n_bytes <= _SMALL
 
     @property
@@ -70,6 +71,7 @@ class Subject:
 
     @property
     def threads(self) -> tuple[str, str]:
+        """Return the arguments that set the number of threads."""
         return ("-t", str(cores()))
 
 

@@ -82,7 +82,7 @@ def draft(name: str, model: Path, *args: str) -> Check:
 
 
 def texts(speakers: Mapping[str, Path], *, quick: bool) -> list[Check]:
-    """Checks of the programs that write, over the models that speak, by toy name; the cheap ones first.
+    """Return the checks of programs that generate text, over text models by toy name, cheap ones first.
 
     single: one request at a time, every default as it is; batched and unified: concurrent requests (conversation.py).
     """

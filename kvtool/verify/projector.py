@@ -23,6 +23,7 @@ def projector(model: Path, work: Path) -> Path:
 
 
 def width_of(model: Path) -> int:
+    """Return the width of a model's embeddings."""
     fields = read_model(model).fields
     return int(fields[f"{fields['general.architecture'].contents()}.embedding_length"].contents())
 

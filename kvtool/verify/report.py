@@ -41,6 +41,7 @@ def is_model_run(finding: Finding) -> bool:
 
 
 def tally(findings: Sequence[Finding]) -> Tally:
+    """Count the findings by outcome."""
     of = Counter(f.outcome for f in findings)
     grown = sum(f.grown for f in findings if f.outcome is CheckOutcome.PASSED)
     return Tally(len(findings), of[CheckOutcome.PASSED], grown, of[CheckOutcome.SKIPPED], of[CheckOutcome.FAILED])
@@ -80,6 +81,7 @@ class Verified(Result, command="verify"):
 
     @property
     def failed(self) -> tuple[Finding, ...]:
+        """Return the findings that failed."""
         return tuple(f for f in self.findings if f.outcome is CheckOutcome.FAILED)
 
     @property

@@ -88,6 +88,7 @@ class LlamaServer(contextlib.ExitStack):
 
     @property
     def log(self) -> str:
+        """Return the server's log so far."""
         return self._log.read_text("utf-8", "replace")
 
     def _failed(self, what: str, why: str = "", kind: type[VerifyError] = VerifyError) -> VerifyError:

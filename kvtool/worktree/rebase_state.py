@@ -75,6 +75,7 @@ class RebaseState:
 
 
 def state_path(tree: Path) -> Path:
+    """Return the path of a tree's rebase.json."""
     return kvtool_dir(tree) / "rebase.json"
 
 
@@ -84,6 +85,7 @@ def read_state(tree: Path) -> RebaseState | None:
 
 
 def write_state(tree: Path, state: RebaseState) -> RebaseState:
+    """Write the state atomically, and return it."""
     write_json(state_path(tree), asdict(state), private=True)  # a mirror can have a login in it
     return state
 

@@ -88,6 +88,7 @@ def apply_command(groups: Sequence[str]) -> str:
 
 
 def kvtool_dir(tree: Path) -> Path:
+    """Return the folder of kvtool's files in a tree's .git."""
     return tree / ".git" / "kvtool"
 
 

@@ -51,6 +51,7 @@ class Stage:
 
     @property
     def plan(self) -> dict[str, Any]:
+        """Read the journal of this stage, {} if there is none."""
         advice = "look at git status of the project and of the tree, then remove the file"
         return read_journal(self.path, dict, advice) or {}
 

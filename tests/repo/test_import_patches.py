@@ -114,7 +114,12 @@ def test_crlf_and_reversed_patch(empty: Tiny, kvtool: Any, work: Path, tmp_path:
 @pytest.mark.parametrize(
     ("change", "code", "what", "why"),
     [
-        (lambda text: text.replace("+    int y", "*    int y"), 2, "bad.patch:7: the @@ line counts 7 lines", "by hand"),
+        (
+            lambda text: text.replace("+    int y", "*    int y"),
+            2,
+            "bad.patch:7: the @@ line counts 7 lines",
+            "by hand",
+        ),
         (
             lambda text: text.replace(" int function_2", "-int function_2"),
             2,

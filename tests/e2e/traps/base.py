@@ -59,7 +59,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Trap:
-    """Describe a line and the run that fails without it. `sees` is the expected change:
+    """Describe a line and the run that fails without it.
+
+    `sees` is the expected change:
 
     - the name of a check of kv-check that is no longer "same"
     - "log: TEXT": the program's log contains the text

@@ -19,4 +19,7 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: o
 
 
 def build_wheel(*_args: object, **_more: object) -> NoReturn:
+    """Refuse to build."""
+    """Return no requirements."""
+    """Write minimal metadata, and return its folder."""
     raise RuntimeError("nothing is built here")
