@@ -31,19 +31,27 @@ from kvtool.errors import BisectAbort, DiskError, KvtoolError, UsageError
 from kvtool.options import SHARED, make_env
 from kvtool.result import Result
 
-# The order in which one uses them; `kvtool --help` lists them so.
-COMMANDS = (
-    *("doctor", "init", "fetch", "apply", "status", "build", "verify", "package", "bench", "top"),
-    *("import", "export", "rebase", "diff", "bisect", "canary", "lint"),
-)
+# `kvtool --help` lists the commands in these panels and in this order, which is the usual order of use.
+PANELS = {
+    "Use the cache": ("doctor", "fetch", "apply", "build", "verify", "top", "bench", "package"),
+    "Maintain a series": ("init", "import", "status", "export", "rebase", "diff", "bisect", "canary", "lint"),
+}
+COMMANDS = tuple(verb for verbs in PANELS.values() for verb in verbs)
 
-EPILOG = (
-    "Start: kvtool doctor, then fetch, apply, build, verify. Each command's --help has an example.\n\n"
-    "Environment: KVTOOL_CACHE is where fetched upstreams are kept, KVTOOL_PROJECT and KVTOOL_TREE are what --project "
-    "and --tree default to, KVTOOL_UPSTREAM what --mirror does.\n\n"
-    "Exit codes: 0 ok, 1 internal or disk, 2 usage, 3 conflict, 4 stale or dirty tree, 5 lock mismatch, 6 export drift "
-    "or lint, 7 build or a missing tool, 8 verify or measure, 9 network or no server, 130 interrupted."
-)
+EPILOG = """\
+Start with kvtool doctor, then fetch, apply, build, verify. The --help of each command has examples.
+
+KVTOOL_CACHE     folder of fetched upstreams and models
+KVTOOL_PROJECT   default of --project
+KVTOOL_TREE      default of --tree
+KVTOOL_UPSTREAM  default of --mirror
+
+Exit codes
+0    success                   5    lock mismatch             130  interrupted
+1    internal error or disk    6    export drift or lint
+2    usage                     7    build or a missing tool
+3    conflict                  8    verify or measurement
+4    stale or dirty tree       9    network or no server"""
 
 
 _BEFORE = ("-q", "-v", *(f"--{name}" for name in SHARED))
@@ -56,16 +64,32 @@ def _shared_options() -> list[Any]:
     return typer.main.get_command(app).params
 
 
+def _without_metavars(params: list[Any]) -> list[Any]:
+    """Remove the metavar of flags, since typer prints <bool>."""
+    for parameter in params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return params
+
+
+class _Group(typer.core.TyperGroup):
+    """The kvtool program."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_metavars(super().get_params(ctx))
+
+
 class _Command(typer.core.TyperCommand):
     """A command with the options that every command has. It renders its result and returns the exit code."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_metavars(super().get_params(ctx))
 
     def __init__(self, *args: Any, params: list[Any], **more: Any) -> None:
         super().__init__(*args, params=[*params, *_shared_options()], **more)
         parameters: list[Any] = self.params
         for parameter in parameters:
             parameter.help = escape(parameter.help or "")  # typer removes [text in brackets] as markup
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
 
     def invoke(self, ctx: Any) -> int:
         env = make_env(**{name: ctx.params.pop(name) for name in SHARED})
@@ -111,10 +135,11 @@ def build_app(only: str = "") -> typer.Typer:
     """Build the typer app with every command, or with one command to save the imports of the others."""
     app = typer.Typer(
         name="kvtool",
+        cls=_Group,
         help=(
-            "Give llama.cpp a KV cache that grows on demand: carry a patch set over a pinned upstream.\n\n"
-            "doctor: is everything here? -> fetch: the pinned llama.cpp -> apply: the patched tree -> "
-            "build -> verify: dynamic equals static, bit for bit."
+            "Build and prove llama.cpp with a KV cache that grows on demand, and move patch sets to new upstreams.\n\n"
+            "doctor: check this machine -> fetch: llama.cpp -> apply: create the patched tree -> build -> "
+            "verify: prove that the dynamic cache equals the static one, bit for bit."
         ),
         epilog=EPILOG,
         no_args_is_help=True,
@@ -132,7 +157,8 @@ def build_app(only: str = "") -> typer.Typer:
     for verb in (only,) if only else COMMANDS:
         command = importlib.import_module(module_of(verb)).command
         text = escape(_flowing(inspect.getdoc(command) or ""))
-        app.command(verb, cls=_Command, help=text)(command)
+        panel = next(name for name, verbs in PANELS.items() if verb in verbs)
+        app.command(verb, cls=_Command, help=text, rich_help_panel=panel)(command)
     return app
 
 

@@ -86,7 +86,8 @@ def _more(name: str, value: str | int | float) -> str:
     """Return a number that this kvtool does not know, with the server's name for it."""
     if name.endswith("_bytes") and not isinstance(value, str):
         return f"{name.removesuffix('_bytes')} {size(value)}"
-    return f"{name} {value}"
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{name.replace('_', ' ')} {text}"
 
 
 def _bar(memory: Memory, width: int) -> Line:

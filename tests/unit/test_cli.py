@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,13 @@ def test_exit_codes_are_frozen() -> None:
         "MeasureError": (8, "measure"),
         "NetworkError": (9, "network"),
     }
+
+
+def test_help_has_panels_and_no_types(kvtool: Any) -> None:
+    text = kvtool("--help").out
+    assert [panel for panel in cli.PANELS if f"─ {panel} ─" in text] == list(cli.PANELS)
+    assert "<bool>" not in text and "<bool>" not in kvtool("status", "--help").out
+    assert all(re.search(rf"(^| ) *{code} +[a-z]", text, re.MULTILINE) for code in (*range(10), 130))
 
 
 def test_version(kvtool: Any) -> None:

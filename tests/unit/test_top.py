@@ -66,7 +66,7 @@ def test_json_of_one_reading(fake: Fake, kvtool: Any) -> None:
 
 
 def test_text_of_one_reading(fake: Fake, kvtool: Any) -> None:
-    fake.say(kv_cache={"target": {**TARGET, "device": "a", "other_bytes": MIB}})
+    fake.say(kv_cache={"target": {**TARGET, "device": "a", "other_bytes": MIB, "hole_share": 0.82421875}})
     for args in (["--once"], []):  # without a terminal it also reads once
         ran = kvtool("top", fake.url, *args)
         assert ran.code == 0 and ran.err == ""
@@ -75,7 +75,7 @@ def test_text_of_one_reading(fake: Fake, kvtool: Any) -> None:
             "12.0 MiB used   ▓ 16.0 MiB committed   ░ 512.0 MiB reserved",
             "192 used, 256 committed, 8192 reserved",
             "grew 3 times, shrank once",
-            "device a, other 1.0 MiB",
+            "device a, other 1.0 MiB, hole share 0.824",
         ):
             assert said in ran.out
         assert re.search(r"^ +0  idle +0 +4096$", ran.out, re.MULTILINE)
