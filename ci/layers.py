@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+from kvtool.markdown import table
 from kvtool.project import Project, find_project
 from kvtool.series.groups import Group
 from kvtool.series.patchfile import diff_size, parse_diff, parse_mail
@@ -47,7 +48,7 @@ def numbers(project: Project, group: Group, page: str) -> str:
         mail = parse_mail((project.patches / patch.file).read_bytes(), patch.file)
         _, added, removed = diff_size(mail.diff)
         limits = ", ".join(f"{key} {tag}" for key, tag in (("from", patch.since), ("until", patch.until)) if tag)
-        rows.append(f"| `{patch.id}` | {added} | {removed} | {limits} | {patch.why} |")
+        rows.append((f"`{patch.id}`", str(added), str(removed), limits, patch.why))
         if patch.wanted(lock, lock.upstream()):
             here, total_added, total_removed = here + 1, total_added + added, total_removed + removed
             files |= {file.path for file in parse_diff(mail.diff)}
@@ -59,7 +60,7 @@ def numbers(project: Project, group: Group, page: str) -> str:
         f"It depends on {needs}. On {lock.current}, {here} patches change {total_added + total_removed} lines"
         f" (+{total_added} -{total_removed}) in {len(files)} of upstream's files.\n"
         f"About {product} new lines in the library, the headers and the programs, and {checks} in tests and tools.\n\n"
-        "| patch | + | - | upstreams | reason |\n|---|--:|--:|---|---|\n" + "\n".join(rows) + "\n"
+        + table(("patch", ">+", ">-", "upstreams", "reason"), rows)
     )
 
 
