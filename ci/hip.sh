@@ -30,7 +30,7 @@ cd "$src"
 # the wrapper is what makes clang's own headers HIP's; where there are no device libraries clang leaves it out
 flags=(-x hip --offload-host-only -nogpulib "--rocm-path=$rocm" -include __clang_hip_runtime_wrapper.h -std=c++17
     -D__HIP_PLATFORM_AMD__ -DGGML_USE_HIP -I.. -I../../include -fsyntax-only)
-[ "$rocm" = /usr ] || flags+=(-isystem "$rocm/include") # named, the system's headers would come before those of C++
+[ "$rocm" = /usr ] || flags+=(-isystem "$rocm/include") # a named system folder would have priority over the headers of C++
 for vmm in "" -DGGML_HIP_NO_VMM; do
     for source in "${sources[@]}"; do
         echo "$("$clang" -dumpversion), ROCm $have: $source $vmm"

@@ -65,7 +65,7 @@ def numbers(project: Project, group: Group, page: str) -> str:
 
 
 def corrected(project: Project, group: Group) -> tuple[Path, str, str]:
-    """Return the page of a group, its text, and the text with the right numbers."""
+    """Return the path of a layer's page, its text, and its text with the numbers of the current code."""
     path = project.patches / f"{group.id}.md"
     page = path.read_text(encoding="utf-8")
     before, begin, rest = page.partition(BEGIN)

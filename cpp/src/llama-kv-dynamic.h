@@ -134,7 +134,7 @@ public:
     void add_cache   (llama_kv_dynamic_cache * cache);
     void remove_cache(llama_kv_dynamic_cache * cache);
 
-    // another context that reads the storage of the caches here (a draft model that shares the cells of the target)
+    // register another context that reads the storage of these caches, for example a draft that shares its target's cells
     void add_reader(const std::shared_ptr<llama_kv_dynamic> & reader);
 
     bool is_enabled() const { return enabled; }

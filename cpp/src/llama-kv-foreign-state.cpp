@@ -68,7 +68,8 @@ bool llama_kv_foreign_state::read_rows(
 
     if (cache.state.is_on_device() || !cache.dyn || !llama_kv_is_type(type_state) || t->ne[0] % ggml_blck_size(type) != 0 ||
             (trans && ggml_is_quantized(type)) || !has_rot()) {
-        LLAMA_LOG_ERROR("%s: a state of type %d with a rotation of %u cannot be read into a KV cache of type %s\n", __func__, type_state, n_rot_state, ggml_type_name(t->type));
+        LLAMA_LOG_ERROR("%s: a state of type %d with a rotation of %u cannot be read into a KV cache of type %s\n",
+                __func__, type_state, n_rot_state, ggml_type_name(t->type));
         return false;
     }
 

@@ -55,8 +55,8 @@ void llama_kv_copy_from(ggml_context * ctx, ggml_tensor * src, ggml_tensor * dst
     const uint32_t n_src = src->ne[1];
     const uint32_t n_dst = dst->ne[1];
 
-    // transposed V on a device: ne[0] short blocks per stream. one transfer each way for the layer instead of one per block,
-    // through the host. no copy of a whole cache: the next layer reuses the memory
+    // transposed V on a device has ne[0] short parts per stream. read the whole layer into host memory and write it back, with one
+    // transfer each, instead of one transfer per part. the host memory holds only one layer at a time
     const bool is_host = ggml_backend_buffer_is_host(src->buffer) && ggml_backend_buffer_is_host(dst->buffer);
     const bool is_via  = !is_host && trans;
 

@@ -54,7 +54,7 @@ class Served:
     """Hold the measurements of one server.
 
     computed: the tokens of prompt_tokens that were not found in a cache
-    first, worst: median and maximum of the seconds to the first token of a chat, without the first request
+    first, worst: seconds until the first token of a request, median and maximum; the server's first request is left out
     used, committed: bytes of its caches after the last answer
     resident: bytes of the process, None if unknown
     error: the first error

@@ -4,9 +4,9 @@ Changes: a full cache, in place and by copy, is changed to one type after the ot
 the same number of bytes into fresh memory: half of the cells' bytes before and after, as each is read or written
 once. *Over steady* is the peak of the process minus the larger of its sizes before and after.
 
-Budget: 2 GiB, and cells as large as Llama-2-7B's (512 KiB: filling it with small cells would take hours). A static
-cache holds as many cells as fit by their size. The others are filled until they are full, with f16 alone, and with
-the types f16, q8_0 and q4_0 one after the other. With `--quick`, the budget is an eighth; with a given model, a
+Budget: 2 GiB, and cells as large as Llama-2-7B's (512 KiB: filling it with small cells would take hours). The
+tokens of a static cache are calculated from its size. The others are filled until they are full, with f16 alone, and
+with the types f16, q8_0 and q4_0 one after the other. With `--quick`, the budget is 256 MiB; with a given model, a
 quarter of the context's f16 bytes.
 
 Loss: `kv-check --checks retype-quality` over llama.cpp's own toy models, whose weights are random. It is the
@@ -101,7 +101,11 @@ class TypesResult(Report):
     losses: tuple[Loss, ...]
 
     def pictures(self) -> dict[str, bytes]:
-        """Draw each change next to memcpy, the tokens within the budget, and the loss of each model both ways."""
+        """Draw three plots.
+
+        They show the time of each change next to memcpy, the tokens that a budget holds, and for each model the loss of
+        changed cells against the loss of the types from the start.
+        """
         with plots.picture("types", 3) as (files, (times, tokens, lost)):
             for name, label, place, cache in (("seconds", "change", -0.2, IN_PLACE), ("memcpy", "memcpy", 0.2, STATIC)):
                 at, values = [i + place for i in range(len(self.changes))], [getattr(c, name) for c in self.changes]

@@ -160,7 +160,7 @@ def command(
     strict: Annotated[bool, Option("--strict", help="Exit 8 when a bar is missed.")] = False,
     bin_dir: BinDir = None,
 ) -> Report:
-    """Measure what the dynamic cache costs and saves.
+    """Measure the costs and savings of the dynamic cache.
 
     Builds the programs and makes models of random weights. Memory: the cache geometry of Qwen3.5-27B; a static cache,
     a cache that grows by copy and a cache that grows in place, each in a process of its own. Speed: the geometry of

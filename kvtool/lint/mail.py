@@ -18,7 +18,7 @@ _NO_COMMAND = re.compile(
     r"^(?:(?!(?:need|feed|seed|embed|shed|speed|bring|string|ring|sing)$)[a-z]+(?:ed|ing)"
     r"|adds|fixes|makes|lets|uses|removes|changes|grows|moves|keeps|allows|updates|sets)$"
 )
-Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # line, rule, problem, what to do
+Findings: TypeAlias = Iterator[tuple[int, str, str, str]]  # line, rule, problem, correction
 
 
 def lint_patch(raw: bytes, file: str, new_paths: Collection[str]) -> tuple[Mail | None, list[LintFinding]]:

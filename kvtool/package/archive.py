@@ -33,7 +33,7 @@ class Entry:
 
 
 def archive_name(tag: str, system: str, machine: str, backend: str, preset: str) -> str:
-    """Upstream's own name for such an archive; one for this machine alone has the preset in it as well."""
+    """Return the name that upstream uses for an archive of this build, with the preset unless it is "dist"."""
     usual = {"Linux": "cpu", "Darwin": "metal"}.get(system)
     what = [_SYSTEMS.get(system, system.lower()), *([backend] if backend != usual else [])]
     what += [_MACHINES.get(machine.lower(), machine.lower()), *([preset] if preset != "dist" else [])]

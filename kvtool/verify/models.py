@@ -200,7 +200,7 @@ def _graft(toy: Path, vocabulary: Path, out: Path, seed: int) -> None:
 def _weights(tensor: Any, n_vocab: int, seed: int) -> Any:
     """Random weights for one tensor, scaled so that a signal keeps its size from layer to layer.
 
-    The stream depends on the name alone, so that adding a tensor upstream does not change all the others. Queries and
+    The random numbers depend only on the name, so that a new tensor of upstream does not change the others. Queries and
     keys get a gain, which makes attention pick a few positions instead of averaging over all.
     """
     import numpy as np

@@ -233,8 +233,8 @@ class PatchReason:
     """The state of one patch in the tree."""
 
     id: str
-    state: str  # applied | left-out | changed | new | gone
-    why: str  # one sentence
+    state: str  # name: applied | left-out | changed | new | gone
+    why: str  # reason in one sentence
 
 
 def explain_patches(project: Project, lock: Lock, applied: Applied) -> tuple[PatchReason, ...]:

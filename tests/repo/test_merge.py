@@ -67,7 +67,7 @@ def test_read_files_in_one_call(tmp_path: Path) -> None:
     assert repo.blobs(*(f"{tree}:{name}" for name in names)) == there
 
 
-# --- what upstream already has ------------------------------------------------------------------------------------
+# --- hunks that upstream has ---------------------------------------------------------------------------------------
 
 TWO = BASE + "\nint g(int n) {\n    int four = 4;\n    return n;\n}\n"
 BOTH = TWO.replace("one = 1;\n", "one = 1;\n    total += n;\n").replace("four = 4;", "four = 44;")

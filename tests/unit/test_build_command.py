@@ -27,7 +27,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "project"
     (root / "patches").mkdir(parents=True)
     (root / "patches" / "series.toml").touch()
-    # avoid probing the real Vulkan headers, which takes seconds
+    # do not search the real Vulkan headers, since that needs seconds
     monkeypatch.setattr(toolchain, "PREFIXES", (str(tmp_path / "usr"),))
     return root
 

@@ -281,7 +281,7 @@ def test_new_upstream_test_failures_are_counted(capsys: pytest.CaptureFixture[st
         "new": "FAILED: 4",
     }
     del patched["gone"]
-    assert script.show([unpatched, patched, patched]) == 4  # lost, gone, broken and new
+    assert script.show([unpatched, patched, patched]) == 4  # one each of lost, gone, broken and new
     out = capsys.readouterr().out
     assert "| bad | FAILED: 1 | FAILED: 3 | FAILED: 3 |" in out  # it fails in another way, so it is listed
     assert "| ours |" not in out

@@ -53,7 +53,10 @@ def docstrings() -> Iterator[tuple[str, str]]:
             elif inspect.isclass(value):
                 for method, member in vars(value).items():
                     if isinstance(member, METHODS) and not method.startswith("_"):
-                        yield f"{info.name}.{name}.{method}", inspect.getdoc(inspect.getattr_static(value, method)) or ""
+                        yield (
+                            f"{info.name}.{name}.{method}",
+                            inspect.getdoc(inspect.getattr_static(value, method)) or "",
+                        )
 
 
 def test_public_functions_start_with_verb() -> None:

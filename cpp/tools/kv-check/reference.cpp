@@ -569,7 +569,7 @@ static std::string describe(const state_part & part) {
     }
 }
 
-// rows of a tensor, some of which differ
+// describe the differing rows of a tensor
 static std::string describe_rows(const state_part & part, const uint8_t * expected, const uint8_t * is) {
     const size_t n_data = part.size - (part.data() - part.at);
     const bool   by_col = part.kind == state_part::columns;

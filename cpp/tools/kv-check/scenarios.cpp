@@ -414,8 +414,8 @@ static void check_shrink(side & s) {
     }
 }
 
-// by copy: all rows exist, some are freed, and a growth ends before all exist again. two caches that determine the size
-// of a graph need an equal size, even if they use different numbers of rows
+// by copy: start with all rows, free some, and grow again to less than all rows. a graph can read its size from either of two
+// caches, so both must have the same number of rows, even if they use different numbers
 static void check_shrink_full(side & s) {
     session_params sp = multi(s, 2, true);
     sp.n_cells = 5632;
